@@ -172,7 +172,30 @@ class Encoder(nn.Module):
         self.position = (
             Sinusoidal(config.max_positions, config.width) if config.positions == "sinusoidal" else None
         )
-        self.layers = nn.ModuleList(_layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList()
+        for _ in range(config.layers):
+            attention: MultiHeadAttention | None = None
+            if config.positions == "rotary":
+                attention = RotaryAttention(
+                    config.width,
+                    config.heads,
+                    config.dropout,
+                    batch_first=True,
+                    length=config.max_positions,
+                    base=config.rotary_base,
+                )
+            self.layers.append(
+                EncoderLayer(
+                    config.width,
+                    config.heads,
+                    config.hidden,
+                    config.dropout,
+                    config.activation,
+                    batch_first=True,
+                    norm_first=config.norm_first,
+                    attention=attention,
+                )
+            )
         self.norm = nn.LayerNorm(config.width) if config.norm_first else nn.Identity()
         self.head = nn.Sequential(
             nn.Linear(config.width, config.width), nn.GELU(), nn.LayerNorm(config.width)
@@ -223,22 +246,3 @@ class Encoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, before softmax.  [..., width] -> [..., vocabulary]"""
         return F.linear(self.head(hidden), self.embedding.weight, self.head_bias)
-
-
-def _layer(config: EncoderConfig) -> EncoderLayer:
-    attention: MultiHeadAttention | None = None
-    if config.positions == "rotary":
-        length, base = config.max_positions, config.rotary_base
-        attention = RotaryAttention(
-            config.width, config.heads, config.dropout, batch_first=True, length=length, base=base
-        )
-    return EncoderLayer(
-        config.width,
-        config.heads,
-        config.hidden,
-        config.dropout,
-        config.activation,
-        batch_first=True,
-        norm_first=config.norm_first,
-        attention=attention,
-    )

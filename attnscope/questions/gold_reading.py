@@ -193,7 +193,10 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
         for number in order:
             other = number + near
             if found[number] is None and 0 <= other < len(tokens):
-                found[number] = found[other] if _one_word(tokens[number], tokens[other]) else None
+                one, two = tokens[number], tokens[other]
+                joined = one.word is not None and not one.special and not two.special
+                if joined and (one.segment, one.word) == (two.segment, two.word):
+                    found[number] = found[other]
     groups: list[int] = []
     of_word: dict[int, int] = {}
     special = set()
@@ -209,11 +212,6 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
         groups.append(count)
         count += 1
     return Grouping(tuple(groups), of_word, frozenset(special))
-
-
-def _one_word(one: Token, other: Token) -> bool:
-    plain = other.word is not None and not one.special and not other.special
-    return plain and (one.segment, one.word) == (other.segment, other.word)
 
 
 def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | None:
@@ -421,8 +419,10 @@ class _Tables:
         for number, each in enumerate(asked.keys):
             self.excluded[number, : each.count] = False
             self.excluded[number, list(each.special)] = True
-        parted = {row for each in asked.rows for row in _parted(each)}
-        self.cuts = [row for row in range(self.of_row.shape[1] + 1) if row not in parted]
+        before = self.of_row.cummax(1).values[:, :-1]
+        after = self.of_row.flip(1).cummin(1).values.flip(1)[:, 1:]
+        between = (before < after).all(0).nonzero()[:, 0] + 1  # rows before which no text parts a word
+        self.cuts = [0, *between.tolist(), self.of_row.shape[1]]
         self._blocks: dict[tuple[int, int], _RowBlock] = {}
 
     def blocks(self, most: int) -> Iterator[tuple[int, int]]:
@@ -476,15 +476,6 @@ class _Tables:
         table = table.new_zeros(texts * across, table.shape[1]).index_add_(0, line, table)
         table /= torch.bincount(line, minlength=texts * across).clamp(min=1)[:, None]
         return table.view(texts, across, self.keys, heads)
-
-
-def _parted(grouping: Grouping) -> Iterator[int]:
-    """The rows before which a word is parted."""
-    rows: dict[int, list[int]] = {}
-    for row, group in enumerate(grouping.of_token):
-        rows.setdefault(group, []).append(row)
-    for each in rows.values():
-        yield from range(each[0] + 1, each[-1] + 1)
 
 
 class _Units:

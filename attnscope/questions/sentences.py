@@ -204,14 +204,10 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
         asked = f"head {selection.head.name}"
     elif selection.number is not None and not missing:
         asked = f"head {selection.number}"
-    has = f"this model has layers {number_ranges(layers)}, heads {_head_numbers(sites, selection)}"
-    raise SelectionError("; ".join([f"no {asked}: {has}", *record.notes]))
-
-
-def _head_numbers(sites: Sequence[SiteRecord], selection: Selection) -> str:
-    """Which heads exist in the layer that was asked for, or else in any."""
     here = [site for site in sites if selection.meets(site.site)] or sites
-    return number_ranges(range(max(site.heads for site in here)))
+    heads = number_ranges(range(max(site.heads for site in here)))
+    has = f"this model has layers {number_ranges(layers)}, heads {heads}"
+    raise SelectionError("; ".join([f"no {asked}: {has}", *record.notes]))
 
 
 def number_ranges(numbers: Iterable[int]) -> str:

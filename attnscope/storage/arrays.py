@@ -41,7 +41,7 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -187,41 +187,36 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
         raise ValueError(
             f"it has no array of weights [..., query, key], only {', '.join(arrays) or 'nothing'}"
         )
-    names = sorted(maps, key=_natural)
+    # as people order them: 2 before 10
+    names = sorted(
+        maps, key=lambda name: [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]
+    )
     first = maps[names[0]]
     count = len(first) if len(names) == 1 and first.ndim > 3 else len(names)
     if count > MOST_LAYERS or max(max(values.shape[-2:]) for values in maps.values()) > LONGEST:
         raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {LONGEST:,} rows or columns")
-    layers = _split(first) if len(names) == 1 else [_one_layer(name, maps[name]) for name in names]
-    layers = [_weights_of(f"layer {number}", values) for number, values in enumerate(layers)]
-    texts = None if tokens is None else [str(text) for text in tokens.ravel()]
-    kind, known = _infer_kind(layers)
-    labelled = tuple((number, _label(values, texts, kind)) for number, values in enumerate(layers))
-    note = f"read from {path.name}: layers count from 0, {known}"
-    return Saved({kind: labelled}, Untrusted(path.stem), (Untrusted(note),))
-
-
-def _infer_kind(layers: Sequence[Array]) -> tuple[str, str]:
-    """What kind of attention it must be, and what is known of the mask, in words."""
+    if len(names) > 1:
+        found = {name: maps[name] for name in names}
+    elif first.ndim < 4:
+        found = {"layer 0": first if first.ndim == 3 else first[None]}
+    else:
+        found = {f"layer {number}": values for number, values in enumerate(first)}
+    layers = [_one_layer(name, values) for name, values in found.items()]
+    kind, known = "encoder", "and which cells were masked is not known"
     if any(values.shape[-2] != values.shape[-1] for values in layers):
-        return "cross", "and which cells were masked is not known"
-    if all(len(values[0]) > 1 and not np.triu(values, 1).any() for values in layers):
-        return "decoder", "and what is above the diagonal is all 0, so it counts as masked"
-    return "encoder", "and which cells were masked is not known"
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Names as people order them: 2 before 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def _split(values: Array) -> list[Array]:
-    """The layers of a single array.  -> [head, query, key] each"""
-    if values.ndim == 2:
-        return [values[None]]
-    if values.ndim == 3:
-        return [values]
-    return [_one_layer(f"layer {number}", layer) for number, layer in enumerate(values)]
+        kind = "cross"
+    elif all(len(values[0]) > 1 and not np.triu(values, 1).any() for values in layers):
+        kind, known = "decoder", "and what is above the diagonal is all 0, so it counts as masked"
+    texts = [] if tokens is None else [str(text) for text in tokens.ravel()]
+    axes = {n: [str(number) for number in range(n)] for values in layers for n in values.shape[-2:]}
+    axes |= {len(texts): texts} if texts else {}
+    places = {n: tuple(Place(text, i, i + 1) for i, text in enumerate(named)) for n, named in axes.items()}
+    labelled = []
+    for number, values in enumerate(layers):
+        allowed = np.tril(_all_open(values)) if kind == "decoder" else _all_open(values)
+        labelled.append((number, Weights(values, allowed, *(places[n] for n in values.shape[-2:]))))
+    note = f"read from {path.name}: layers count from 0, {known}"
+    return Saved({kind: tuple(labelled)}, Untrusted(path.stem), (Untrusted(note),))
 
 
 def _one_layer(name: str, values: Array) -> Array:
@@ -230,18 +225,7 @@ def _one_layer(name: str, values: Array) -> Array:
         values = values[0]
     if values.ndim != 3:
         raise ValueError(f"{name} is {list(values.shape)}, not [head, query, key] of one text")
-    return values
-
-
-def _label(values: Array, texts: list[str] | None, kind: str) -> Weights:
-    queries, keys = (_axis(length, texts) for length in values.shape[-2:])
-    allowed = _all_open(values)
-    return Weights(values, np.tril(allowed) if kind == "decoder" else allowed, queries, keys)
-
-
-def _axis(length: int, texts: list[str] | None) -> tuple[Place, ...]:
-    named = texts if texts is not None and len(texts) == length else [str(i) for i in range(length)]
-    return tuple(Place(text, i, i + 1) for i, text in enumerate(named))
+    return _weights_of(name, values)
 
 
 def _name_oddities(saved: Saved) -> Iterator[str]:

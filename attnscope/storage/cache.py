@@ -102,7 +102,11 @@ def store_pass(key: str, trace: Trace) -> None:
         for other, _, _ in list(_files(folder, f"{key}-")):
             if other != path:
                 other.unlink()
-        _make_room(folder)
+        room = FULL
+        for count, (each, size, used) in enumerate(sorted(_files(folder), key=lambda file: -file[2]), 1):
+            room -= size
+            if room < 0 or count > MOST or (each.name.startswith(".") and time.time() - used > LEFT):
+                each.unlink(missing_ok=True)
 
 
 def list_passes() -> list[CachedPass]:
@@ -178,13 +182,3 @@ def _files(folder: Path, prefix: str = "") -> Iterator[tuple[Path, int, float]]:
                 ):
                     found_file = each.stat(follow_symlinks=False)
                     yield Path(each.path), found_file.st_size, found_file.st_mtime
-
-
-def _make_room(folder: Path) -> None:
-    """Remove the oldest entries beyond ``FULL`` or ``MOST``, and what was never finished."""
-    room = FULL
-    for count, (path, size, used) in enumerate(sorted(_files(folder), key=lambda file: -file[2]), 1):
-        room -= size
-        if room < 0 or count > MOST or (path.name.startswith(".") and time.time() - used > LEFT):
-            with suppress(OSError):
-                path.unlink()

@@ -96,14 +96,10 @@ class GoldFile(ABC):
         """The texts one after the other, the same at every call."""
 
 
-def require_short(text: str) -> None:
-    """Raise ``ValueError`` for a text of more characters than are read of any."""
+def words_of(text: str) -> tuple[Span, ...]:
+    """What stands between spaces. Raises ``ValueError`` for a text of more characters than are read of any."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"a text has {len(text):,} characters, and may have {MOST_CHARACTERS:,}")
-
-
-def words_of(text: str) -> tuple[Span, ...]:
-    """What stands between spaces."""
     return tuple(match.span() for match in re.finditer(r"\S+", text))
 
 
@@ -124,12 +120,6 @@ class Mention(NamedTuple):
 
     entity: str
     word: int
-
-
-def entity_place(fields: str) -> int:
-    """Which of the fields between dashes names the entity; the first by default."""
-    names = fields.split("-")
-    return next((names.index(name) for name in NAMES if name in names), 0)
 
 
 def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> list[Mention]:
@@ -228,7 +218,11 @@ class _SentenceLines:
                 raise ValueError(self.fault)
             text, words = _spell(self.rows)
             rows = [row for row in self.rows if row[0].isdecimal()]
-            heads = tuple(_head(row, len(rows)) for row in rows)
+            numbers = [read_number(row[HEAD]) for row in rows]
+            heads = tuple(number - 1 for number in numbers if number is not None and number <= len(rows))
+            if len(heads) < len(rows):
+                bad = next(row[0] for row, n in zip(rows, numbers, strict=True) if n is None or n > len(rows))
+                raise ValueError(f"word {bad} has no head among the {len(rows):,} words of its sentence")
             relations = tuple(clean_label(row[RELATION]) for row in rows)
             mentions = tuple(read_mentions([_misc(row).get("Entity", "") for row in rows], heads, entity))
         except ValueError as error:
@@ -271,7 +265,8 @@ class Conllu(GoldFile):
                 name, _, value = line.text[1:].partition("=")
                 block.opens |= name.split()[:1] == ["newdoc"]
                 if name.strip() == "global.Entity":
-                    entity = entity_place(value.strip())
+                    names = value.strip().split("-")
+                    entity = next((names.index(each) for each in NAMES if each in names), 0)
             else:
                 block.read(line)
         if block.rows:
@@ -311,13 +306,6 @@ def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
     if not text.strip():
         raise ValueError("it holds no words")
     return text, tuple(words)
-
-
-def _head(row: list[str], count: int) -> int:
-    head = read_number(row[HEAD])
-    if head is None or head > count:
-        raise ValueError(f"word {row[0]} has no head among the {count:,} words of its sentence")
-    return head - 1
 
 
 def _misc(row: list[str]) -> dict[str, str]:
@@ -406,9 +394,15 @@ def _read_object(line: Line, where: str) -> GoldText:
         raise ValueError(f"it has {len(fields['pairs']):,} pairs, and a text may have {MOST_PAIRS:,}")
     places = (text, words_of(text))
     left_places = places if target is None else (target, words_of(target))
-    asked = [_pair(pair, left_places, places) for pair in fields["pairs"]]
-    rights = [right for _, right, _ in asked]
-    lefts = [left for left, _, _ in asked]
+    asked = []
+    for pair in fields["pairs"]:
+        if not isinstance(pair, list) or len(pair) not in (2, 3):
+            raise ValueError("a pair is [from, to] or [from, to, label]")
+        left, right, label = (*pair, UNNAMED)[:3]
+        if not isinstance(label, str):
+            raise ValueError("the label of a pair is a text")
+        asked.append((_span(left, left_places), _span(right, places), clean_label(label)))
+    lefts, rights = [left for left, _, _ in asked], [right for _, right, _ in asked]
     words = _cut(text, rights if target is not None else [*lefts, *rights])
     target_words = words if target is None else _cut(target, lefts)
     pairs = tuple(
@@ -425,17 +419,7 @@ def _as_text(given: Any) -> str:
         given.encode()
     except UnicodeEncodeError:
         raise ValueError("it holds half a character (a lone surrogate)") from None
-    require_short(given)
     return given
-
-
-def _pair(pair: Any, left: _Words, right: _Words) -> tuple[Span, Span, str]:
-    if not isinstance(pair, list) or len(pair) not in (2, 3):
-        raise ValueError("a pair is [from, to] or [from, to, label]")
-    label = pair[2] if len(pair) == 3 else UNNAMED
-    if not isinstance(label, str):
-        raise ValueError("the label of a pair is a text")
-    return _span(pair[0], left), _span(pair[1], right), clean_label(label)
 
 
 def _span(given: Any, words: _Words) -> Span:
@@ -510,8 +494,6 @@ def _read(line: str, links: str, where: str, done: int) -> GoldText:
     source, _, target = (part.strip() for part in line.partition(BETWEEN))
     if not source or not target or BETWEEN in target:
         raise ValueError(f"write source {BETWEEN} target")
-    require_short(source)
-    require_short(target)
     words, target_words = words_of(source), words_of(target)
     pairs = []
     linked = links.split()

@@ -95,16 +95,18 @@ def restore_axis(stored: Any) -> tuple[Place, ...]:
     """The places of an axis from a description. Raises ``ValueError`` where it is none."""
     if not isinstance(stored, list) or len(stored) > LONGEST:
         raise ValueError(f"an axis is a list of at most {LONGEST:,} places")
-    return tuple(_restore_place(place) for place in stored)
-
-
-def _restore_place(stored: Any) -> Place:
-    match stored:
-        case [str(text), int(start), int(stop), bool(special), None | [int(), int()] as word, number]:
-            if 0 <= start < stop <= FARTHEST and (number is None or is_number(number)):
+    places = []
+    for one in stored:
+        match one:
+            case [str(text), int(start), int(stop), bool(special), None | [int(), int()] as word, number] if (
+                0 <= start < stop <= FARTHEST and (number is None or is_number(number))
+            ):
                 pooled = word is None and stop - start > 1  # pieces merged into a word still name it
-                return Place(text, start, stop, special, word and (word[0], word[1]), pooled, number)
-    raise ValueError(f"a row or column is described by {str(stored)[:60]!r}, not by its text and tokens")
+                places.append(Place(text, start, stop, special, word and (word[0], word[1]), pooled, number))
+            case _:
+                shown = str(one)[:60]
+                raise ValueError(f"a row or column is described by {shown!r}, not by its text and tokens")
+    return tuple(places)
 
 
 def is_number(value: Any, most: int = FARTHEST) -> bool:
@@ -135,7 +137,10 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
     arrays, description = READERS[path.suffix.lower()](path)
     if description is not None and not isinstance(description, dict):
         raise ValueError("its description is none")
-    return {name: _to_native(array) for name, array in arrays.items()}, description
+    for name, array in arrays.items():  # in this machine's byte order, and 64 bits at most, as torch has them
+        wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
+        arrays[name] = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
+    return arrays, description
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -256,16 +261,11 @@ def _read_json(path: Path) -> tuple[dict[str, Array], Any]:
         masks = {f"{name}.allowed": np.isfinite(values) for name, values in weights.items()}
         return {name: np.nan_to_num(values) for name, values in weights.items()} | masks, content
     if not isinstance(content, dict):
-        layered = isinstance(content, list) and _depth(content) >= 4
-        content = dict(enumerate(content)) if layered else {path.stem: content}
+        depth, nested = 0, content
+        while isinstance(nested, list) and nested:
+            depth, nested = depth + 1, nested[0]
+        content = dict(enumerate(content)) if depth >= 4 else {path.stem: content}
     return {str(name): _to_array(str(name), nested) for name, nested in content.items()}, None
-
-
-def _depth(nested: Any) -> int:
-    depth = 0
-    while isinstance(nested, list) and nested:
-        depth, nested = depth + 1, nested[0]
-    return depth
 
 
 def _to_array(name: str, nested: Any) -> Array:
@@ -276,13 +276,6 @@ def _to_array(name: str, nested: Any) -> Array:
         return np.array(nested, np.float64)
     except (ValueError, TypeError, OverflowError):
         raise ValueError(f"{name} is no array of numbers") from None
-
-
-def _to_native(array: Array) -> Array:
-    """The same numbers in the byte order of this machine, and in 64 bits at most, as torch has them."""
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        return array.astype(np.float64)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 READERS: Mapping[str, Callable[[Path], tuple[dict[str, Array], Any]]] = {

@@ -107,11 +107,20 @@ def train_on_files(
         raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
     write_whole(work / "terms.json", json.dumps(terms, indent=2).encode())
     try:
-        tokenizer = first[1] if first is not None else _tokenizer(work, training_lines, recipe, say)
+        if first is None and not (work / TOKENIZER).is_file():
+            say("learning the vocabulary")
+            learned = train_tokenizer(
+                training_lines, recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase
+            )
+            write_whole(work / TOKENIZER, learned.to_str().encode())
+        tokenizer = load_tokenizer(work / TOKENIZER) if first is None else first[1]
         config = replace(recipe.config, vocabulary=tokenizer.get_vocab_size(), trained=True)
         cutters = []
         for lines, name in ((training_lines, "training"), (held_out_lines, "held-out")):
-            path = _stream(work, lines, name, tokenizer, say)
+            path = work / f"{name}.tokens"
+            if not path.is_file():
+                say(f"reading the {name} text")
+                write_stream(lines, tokenizer, path)
             stream = read_stream(path)
             cutters.append(Cutter(stream, tokenizer, recipe.length, config.causal, seed=settings.seed))
             if cutters[-1].count < 1:
@@ -217,20 +226,3 @@ def _check_terms(work: Path, terms: dict[str, Any]) -> None:
                     f"the run in {work.parent} was started with {name} {old.get(name)}, not {value}: "
                     "give the same"
                 )
-
-
-def _tokenizer(work: Path, lines: Lines, recipe: Recipe, say: Callable[[str], None]) -> Tokenizer:
-    path = work / TOKENIZER
-    if not path.is_file():
-        say("learning the vocabulary")
-        tokenizer = train_tokenizer(lines, recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase)
-        write_whole(path, tokenizer.to_str().encode())
-    return load_tokenizer(path)
-
-
-def _stream(work: Path, lines: Lines, name: str, tokenizer: Tokenizer, say: Callable[[str], None]) -> Path:
-    path = work / f"{name}.tokens"
-    if not path.is_file():
-        say(f"reading the {name} text")
-        write_stream(lines, tokenizer, path)
-    return path

@@ -31,7 +31,6 @@ from attnscope.storage.trace.layout import (
     TraceDescription,
     TracedRows,
     TracedScores,
-    TracedSound,
     allowed_of,
     traced_rows,
 )
@@ -161,8 +160,11 @@ def check_trace(trace: Trace, arrays: FileArrays) -> None:
         arrays.shape(image.array, "u", 3)
         if not all(abs(edge) <= LONGEST for box in image.boxes for edge in box.edges):
             raise ValueError("a box lies outside of any picture")
-    if description.heard is not None:
-        _check_sound(description.heard, arrays)
+    sound = description.heard
+    if sound is not None:
+        most = LONGEST if sound.array is None else arrays.shape(sound.array, "f", 2)[1]
+        if not (0 < sound.frames <= most and 0 < sound.seconds < LONGEST and 0 <= sound.begin < LONGEST):
+            raise ValueError(f"{sound.frames:,} moments of {sound.seconds:g} s each are no sound")
     if not description.calls:
         raise ValueError("it holds no attention")
     heads = sum(call.heads for call in description.calls)
@@ -172,21 +174,12 @@ def check_trace(trace: Trace, arrays: FileArrays) -> None:
     if times > 1:
         raise ValueError(f"it holds the {kind} layer {layer} {times:,} times")
     for call in description.calls:
-        _check_call(call, trace, arrays)
-
-
-def _check_sound(sound: TracedSound, arrays: FileArrays) -> None:
-    frames = LONGEST if sound.array is None else arrays.shape(sound.array, "f", 2)[1]
-    if not 0 < sound.frames <= frames or not 0 < sound.seconds < LONGEST or not 0 <= sound.begin < LONGEST:
-        raise ValueError(f"{sound.frames:,} moments of {sound.seconds:g} s each are no sound")
-
-
-def _check_call(call: TracedCall, trace: Trace, arrays: FileArrays) -> None:
-    if not 0 <= call.layer < MOST_LAYERS or not 0 < call.heads <= MOST_HEADS or not 0 < call.batch <= LONGEST:
-        raise ValueError(f"{call.kind} layer {call.layer}, {call.heads} heads: such a layer cannot be")
-    if call.dtype not in DTYPES:
-        raise ValueError(f"{call.dtype!r:.40} is no type of numbers: there are {', '.join(DTYPES)}")
-    _check_rows(call.rows, arrays, (call.batch, call.heads, *trace.size(call)))
+        sizes = ((call.heads, MOST_HEADS), (call.batch, LONGEST), (call.layer + 1, MOST_LAYERS))
+        if not all(0 < size <= most for size, most in sizes):
+            raise ValueError(f"{call.kind} layer {call.layer}, {call.heads} heads: such a layer cannot be")
+        if call.dtype not in DTYPES:
+            raise ValueError(f"{call.dtype!r:.40} is no type of numbers: there are {', '.join(DTYPES)}")
+        _check_rows(call.rows, arrays, (call.batch, call.heads, *trace.size(call)))
 
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")

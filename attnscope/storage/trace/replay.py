@@ -60,7 +60,10 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
         )
         for number, call in enumerate(description.calls)
     )
-    sites = [_note(attention, call) for attention, call in zip(attentions, description.calls, strict=True)]
+    sites = []
+    for attention, call in zip(attentions, description.calls, strict=True):
+        refusal = None if call.refusal is None else clean(call.refusal)
+        sites.append(SiteRecord.of(attention, call.step, call.window, refusal, call.difference))
     without = [
         replace(each, name=clean(each.name), reason=clean(each.reason))
         for each in description.without_attention
@@ -69,11 +72,6 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
         replace(each, name=clean(each.name), reason=clean(each.reason)) for each in description.failures
     ]
     return Replay(attentions, Record(sites, without, failures, list(map(clean, description.changes))))
-
-
-def _note(attention: Attention, call: TracedCall) -> SiteRecord:
-    refusal = None if call.refusal is None else clean(call.refusal)
-    return SiteRecord.of(attention, call.step, call.window, refusal, call.difference)
 
 
 @dataclass(frozen=True, eq=False)

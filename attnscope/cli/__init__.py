@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -156,6 +157,8 @@ def _explain_usage(error: click.ClickException) -> str:
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
         hint = error.param_hint or (error.param and error.param.opts[0]) or ""
         sentence = f"{hint}: {error.message}"
+    if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence):
+        sentence = f"{extra[1]!r} is one argument too many: put a text of several words into quotes"
     return sentence
 
 

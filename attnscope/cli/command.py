@@ -102,6 +102,12 @@ def is_typed(name: str) -> bool:
     return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def is_offered(option: str) -> bool:
+    """Whether the command that runs has an option."""
+    context = click.get_current_context(silent=True)
+    return context is not None and any(option in each.opts for each in context.command.params)
+
+
 def untyped(group: Any) -> Any:
     """A group of which nothing was typed: its defaults, and what the user's settings say."""
     context = click.get_current_context(silent=True)
@@ -171,10 +177,12 @@ class Parameter:
         low, high = told.get("limits", (None, None))
         if low is not None or high is not None:
             kind = (click.IntRange if self.kind is int else click.FloatRange)(low, high)
-        shared: dict[str, Any] = {"type": kind, "callback": self.read}
-        if self.field.default is MISSING:
-            shared["required"] = True
-        elif not self.many:
+        shared: dict[str, Any] = {
+            "type": kind,
+            "callback": self.read,
+            "required": self.field.default is MISSING,
+        }
+        if self.field.default is not MISSING and not self.many:
             shared["default"] = self.field.default
         if self.is_argument:
             shared |= {"nargs": -1 if self.many else 1, "metavar": self.names[0]}

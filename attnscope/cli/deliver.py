@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.options import PICTURES, Metadata, PrintedOptions
+from attnscope.cli.waiting import is_quiet, notify
 from attnscope.errors import OutputError
 from attnscope.text import escape_json
 
@@ -55,7 +56,10 @@ def deliver(
         from attnscope.render.pixels import print_views
 
         console = Console(highlight=False)
-        print_views(answer.views, console, picture.graphics, cmap=picture.cmap, plain=picture.plain)
+        views: Any = answer.views
+        if is_quiet():
+            views = [replace(view, notes=()) if hasattr(view, "notes") else view for view in views]
+        print_views(views, console, picture.graphics, cmap=picture.cmap, plain=picture.plain)
     elif out.suffix.lower() in PICTURES:
         save_pictures(answer, out, picture)
     else:
@@ -86,7 +90,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
         write_whole(out, terms_page(dressed, maps, picture.cmap).encode())
     else:
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
-    print(f"saved {out}", file=sys.stderr)
+    notify(f"saved {out}")
 
 
 def print_plain(numbers: Any) -> None:
@@ -139,7 +143,7 @@ def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
             annotate=picture.annotate,
         ):
             print(f"attnscope: {warning}", file=sys.stderr)
-        print(f"saved {path}", file=sys.stderr)
+        notify(f"saved {path}")
 
 
 def dress(view: Drawable, picture: PrintedOptions) -> Drawable:

@@ -6,7 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from attnscope.cli.command import MANY, MODEL, MOST_USED, PICTURE, TEXT, WHERE, argument, flag, option
+from attnscope.cli.command import (
+    MANY,
+    MODEL,
+    MOST_USED,
+    PICTURE,
+    TEXT,
+    WHERE,
+    argument,
+    flag,
+    option,
+    untyped,
+)
 from attnscope.cli.complete import complete_cmap, complete_head, complete_kind, complete_layer, complete_model
 from attnscope.cli.retired import tell_retired
 from attnscope.errors import OutputError
@@ -252,7 +263,7 @@ class SourceOptions:
     keep: Path | None = option(
         "Keep the pass in FILE.trace: every command looks at it again with --from, without the model."
     )
-    fresh: bool = flag("Run the model again, though the same pass is kept (see attnscope cache).")
+    no_cache: bool = flag("Run the model, though the pass is cached (see attnscope cache).", "--no-cache")
     image: list[Path] | None = option(
         "An image for a model that reads them; with a text, for one that reads both. Several: --image A "
         "--image B; they stand where the text says <image>, or before it."
@@ -288,7 +299,8 @@ class SourceOptions:
     @property
     def names_one(self) -> bool:
         """Whether one text, or what stands in its place, is named: more than how long it may be."""
-        return replace(self, max_tokens=None, truncate=False, fresh=False) != type(self)()
+        shown: bool = replace(self, max_tokens=None, truncate=False, no_cache=False) != untyped(type(self))
+        return shown
 
 
 @dataclass(frozen=True, kw_only=True)

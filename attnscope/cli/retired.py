@@ -8,6 +8,8 @@ RETIRED: Mapping[str, str] = {
     "--relative": "--relative was retired: compare what --token looks at under two texts, each with --json",
     "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
     "sounds in --gold": "--gold of timed words was retired: align --rank finds the heads that follow a sound",
+    "--fresh": "--fresh is now --no-cache",
+    "--install-completion": "--install-completion is now --completion bash, zsh or fish",
     ".gif": "GIF was retired: export --format apng",
 }
 """A row for each old spelling of an option, ending of a file, or kind of one."""

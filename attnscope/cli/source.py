@@ -1,32 +1,35 @@
-"""Where a command's text comes from: its arguments, a file, or standard input."""
+"""Where a command's text comes from, and its pass: from the model, or from the cache of earlier passes."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import date, datetime
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
-import click
-
-from attnscope.cli.command import refuse
-from attnscope.cli.options import ModelOptions, SourceOptions, WeighedModelOptions, check_place
-from attnscope.cli.waiting import waiting
+from attnscope.cli.command import is_offered, refuse, untyped
+from attnscope.cli.options import ModelOptions, SecondNamed, SourceOptions, check_place
+from attnscope.cli.waiting import notify, waiting
 from attnscope.errors import InputError
 from attnscope.figures import Weigh
 from attnscope.limits import readable
+from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
 
 if TYPE_CHECKING:
-    from attnscope.cli.cached_passes import PassKind
     from attnscope.models import Model, ModelInput
+    from attnscope.models.kept import TracedModel
 
 
 MOST = 1 << 26
 """Bytes of a file that are read to find the text in it, or one line of it."""
+
+HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
 
 
 def read_text(asked: SourceOptions) -> tuple[str, str | None]:
@@ -36,21 +39,20 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
     tab in that line parts a pair. Raises ``InputError`` for what cannot be read or is empty.
     """
     file, line, second = asked.file, asked.line, asked.second_text
+    refuse(asked.text is not None and file is not None, "TEXT", "give a text or --file, not both")
     if file is not None:
-        refuse(asked.text is not None, "TEXT", "give a text or --file, not both")
         whole = read_file(file)
     elif asked.text == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed: give a text, or --file FILE")
         whole = _decode(sys.stdin.buffer, "standard input")
-    elif asked.text is not None:
-        whole = _as_typed(asked.text)
+    else:
+        refuse(asked.text is None, "TEXT", "give a text, --file FILE, or - for standard input")
+        whole = _as_typed(asked.text or "")
         if len(whole.split()) == 1 and os.path.isfile(whole):
             raise InputError(
                 f"{whole} is a file: did you mean --file {whole}? to read its name as a text, use -"
             )
-    else:
-        raise click.BadParameter("give a text, --file FILE, or - for standard input", param_hint="TEXT")
     if line is not None:
         lines = whole.splitlines()
         if not 1 <= line <= len(lines):
@@ -101,6 +103,14 @@ def _as_typed(text: str) -> str:
     return text
 
 
+PassKind: TypeAlias = Literal["kernel", "fused", "other"]
+"""How a long text is measured: beside the kernels, by the fused pass in their place, or in a way that no
+cached pass serves. A short text has one pass, whichever it is."""
+
+UNKEYED = ("text", "second_text", "file", "line", "saved", "keep", "no_cache")
+"""Options of a source that do not matter beside the texts that were read from them."""
+
+
 @dataclass(frozen=True)
 class SourceInput:
     """The input of a command, read and checked, and the model that is to read it."""
@@ -121,43 +131,91 @@ class SourceInput:
     ) -> tuple[Model, ModelInput]:
         """The model, and the input as it reads it. Raises ``AttnscopeError``.
 
-        ``cached``: with the pass of a small input, for who looks at heads and their figures alone. Where it
-        is in the cache, no model is loaded; ``kind`` says how a long text is measured. ``saving``: the title
-        goes into a file, and does not say when the pass ran. ``load`` takes the place of ``self.load``.
+        ``cached``: with the pass of a small input, for a command that reads heads and their figures alone.
+        Where the pass is in the cache, no model is loaded; ``kind`` says how a long text is measured.
+        ``saving``: the title goes into a file, and does not say when the pass ran. ``load`` takes the place
+        of ``self.load``.
         """
         if predicting or not cached:
             model = self.load(predicting=predicting)
             return model, self.prepare(model)
-        from attnscope.cli.cached_passes import cache_pass, find_cached, run_small
+        from attnscope.models.kept import TracedModel, has_short_text, look_at
 
         key = self.key
         if kind == "fused" and self.asked.generate is not None:  # it ran with the kernels
             kind = "kernel"
-        if key is not None and not self.asked.fresh:
-            found = find_cached(key, kind, self.model, saving=saving)
+        if key is not None and not self.asked.no_cache:
+            found = self._find(key, kind, saving=saving)
             if found is not None:
                 return found, found.prepared
         model = (load or self.load)()
         prepared = self.prepare(model)
-        if self.asked.saved is not None:
+        if self.asked.saved is not None or model.weigh == "gradient":
             return model, prepared
-        from attnscope.models.kept import TracedModel, look_at
+        short = has_short_text(prepared)
+        if not short and (key is None or kind == "other" or model.weigh != "raw"):
+            return model, prepared
+        from attnscope.models.keeping import hold_long, hold_short
 
         with reading(model, prepared):
-            trace = run_small(model, prepared, kind, cached=key is not None)
+            trace = (
+                hold_short(model, prepared) if short else hold_long(model, prepared, fused=kind == "fused")
+            )
             if trace is None:
                 return model, prepared
             if key is not None and self.key == key:  # no file has changed meanwhile
-                cache_pass(key, kind, prepared, trace)
+                store_pass(_key_of_kind(key, "kernel" if short else kind), trace)
             held = look_at(prepared, trace)
             return (model if model.weigh == "raw" else TracedModel(trace, weigh=model.weigh)), held
+
+    def _find(self, key: str, kind: PassKind, *, saving: bool) -> TracedModel | None:
+        """The cached pass of a key, which says in its title when it ran, unless that would be saved."""
+        for each in ("fused", "kernel") if kind == "fused" else ("kernel",):
+            trace = find_pass(_key_of_kind(key, each))
+            if trace is None:
+                continue
+            from attnscope.models.kept import TracedModel, has_short_text
+
+            when = None if saving else _tell_when(trace.description.kept)
+            found = TracedModel(trace, since=when, weigh=self.model.metadata.get("weigh", "raw"))
+            if each == kind or has_short_text(found.prepared):
+                return found
+        return None
 
     @property
     def key(self) -> str | None:
         """Everything that its pass depends on, in one word; ``None`` for one that is not cached."""
-        from attnscope.cli.cached_passes import key_of_pass
+        asked, model = self.asked, self.model
+        if (
+            asked.saved is not None
+            or asked.keep is not None
+            or model.trust_remote_code
+            or (asked.video is not None and asked.video.is_dir())
+            or model.metadata.get("weigh") == "gradient"
+            or cache_folder() is None
+        ):
+            return None
+        from attnscope.models.identity import identify_file, identify_model, identify_programs
 
-        return key_of_pass(self.asked, self.model, (self.text, self.second))
+        files = identify_model(model.name, model.revision)
+        if files is None:
+            return None
+        try:
+            read = [identify_file(path) for path in (*asked.pictures, asked.audio, asked.inputs) if path]
+        except OSError:
+            return None
+        options = {name: value for name, value in asdict(model).items() if name != "offline"}
+        key: dict[str, Any] = {
+            "texts": (self.text, self.second),
+            "source": {name: value for name, value in asdict(asked).items() if name not in UNKEYED},
+            "model": [model.name, options],
+            "files": files,
+            "programs": identify_programs(),
+            "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "day": date.today() if asked.chat else None,  # a chat format may say which day it is
+            "read": read,
+        }
+        return hash_key(key)
 
     def load(self, *, predicting: bool = False) -> Model:
         """The model, or a file in its place; ``predicting`` brings what it was trained with."""
@@ -168,7 +226,7 @@ class SourceInput:
         return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
 
     def prepare(self, model: Model) -> ModelInput:
-        """The input as a model reads it, with what it writes on; ``--keep`` writes its pass into a file.
+        """The input as a model reads it, with what it generates; ``--keep`` writes its pass into a file.
 
         Raises ``AttnscopeError``.
         """
@@ -177,23 +235,17 @@ class SourceInput:
 
         if isinstance(model, FileModel):
             return model.prepared
-        asked, text = self.asked, self.text
+        asked = self.asked
+        same = ("audio", "chat", "system", "generate", "temperature", "seed", "max_tokens", "truncate")
         prepared = InputRequest(
-            text=(text or None) if asked.pictures or asked.audio else text,
+            text=(self.text or None) if asked.pictures or asked.audio else self.text,
             second=self.second,
             pictures=asked.pictures,
             video=asked.video is not None,
-            audio=asked.audio,
             begin=asked.from_second,
             end=asked.to_second,
             tensors=asked.inputs,
-            chat=asked.chat,
-            system=asked.system,
-            generate=asked.generate,
-            temperature=asked.temperature,
-            seed=asked.seed,
-            max_tokens=asked.max_tokens,
-            truncate=asked.truncate,
+            **{name: getattr(asked, name) for name in same},
         ).prepare(model, waiting)
         if asked.keep is None:
             return prepared
@@ -203,8 +255,21 @@ class SourceInput:
         with reading(model, prepared):
             trace = keep_trace(model, prepared)
         write_trace(trace, asked.keep)
-        print(f"kept {asked.keep}", file=sys.stderr)
+        notify(f"saved {asked.keep}")
         return look_at(prepared, trace)
+
+
+def _key_of_kind(key: str, kind: str) -> str:
+    return hash_key({"key": key, "way": kind}) if kind == "fused" else key
+
+
+def _tell_when(kept: str) -> str | None:
+    """The hour of a cached pass, and the day where that is not today."""
+    try:
+        then = datetime.fromisoformat(kept).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
+    return f"cached {then:%H:%M}" if then.date() == date.today() else f"cached {then.day} {then:%b %H:%M}"
 
 
 def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
@@ -215,57 +280,42 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     text = asked.text is not None or asked.file is not None
     writes = asked.chat or asked.generate is not None
     image, audio, video = bool(asked.image), asked.audio is not None, asked.video is not None
-    inputs, saved = asked.inputs is not None, asked.saved is not None
-    refuse(
-        video and (image or inputs or asked.second_text or not text),
-        "--video",
-        "it goes with a text, not with --image or --inputs",
-    )
-    refuse(
-        image and (inputs or (writes and not text)),
-        "--image",
-        "without a text, it does not go with --chat or --generate; with --inputs, never",
-    )
-    refuse(
-        audio and (asked.pictures or inputs or asked.chat or asked.second_text),
-        "--audio",
-        "it goes with what is said as the text, not with --image, --inputs, --chat or a second text",
-    )
-    refuse(
-        not audio and (asked.from_second or asked.to_second is not None),
-        "--from-second and --to-second",
-        "it goes with --audio",
-    )
-    refuse(
-        "weigh" in model.metadata and (saved or asked.keep is not None),
-        "--weigh",
-        "a file keeps no values to weigh by: give the text and the model, without --keep",
-    )
-    refuse(
-        saved and (replace(asked, saved=None) != type(asked)() or model != type(model)()),
-        "--from",
-        "a file of weights, or a trace, has no need of a text or a model: leave them out",
-    )
+    inputs, saved, second = asked.inputs is not None, asked.saved is not None, asked.second_text
+    beside_file = replace(asked, saved=None) != untyped(type(asked)) or model != untyped(type(model))
+    is_head = second and HEAD.fullmatch(second) and not isinstance(asked, SecondNamed)
+    instead = f"type --head {second}" if is_offered("--head") else "this command shows all heads"
+    for wrong, option, sentence in (
+        (is_head, "SECOND_TEXT", f"{second} is a head, not a second text: {instead}"),
+        (video and not text, "--video", "only valid with a text"),
+        (video and (image or inputs or second), "--video", "not valid with --image, --inputs or two texts"),
+        (image and inputs, "--image", "not valid with --inputs"),
+        (image and writes and not text, "--image", "not valid with --chat or --generate without a text"),
+        (audio and (asked.pictures or inputs), "--audio", "not valid with --image, --video or --inputs"),
+        (audio and (asked.chat or second), "--audio", "the text is its transcript: no chat, no second text"),
+        (not audio and asked.from_second, "--from-second", "only valid with --audio"),
+        (not audio and asked.to_second is not None, "--to-second", "only valid with --audio"),
+        ("weigh" in model.metadata and saved, "--weigh", "a file has no values to weigh by: give the text"),
+        ("weigh" in model.metadata and asked.keep, "--weigh", "not valid with --keep: a file has no values"),
+        (saved and beside_file, "--from", "the file has text and weights: leave out the text and the model"),
+        (inputs and text, "TEXT", "give a text or --inputs, not both"),
+        (inputs and writes, "--chat, --generate", "only valid with a text, not with --inputs"),
+        (asked.system is not None and not asked.chat, "--system", "only valid with --chat"),
+        (asked.generate is None and asked.temperature > 0, "--temperature", "only valid with --generate N"),
+    ):
+        refuse(wrong, option, sentence)
     if asked.keep is not None:
         check_place(asked.keep, (".trace",), "the name of a trace ends in .trace")
-    refuse(inputs and text, "TEXT", "give a text or --inputs, not both")
-    refuse(inputs and writes, "--chat, --generate", "they go with a text, not with --inputs")
     alone = saved or inputs or ((image or audio) and not text)
     source = SourceInput(asked, model, *(("",) if alone else read_text(asked)))
-    refuse(asked.system is not None and not asked.chat, "--system", "it goes with --chat")
-    refuse(
-        asked.chat and source.second is not None,
-        "--chat",
-        "a chat is one text: use --system for a message before it",
-    )
-    refuse(asked.generate is None and asked.temperature > 0, "--temperature", "it goes with --generate N")
+    two = asked.chat and source.second is not None
+    refuse(two, "--chat", "a chat is one text: use --system for a message before it")
     return source
 
 
 def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:
-    """The options with which one looks again: at the trace, where the pass was kept in one."""
+    """The options that show the same pass again: those of the trace, where it was kept in one."""
     if asked.keep is None:
-        return replace(asked, fresh=False), model
+        return replace(asked, no_cache=False), model
     return type(asked)(saved=asked.keep), ModelOptions()
 
 
@@ -287,31 +337,14 @@ def reading(model: Model, *texts: ModelInput) -> Iterator[None]:
 def load_model(asked: ModelOptions, *, generative: bool = False, predicting: bool = False) -> Model:
     """The model that options name, with a sign of life while it loads. Raises ``ModelError``."""
     from attnscope.models import load
-
-    weigh: Weigh = "raw"
-    target = None
-    if isinstance(asked, WeighedModelOptions):
-        weigh, target = asked.weigh, asked.target
-    refuse(
-        target is not None and weigh != "gradient",
-        "--target",
-        "it goes with --weigh gradient, or show --writes",
-    )
-    with waiting(f"loading {asked.name}"):
-        model = load(
-            asked.name,
-            tokenizer=asked.tokenizer,
-            device=asked.device,
-            device_map=asked.device_map,
-            dtype=asked.dtype,
-            revision=asked.revision,
-            trust_remote_code=asked.trust_remote_code,
-            allow_pickle=asked.allow_pickle,
-            generative=generative,
-            predicting=predicting or weigh == "gradient",
-        )
-    if weigh == "raw":
-        return model
     from attnscope.models.weighed import weigh_model
 
-    return weigh_model(model, weigh, target)
+    weigh: Weigh = getattr(asked, "weigh", "raw")
+    target: str | None = getattr(asked, "target", None)
+    refuse(target and weigh != "gradient", "--target", "only valid with --weigh gradient, or show --writes")
+    names = ("device", "device_map", "dtype", "revision", "tokenizer", "trust_remote_code", "allow_pickle")
+    options = {name: getattr(asked, name) for name in names}
+    with waiting(f"loading {asked.name}"):
+        predicting = predicting or weigh == "gradient"
+        model = load(asked.name, generative=generative, predicting=predicting, **options)
+    return model if weigh == "raw" else weigh_model(model, weigh, target)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
+from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 from attnscope.progress import Listener, listening
@@ -18,14 +20,23 @@ STOPPED = 130
 LONG = 600.0
 """Seconds over which the pace is taken: the layers of a long text are minutes apart."""
 
-_verbosity = 0
-"""-1 for neither progress nor notes, 1 for how long each step took."""
+_verbosity = ContextVar("verbosity", default=0)
 
 
 def set_verbosity(level: int) -> None:
-    """What -q (-1) and -v (1) ask for."""
-    global _verbosity
-    _verbosity = level
+    """-1 for neither progress nor notes, 0 as usual, 1 with how long each step took."""
+    _verbosity.set(level)
+
+
+def is_quiet() -> bool:
+    """Whether neither progress nor notes are wanted."""
+    return _verbosity.get() < 0
+
+
+def notify(sentence: str) -> None:
+    """Print what was done beside the answer, such as a file that was saved, on standard error."""
+    if not is_quiet():
+        print(sentence, file=sys.stderr)
 
 
 Draw: TypeAlias = Callable[[float, str], None]
@@ -38,8 +49,11 @@ def waiting(message: str) -> Iterator[None]:
 
     When what runs tells how far it has come, a bar and the time that is left stand beside it.
     """
+    begun = monotonic()
     with _live_progress() as bar, listening(_listener(bar, message)) if bar else nullcontext():
         yield
+    if _verbosity.get() > 0:
+        print(f"{message}: {monotonic() - begun:.2f} s", file=sys.stderr)
 
 
 @contextmanager
@@ -65,7 +79,7 @@ def _live_progress() -> Iterator[Progress | None]:
     """
     with ExitStack() as stack:
         bar = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not is_quiet():
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn
 

@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from attnscope.cli import cached_passes
 from attnscope.cli import source as cli_source
 from attnscope.cli.options import ModelOptions, SourceOptions, WeighedModelOptions
 from attnscope.cli.source import SourceInput
@@ -41,14 +40,14 @@ def folder(tmp_path, causal_folder):
 
 def came_from_there(ran) -> bool:
     assert ran.code == 0, ran.err
-    return "from the pass of" in " ".join(ran.out.split())
+    return "cached " in " ".join(ran.out.split())
 
 
 def test_the_second_look_is_at_the_pass_of_the_first(run, looks, folder):
     assert not came_from_there(run("show", TEXT, "-m", folder))
     for asked in (["show"], ["show", "--head", "L1H0"], ["show", "--token", "1", "--words"], ["stats"]):
         assert came_from_there(run(asked[0], TEXT, "-m", folder, *asked[1:])), asked
-    assert not came_from_there(run("show", TEXT, "-m", folder, "--fresh"))
+    assert not came_from_there(run("show", TEXT, "-m", folder, "--no-cache"))
     assert not came_from_there(run("show", "Another text.", "-m", folder))
     assert len(list(looks.iterdir())) == 2
 
@@ -88,7 +87,7 @@ def test_a_second_look_has_the_title_of_the_first_with_what_was_found(run, looks
 )
 def test_the_numbers_are_the_same_byte_for_byte(run, looks, folder, asked):
     given = [asked[0], TEXT, "-m", folder, *asked[1:], *([] if "--csv" in asked else ["--json"])]
-    first, second, fresh = run(*given), run(*given), run(*given, "--fresh")
+    first, second, fresh = run(*given), run(*given), run(*given, "--no-cache")
     assert first.out == second.out == fresh.out
 
 
@@ -97,7 +96,7 @@ def answers(ran) -> dict:
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
     found.pop("command", None)
-    told = re.sub(r" · from the pass of \d\d:\d\d( on \d+ \w+)?", "", json.dumps(found, ensure_ascii=False))
+    told = re.sub(r" · cached (\d+ \w+ )?\d\d:\d\d", "", json.dumps(found, ensure_ascii=False))
     return json.loads(told)
 
 
@@ -295,7 +294,7 @@ def source(monkeypatch, looks, folder):
 
 def test_the_same_has_the_same_key(source):
     assert source.key == source.key is not None
-    told = replace(source.asked, text=None, file=Path("a.txt"), fresh=True)
+    told = replace(source.asked, text=None, file=Path("a.txt"), no_cache=True)
     assert replace(source, asked=told).key == source.key
 
 
@@ -372,7 +371,7 @@ def test_another_weighing_has_another_key(source, weigh):
 def test_a_chat_of_another_day_has_another_key(monkeypatch, source):
     chat = replace(source, asked=replace(source.asked, chat=True))
     before = chat.key
-    monkeypatch.setattr(cached_passes, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
+    monkeypatch.setattr(cli_source, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
     assert chat.key not in (before, None)
 
 

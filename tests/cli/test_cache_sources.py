@@ -78,7 +78,7 @@ def test_the_second_look_is_answered_without_the_model(run, monkeypatch, tmp_pat
 def test_the_page_of_a_sound_is_the_same_from_its_trace(run, tmp_path, sources, name):
     given = [word for word in fill(LOOKS[name], sources) if word not in ("--head", "cross L0H1")]
     live, kept, there = (tmp_path / file for file in ("live.html", "a.trace", "there.html"))
-    assert run(*given, "-o", live, "--fresh").code == 0
+    assert run(*given, "-o", live, "--no-cache").code == 0
     assert run(*given, "--keep", kept).code == 0
     assert run("show", "--from", kept, "-o", there).code == 0
     assert '"heard":true' in live.read_text().replace(": ", ":")

@@ -21,7 +21,7 @@ from tests.training.corpus import write_corpus
 
 ROOMS = (
     "cli/__init__.py", "cli/commands/export.py", "cli/commands/train.py", "cli/source.py",
-    "cli/cached_passes.py", "render/export.py", "storage", "models/kept.py",
+    "render/export.py", "storage", "models/kept.py",
     "questions/corpus", "training/run.py", "training/train.py", "training/data.py",
 )  # fmt: skip
 """Where files are written, and whoever asks for it; what only computes can be stopped anywhere."""
@@ -81,7 +81,7 @@ def export(folder: Path, weights: str) -> Work:
 
 
 def keep(folder: Path, weights: str) -> Work:
-    command = ["show", "The cat sat.", "--keep", str(folder / "a.trace"), "--head", "L0H0", "--fresh"]
+    command = ["show", "The cat sat.", "--keep", str(folder / "a.trace"), "--head", "L0H0", "--no-cache"]
     return Work(command, folder, lambda path: read_trace(path).description.calls)
 
 

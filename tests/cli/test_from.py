@@ -50,7 +50,7 @@ def test_everything_can_be_saved_again(run, heads, tmp_path, suffix):
 def test_a_text_or_a_model_beside_a_file_is_wrong_usage(run, heads, beside):
     ran = run("show", "--from", heads, *beside)
     assert ran.code == 2
-    assert "no need of a text or a model" in " ".join(ran.err.replace("│", " ").split())
+    assert "leave out the text and the model" in " ".join(ran.err.replace("│", " ").split())
 
 
 def test_a_head_that_the_file_has_not_is_met_with_those_that_it_has(run, heads):

@@ -68,9 +68,9 @@ def test_what_does_not_go_together_is_told_so(run, encoder, whisper, tone, tmp_p
         (["The cat sat.", "--audio", tone, "-m", encoder], "reads no text"),
         (["--audio", tone], "hears nothing"),
         (["--audio", tmp_path / "none.wav", "-m", encoder], "no such file"),
-        (["--audio", tone, "-m", encoder, "--chat"], "it goes with what is said"),
+        (["--audio", tone, "-m", encoder, "--chat"], "the text is its transcript"),
         (["--audio", tone, "-m", encoder, "--generate", "3"], "writes nothing on"),
-        (["--audio", tone, "--image", tone, "-m", encoder], "it goes with what is said"),
+        (["--audio", tone, "--image", tone, "-m", encoder], "not valid with --image"),
     ):
         ran = run("show", *arguments)
         assert ran.code == 2

@@ -127,8 +127,8 @@ def test_what_does_not_go_together_is_told_so(run, folder, picture, tmp_path):
         (["The cat sat.", "--image", picture, "-m", folder], "reads images alone"),
         (["--image", picture], "reads text, not images"),
         (["--image", tmp_path / "none.png", "-m", folder], "no such file"),
-        (["--image", picture, "-m", folder, "--chat"], "does not go with"),
-        (["--image", picture, "-m", folder, "--generate", "3"], "does not go with"),
+        (["--image", picture, "-m", folder, "--chat"], "not valid with --chat or --generate"),
+        (["--image", picture, "-m", folder, "--generate", "3"], "not valid with --chat or --generate"),
     ):
         ran = run("show", *arguments)
         assert ran.code == 2

@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import save_file
 from torch import randn
 
+from attnscope.cli.commands import find_command
 from tests.models import images
 
 TEXT = "The cat sat on the mat."
@@ -134,3 +135,19 @@ def test_what_a_file_prints_while_it_writes_text_is_no_part_of_the_answer(run, t
     assert ran.code == 0, ran.err
     json.loads(ran.out)
     assert "called\n" in ran.err
+
+
+@pytest.mark.parametrize("command", ["show", "spans", "flow", "browse"])
+def test_a_head_behind_the_text_is_no_second_text(run, command):
+    ran = run(command, TEXT, "L1H3")
+    assert (ran.code, ran.out) == (2, "")
+    assert "L1H3 is a head, not a second text: " in ran.err
+    takes_one = any("--head" in word.names for word in find_command(command).words)
+    assert ("type --head L1H3" in ran.err) == takes_one
+
+
+def test_words_without_quotes_are_answered_with_quotes(run):
+    ran = run("show", "The", "cat", "sat")
+    assert (ran.code, ran.out) == (2, "")
+    assert "'sat'" in ran.err
+    assert "put a text of several words into quotes" in ran.err

@@ -65,7 +65,7 @@ def test_every_command_answers_from_a_trace_as_from_the_model(run, sources, tmp_
         if not number:
             kept = run(command, *given, *asked, "--json", "--keep", file)
             assert numbers(kept) == numbers(live)
-            assert f"kept {file}" in kept.err
+            assert f"saved {file}" in kept.err
         assert numbers(run(command, "--from", file, *asked, "--json")) == numbers(live), (command, asked)
 
 

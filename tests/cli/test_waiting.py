@@ -70,3 +70,16 @@ def test_what_is_told_when_nobody_waits_is_lost():
     with waiting("a model"):
         pass
     tell("layer", 1, 2)
+
+
+def test_quiet_has_neither_notes_nor_progress_and_verbose_says_how_long_each_step_took(run, tmp_path):
+    out = tmp_path / "a.npz"
+    for words in (("--head", "L2H1"), ("-o", out)):
+        usual, quiet, verbose = (
+            run("show", TEXT, "--max-tokens", "9", *words, *more) for more in ((), ("-q",), ("-v",))
+        )
+        assert quiet.err == ""
+        assert len(quiet.out) < len(usual.out) or not usual.out
+        assert "own · 9 tokens: " in verbose.err
+        assert verbose.out == usual.out
+    assert (usual.err, out.exists()) == (f"saved {out}\n", True)

@@ -31,7 +31,7 @@ def cache(asked: CacheOptions) -> None:
 
     A text is kept with what the model computed of it, where that takes no more than 64 MB: any of fewer than
     512 tokens, and longer ones of small models. The folder is one that only you can read, 300 MB at most; the
-    oldest go first. --fresh runs a model again. ATTNSCOPE_CACHE=off keeps nothing, and
+    oldest go first. --no-cache runs the model again. ATTNSCOPE_CACHE=off keeps nothing, and
     ATTNSCOPE_CACHE=FOLDER keeps it elsewhere.
 
     Examples:

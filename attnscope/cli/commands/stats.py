@@ -28,7 +28,7 @@ from attnscope.cli.source import SourceInput, load_model, read_source, reading
 from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS
 
 if TYPE_CHECKING:
-    from attnscope.cli.cached_passes import PassKind
+    from attnscope.cli.source import PassKind
     from attnscope.questions.selection import Selection
     from attnscope.questions.stats import Condition, Stats
 

@@ -81,11 +81,10 @@ def through_layers(
     steps = [float(spread.mean[number, number + 1]) for number in range(len(result.heads) - 1)]
     named = name_pass(model, prepared)
     picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=selection.scale)
-    size = (result.sites[0].queries, result.sites[0].keys)
     view = LayerStrip(
         names=tuple(each.name for each in result.heads),
         roles=tuple(each.role.name if each.role else "" for each in figures),
-        thumbnails=replace(picture, size=size, whole=False),
+        thumbnails=replace(picture, whole=False),
         series=(Series("change", "nats", (None, *steps)), *_series(figures)),
         apart=spread.mean,
         title=f"head {head} through {len(result.heads)} layers · {named} · {kind_title(result.kind)}",

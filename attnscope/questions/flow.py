@@ -357,11 +357,10 @@ def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None,
     else:
         series = Series("largest", "share", tuple(float(each.max(-1).mean()) for each in values))
     stacked = [(layer, replace(weights, values=weights.values[None])) for layer, weights in maps]
-    size = (len(maps[0][1].queries), len(maps[0][1].keys))
     return LayerStrip(
         names=tuple(f"0-{layer}" if layer else "0" for layer in numbers),
         roles=("",) * len(maps),
-        thumbnails=replace(grid(stacked, scale=scale), size=size, whole=False, each="a layer"),
+        thumbnails=replace(grid(stacked, scale=scale), whole=False, each="a layer"),
         series=(series,),
         apart=np.zeros((len(maps), len(maps))),
         title=f"{result.method} layer by layer · {result.title} · {kind_title(kind)}",

@@ -224,8 +224,7 @@ class AllHeads:
             notes=self.layers.notes,
         )
         as_read = kind == "decoder" and not (self.selection.words or self.selection.hide_special)
-        size, written = (sites[0].queries, sites[0].keys), self.written if as_read else None
-        return replace(picture, size=size, written=written)
+        return replace(picture, written=self.written if as_read else None)
 
 
 def _describe(head: HeadFigures) -> Described:

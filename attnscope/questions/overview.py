@@ -39,15 +39,17 @@ class Overview:
     notes: Notes
 
 
-def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overview:
+def overview(model: Model, prepared: ModelInput, selection: Selection, *, large: bool = False) -> Overview:
     """Run the model once, and coarsen and measure every head that is meant.
+
+    Its grids fit a screen; ``large`` ones do not, and show the keys next to each row of a long text.
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
     coarse, measured, near = selection.coarsen(CELLS, even=True), Measurement(), Near(NEAR, CELLS)
     known = find_figures(prepared, DEFAULT)
     as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
-    observers: list[RowObserver] = [coarse, *([near] if as_read else [])]
+    observers: list[RowObserver] = [coarse, *([near] if large and as_read else [])]
     observers += [measured] if known is None else []
     record = model.look(prepared, [SharedRows(observers, selection.heads)])
     require_selected(coarse.maps, record, selection)
@@ -64,11 +66,11 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
             title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
             subtitle=provenance(calls),
             scale=selection.scale,
+            large=large,
             near=[near.maps[made.site] for made in maps if made.site in near.maps],
         )
-        size = calls[0].queries, calls[0].keys
         written = prepared.written if as_read and kind == "decoder" else None
-        grids[kind] = replace(picture, size=size, whole=selection.every_layer, written=written)
+        grids[kind] = replace(picture, whole=selection.every_layer, written=written)
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
     heads = measured.figures() if known is None else pick_figures(known, record, selection)
     return Overview(grids, settle_roles(heads), record, tuple(notes))

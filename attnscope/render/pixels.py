@@ -29,6 +29,9 @@ DOTS = 150
 CELL = 8
 """Pixels across of a cell, about; it is twice as tall."""
 
+BRIEF, SPACIOUS = 1, 5
+"""Lines that every head leaves for those worth a look, and from which these stand behind a line of air."""
+
 CHUNK = 4096
 """Letters that kitty reads in one command, at most."""
 
@@ -73,15 +76,27 @@ def print_views(
 ) -> None:
     """Print views with a line of air between them, those that can be drawn as pixels where that is asked."""
     from attnscope.render.terminal import print_view
+    from attnscope.views import Grid, Ranking
 
     way = "cells" if plain else choose_way(asked, console)
+    views = list(views)
+    grids = [view for view in views if isinstance(view, Grid) and not view.large]
+    fits = console.is_terminal and way == "cells" and bool(grids)
+    left = console.height - 1  # the prompt takes a line
     for number, view in enumerate(views):
-        if number:
+        if number and not (fits and left < SPACIOUS):
             console.print()
+            left -= 1
+        height = None
+        if fits and isinstance(view, Grid):
+            height = (left - BRIEF) // len(grids)
+            grids = grids[1:]
+        elif fits and isinstance(view, Ranking):
+            height = max(left, 1)
         if way != "cells" and has_pixels(view):
             print_pixels(view, console, way, cmap)
         else:
-            print_view(view, console, cmap=cmap, plain=plain)
+            left -= print_view(view, console, cmap=cmap, plain=plain, height=height)
 
 
 def print_pixels(view: Drawable, console: Console, way: Way, cmap: str | None) -> None:

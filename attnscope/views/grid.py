@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from attnscope.axes import Array, Weights, averaging, fit, shrink
+from attnscope.axes import Array, Place, Weights, averaging, fit, shrink
 from attnscope.records import Meaning, record
 from attnscope.views.heatmap import EACH_ROW, FAINT, WHERE, Scale, choosing_rows, levels
 from attnscope.views.table import Titled
@@ -52,11 +52,15 @@ CELLS = 48
 LEAST = 3
 """Columns of a map beside which there is room for the keys next to a row."""
 
-SCALE_ENDS = {"fixed": "1", "row": EACH_ROW, "head": "each head's largest"}
+SCALE_ENDS = {"row": EACH_ROW, "head": "each head's largest"}
 """What full colour stands for, in words."""
 
 FEW = 0.1
 """Where a smaller share of the heads than that has a cell above ``FAINT``, full colour is each head's own."""
+
+
+QUARTER, DARK = 0.25, 0.01
+"""Where a smaller share of pooled cells is above the first, full colour is the largest cell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +91,9 @@ class Grid(Titled):
     numbers of heads. ``size`` is how many queries and keys a thumbnail stands for. Where only some layers
     were asked for, the picture is not ``whole``, and the others are not named.
 
-    Of a long text, whose neighbours fall into one cell, ``fit`` puts the keys next to each row beside its
-    map: ``beside`` are their offsets, a column each, or ``wide`` columns, before a gap of as many.
+    A ``large`` one is larger than a screen. Of a long text, whose neighbours fall into one cell, its ``fit``
+    puts the keys next to each row beside the map: ``beside`` are their offsets, a column each, or ``wide``
+    columns, before a gap of as many.
     ``written`` is the number of the first key that the model wrote itself, if it wrote any. ``each`` says
     what a thumbnail is.
     """
@@ -101,6 +106,7 @@ class Grid(Titled):
     wide: int = 1
     written: int | None = None
     each: str = "a head"
+    large: bool = False
 
     def written_from(self, columns: int) -> int:
         """The column of a thumbnail of so many where what the model wrote begins; none is ``columns``."""
@@ -138,8 +144,9 @@ class Grid(Titled):
 
     def scale_ends(self, minus: str = "-") -> tuple[str, str]:
         """What the two ends of the colour bar stand for."""
-        low = f"{minus}1" if self.shown_scale == "fixed" else f"{minus}largest"
-        return low if self.signed else "0", SCALE_ENDS[self.shown_scale]
+        high = f"{self.top:.2g}" if self.shown_scale == "fixed" else SCALE_ENDS[self.shown_scale]
+        low = high if self.shown_scale == "fixed" else "largest"
+        return f"{minus}{low}" if self.signed else "0", high
 
     def legend(self, *, masked: str = "", mark: str = "", line: str = "line") -> list[str]:
         """What a thumbnail is, and what its colours are, as it is drawn with so many rows and columns.
@@ -149,14 +156,14 @@ class Grid(Titled):
         """
         queries, keys = self.size
         cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
-        said = [f"each square is {self.each}: {queries:,} rows look at {keys:,} columns"]
+        said = [f"each map is {self.each}: {queries:,} queries × {keys:,} keys"]
         if self.beside:
             itself = f"on the token itself{f' ({mark})' if mark else ''}"
             reach = [f"on the {-self.beside[0]} tokens before", itself, f"on the {self.beside[-1]} after"]
             told = ", ".join(reach) if self.beside[-1] else " and ".join(reach[:2])
             said.append(f"left of the gap, the weights {told}; right of it, all {keys:,} columns, summed")
         elif cells != (queries, keys):
-            said.append(f"pooled to {cells[0]} × {cells[1]} cells, keys summed and queries averaged")
+            said[0] += f", pooled to {cells[0]} × {cells[1]} (keys summed, queries averaged)"
         if self.written_from(keys) < keys:
             said.append(f"{line} above columns: written by the model, from token {self.written:,} on")
         if self.shown_scale == "head":
@@ -164,6 +171,14 @@ class Grid(Titled):
             why, not_one = (f"nearly nothing is above {FAINT}: ", ", not 1") if auto else ("", "")
             aside = any(not choosing_rows(~layer.masked).all() for layer in self.layers)
             said.append(f"{why}full colour is each head's largest weight{WHERE if aside else ''}{not_one}")
+        if self.top < 1:
+            said.append(
+                f"hardly a cell is above {QUARTER}: full colour is the largest, {self.top:.2g}, not 1"
+            )
+        if self.without_attention:
+            said.append(
+                "no attention of this kind in " + ", ".join(f"L{each}" for each in self.without_attention)
+            )
         return [*said, masked] if masked else said
 
     @cached_property
@@ -176,9 +191,33 @@ class Grid(Titled):
         return "head" if clear.size and clear.mean() < FEW else "fixed"
 
     @cached_property
+    def top(self) -> float:
+        """The weight that full colour stands for, where that is not for each head or row to say.
+
+        It is the largest cell of pooled maps that would be nearly black otherwise.
+        """
+        cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
+        if self.scale != "auto" or self.shown_scale != "fixed" or self.signed or cells >= self.size:
+            return 1.0
+        shown = [
+            layer.values[choosing_rows(~layer.masked)[..., None] & ~layer.masked] for layer in self.layers
+        ]
+        weights = np.concatenate(shown)  # [cell]
+        bright = (weights > QUARTER).mean() if weights.size else 1.0
+        return 1.0 if bright >= DARK else float(weights.max())
+
+    @property
+    def in_a_row(self) -> Grid:
+        """The heads of all layers as those of one."""
+        values, masked = (
+            np.concatenate([getattr(each, name) for each in self.layers]) for name in ("values", "masked")
+        )
+        return replace(self, layers=(GridLayer(0, values, masked, self.layers[0].sizes),))
+
+    @cached_property
     def near(self) -> tuple[int, ...]:
-        """The offsets of the keys next to a row that are unmasked anywhere; none where they are not known."""
-        known = [layer.near for layer in self.layers if layer.near is not None]
+        """The offsets of the keys next to a row that are unmasked anywhere; none unless the grid is large."""
+        known = [layer.near for layer in self.layers if layer.near is not None and self.large]
         if not known or len(known) < len(self.layers):
             return ()
         result = np.any([np.isfinite(near).any((0, 1)) for near in known], axis=0)  # [offset]
@@ -229,6 +268,7 @@ def grid(
     scale: Scale = "fixed",
     notes: tuple[str, ...] = (),
     cells: int = CELLS,
+    large: bool = False,
     near: Sequence[Array] = (),
 ) -> Grid:
     """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
@@ -247,26 +287,31 @@ def grid(
         small = fit(
             replace(weights, values=values, allowed=weights.allowed & finite), cells, cells, even=True
         )
-        size = (max(size[0], len(weights.queries)), max(size[1], len(weights.keys)))
+        size = (max(size[0], _count(weights.queries)), max(size[1], _count(weights.keys)))
         masked = ~np.broadcast_to(small.allowed, small.values.shape)
         sizes = tuple(tuple(place.count for place in axis) for axis in (small.queries, small.keys))
-        beside = near[at] if len(near) > at else near_weights(weights, cells)
+        beside = near[at] if len(near) > at else near_weights(weights, cells) if large else None
         thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1]), beside))
     thumbnails.sort(key=lambda layer: layer.layer)
-    return Grid(tuple(thumbnails), size, scale, title=title, subtitle=subtitle, notes=notes)
+    return Grid(tuple(thumbnails), size, scale, large=large, title=title, subtitle=subtitle, notes=notes)
 
 
-def thumbnail_levels(layer: GridLayer, scale: Scale, signed: bool = False) -> Array:
-    """Where each value of a layer lies on the colour map, 0 to 1 (0.5 is zero where ``signed``).
+def _count(places: Sequence[Place]) -> int:
+    """How many tokens, or words, some places stand for."""
+    return sum(place.count for place in places)
+
+
+def thumbnail_levels(layer: GridLayer, view: Grid) -> Array:
+    """Where each value of a layer lies on the colour map, 0 to 1 (0.5 is zero where the view is signed).
 
     With the scale "head", 1 is the largest weight of the head; "row" and "fixed" as in a heatmap.
     -> [head, row, column]
     """
-    low = -1.0 if signed else 0.0
-    if scale != "head":
-        return levels(layer.values, (low, 1.0), scale, signed)
-    top = _largest(layer)
-    return levels(layer.values / np.where(top > 0, top, 1), (low, 1.0), "fixed", signed)
+    scale, top = view.shown_scale, np.float32(view.top)
+    if scale == "head":
+        largest = _largest(layer)
+        scale, top = "fixed", np.where(largest > 0, largest, 1)
+    return levels(layer.values / top, (-1.0 if view.signed else 0.0, 1.0), scale, view.signed)
 
 
 def _largest(layer: GridLayer) -> Array:

@@ -27,7 +27,7 @@ def test_a_token_is_a_list_of_what_it_is_made_of(run, method):
 def test_several_layers_are_small_maps_beside_each_other(run, tmp_path):
     printed = run("flow", TEXT, "--layer", "0-2").out
     assert " ".join(printed.split()).startswith("rollout layer by layer · own “The cat sat on the")
-    assert "each square is a layer: 13 rows" in printed
+    assert "each map is a layer: 13 queries" in printed
     (own,) = [line.split()[1:] for line in printed.splitlines() if line.startswith("self  ")][:1]
     layers = json.loads(run("flow", TEXT, "--json").out)["layers"]
     shares = [np.trace(np.array(each["weights"])) / 13 for each in layers[:3]]

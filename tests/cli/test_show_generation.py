@@ -164,8 +164,8 @@ def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_fi
 def test_thumbnails_have_a_line_above_what_the_model_wrote(run):
     out = run("show", "Once upon a time", "-m", "own-causal", "--generate", "4").out
     (names,) = (line for line in out.splitlines() if line.startswith("   H0"))
-    assert names.split() == [word for head in range(4) for word in (f"H{head}", "━━━━")]
-    assert names.index("━") - names.index("H0") == 5  # [CLS] Once upon a time
+    assert names.split() == [word for head in range(4) for word in (f"H{head}", 8 * "━")]
+    assert names.index("━") - names.index("H0") == 10  # two columns each: [CLS] Once upon a time
     assert "━ above columns: written by the model, from token 5 on" in " ".join(out.split())
     assert "━" not in run("show", "Once upon a time", "-m", "own-causal").out
 

@@ -62,8 +62,7 @@ def thumbnails_of(kinds: Sequence[str], shares: Sequence[float], size: int, seed
     coarse, near = Coarsen(cells(CELLS)), Near(NEAR, CELLS)
     SharedRows([coarse, near]).observe(attention)
     (made,) = coarse.maps
-    view = grid([(0, made.label()[0])], near=[near.maps[SITE]])
-    return Grid(view.layers, (size, size), scale="auto")
+    return grid([(0, made.label()[0])], near=[near.maps[SITE]], large=True, scale="auto")
 
 
 def terminal(view: Grid) -> list[np.ndarray]:
@@ -108,7 +107,9 @@ def test_the_144_heads_of_a_causal_model_stand_in_rows_of_12_and_are_told_apart_
                 values[head] *= 1 - share
                 values[head, rows, np.maximum(rows - back, 0)] += share
         axis = range(size)
-        view = grid([(layer, weights(values, axis, axis, open_)) for layer in range(12)], scale="auto")
+        view = grid(
+            [(layer, weights(values, axis, axis, open_)) for layer in range(12)], scale="auto", large=True
+        )
         assert len(printed(view, width=160, colour="truecolor").splitlines()) < 70
         shown = [line for line in pixels(view, width=160) if any(cell[0] for cell in line)]
         picture = np.array(
@@ -141,7 +142,7 @@ def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
     even = weights((open_ / open_.sum(-1, keepdims=True))[None], range(48), range(48), open_)
     drawn = grid([(0, even)], scale="auto")
     assert drawn.shown_scale == "head"
-    levels = thumbnail_levels(drawn.layers[0], drawn.shown_scale)[0]
+    levels = thumbnail_levels(drawn.layers[0], drawn)[0]
     assert levels[-1, :-1].min() > 0.4  # the last row is the faintest, and is seen
     said = " ".join(printed(drawn).split())
     assert "full colour is each head's largest weight where most keys are open, not 1" in said
@@ -155,7 +156,7 @@ def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
 
 def test_rows_and_columns_of_a_short_text_have_cells_of_their_own() -> None:
     heads = np.stack([np.eye(13)] * 12)
-    shown = pixels(grid([(0, weights(heads, range(13), range(13)))]), width=80)
+    shown = pixels(grid([(0, weights(heads, range(13), range(13)))], large=True), width=80)
     lines = [line for line in shown if any(cell != (None, None) for cell in line)][:7]
     rows = [[cell[half] for cell in line[3:16]] for line in lines for half in (0, 1)][:13]
     bright = max(filter(None, rows[0]), key=sum)
@@ -183,10 +184,11 @@ def test_neighbours_that_an_observer_reads_are_those_of_the_whole_weights() -> N
     np.testing.assert_allclose(near.maps[SITE], whole, rtol=1e-6)
     assert np.isnan(whole[:, :, NEAR + 1 :]).all()  # nothing ahead is open
     assert whole[0, 7, NEAR - 2] == values[0, 7, 5]
-    assert grid([(0, field)]).near == (-4, -3, -2, -1, 0)
+    assert grid([(0, field)]).near == ()
+    assert grid([(0, field)], large=True).near == (-4, -3, -2, -1, 0)
 
 
 @pytest.mark.parametrize("size", [49, 60, 68, 69])
 def test_an_image_shows_the_nearest_keys_of_every_text_that_has_more_tokens_than_cells(size: int) -> None:
-    view = grid([(0, weights(np.eye(size)[None], range(size), range(size)))])
+    view = grid([(0, weights(np.eye(size)[None], range(size), range(size)))], large=True)
     assert fit_image(view).beside == (-4, -3, -2, -1, 0, 1, 2, 3, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from attnscope.attention import Token
 from attnscope.axes import Place, weights
 from attnscope.errors import SelectionError
+from attnscope.models import load
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
 from attnscope.views import grid, head_map, heatmap, rank_places, token_view
 from attnscope.views.grid import thumbnail_levels
 from tests.axes.oracle import hide_special, merge_words
@@ -123,9 +127,37 @@ def test_a_grid_holds_small_maps_only() -> None:
 
 def test_a_thumbnail_can_be_scaled_by_its_own_head() -> None:
     stack = np.stack([VALUES, VALUES / 4])
-    (layer,) = grid([(0, weights(stack, TEXT, TEXT))]).layers
-    np.testing.assert_allclose(thumbnail_levels(layer, "head")[0], thumbnail_levels(layer, "head")[1])
-    np.testing.assert_allclose(thumbnail_levels(layer, "fixed"), stack, rtol=1e-6)
+    fixed, head = (grid([(0, weights(stack, TEXT, TEXT))], scale=scale) for scale in ("fixed", "head"))
+    one, other = thumbnail_levels(head.layers[0], head)
+    np.testing.assert_allclose(one, other)
+    np.testing.assert_allclose(thumbnail_levels(fixed.layers[0], fixed), stack, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("peak", "top"), [(0.3, 0.3), (0.9, 0.9), (0.2, 0.2)])
+def test_full_colour_of_pooled_maps_is_the_largest_cell_where_hardly_any_is_bright(
+    peak: float, top: float
+) -> None:
+    values = np.full((2, 96, 96), 0.01)
+    values[:, 30:32, 7] = peak - 0.01  # a cell of 2 x 2
+    values[0, :8, 50] = 0.15  # a head that is not all faint
+    view = grid([(0, weights(values, range(96), range(96)))], scale="auto")
+    assert view.shown_scale == "fixed"
+    assert view.top == pytest.approx(top)
+    assert thumbnail_levels(view.layers[0], view).max() == pytest.approx(1)
+    assert view.scale_ends() == ("0", f"{top:g}")
+    assert f"hardly a cell is above 0.25: full colour is the largest, {top:g}, not 1" in view.legend()
+    short = grid([(0, weights(values[:, :48, :48], range(48), range(48)))], scale="auto")
+    for other in (replace(view, scale="fixed"), short):
+        assert other.top == 1
+
+
+def test_a_legend_says_pooled_only_of_what_was_pooled() -> None:
+    model = load("own")
+    prepared = model.prepare("The cat sat on the mat because it was")
+    view = overview(model, prepared, Selection(hide_special=True)).grids["encoder"]
+    assert len(prepared.tokens) == 11
+    assert view.legend() == ["each map is a head: 9 queries × 9 keys"]
+    assert "pooled to 4 × 6 (keys summed, queries averaged)" in view.fit(4, 6).legend()[0]
 
 
 def test_a_focus_ranks_the_row_and_the_column_of_a_token() -> None:

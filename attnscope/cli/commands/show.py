@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from attnscope.cli.command import command, option, repeat
+from attnscope.cli.command import PICTURE, command, flag, option, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options import (
@@ -68,6 +68,7 @@ class ShowOutput(NumbersOptions):
         "--out",
         "-o",
     )
+    large: bool = flag("Show every head large, over several screens.", "--large", panel=PICTURE)
 
 
 @command
@@ -109,6 +110,10 @@ def show(
         head = parse_head(attention.head, attention)
     if attention.ablate is not None and output.out is not None:
         raise click.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
+    if output.large and (head is not None or attention.token or attention.ablate):
+        raise click.BadParameter(
+            "only valid for the overview of all heads", param_hint="--large", panel="Picture file"
+        )
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
     from attnscope.questions.answer import Answer
@@ -141,7 +146,7 @@ def show(
         else:
             again, anew = reopen(source, model)
             opening = repeat("show", again, axes, picture, anew)
-            answer = of_overview(overview(loaded, prepared, selection), opening)
+            answer = of_overview(overview(loaded, prepared, selection, large=output.large), opening)
     if not output.as_json and output.out is None:
         print_written(prepared)
     deliver("show", answer, output, picture, model.metadata)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from attnscope.render.image.sheet import (
     short,
     stacked,
 )
-from attnscope.views.grid import CELLS, Grid, GridLayer, LayerStrip, Series, thumbnail_levels
+from attnscope.views.grid import CELLS, Grid, LayerStrip, Series, thumbnail_levels
 from attnscope.views.heads import HeadMap, number
 from attnscope.views.heatmap import HeadPair, Heatmap
 
@@ -207,9 +206,6 @@ def grid_figure(view: Grid, style: Style) -> Figure:
         head = max(style.width - 0.4 - ROOM - 0.3, 1.0) / heads
     layer = head * (tall + gap) / (wide + gap)
     said = view.legend(masked="grey: masked" if masked else "")
-    if view.without_attention:
-        missing = ", ".join(f"L{each}" for each in view.without_attention)
-        said.append(f"no attention of this kind in {missing}")
     notes = ("; ".join(said), *view.notes)
     drawn = sheet(view, head * heads, layer * len(layers), (0.45, ROOM, 0.25, 0.16), notes=notes)
     axes = drawn.part()
@@ -264,7 +260,7 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     picture = np.empty((len(numbers), tall + gap, max(view.heads, 1), wide + gap, 4), np.uint8)
     picture[:] = *GROUND, 255
     for layer in view.layers:
-        colours = table(cmap)[steps(thumbnail_levels(layer, view.shown_scale, view.signed))]
+        colours = table(cmap)[steps(thumbnail_levels(layer, view))]
         colours[layer.masked] = MASKED
         colours[..., view.gap, :] = GROUND  # [head, row, column, 3]
         rows = np.arange(tall) * colours.shape[1] // tall
@@ -286,12 +282,7 @@ def strip_figure(view: LayerStrip, style: Style) -> Figure:
     step = min(WIDEST, 11.0 / count)
     if style.width is not None:
         step = max((style.width - left - ROOM) / count, NARROWEST)
-    # one row of thumbnails: each layer's only head becomes a head of one layer
-    small = fit_image(view.thumbnails)
-    values, masked = (
-        np.concatenate([getattr(layer, name) for layer in small.layers]) for name in ("values", "masked")
-    )
-    heads = replace(small, layers=(GridLayer(0, values, masked),))
+    heads = fit_image(view.thumbnails.in_a_row)
     picture, (tall, wide, gap) = mosaic(heads, style.cmap)
     thumbnail = step * tall / (wide + gap)
     height = thumbnail + 0.25 + len(view.series) * (LINE + AIR)

@@ -11,7 +11,7 @@ and dark backgrounds; text keeps the terminal's foreground. In a pipe, with NO_C
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -21,6 +21,7 @@ from rich.segment import Segment
 
 from attnscope.render.terminal.charts import (
     aligned_lines,
+    brief_lines,
     curves_lines,
     ranking_lines,
     stack_lines,
@@ -28,7 +29,7 @@ from attnscope.render.terminal.charts import (
     token_lines,
 )
 from attnscope.render.terminal.distances import distance_lines, plane_lines
-from attnscope.render.terminal.grid import grid_lines
+from attnscope.render.terminal.grid import AROUND, grid_lines, layout_of
 from attnscope.render.terminal.heatmap import head_map_lines, heatmap_lines, pair_lines, strip_lines
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, footing, heading
 from attnscope.render.terminal.table import table_parts
@@ -67,16 +68,18 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
 class PrintedView:
     """A view as something that rich prints; ``plain`` leaves colour away even where there is some.
 
-    ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap.
+    ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap. ``height`` are the lines that
+    it may take, where it has to fit a screen.
     """
 
     view: View
     cmap: str | None = None
     plain: bool = False
     marked: tuple[int, int] | int | None = None
+    height: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        surface = Surface.of(console, options, self.cmap, self.plain)
+        surface = replace(Surface.of(console, options, self.cmap, self.plain), height=self.height)
         end = Segment.line()
         for line in lines(self.view, surface, self.marked):
             if not surface.colour:  # spaces at its end, which nobody sees and every diff shows
@@ -107,19 +110,30 @@ def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = N
         body = heatmap_lines(view, surface, marked)
     else:
         body = DRAWN[type(view)](view, surface)
+    if isinstance(view, Ranking) and surface.height is not None:
+        yield from brief_lines(view, surface)
+        return
     title = (view.title or view.name) if isinstance(view, HeadMap) else view.title
-    yield from heading(title, view.subtitle, surface)
+    tight = isinstance(view, Grid) and layout_of(view, surface, marked is not None).around == AROUND
+    yield from heading(title, view.subtitle, surface, tight=tight)
     yield from body
     if not isinstance(view, (Heatmap, DistanceMap)):  # these are brought to a size, and say so themselves
         yield from footing(view.notes, surface)
 
 
 def print_view(
-    view: View, console: Console | None = None, *, cmap: str | None = None, plain: bool = False
-) -> None:
-    """Print a view to a console, or to standard output."""
+    view: View,
+    console: Console | None = None,
+    *,
+    cmap: str | None = None,
+    plain: bool = False,
+    height: int | None = None,
+) -> int:
+    """Print a view to a console, or to standard output; return its lines where it has a ``height`` to fit."""
     console = console or Console(highlight=False)
     if isinstance(view, Table):
         console.print(Group(*table_parts(view, console)), crop=False)
-    else:
-        console.print(PrintedView(view, cmap, plain), crop=False)
+        return 0
+    printed = PrintedView(view, cmap, plain, height=height)
+    console.print(printed, crop=False)
+    return 0 if height is None else sum(each == Segment.line() for each in console.render(printed))

@@ -23,6 +23,7 @@ from attnscope.render.terminal.surface import (
     cut,
     fit_text,
     footing,
+    heading,
     number_label,
     side_by_side,
     style_on,
@@ -107,6 +108,34 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
             yield [Segment(name.ljust(label), BOLD), Segment(isolate(line))]
         if command:
             yield [Segment(" " * indent + command, DIM)]
+
+
+def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
+    """The same in the lines that are left of a screen: a line a head, or the names alone; one command."""
+    notes = list(footing(view.notes, surface))
+    full = [*heading(view.title, view.subtitle, surface), *ranking_lines(view, surface), *notes]
+    left = (surface.height or 0) - len(notes)
+    if not view.heads or len(full) <= (surface.height or 0):
+        yield from full if view.heads else notes
+        return
+    command = view.heads[0].command
+    names = f"{view.title}: {' '.join(each.head for each in view.heads)}"
+    if left <= 2 + bool(command):  # title, a head, and the command
+        fits = cell_len(names) + 3 + cell_len(command) <= surface.width
+        beside = "" if left > 1 else f"--head {view.heads[0].head.split()[0]} opens one"
+        beside = command if fits or not command else beside
+        yield [Segment(names, BOLD), Segment(f"   {beside}", DIM)]
+        if not fits and left > 1:
+            yield [Segment(command, DIM)]
+    else:
+        label = max(len(each.head) for each in view.heads) + 2
+        yield [Segment(view.title, BOLD)]
+        for each in view.heads[: left - 1 - bool(command)]:
+            reason = cut(each.reason, surface.width - label)
+            yield [Segment(each.head.ljust(label), BOLD), Segment(isolate(reason))]
+        if command:
+            yield [Segment(command, DIM)]
+    yield from notes
 
 
 def _commands(commands: list[str], room: int) -> list[str]:

@@ -1,8 +1,13 @@
-"""Every head as a thumbnail: layers down, heads across, as many side by side as the width allows."""
+"""Every head as a thumbnail: layers down, heads across.
+
+All heads stand on one screen, one plain map each, as large as its lines and columns allow. A large grid has a
+column for each key as far as the width allows, and of a long text the keys next to each row beside the map.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from rich.segment import Segment
@@ -18,94 +23,109 @@ from attnscope.render.terminal.surface import (
     Surface,
     colour_bar,
     half_block_lines,
-    quiet,
+    wrap_text,
 )
-from attnscope.views.grid import CELLS, Grid, GridLayer, thumbnail_levels
+from attnscope.views.grid import CELLS, Grid, thumbnail_levels
 
-SMALLEST, SMALLEST_SHADED = 5, 9
-"""Columns of a compact thumbnail: below, nothing is seen in it."""
+SCREEN = 48
+"""Lines for all heads where there is no screen."""
+
+CLEAR = 5
+"""Columns and half-lines from which a thumbnail shows most that is in it."""
+
+CLEAR_SHADED = 9
+"""The same without colour, where a head is chosen."""
+
+AROUND, AROUND_LOOSE = 4, 7
+"""Lines of title, names and legend, and with the subtitle and lines of air."""
 
 LARGEST = 17
-"""Columns of a thumbnail whose keys do not have one each; above, one screen holds too few."""
+"""Columns of a large thumbnail whose keys do not have one each."""
 
 WHOLE = 24
-"""Up to so many keys, each has a column of its own: heads that do not fit side by side follow below."""
-
-ITSELF = "▾"
-"""Stands above the column of the token itself, between those of the ones before and behind it."""
-
-WRITTEN = "━"
-"""Stands above the columns of what the model wrote."""
-
-LONG = 0.75
-"""The height of a long text's thumbnail, of its width."""
+"""Up to so many keys, each has a column of its own in a large thumbnail."""
 
 MAP = 5
 """Columns of the map of a long text, at least, beside those of the keys next to a row."""
 
+LONG = 0.75
+"""The height of a long text's thumbnail, of its width."""
 
-def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = None) -> Iterator[Line]:
-    """The whole picture, line by line; heads that do not fit side by side follow below.
+ITSELF, WRITTEN = "▾", "━"
+"""Stand above the column of the token itself, and above those of what the model wrote."""
 
-    The ``chosen`` (layer, head) stands in brackets, and its names are reversed; thumbnails are small then, so
-    that a screen shows as many as it can.
+
+@dataclass(frozen=True, slots=True)
+class GridLayout:
+    """``width`` columns and ``height`` rows of a thumbnail, ``gap`` columns behind it, ``air`` rows below it.
+
+    ``beside`` heads stand in a band; ``around`` are the lines of everything else.
     """
-    palette = surface.palette(signed=view.signed)
-    label = len(f"L{view.layers[-1].layer} ") if view.layers else 0
-    width, beside, gap = _layout(view, surface, label, compact=chosen is not None)
-    height = half_lines(view, width)
-    small = view.fit(thumbnail_rows(height, surface), width)
-    drawn = {layer.layer: thumbnails(layer, small, width, height, surface, palette) for layer in small.layers}
-    for start in range(0, view.heads, beside):
-        heads = range(start, min(start + beside, view.heads))
-        if start:
-            yield []
-        names: Line = [Segment(" " * label, DIM)]
-        for head in heads:
-            name = f"H{head}"
-            names.append(Segment(name, MARK if chosen and chosen[1] == head else DIM))
-            names.append(Segment(_above(small, len(name), width).ljust(width + gap - len(name)), DIM))
-        yield names
-        for number in small.numbers:
-            inside = bool(chosen and chosen[0] == number and chosen[1] in heads)
-            name = f"L{number}"
-            led: Line = [Segment(name, MARK if inside else DIM), Segment(" " * (label - len(name) - 1))]
-            if number not in drawn:
-                yield [*led, Segment(" no attention of this kind", DIM)]
-                continue
-            rows = _bracketed(drawn[number], heads, gap, chosen[1] if chosen and inside else None)
-            for i, row in enumerate(rows):
-                yield [*([Segment(" " * (label - 1))] if i else led), *row]
-    yield []
-    yield from legend(view, small, surface, palette)
+
+    width: int
+    height: int
+    gap: int
+    air: int
+    beside: int
+    around: int = AROUND_LOOSE
 
 
-def _above(view: Grid, start: int, width: int) -> str:
-    """What stands above a thumbnail from column ``start`` on, behind the head's name."""
-    marks = [" "] * width
-    if 0 in view.beside:
-        marks[view.beside.index(0)] = ITSELF
-    for column in range(view.written_from(width), width):
-        marks[column] = WRITTEN
-    return "".join(marks[start:]).rstrip()
+def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
+    """The largest thumbnails that fit; those of a grid in which one is ``chosen`` have one size."""
+    room = surface.width - _label(view) - 1
+    if chosen:
+        width = min(columns_of(view, CLEAR if surface.colour else CLEAR_SHADED), room - 1)
+        return in_bands(view, surface, width, half_lines(view, width), 1)
+    if view.large:
+        keys, gap = max(view.size[1], 1), 1
+        if keys <= WHOLE or keys <= min(room // max(view.heads, 1) - 1, CELLS):
+            width = keys
+        elif view.near:
+            width, gap = len(view.near) + 1 + MAP, 2  # wider than the gap inside of a thumbnail
+        else:
+            width = LARGEST
+        width = min(width, room - gap)
+        bands = -(-view.heads // max(room // (width + gap), 1))
+        most = room // max(-(-view.heads // bands), 1) - gap
+        width = columns_of(view, max(min(most, max(LARGEST, width)), 1))
+        return in_bands(view, surface, width, half_lines(view, width), gap)
+    step = max(room // max(view.heads, 1), 2)  # columns from one head to the next
+    layers = max(len(view.numbers), 1)
+    pitch, around = 0, AROUND
+    for around in (AROUND_LOOSE, AROUND):
+        pitch = 2 * ((surface.height or SCREEN) - around) // layers  # half-lines from one layer to the next
+        if pitch > CLEAR:
+            pitch -= pitch % 2  # each layer begins a line
+            break
+    height, gap = max(pitch - 1, 2), int(step > 2)
+    width = columns_of(view, min(step - gap, max(height, CLEAR)))
+    height = half_lines(view, min(width, height) if height >= CLEAR else height)
+    return in_bands(view, surface, width, height, gap, max(pitch - height, 0), around)
 
 
-def _layout(view: Grid, surface: Surface, label: int, compact: bool) -> tuple[int, int, int]:
-    """Columns of a thumbnail, thumbnails side by side, as many as fit in rows of nearly one length, and
-    columns between them."""
-    room = surface.width - label
-    keys, gap = max(view.size[1], 1), 1
-    if keys <= WHOLE or keys <= min(room // max(view.heads, 1) - 1, CELLS):
-        smallest = min(keys, room - 1)
-    elif view.near:
-        smallest, gap = min(len(view.near) + 1 + MAP, room - 1), 2  # wider than the one inside of a thumbnail
-    else:
-        smallest = min(LARGEST, room - 1)
-    if compact:
-        smallest, gap = min(smallest, SMALLEST if surface.colour else SMALLEST_SHADED), 1
-    rows = -(-view.heads // max(room // (smallest + gap), 1))
-    beside = max(1, -(-view.heads // max(rows, 1)))
-    return columns_of(view, max(min(room // beside - gap, max(LARGEST, smallest)), 1)), beside, gap
+def in_bands(
+    view: Grid,
+    surface: Surface,
+    width: int,
+    height: int,
+    gap: int,
+    air: int | None = None,
+    around: int = AROUND_LOOSE,
+) -> GridLayout:
+    """Thumbnails in as few bands of nearly one length as the width allows."""
+    bands = -(-view.heads // max((surface.width - _label(view) - 1) // (width + gap), 1))
+    beside = max(1, -(-view.heads // max(bands, 1)))
+    if surface.colour:
+        return GridLayout(
+            width, height, gap, 2 - height % 2 if air is None else min(air, 2 - height % 2), beside, around
+        )
+    return GridLayout(
+        width, max((height + 1) // 2, min(height, 2)), gap, 1, beside, around
+    )  # a row takes a line
+
+
+def _label(view: Grid) -> int:
+    return len(f"L{view.numbers[-1]}") if view.numbers else 0
 
 
 def columns_of(view: Grid, most: int) -> int:
@@ -121,86 +141,125 @@ def half_lines(view: Grid, width: int) -> int:
     queries, keys = view.size
     if view.near_in(width):
         return int(np.clip(round(LONG * width), 3, queries))
-    tall = int(np.clip(round(width * queries / max(keys, 1)), 3, 2 * width + 1))
+    tall = int(np.clip(round(width * queries / max(keys, 1)), 1, 2 * width + 1))
     return tall if tall <= queries else max(tall - tall % max(queries, 1), 1)
 
 
-def thumbnail_rows(height: int, surface: Surface) -> int:
-    """Rows of a thumbnail of so many half-lines: without colour a row takes a line."""
-    return height if surface.colour else (height + 1) // 2
+def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = None) -> Iterator[Line]:
+    """The whole picture, line by line; heads that do not fit side by side follow below.
+
+    The ``chosen`` (layer, head) stands in brackets, and its names are reversed.
+    """
+    shape = layout_of(view, surface, chosen is not None)
+    small = view.fit(shape.height, shape.width)
+    palette = surface.palette(signed=view.signed)
+    count = 0
+    for start in range(0, view.heads, shape.beside):
+        heads = range(start, min(start + shape.beside, view.heads))
+        if start:
+            yield []
+        yield _names(small, shape, heads, chosen)
+        for line in _band(small, shape, heads, surface, palette, chosen):
+            count += 1
+            yield line
+    if shape.around == AROUND_LOOSE:
+        yield []
+    if surface.height and not view.large and count + AROUND > surface.height:
+        yield [Segment("more than a screen: scroll up; --layers 0-5 or --large shows more of each head", DIM)]
+    yield from legend(view, small, surface, palette)
 
 
-def thumbnails(
-    layer: GridLayer, view: Grid, width: int, height: int, surface: Surface, palette: Palette
-) -> list[list[Line]]:
-    """The lines of each head of a layer."""
-    if not surface.colour:
-        return _shaded(layer, view, thumbnail_rows(height, surface), width, surface)
-    tones = tones_of(layer, view, width, height)
-    lines = half_block_lines(tones.reshape(-1, width), palette)
-    tall = tones.shape[1] // 2
-    return [lines[start : start + tall] for start in range(0, len(lines), tall)]
+def _names(small: Grid, shape: GridLayout, heads: range, chosen: tuple[int, int] | None) -> Line:
+    """The name of each head above its thumbnail, as far as there is room, and marks of its columns."""
+    marks = [" "] * shape.width
+    if 0 in small.beside:
+        marks[small.beside.index(0)] = ITSELF
+    for column in range(small.written_from(shape.width), shape.width):
+        marks[column] = WRITTEN
+    line: Line = [Segment(" " * (_label(small) + 1))]
+    used, step = 0, shape.gap + shape.width  # columns that are written
+    for start, head in zip(range(0, step * len(heads), step), heads, strict=True):
+        name = f"H{head}" if used < start or not used else ""
+        rest = "".join(marks[max(used - start, 0) + len(name) :]).rstrip()
+        line += [Segment(" " * (start - used)), Segment(name, MARK if chosen and chosen[1] == head else DIM)]
+        line.append(Segment(rest, DIM))
+        used = max(used, start) + len(name + rest)
+    return line
 
 
-def tones_of(layer: GridLayer, view: Grid, width: int, height: int) -> Array:
-    """The tones of each head's cells, with air below; -1 is none.  -> [head, half-line, column]"""
-    levels = thumbnail_levels(layer, view.shown_scale, view.signed)  # [head, row, column]
-    tones = np.where(layer.masked, -1, np.round(levels * (TONES - 1))).astype(int)
-    air = 1 if height % 2 else 2  # half-lines
-    cells = np.full((len(tones), height + air, width), -1)  # np.pad takes ten times as long
-    cells[:, :height] = _stretch(tones, height, width)
-    return cells
+def _band(
+    small: Grid,
+    shape: GridLayout,
+    heads: range,
+    surface: Surface,
+    palette: Palette,
+    chosen: tuple[int, int] | None,
+) -> Iterator[Line]:
+    """The thumbnails of some heads of all layers, with the name of a layer where it begins."""
+    cells = thumbnail_cells(small, shape, heads)
+    drawn = cell_lines(cells, surface, palette)
+    pitch, rows = shape.height + shape.air, 2 if surface.colour else 1
+    names = {at * pitch // rows: number for at, number in enumerate(small.numbers)}
+    inside = range(0)
+    if chosen and chosen[1] in heads:
+        first = small.numbers.index(chosen[0]) * pitch // rows
+        inside = range(first, first + -(-shape.height // rows))
+        left = heads.index(chosen[1]) * (shape.width + shape.gap)
+        right = left + shape.width + 1
+        parts = [
+            cell_lines(cells[:, part], surface, palette)
+            for part in np.s_[:left, left + 1 : right, right + 1 :]
+        ]
+        for at in inside:
+            before, between, after = (part[at] for part in parts)
+            drawn[at] = [*before, Segment("▐", BRACKET), *between, Segment("▌", BRACKET), *after]
+    for at, line in enumerate(drawn):
+        name = f"L{names[at]}" if at in names else ""
+        marked = bool(chosen and names.get(at) == chosen[0] and inside)
+        yield [Segment(name, MARK if marked else DIM), Segment(" " * (_label(small) - len(name))), *line]
 
 
-def _shaded(layer: GridLayer, view: Grid, rows: int, width: int, surface: Surface) -> list[list[Line]]:
-    levels = thumbnail_levels(layer, view.shown_scale, view.signed)  # [head, row, column]
-    if view.signed:
-        levels = np.abs(2 * levels - 1)  # a shade has no sign
-    levels = np.where(layer.masked, -1, levels)
-    levels[..., view.gap] = -2
-    blank: Line = [Segment(" " * width)]
-    stretched = _stretch(levels, rows, width)
-    return [[*([Segment(_shades(row, surface))] for row in head), blank] for head in stretched]
+def thumbnail_cells(small: Grid, shape: GridLayout, heads: range) -> Array:
+    """The levels of all cells: -1 is masked, -2 is nothing, as in the first column.
+
+    -> [layer · (height + air) - air, 1 + head · (width + gap)]
+    """
+    numbers = small.numbers
+    step = shape.gap + shape.width
+    field = np.full((len(numbers), shape.height + shape.air, len(heads), step), -2.0)
+    for layer in small.layers:
+        levels = thumbnail_levels(layer, small)[heads.start : heads.stop]  # [head, row, column]
+        levels = np.where(layer.masked[heads.start : heads.stop], -1, levels)
+        levels[..., small.gap] = -2
+        rows = np.arange(shape.height) * levels.shape[1] // shape.height
+        columns = np.arange(shape.width) * levels.shape[2] // shape.width
+        shown = levels[:, rows][:, :, columns].transpose(1, 0, 2)  # [row, head, column]
+        field[numbers.index(layer.layer), : shape.height, : len(levels), : shape.width] = shown
+    field = field.reshape(-1, len(heads) * step)[: len(field) * (shape.height + shape.air) - shape.air]
+    return np.pad(field, ((0, 0), (1, 0)), constant_values=-2)
 
 
-def _stretch(cells: Array, height: int, width: int) -> Array:
-    """Cells repeated to a size that is no smaller than theirs."""
-    rows = np.arange(height) * cells.shape[-2] // height
-    columns = np.arange(width) * cells.shape[-1] // width
-    return cells[:, rows][:, :, columns]
-
-
-def _shades(row: Array, surface: Surface) -> str:
-    return "".join(" ·"[level == -1] if level < 0 else surface.shade(level) for level in row.tolist())
-
-
-def _bracketed(drawn: list[list[Line]], heads: range, gap: int, chosen: int | None) -> list[Line]:
-    """Thumbnails side by side, the chosen one in brackets."""
-    shown = [head for head in heads if head < len(drawn)]
-    bare = [Segment(" " if head == shown[0] else " " * gap) for head in shown]
-    for at, head in enumerate(shown):
-        if chosen is not None and head in (chosen, chosen + 1):
-            between = list(bare[at].text)
-            if head == chosen:
-                between[-1] = "▐"
-            elif at:
-                between[0] = "▌"
-            bare[at] = Segment("".join(between), BRACKET)
-    last = [Segment("▌", BRACKET)] if shown and shown[-1] == chosen else []
-    lines = []
-    for i in range(len(drawn[shown[0]]) if shown else 0):
-        line: Line = []
-        for between_, head in zip(bare, shown, strict=True):
-            line.append(between_)
-            line += drawn[head][i]
-        lines.append(line + last)
-    return lines
+def cell_lines(cells: Array, surface: Surface, palette: Palette) -> list[Line]:
+    """Levels as lines: two rows a line in colour, else a row of shades.  [row, column]"""
+    if surface.colour:
+        tones = np.where(cells < 0, -1, np.round(cells * (TONES - 1))).astype(int)
+        return half_block_lines(np.pad(tones, ((0, len(tones) % 2), (0, 0)), constant_values=-1), palette)
+    return [
+        [Segment("".join(" ·"[level == -1] if level < 0 else surface.shade(level) for level in row))]
+        for row in cells.tolist()
+    ]
 
 
 def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
-    """The colour bar, and what a thumbnail is; ``small`` is the view as it was drawn."""
+    """The colour bar, and beside it what a thumbnail is; ``small`` is the view as it was drawn."""
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
-    said = small.legend(masked=shown if masked else "", mark=ITSELF, line=WRITTEN)
-    yield colour_bar(*small.scale_ends(), surface, palette)
-    yield from quiet("; ".join(said), surface)
+    said = "; ".join(small.legend(masked=shown if masked else "", mark=ITSELF, line=WRITTEN))
+    bar = colour_bar(*small.scale_ends(), surface, palette)
+    left = sum(segment.cell_length for segment in bar) + 3
+    if surface.width - left < left:
+        yield bar
+        yield from ([Segment(line, DIM)] for line in wrap_text(said, surface.width))
+        return
+    for at, line in enumerate(wrap_text(said, surface.width - left)):
+        yield [*([Segment(" " * (left - 3))] if at else bar), Segment(f"   {line}", DIM)]

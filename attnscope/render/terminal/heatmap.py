@@ -14,7 +14,14 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from attnscope.axes import Array, Place
-from attnscope.render.terminal.grid import columns_of, half_lines, legend, thumbnail_rows, thumbnails
+from attnscope.render.terminal.grid import (
+    cell_lines,
+    columns_of,
+    half_lines,
+    in_bands,
+    legend,
+    thumbnail_cells,
+)
 from attnscope.render.terminal.surface import (
     BOLD,
     DIM,
@@ -282,21 +289,18 @@ def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
     room = surface.width - label
     beside = min(count, max(1, room // (NARROWEST + 1)))
     beside = -(-count // -(-count // beside))
-    width = columns_of(view.thumbnails, min(max(room // beside - 1, 1), WIDEST))
-    height = half_lines(view.thumbnails, width)
-    small = view.thumbnails.fit(thumbnail_rows(height, surface), width)
+    heads = view.thumbnails.in_a_row
+    width = columns_of(heads, min(max(room // beside - 1, 1), WIDEST))
+    shape = in_bands(heads, surface, width, half_lines(heads, width), 1)
+    small = heads.fit(shape.height, width)
     palette = surface.palette(signed=False)
-    drawn = [thumbnails(layer, small, width, height, surface, palette)[0] for layer in small.layers]
     for start in range(0, count, beside):
         shown = range(start, min(start + beside, count))
         if start:
             yield []
         yield _cells("", [view.names[i] for i in shown], label, width, BOLD)
-        for row in range(len(drawn[0])):
-            line: Line = [Segment(" " * label)]
-            for i in shown:
-                line += [*drawn[i][row], Segment(" ")]
-            yield line[:-1]
+        cells = thumbnail_cells(small, shape, shown)[:, 1:]  # no gap before the first one
+        yield from ([Segment(" " * label), *line] for line in cell_lines(cells, surface, palette))
         if any(view.roles):
             yield _cells("role", [view.roles[i] for i in shown], label, width)
         for series in view.series:
@@ -317,7 +321,7 @@ def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
         for start in range(0, len(sparks), room):
             yield [Segment(" " * label), Segment(sparks[start : start + room])]
     yield []
-    yield from legend(view.thumbnails, small, surface, palette)
+    yield from legend(heads, small, surface, palette)
 
 
 def _cells(name: str, texts: Sequence[str], label: int, width: int, style: object = None) -> Line:

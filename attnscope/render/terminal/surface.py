@@ -153,7 +153,8 @@ class Palette:
 class Surface:
     """``width`` in columns; ``colour`` false for pipes, NO_COLOR and terminals of 16 colours or fewer.
 
-    ``indexed`` tells a terminal of 256 colours from one of true colour.
+    ``indexed`` tells a terminal of 256 colours from one of true colour. ``height`` are the lines that a
+    picture may take, where it has to fit a screen.
     """
 
     width: int
@@ -161,6 +162,7 @@ class Surface:
     ascii: bool = False
     cmap: str | None = None
     indexed: bool = False
+    height: int | None = None
 
     @classmethod
     def of(cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool) -> Surface:
@@ -218,16 +220,22 @@ def _entry(number: int) -> int:
     return round(number * (STEPS - 1) / (TONES - 1))
 
 
-def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
-    """The title, with what it is about beside or below it, and a line of air."""
+def heading(title: str, subtitle: str, surface: Surface, *, tight: bool = False) -> Iterator[Line]:
+    """The title, with what it is about beside or below it, and a line of air.
+
+    Where room is ``tight`` it is one line, what it is about is left out unless it has room there.
+    """
     title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
     if title:
         beside = subtitle and cell_len(title) + 3 + cell_len(subtitle) <= surface.width
-        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in _title_lines(title, surface.width)]
+        shown = [cut(title, surface.width)] if tight else _title_lines(title, surface.width)
+        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in shown]
         if beside:
             bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]
             subtitle = ""
         yield from bold
+    if tight:
+        return
     for line in _title_lines(subtitle, surface.width) if subtitle else ():
         yield [Segment(isolate(line), DIM)]
     if title or subtitle:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from attnscope.axes import weights
 from attnscope.errors import SelectionError
+from attnscope.render.pixels import print_views
 from attnscope.render.terminal import PrintedView
 from attnscope.views import Measured, Ranked, Ranking, grid, head_map, heatmap, token_view
 from tests.render.screen import expected_colours, pixels, printed, random_head, tokens, widths
@@ -113,9 +114,40 @@ def test_thumbnails_have_the_colours_of_their_heads() -> None:
     assert all(line[3 + j][1] is None for line in lines[2:] for j in range(5))  # half a line of air
 
 
+@pytest.mark.parametrize(("layers", "heads"), [(6, 12), (12, 12), (24, 16), (32, 32)])
+@pytest.mark.parametrize("count", [5, 13, 60, 512])
+def test_all_heads_stand_on_one_screen(layers: int, heads: int, count: int) -> None:
+    stack = weights(np.stack([random_head(count, causal=True).values] * heads), range(count), range(count))
+    view = grid(
+        [(layer, stack) for layer in range(layers)], title="gpt2 · “The cat sat…”", subtitle="kernel: sdpa"
+    )
+    ranked = [
+        Ranked(f"L{n}H0", "looks at the token before", f"attnscope show 'The cat' --head L{n}H0")
+        for n in range(5)
+    ]
+    console = Console(
+        file=io.StringIO(),
+        width=80,
+        height=24,
+        force_terminal=True,
+        color_system="truecolor",
+        legacy_windows=False,
+    )
+    print_views([view, Ranking(tuple(ranked), title="Worth a look")], console)
+    shown = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in console.file.getvalue().splitlines()]
+    assert len(shown) <= 24 + max(layers - 12, 0)
+    assert max(widths("\n".join(shown))) <= 80
+    assert [line.split()[0] for line in shown if line.startswith("L")][:layers] == [
+        f"L{n}" for n in range(layers)
+    ]
+    assert any("Worth a look" in line for line in shown)
+    assert any("--head L0H0" in line for line in shown)
+    assert any("more than a screen" in line for line in shown) == (layers > 12)
+
+
 def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
     heads = np.stack([np.eye(8)] * 12)
-    view = grid([(layer, weights(heads, range(8), range(8))) for layer in range(2)])
+    view = grid([(layer, weights(heads, range(8), range(8))) for layer in range(2)], large=True)
     text = printed(view, width=40, colour="truecolor")
     assert [re.findall(r"H\d+", line) for line in text.splitlines() if "H" in line] == [
         [f"H{head}" for head in range(start, start + 4)] for start in (0, 4, 8)
@@ -125,7 +157,7 @@ def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
 def test_a_layer_without_attention_is_named_as_a_hole() -> None:
     field = weights(np.stack([np.eye(4)] * 2), range(4), range(4))
     text = printed(grid([(0, field), (2, field)]))
-    assert "L1 no attention of this kind" in text
+    assert "no attention of this kind in L1" in " ".join(text.split())
 
 
 def test_what_is_pooled_says_so() -> None:

@@ -20,7 +20,7 @@ from typing import NoReturn
 import click
 
 from attnscope import __version__
-from attnscope.cli.command import CONTEXT
+from attnscope.cli.command import CONTEXT, SETTINGS
 from attnscope.cli.commands import AllCommands
 from attnscope.cli.retired import RETIRED
 from attnscope.errors import AttnscopeError, first_line
@@ -157,6 +157,8 @@ def _explain_usage(error: click.ClickException) -> str:
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
         hint = error.param_hint or (error.param and error.param.opts[0]) or ""
         sentence = f"{hint}: {error.message}"
+        if setting := error.ctx and error.ctx.meta.get(SETTINGS, {}).get(str(hint).lstrip("-")):
+            sentence = f"{sentence.rstrip('.')} (set in {setting.origin})"
     if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence):
         sentence = f"{extra[1]!r} is one argument too many: put a text of several words into quotes"
     return sentence

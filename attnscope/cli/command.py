@@ -18,6 +18,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -27,7 +28,9 @@ import click
 from click.core import ParameterSource
 
 from attnscope.cli.complete import Complete
+from attnscope.cli.settings import defaults_of, read_settings
 from attnscope.cli.waiting import set_verbosity
+from attnscope.errors import AttnscopeError
 from attnscope.registry import docstring
 from attnscope.text import LARGEST
 
@@ -58,6 +61,9 @@ LONGEST = 240
 
 OPTION = re.compile(r"--?[^\W\d_]")
 """How an option begins: -2, "-2 -> cat" and "- a line of a list" are none."""
+
+SETTINGS = "attnscope.settings"
+"""Where a command's context has what the user set."""
 
 CONTEXT: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -245,6 +251,9 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take what is typed: an argument may begin with a minus, ``"-2 -> cat"``."""
         set_verbosity(0)
+        with suppress(*[AttnscopeError] * ctx.resilient_parsing):  # Tab never complains
+            ctx.meta[SETTINGS] = read_settings()
+            ctx.default_map = defaults_of(ctx, ctx.meta[SETTINGS])
         options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
         return super().parse_args(
             ctx, _behind_options(args, {name for each in options for name in each.opts})
@@ -257,7 +266,11 @@ class Command(click.Command):
             name: group(**{word.name: taken[word.name] for word in words_of(group)})
             for name, group in self.groups.items()
         }
-        self.function(**made)
+        try:
+            self.function(**made)
+        except click.UsageError as error:
+            error.ctx = ctx
+            raise
 
     def _print_help(self, context: click.Context) -> None:
         formatter = context.make_formatter()

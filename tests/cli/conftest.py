@@ -1,5 +1,7 @@
 """Fixtures for commands."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.cli.run import Loader, runner
@@ -18,6 +20,8 @@ def remembered(request, monkeypatch):
 @pytest.fixture
 def run(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("ATTNSCOPE_MODEL", raising=False)
+    monkeypatch.setattr("attnscope.cli.settings.users_file", lambda: Path("no", "config.toml"))
     return runner(monkeypatch, capsys)
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import click
 
-from attnscope.cli.command import argument, command, flag
+from attnscope.cli.command import argument, command, flag, is_typed, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
+from attnscope.cli.settings import settings_table
 from attnscope.cli.source import read_source, reading
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -28,6 +29,7 @@ class AuditOptions:
     audit: bool = flag(
         "Prove that tokens are mixed by the attention that is shown, and name what else mixes."
     )
+    defaults: bool = flag("List the defaults that you set, and where: see the README on configuration.")
 
 
 @command
@@ -57,16 +59,19 @@ def info(
 
     attnscope info model.py:Model --inputs inputs.npz --audit
     """
+    from attnscope.questions.answer import Answer
 
-    if model.model is None:
-        model = replace(model, model=named.first)
+    if asked.defaults:
+        refuse(output.as_json, "--json", "--defaults prints a table")
+        return deliver("info", Answer((settings_table(),), {}, dict), output)
+    if not is_typed("model"):
+        model = replace(model, model=named.first or model.model)
     elif named.first is not None:
         if source.second_text is not None:
             raise click.BadParameter("name the model once, first or with --model", param_hint="MODEL")
         source = replace(source, text=named.first, second_text=source.text)
     if not source.names_one:
         source = replace(source, text=TEXT)
-    from attnscope.questions.answer import Answer
     from attnscope.questions.audit import audit
     from attnscope.questions.info import Survey, of_survey, survey_model
     from attnscope.views.table import Column, Table

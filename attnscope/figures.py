@@ -117,9 +117,9 @@ class HeadFigures:
     absent: Annotated[Mapping[str, str], Meaning("by measure that does not exist here, why")]
     role: Annotated[Role | None, Meaning("its role; null where no row counted")]
     importance: Annotated[
-        Importance | None, Meaning("with --importance", optional=True, shape=Importance)
+        Importance | None, Meaning("with ablate --importance", optional=True, shape=Importance)
     ] = None
-    ablation: Annotated[Removal | None, Meaning("with --ablation", optional=True, shape=Removal)] = None
+    ablation: Annotated[Removal | None, Meaning("with attnscope ablate", optional=True, shape=Removal)] = None
 
     def figure(self, name: str) -> Figure | Importance | Removal | None:
         """A figure of it, or what the predictions lose with it."""

@@ -53,7 +53,7 @@ def complete_explained(ctx: Any, incomplete: str) -> list[str]:
     from attnscope.measures.flow import METHODS
 
     return complete_measure(ctx, incomplete) + _begun(
-        incomplete, (*ROLES, *get_args(Weigh)[1:], *METHODS, "importance", "ablation", "writes")
+        incomplete, (*ROLES, *get_args(Weigh)[1:], *METHODS, "importance", "ablation", "logits")
     )
 
 

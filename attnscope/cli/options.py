@@ -75,15 +75,6 @@ class ShownHeads(HeadOptions):
     token: str | None = option(
         "A word, a token's number, or a patch as row,column: what it looks at, and who looks at it."
     )
-    ablate: str | None = option(
-        "Set one head's output to zero, and print what changes in the model's predictions.", panel=WHERE
-    )
-    writes: bool = flag(
-        "What each head writes to the score of the next token, or of --target, with all else that the score "
-        "is the sum of. With --head: the words that it favours.",
-        panel=WHERE,
-    )
-    against: str | None = option("With --writes: another word, whose score is taken away.", panel=WHERE)
 
 
 Metadata: TypeAlias = dict[str, Any]
@@ -144,7 +135,7 @@ class WeighedModelOptions(ModelOptions):
         default="raw",
     )
     target: str | None = option(
-        "With --weigh gradient or --writes: the prediction, a word at the end of the text, the number of a "
+        "With --weigh gradient: the prediction, a word at the end of the text, the number of a "
         "token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given."
     )
 

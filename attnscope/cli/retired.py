@@ -6,6 +6,11 @@ from collections.abc import Mapping
 
 RETIRED: Mapping[str, str] = {
     "--relative": "--relative was retired: compare what --token looks at under two texts, each with --json",
+    "--writes": "show --writes is now a command: attnscope logits TEXT (--target, --against, --head)",
+    "--against": "--against belongs to check (a snapshot) and to logits (another word)",
+    "--ablate": "show --ablate is now a command: attnscope ablate TEXT --head L2H1",
+    "--ablation": "stats --ablation is now a command: attnscope ablate (with --texts, also --mean)",
+    "--importance": "stats --importance is now a command: attnscope ablate --importance",
     "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
     "sounds in --gold": "--gold of timed words was retired: align --rank finds the heads that follow a sound",
     "--fresh": "--fresh is now --no-cache",

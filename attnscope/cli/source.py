@@ -341,7 +341,11 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
 
     weigh: Weigh = getattr(asked, "weigh", "raw")
     target: str | None = getattr(asked, "target", None)
-    refuse(target and weigh != "gradient", "--target", "only valid with --weigh gradient, or show --writes")
+    refuse(
+        target and weigh != "gradient",
+        "--target",
+        "only valid with --weigh gradient or --faithful; see attnscope logits",
+    )
     names = ("device", "device_map", "dtype", "revision", "tokenizer", "trust_remote_code", "allow_pickle")
     options = {name: getattr(asked, name) for name in names}
     with waiting(f"loading {asked.name}"):

@@ -44,18 +44,18 @@ CROWD = (
 
 PREDICTIONS = {
     "importance": (
-        "importance (--importance): how much the model's predictions depend on the head, estimated.\n"
+        "importance (ablate --importance): how much the model's predictions depend on the head, estimated.\n"
         "  formula   E_x |∂L(x) / ∂ξ_h|, ξ_h = 1 a gate on the head's output, L the mean cross-entropy\n"
         "  unit      nats, 0 or more\n"
         "  average   over texts; a masked model reads each in seven copies, which are averaged first\n"
         "  needs     an output head; two passes, whatever the number of heads\n"
-        "  beware    a slope at the whole head says little of its absence: --ablation measures that. On\n"
+        "  beware    a slope at the whole head says little of its absence: ablate measures that. On\n"
         "            sample_inputs/sentences.txt the two rank the heads with a Spearman correlation of 0.78\n"
         "            (own) and 0.64 (own-causal)\n"
         "  source    Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1"
     ),
     "ablation": (
-        "ablation (--ablation zero, --ablation mean): how much the loss rises without the head.\n"
+        "ablation (attnscope ablate): how much the loss rises without the head.\n"
         "  formula   L without the head - L with all heads, L the mean cross-entropy of a prediction\n"
         "  unit      nats; below 0 where the model predicts better without it\n"
         "  average   over all predicted tokens; ± is the standard error of that ratio over texts\n"
@@ -63,13 +63,13 @@ PREDICTIONS = {
         "  needs     an output head; a pass for each head, from its layer on\n"
         "  source    Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 3"
     ),
-    "writes": (
-        "writes (show --writes): what each part of the model writes to the logit of a prediction, directly.\n"
+    "logits": (
+        "logits (attnscope logits): what each part of the model adds to the logit of a prediction.\n"
         "  formula   ((o_h W_O,h ⊙ γ) / σ) · W_U[t]; γ and σ the weight and the spread of the last norm, σ\n"
         "            held as it was in the pass; every other norm that an output goes through is held, too\n"
         "  unit      logits; heads, feed-forward parts, embeddings and biases sum to the logit\n"
         "  needs     an output head, and a stream of states that can be followed from the parts to it\n"
-        "  beware    what later parts make of a head's output is not in it: --ablate shows that as well\n"
+        "  beware    what later parts make of a head's output is not in it: ablate shows that as well\n"
         "  source    nostalgebraist 2020, interpreting GPT: the logit lens; Elhage et al. 2021, A\n"
         "            Mathematical Framework for Transformer Circuits; Wang et al. 2022, Interpretability in\n"
         "            the Wild"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,10 +107,11 @@ class Run(Display):
         return Drawing(of_token(one_token(self._pass, self._pass.prepared, asked)), cmap)
 
     def stats(self) -> FigureTable:
-        """The figures of every head."""
+        """The figures of every head, those first whose role stands farthest above its baseline."""
         from attnscope.questions.stats import measure_heads
 
-        return FigureTable(measure_heads(self._pass, self._pass.prepared, _select()))
+        measured = measure_heads(self._pass, self._pass.prepared, _select())
+        return FigureTable(replace(measured, heads=tuple(measured.meeting(()))))
 
     def compare(
         self, other: Run | None = None, *, head: Head | str | None = None, cmap: str | None = None

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.questions.figure_table import NOTHING
 from attnscope.records import plain
 
 if TYPE_CHECKING:
@@ -175,11 +174,11 @@ class FigureTable(Display):
         return pandas.DataFrame(self.rows)
 
     def __repr__(self) -> str:
-        from attnscope.questions.figure_table import figure_table
+        from attnscope.questions.stats import figure_table
         from attnscope.render.terminal import print_view
 
         def print_table(console: Console) -> None:
-            print_view(figure_table(self.measured, self.heads, None, console.width), console)
+            print_view(figure_table(self.measured, self.heads), console)
 
         return as_text(print_table)
 
@@ -221,6 +220,9 @@ class HeadsPage(Display):
             f'style="width:100%;height:{FRAME}px;border:0"></iframe>'
         )
 
+
+NOTHING = 0.005
+"""A measure that is nowhere larger prints as 0.00 for every head, and is left out."""
 
 _BASELINE = "_baseline"
 

@@ -161,7 +161,7 @@ class Changed:
     right: Annotated[tuple[float, float], Meaning("the wanted token's probability with and without the head")]
 
 
-@record("a head taken away (--ablate)")
+@record("a head taken away (--head)")
 @dataclass(frozen=True)
 class Ablation:
     """What changed in a model's predictions, those that changed most first.

@@ -14,7 +14,7 @@ from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures
 from attnscope.questions.answer import Answer
-from attnscope.questions.stats import OPERATORS, Condition, Stats, parse_conditions
+from attnscope.questions.stats import OPERATORS, Condition, Stats, find_heads, parse_conditions
 from attnscope.records import Meaning, derived, record
 from attnscope.storage.files import read_json, write_whole
 from attnscope.views.table import Cell, Column, Table
@@ -57,7 +57,10 @@ class Claim:
             holds = COUNTED[self.sign](len(met), self.wanted)
             return Verdict(self.text, holds, f"{len(met)}{': ' if met else ''}{listed}")
         if isinstance(self.about, Head):
-            head = _find(self.about, heads)
+            head, *others = find_heads(self.about, heads)
+            if others:
+                kinds = " or ".join(f"{each.site.kind}.{each.name}" for each in (head, *others))
+                raise SelectionError(f"which {head.name}? write {kinds}")
             if name == "role":
                 evidence = head.role.name if head.role is not None else "no role"
             else:
@@ -75,17 +78,6 @@ class Claim:
         deciding = (max if largest else min)(known, key=lambda head: head.figures[name].value)
         evidence = f"{figure_text(deciding.figures[name])}, {deciding.site.kind} {deciding.name}"
         return Verdict(self.text, condition.meets(deciding), evidence)
-
-
-def _find(wanted: Head, heads: Sequence[HeadFigures]) -> HeadFigures:
-    name, kind = wanted.name, wanted.kind
-    meant = [head for head in heads if head.name == name and kind in (None, head.site.kind)]
-    if len({head.site.kind for head in meant}) > 1:
-        raise SelectionError(f"which {name}? write {' or '.join(f'{h.site.kind}.{name}' for h in meant)}")
-    if not meant:
-        last = f"{heads[0].name} to {heads[-1].name}"
-        raise SelectionError(f"no head {kind + '.' if kind else ''}{name}: there are {last}")
-    return meant[0]
 
 
 def claim(text: str) -> Claim:

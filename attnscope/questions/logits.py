@@ -94,7 +94,7 @@ class Favours:
     lowered: Annotated[tuple[Word, ...], Meaning("those that it lowers most")]
 
 
-@record("what each part writes to the score of a token (--writes), in logits")
+@record("what each part writes to the score of a token, in logits")
 @dataclass(frozen=True)
 class Writes:
     """The direct effects of all parts on one score, which they sum to, and the words of some heads.

@@ -28,8 +28,10 @@ from attnscope.views import TokenView
 from attnscope.views.charts import Curves, Faithful
 
 ANSWERS: dict[str, tuple[Any, ...]] = {
-    "show": (Overview, OneHead, TokenView, Ablation, Writes),
+    "show": (Overview, OneHead, TokenView),
     "stats": (Stats, Curves, Faithful),
+    "logits": (Writes,),
+    "ablate": (Ablation, Stats),
     "compare": (
         Comparison,
         DepthComparison,
@@ -48,7 +50,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
 }
 """The records that each command may print with ``--json``."""
 
-UNWEIGHED = ("info", "flow", "align")
+UNWEIGHED = ("info", "flow", "align", "logits", "ablate")
 """The commands that never weigh what they show."""
 
 WEIGHED = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +17,10 @@ from attnscope.attention import Attention, Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers.coarsen import Coarsen, How, Reading, RowObserver, SharedRows, cells
 from attnscope.errors import SelectionError
-from attnscope.figures import ABLATION, PREDICTIONS, Figure, Importance, Removal
+from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS, Figure, Importance, Removal
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadFigures, Measurement, fused_request, settle_roles
+from attnscope.measures.roles import NONE
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
@@ -26,8 +29,10 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, provenance, require_selected
 from attnscope.records import Meaning, Notes, record
 from attnscope.registry import nearest_name
+from attnscope.text import round_short
 from attnscope.views import HeadMap, head_map
 from attnscope.views.charts import Curve, Curves
+from attnscope.views.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,12 +134,6 @@ class _SomeRows:
         self.reading.end()
 
 
-def no_rows(rows: range, record: Record) -> SelectionError:
-    """What to say where no head has one of these rows."""
-    most = max((site.queries for site in record.sites), default=0)
-    return SelectionError(f"no rows {rows.start}-{rows.stop - 1}: there are rows 0-{most - 1}, one a token")
-
-
 def curves_by_position(
     model: Model, prepared: ModelInput, selection: Selection, name: str, *, parts: int, top: int
 ) -> Curves:
@@ -159,11 +158,7 @@ def curves_by_position(
             label = f"{head.site.kind} {head.name}" if several else head.name
             found.setdefault(label, [None] * len(measured))[part] = head.figures.get(name)
     curves = [
-        Curve(
-            label,
-            tuple(figure.value if figure else None for figure in figures),
-            tuple(figure.baseline if figure else None for figure in figures),
-        )
+        Curve(label, *(tuple(getattr(one, part, None) for one in figures) for part in ("value", "baseline")))
         for label, figures in found.items()
         if any(figures)
     ]
@@ -179,16 +174,12 @@ def curves_by_position(
         title=f"{name} by position",
         subtitle=f"{name_pass(model, prepared)} · {provenance(record.sites)}",
         notes=(
-            f"{len(best)} of {len(curves)} heads; each mark is the average of {_rows(step)} of the {size:,}",
+            f"{len(best)} of {len(curves)} heads; each mark averages {step:,} of the {size:,} rows",
             *model.notes,
             *prepared.notes,
             *record.notes,
         ),
     )
-
-
-def _rows(count: int) -> str:
-    return "one row" if count == 1 else f"{count:,} rows"
 
 
 @record("the figures of every head")
@@ -224,22 +215,44 @@ class Stats:
         return [name for name in PREDICTIONS if any(head.figure(name) for head in self.heads)]
 
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
-        """The heads that meet all conditions, the largest of one figure first, if ``sort`` names it.
+        """The heads that meet all conditions, those first whose role's figure is farthest above its baseline.
 
-        Raises ``SelectionError``, with the reason, for a figure that no head has.
+        ``sort`` names another order: the largest of a measure first, by ``role``, or by ``head``. Raises
+        ``SelectionError``, with the reason, for a figure that no head has.
         """
+        of_measure = sort if sort not in (None, "role", "head") else None
         named = [condition.name for condition in conditions if condition.name != "role"]
-        for name in [*named, *([sort] if sort else [])]:
+        for name in [*named, *([of_measure] if of_measure else [])]:
             if not any(head.figure(name) for head in self.heads):
                 why = {head.absent[name]: None for head in self.heads if name in head.absent}
                 raise SelectionError(
                     f"no head has a figure of {name}: {next(iter(why), 'it was not measured')}"
                 )
         heads = [head for head in self.heads if all(condition.meets(head) for condition in conditions)]
-        if sort is None:
-            return heads
-        known = [(figure.value, head) for head in heads if (figure := head.figure(sort)) is not None]
-        return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
+        if of_measure is not None:
+            known = [(found.value, head) for head in heads if (found := head.figure(of_measure)) is not None]
+            return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
+        return heads if sort == "head" else sorted(heads, key=partial(_place, by_role=sort == "role"))
+
+
+def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
+    """Where a head stands in the table: patterns by lift, then even attention, then no pattern."""
+    if head.role is None:
+        return len(ROLES), 0.0
+    place = ROLES.index(head.role.name)
+    if head.role.name == NONE:
+        return place, 0.0
+    return place if by_role or head.role.name == "broad" else -1, -head.role.lift
+
+
+def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:
+    """A head of some, of one kind of attention or of each. Raises ``SelectionError`` if there is none."""
+    kind = wanted.kind
+    found = [head for head in heads if head.name == wanted.name and kind in (None, head.site.kind)]
+    if not found:
+        last = f"{heads[0].name} to {heads[-1].name}"
+        raise SelectionError(f"no head {kind + '.' if kind else ''}{wanted.name}: there are {last}")
+    return found
 
 
 def with_predictions(
@@ -252,9 +265,11 @@ def with_predictions(
     )
 
 
-def of_stats(result: Stats, names: Sequence[str]) -> Answer:
-    """The figures as numbers and, those of ``names``, as a table."""
-    return Answer((), {}, lambda: result, table=lambda: figure_rows(result, names))
+def of_stats(result: Stats, heads: Sequence[HeadFigures], names: Sequence[str], sort: str | None) -> Answer:
+    """Some heads as a table, their figures as numbers, and those of ``names`` for a file."""
+    chosen = replace(result, heads=tuple(heads))
+    table = figure_table(result, heads, sort)
+    return Answer((table,), {}, lambda: chosen, table=lambda: figure_rows(chosen, names))
 
 
 def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
@@ -297,6 +312,109 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     }
 
 
+COLUMNS = ("entropy", "distance", "previous", "first", "special")
+"""The measures of the table; the one that it is sorted by takes the place of the last."""
+
+
+def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
+    """A line a head: its role, the role's figure, and some measures that tell something of every head."""
+    names = list(COLUMNS)
+    if sort in MEASURES and sort not in names:
+        names = [str(sort), *names[:-1]]
+    if not heads:
+        none = f"none of the {len(result.heads)} heads meets the conditions; {result.ran}"
+        return Table(title=result.title, notes=(none, *result.notes))
+    several = len({head.site.kind for head in heads}) > 1
+    columns = [_draw_column([head.figure(name) for head in heads], MEASURES[name].unit) for name in names]
+    named = [f"{name}\n{MEASURES[name].unit.replace('share', '')}" for name in names]
+    titles = ["head", *(["kind"] if several else []), "role", "figure"]
+    errors = any(head.role is not None and _role_error(head) for head in heads)
+    rows = (
+        (head.name, *([head.site.kind] if several else []), *_role_cells(head), *cells)
+        for head, *cells in zip(heads, *columns, strict=True)
+    )
+    return Table(
+        (
+            *(Column(f"{name}\n", long="cut") for name in titles),
+            *(Column(name, True, "cut") for name in named),
+        ),
+        tuple(rows),
+        title=result.title,
+        notes=(
+            f"{len(heads)} of {len(result.heads)} heads; {result.ran}",
+            "figure: that of the role (its baseline on even attention); --csv: all measures",
+            *(["± is the standard error over the texts"] if errors else []),
+            *result.notes,
+        ),
+        gap=1,
+        edge=True,
+    )
+
+
+def _role_error(head: HeadFigures) -> float | None:
+    figure = head.figures.get(head.role.pattern) if head.role else None
+    return figure.error if figure else None
+
+
+def _role_cells(head: HeadFigures) -> tuple[str, str]:
+    """A role, its figure and the baseline; a dash where no pattern stands out."""
+    if head.role is None or head.role.name == NONE:
+        return "–", ""
+    error = _role_error(head)
+    figure = f"{head.role.score:.2f}" if error is None else f"{head.role.score:.3f} ±{error:.3f}"
+    return head.role.name, f"{figure} ({round_short(head.role.baseline)})"
+
+
+def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: str) -> list[Cell]:
+    """The cells of a column; the brightest is 1, or the largest where it is no share."""
+    texts = [
+        "–" if each is None
+        else f"{each.value:.2f}" if unit != "loss"
+        else f"{each.value:.3f}" + ("" if each.error is None else f" ±{each.error:.3f}")
+        for each in found
+    ]  # fmt: skip
+    values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in found]
+    top, width = 1.0 if unit == "share" else max(values, default=0) or 1.0, max(map(len, texts), default=0)
+    return [
+        text if each is None else ((text.rjust(width), min(value / top, 1.0)),)
+        for each, text, value in zip(found, texts, values, strict=True)
+    ]
+
+
+def of_removals(result: Stats, top: int) -> Answer:
+    """The ``top`` heads without which predictions lose most, as a table, and a map of all heads."""
+    name = ABLATION if result.ablation else IMPORTANCE
+    heads = sorted(result.heads, key=lambda head: -found.value if (found := head.figure(name)) else math.inf)
+    ordered = replace(result, heads=tuple(heads))
+    several = len({head.site.kind for head in heads}) > 1
+    values = _draw_column([head.figure(name) for head in heads[:top]], "loss")
+    notes = ["importance: |slope of the loss at a gate on the head|, an estimate (Michel et al. 2019)"]
+    if name == ABLATION:
+        whole = next(found.loss - found.value for found in result.ablation.values())
+        notes = [f"loss rise: loss without the head minus {whole:.3f}, the loss with all heads"]
+    if any(getattr(head.figure(name), "error", None) is not None for head in heads):
+        notes.append("± is the standard error over the texts")
+    if len(heads) > top:
+        notes.append(f"{len(heads) - top:,} more heads: --top {len(heads)}, --csv or --json")
+    titles = ("head", *(["kind"] if several else []))
+    table = Table(
+        (
+            *(Column(f"{each}\n") for each in titles),
+            Column("loss rise\nnats" if name == ABLATION else "importance\nnats", True),
+            Column("role\n"),
+        ),
+        tuple(
+            (head.name, *([head.site.kind] if several else []), value, _role_cells(head)[0])
+            for head, value in zip(heads[:top], values, strict=True)
+        ),
+        title=result.title,
+        notes=(*notes, *result.notes),
+        edge=True,
+    )
+    maps = measure_maps(result, name)
+    return Answer((table,), maps, lambda: ordered, table=lambda: figure_rows(ordered, DEFAULT))
+
+
 def measure_heads(
     model: Model,
     prepared: ModelInput,
@@ -329,7 +447,8 @@ def measure_heads(
         )
         heads = tuple(measured.figures())
         if rows is not None and not heads:
-            raise no_rows(rows, record)
+            last = max((site.queries for site in record.sites), default=0) - 1
+            raise SelectionError(f"no rows {rows.start}-{rows.stop - 1}: rows are 0-{last}, one per token")
     else:
         record = model.run(prepared, [])
         taken = _count_fused(record)

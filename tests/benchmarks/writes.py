@@ -58,7 +58,7 @@ def main() -> None:
 
     plain = cost(run)
     print(f"forward and backward  {cost(learn) / plain:.2f} of the plain pass of {TOKENS} tokens")
-    print(f"show --writes         {cost(lambda: follow(0)) / plain:.2f}")
+    print(f"logits                {cost(lambda: follow(0)) / plain:.2f}")
     print(f"with five heads' words {cost(lambda: follow(5)) / plain:.2f}")
 
 

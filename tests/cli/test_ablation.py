@@ -1,4 +1,4 @@
-"""``attnscope show --ablate`` and ``attnscope stats --importance``."""
+"""``attnscope ablate``: one head, all heads, over texts, and the estimate."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ TEXT = "The cat sat on the mat because it was tired."
 
 
 def test_what_changes_without_a_head_is_printed(run):
-    ran = run("show", TEXT, "--ablate", "L2H1")
+    ran = run("ablate", TEXT, "--head", "L2H1")
     model = load("own")
     seen = ablate(model, model.prepare(TEXT), "L2H1")
     assert ran.code == 0
@@ -35,7 +35,7 @@ def test_what_changes_without_a_head_is_printed(run):
 
 
 def test_the_numbers_of_an_ablation_are_json(run):
-    numbers = json.loads(run("show", TEXT, "--ablate", "2.1", "-m", "own-causal", "--json").out)
+    numbers = json.loads(run("ablate", TEXT, "--head", "2.1", "-m", "own-causal", "--json").out)
     assert (numbers["head"], numbers["kind"]) == ("L2H1", "decoder")
     assert len(numbers["changed"]) == 11
     assert {"token", "position", "divergence", "before", "after", "right", "wanted"} == set(
@@ -43,37 +43,57 @@ def test_the_numbers_of_an_ablation_are_json(run):
     )
 
 
-def test_importance_is_a_column_that_sorts(run):
+def test_the_head_of_the_largest_importance_comes_first(run):
     model = load("own")
     seen = measure_heads(model, model.prepare(TEXT), Selection(), importance=True)
     best = max(seen.importance.items(), key=lambda pair: pair[1].value)
     head, figure = best
-    ran = run("stats", TEXT, "--importance", "--top", "3")
-    first = ran.out.splitlines()[3].split()
-    assert first[0] == head.name
-    assert f"{figure.value:.2f}" in first
-    numbers = json.loads(run("stats", TEXT, "--importance", "--top", "1", "--json").out)["heads"]
+    ran = run("ablate", TEXT, "--importance", "--top", "3")
+    (first,) = (line.split() for line in ran.out.splitlines() if line.startswith(head.name))
+    assert first[1] == f"{figure.value:.3f}"
+    assert "29 more heads" in ran.out
+    numbers = json.loads(run("ablate", TEXT, "--importance", "--json").out)["heads"]
     assert numbers[0]["importance"]["value"] == pytest.approx(figure.value)
-    (row,) = csv.DictReader(io.StringIO(run("stats", TEXT, "--importance", "--top", "1", "--csv").out))
+    row = next(csv.DictReader(io.StringIO(run("ablate", TEXT, "--importance", "--csv").out)))
     assert float(row["importance"]) == pytest.approx(figure.value)
 
 
-def test_importance_can_be_drawn_and_sorted_away_from(run):
-    ran = run("stats", TEXT, "--importance", "--map", "importance")
-    assert ran.out.startswith("importance · encoder")
-    ran = run("stats", TEXT, "--importance", "--sort", "previous", "--top", "1")
-    assert ran.out.splitlines()[3].startswith("L2H1 previous")
-    assert "importance" in ran.out
+def test_the_loss_without_each_head_is_listed_and_drawn(run, tmp_path):
+    model = load("own")
+    without = measure_heads(model, model.prepare(TEXT), Selection(), ablation=True).ablation
+    worst = sorted(without, key=lambda head: -without[head].value)[:4]
+    ran = run("ablate", TEXT, "--top", "4")
+    listed = [line.split()[:2] for line in ran.out.splitlines() if line.startswith("L")]
+    assert listed == [[head.name, f"{without[head].value:.3f}"] for head in worst]
+    assert run("ablate", TEXT, "--layer", "0", "-o", tmp_path / "map.png").code == 0
+    assert (tmp_path / "map.png").exists()
+
+
+def test_the_loss_without_each_head_stands_beside_its_error(run, tmp_path):
+    (tmp_path / "texts.txt").write_text("The cat sat on the mat.\nA dog ran off with the bone.\n")
+    asked = ("ablate", "--texts", tmp_path / "texts.txt", "-m", "own-causal")
+    ran = run(*asked)
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    rises = [float(line.split(" ±")[0].split()[-1]) for line in lines if " ±" in line and line[0] == "L"]
+    assert rises == sorted(rises, reverse=True)
+    assert "the loss with all heads" in " ".join(lines)
+    assert "a head's output is set to zero" in ran.out
+    heads = json.loads(run(*asked, "--mean", "--json").out)["heads"]
+    assert all({"value", "error", "loss", "texts"} == set(head["ablation"]) for head in heads)
+    header, *rows = csv.reader(io.StringIO(run(*asked, "--csv").out))
+    assert header[-2:] == ["ablation", "ablation_error"]
+    assert len(rows) == 12
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["show", TEXT, "--ablate", "L9H0"], "no head L9H0: this model has layers 0-3, heads 0-7"),
-        (["show", TEXT, "--ablate", "L1H0", "-m", minilm()], "it has no language-model head"),
-        (["show", TEXT, "--ablate", "L1H0", "-o", "x.png"], "--ablate prints"),
-        (["stats", TEXT, "--importance", "-m", minilm()], "it has no language-model head"),
-        (["stats", TEXT, "--sort", "importance"], "add --importance: it takes a second pass"),
+        (["ablate", TEXT, "--head", "L9H0"], "no head L9H0: this model has layers 0-3, heads 0-7"),
+        (["ablate", TEXT, "--head", "L1H0", "-m", minilm()], "it has no language-model head"),
+        (["ablate", TEXT, "--head", "L1H0", "-o", "x.png"], "one head is printed"),
+        (["ablate", TEXT, "--importance", "-m", minilm()], "it has no language-model head"),
+        (["ablate", TEXT, "--mean"], "a mean is taken over a corpus: add --texts"),
     ],
 )
 def test_what_cannot_be_asked_is_said(run, arguments, sentence):

@@ -428,7 +428,7 @@ def test_nothing_is_kept_where_that_is_said(run, monkeypatch, looks, folder):
 
 def test_what_needs_the_model_runs_it(run, looks, folder):
     run("show", TEXT, "-m", "own-causal")
-    ran = run("show", TEXT, "-m", "own-causal", "--ablate", "L0H1")
+    ran = run("ablate", TEXT, "-m", "own-causal", "--head", "L0H1")
     assert ran.code == 0
     assert "from the pass" not in ran.out
 

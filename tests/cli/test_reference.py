@@ -46,7 +46,7 @@ def test_an_option_stands_in_every_command_where_it_makes_sense(option, names):
 def test_an_option_means_the_same_in_each_command_that_looks(option):
     words = [OPTIONS[name][option].spelling for name in LOOKING if option in OPTIONS[name]]
     values = {word.split(", ")[-1].partition(" ")[2] for word in words}
-    # what is compared with: the figures in a file in check, another word in show --writes
+    # what is compared with: the figures in a file in check, another word in logits
     assert len(values) <= 1 + (option == "--against"), f"{option} takes {values}"
 
 

@@ -18,17 +18,15 @@ ASKED = {
         [],
         ["--head", "L1H1", "--words"],
         ["--token", "cat"],
-        ["--ablate", "L2H1"],
         ["--weigh", "norm"],
     ],
     "stats": [
         [],
-        ["--importance"],
-        ["--ablation", "zero"],
         ["--sort", "coverage90", "--layer", "1"],
         ["--by-position", "previous"],
         ["--faithful", "--layer", "0"],
     ],
+    "ablate": [[], ["--head", "L2H1"], ["--importance"]],
     "compare": [
         [],
         ["--head", "1"],
@@ -73,7 +71,7 @@ def test_an_answer_is_what_its_schema_says(run, tmp_path, command, asked):
 
 
 def test_two_heads_a_corpus_and_claims_too(run, tmp_path, causal_folder):
-    validate(run("show", TEXT, "-m", causal_folder, "--writes", "--json"), "show", run)
+    validate(run("logits", TEXT, "-m", causal_folder, "--json"), "logits", run)
     validate(run("compare", TEXT, "L1H1", "L2H1", "--json"), "compare", run)
     (tmp_path / "texts.txt").write_text("The cat sat.\nA dog ran off.\n")
     validate(run("stats", "--texts", tmp_path / "texts.txt", "--json"), "stats", run)

@@ -291,7 +291,7 @@ def test_show_and_stats_say_what_looks_like_attention_and_was_not_captured(run, 
     for command in ("show", "stats"):
         ran = run(command, "The cat sat.", "--model", name)
         assert told in " ".join((ran.out + ran.err).split())
-    audited = run("info", name, "--audit").out
+    audited = " ".join(run("info", name, "--audit").out.split())
     assert "layers 0-1, layers.* (StrangeAttention), mix tokens by attention that was not captured" in audited
     assert "2 of 3 attention calls were not captured" in audited
     (tmp_path / "other.py").write_text(HALF_SEEN.format("Block"))

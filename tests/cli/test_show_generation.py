@@ -176,7 +176,7 @@ def test_thumbnails_have_a_line_above_what_the_model_wrote(run):
         ("show", TEXT),
         ("show", TEXT, "--head", "L2H1"),
         ("show", TEXT, "--token", "cat"),
-        ("show", TEXT, "--ablate", "L2H1"),
+        ("ablate", TEXT, "--head", "L2H1"),
         ("compare", TEXT),
         ("compare", TEXT, "L1H3", "L2H1"),
         ("compare", TEXT, "--head", "3"),

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 
 import numpy as np
@@ -12,7 +13,7 @@ import transformers
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads, parse_conditions
+from attnscope.questions.stats import COLUMNS, measure_heads, parse_conditions
 from tests.models.folders import gpt2, minilm
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -78,17 +79,35 @@ def test_the_known_head_is_on_top_of_the_table(run):
     assert max(len(line) for line in ran.out.splitlines()) <= 80
 
 
-def test_the_table_has_the_measures_of_the_roles_and_none_that_are_zero_everywhere(run, monkeypatch):
-    for width, more in ((80, ()), (160, ("spread", "special", "duplicate"))):
-        monkeypatch.setenv("COLUMNS", str(width))
-        ran = run("stats", TEXT, "-m", "own-causal")
-        named = ran.out.splitlines()[1 if width == 160 else 2].split()
-        roles = {line.split()[1] for line in ran.out.splitlines() if line.startswith("L")}
-        assert roles - {"–", "broad"} <= set(named)
-        assert "next" not in named  # nothing lies ahead of a causal head
-        assert set(more) <= set(named)
-        assert max(len(line) for line in ran.out.splitlines()) <= width
-        assert "(baseline): the role's figure on even attention" in ran.out
+def test_heads_stand_in_the_order_of_how_far_their_role_lies_above_its_baseline(run):
+    """The lifts, from the JSON, fall; heads on even attention and heads without a pattern come last."""
+    found = heads(run)
+    assert len(found) == 72
+    told = [each["role"] for each in found if each["role"]["name"] not in ("broad", "none")]
+    lifts = [role["score"] - role["baseline"] for role in told]
+    assert lifts == sorted(lifts, reverse=True)
+    assert [each["role"] for each in found][: len(told)] == told
+    grouped = [each["role"]["name"] for each in heads(run, "--sort", "role")]
+    assert len([name for name, _ in itertools.groupby(grouped)]) == len(set(grouped))
+    places = [(each["layer"], each["head"]) for each in heads(run, "--sort", "head")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("more", [(), ("-m", "own-causal"), ("--where", "entropy<1"), ("--sort", "next")])
+def test_the_table_has_the_same_columns_in_every_call_with_units(run, more):
+    lines = run("stats", TEXT, *more).out.splitlines()
+    (header,) = (line.split() for line in lines if line.startswith("head "))
+    measures = ["next", "entropy", "distance", "previous", "first"] if "next" in more else None
+    assert header == ["head", "role", "figure", *(measures or COLUMNS)]
+    assert ["nats", "tokens"] in [line.split() for line in lines]
+    assert max(map(len, lines)) <= 80
+
+
+def test_one_head_has_the_role_that_it_has_among_all(run):
+    (all_,) = (each for each in heads(run) if (each["layer"], each["head"]) == (1, 3))
+    assert heads(run, "--head", "L1H3") == [all_]
+    ran = run("stats", TEXT, "--head", "L9H9")
+    assert (ran.code, "no head L9H9: there are L0H0 to L3H7" in ran.err) == (2, True)
 
 
 def test_csv_has_every_figure_of_every_head(run):
@@ -200,26 +219,6 @@ def test_maps_that_cannot_be_saved_are_refused_before_the_model_is_loaded(run, a
     assert sentence in " ".join(ran.err.split())
 
 
-def test_the_loss_without_each_head_stands_beside_its_error(run, tmp_path):
-    (tmp_path / "texts.txt").write_text("The cat sat on the mat.\nA dog ran off with the bone.\n")
-    asked = ("stats", "--texts", tmp_path / "texts.txt", "-m", "own-causal", "--ablation")
-    ran = run(*asked, "zero")
-    assert ran.code == 0
-    lines = ran.out.splitlines()
-    rises = [float(line.split(" ±")[0].split()[-1]) for line in lines if " ±" in line and line[0] == "L"]
-    assert rises == sorted(rises, reverse=True)
-    assert "with all heads it is" in " ".join(lines)
-    assert "a head's output is set to zero" in ran.out
-    heads = json.loads(run(*asked, "mean", "--json").out)["heads"]
-    assert all({"value", "error", "loss", "texts"} == set(head["ablation"]) for head in heads)
-    header, *rows = csv.reader(io.StringIO(run(*asked, "zero", "--csv").out))
-    assert header[-2:] == ["ablation", "ablation_error"]
-    assert len(rows) == 12
-    assert run(*asked, "zero", "--map", "ablation", "--plain").code == 0
-    assert run("stats", "The cat sat.", "--ablation", "mean").code == 2
-    assert run("stats", "The cat sat.", "--sort", "ablation").code == 2
-
-
 def test_what_is_said_of_predictions_is_explained(run):
     assert "an output head" in run("stats", "--explain", "importance").out
     assert "L without the head" in run("stats", "--explain", "ablation").out
@@ -229,7 +228,7 @@ def test_conditions_that_no_head_meets_are_answered_without_a_table(run):
     ran = run("stats", "The cat sat on the mat.", "--where", "offset=-2>0.9")
     assert ran.code == 0
     assert "· none of the 32 heads meets the conditions; figures measured beside the kernel" in ran.out
-    assert "role" not in ran.out
+    assert "entropy" not in ran.out
 
 
 def test_curves_refuse_conditions_and_an_order_that_they_would_ignore(run):

@@ -155,7 +155,8 @@ def test_figures_come_as_a_frame_and_as_rows(cat):
     assert len(frame) == len(table.heads) == len(cat.heads) == 32
     picked = frame[(frame.layer == 2) & (frame["head"] == 1)].iloc[0]
     assert picked.role == "previous"
-    assert picked.previous == table.heads[17].figures["previous"].value
+    (head,) = (head for head in table.heads if head.name == "L2H1")
+    assert picked.previous == head.figures["previous"].value
     assert "<td>previous</td>" in table._repr_html_()
 
 

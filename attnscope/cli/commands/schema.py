@@ -13,9 +13,20 @@ from attnscope.cli.deliver import print_plain
 class SchemaOptions:
     """Which command's answer."""
 
-    of: Literal["show", "stats", "compare", "find", "spans", "align", "flow", "info", "check", "export"] = (
-        argument("The command.", REQUIRED, metavar="COMMAND")
-    )
+    of: Literal[
+        "show",
+        "stats",
+        "compare",
+        "find",
+        "spans",
+        "align",
+        "flow",
+        "logits",
+        "ablate",
+        "info",
+        "check",
+        "export",
+    ] = argument("The command.", REQUIRED, metavar="COMMAND")
 
 
 @command

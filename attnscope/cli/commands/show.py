@@ -1,14 +1,12 @@
-"""``attnscope show --writes``: what each head writes to the score of a token."""
+"""``attnscope show``: all heads of a text at a glance, one head, or one token."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import click
-
-from attnscope.cli.command import PICTURE, command, flag, option, repeat
+from attnscope.cli.command import PICTURE, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options import (
@@ -22,40 +20,6 @@ from attnscope.cli.options import (
     check_picture,
 )
 from attnscope.cli.source import read_source, reading, reopen
-from attnscope.cli.waiting import waiting
-from attnscope.errors import OutputError
-
-PAGE = ".html"
-
-
-def show_writes(
-    source: SourceOptions,
-    asked: ShownHeads,
-    output: ShowOutput,
-    picture: PrintedOptions,
-    model: WeighedModelOptions,
-) -> None:
-    """Print or save the direct effects of all parts of a model on one score."""
-    if asked.token or asked.ablate or model.weigh != "raw" or (asked.layers and not asked.head):
-        raise click.BadParameter(
-            "it is of all parts of the model: with --head, --target and --against alone",
-            param_hint="--writes",
-        )
-    out = output.out
-    paged = out is not None and out.suffix.lower() == PAGE
-    if out is not None and out.suffix.lower() in WHOLE and not paged:
-        raise OutputError(
-            "save a picture (.png, .svg, .pdf) or a page (.html), or take the numbers with --json"
-        )
-    head = None if asked.head is None else parse_head(asked.head, asked)
-    check_picture(out, picture.cmap, one=not paged, signed=True)
-    given = read_source(source, replace(model, target=None))
-    from attnscope.questions.logits import direct_effects, of_writes
-
-    loaded, prepared = given.open(predicting=True)
-    with reading(loaded, prepared):
-        result = direct_effects(loaded, prepared, model.target, asked.against, head)
-    deliver("show", of_writes(result, head), output, picture)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,23 +61,11 @@ def show(
 
     attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
 
-    attnscope show "The cat sat on the" -m openai-community/gpt2 --writes --target mat --against floor
-
     attnscope show --from heads.npz --head L0H2
     """
-    if attention.writes:
-        return show_writes(source, attention, output, picture, model)
-    if attention.against is not None:
-        raise click.BadParameter("it goes with --writes", param_hint="--against")
-    head = None
-    if attention.head is not None:
-        head = parse_head(attention.head, attention)
-    if attention.ablate is not None and output.out is not None:
-        raise click.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
-    if output.large and (head is not None or attention.token or attention.ablate):
-        raise click.BadParameter(
-            "only valid for the overview of all heads", param_hint="--large", panel="Picture file"
-        )
+    head = None if attention.head is None else parse_head(attention.head, attention)
+    pictured = head is not None or attention.token is not None
+    refuse(output.large and pictured, "--large", "only valid for the overview of all heads")
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
     from attnscope.questions.answer import Answer
@@ -124,14 +76,7 @@ def show(
 
     selection = select(attention, axes, head, token=attention.token)
     whole = output.out is not None and output.out.suffix.lower() in WHOLE
-    loaded, prepared = given.open(predicting=attention.ablate is not None, saving=output.out is not None)
-    if attention.ablate is not None:
-        from attnscope.questions.ablate import ablate, of_ablation
-
-        asked = select(attention, head=parse_head(attention.ablate, attention))
-        with waiting(f"{loaded.name} predicts with and without {attention.ablate}"):
-            answer = of_ablation(ablate(loaded, prepared, asked))
-        return deliver("show", answer, output, picture)
+    loaded, prepared = given.open(saving=output.out is not None)
     with reading(loaded, prepared):
         if whole and output.out is not None:
             given_ = loaded, prepared, selection

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse
 from attnscope.cli.complete import complete_explained, complete_measure
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import PLAIN, deliver, save_data
 from attnscope.cli.faithful import check_alone, show_heads
-from attnscope.cli.heads import parse_numbers, select
+from attnscope.cli.heads import parse_numbers, select_heads
 from attnscope.cli.options import (
     WHOLE,
     CorpusOptions,
-    LayerOptions,
+    HeadOptions,
     NumbersOptions,
     PrintedOptions,
     SourceOptions,
@@ -24,22 +24,17 @@ from attnscope.cli.options import (
     check_picture,
     check_place,
 )
-from attnscope.cli.source import SourceInput, load_model, read_source, reading
-from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS
-
-if TYPE_CHECKING:
-    from attnscope.cli.source import PassKind
-    from attnscope.questions.selection import Selection
-    from attnscope.questions.stats import Condition, Stats
+from attnscope.cli.source import load_model, read_source, reading
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredHeads(LayerOptions):
+class MeasuredHeads(HeadOptions):
     """The heads that are listed, and in which order."""
 
     where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
     sort: str | None = option(
-        "The largest of a measure first; layer by layer if not given.", complete=complete_measure
+        "By a measure, role or head. Default: role figure minus its baseline.",
+        complete=complete_measure,
     )
     top: int | None = option("Only so many heads.", min=1)
 
@@ -49,14 +44,6 @@ class StatsOptions:
     """What is measured beside the figures of the table, and how."""
 
     panel = WHERE
-    importance: bool = flag(
-        "Also an estimate of how much the model's predictions depend on each head, at the cost of a pass or "
-        "two; it needs an output head."
-    )
-    ablation: Literal["zero", "mean"] | None = option(
-        "Also how much the loss of the model's predictions rises without each head, set to zero or, over a "
-        "corpus, to its mean output: a pass for each head."
-    )
     faithful: bool = flag(
         "Instead: which head ranks first the tokens that a prediction really needs, that of --target; flow "
         "--faithful compares ways of weighing."
@@ -111,30 +98,6 @@ def parse_rows(spelling: str | None) -> range | None:
     return run
 
 
-def check_asked(attention: MeasuredHeads, output: StatsOutput, asked: StatsOptions, *, one: bool) -> None:
-    """Refuse what does not go together, before any work; ``one`` says that one text is measured."""
-    from attnscope.measures import MEASURES
-
-    parse_rows(asked.rows)
-    for name in ("rows", "by_position", "pooled"):
-        wrong = getattr(asked, name) and not one
-        refuse(wrong, f"--{name.replace('_', '-')}", "it goes with one text, not with --texts")
-    drawn = output.head_map is not None or asked.by_position is not None or asked.faithful
-    if asked.by_position is not None:
-        refuse(asked.rows, "--by-position", "a curve has all rows: leave --rows away")
-        ordered = attention.where or attention.sort
-        refuse(ordered, "--where, --sort", "the curves come in an order of their own: leave it away")
-        MEASURES[asked.by_position]
-    refuse(asked.ablation == "mean" and one, "--ablation", "a mean is taken over a corpus: add --texts")
-    refuse(
-        output.out is not None and not drawn,
-        "--out",
-        "--out saves a picture: add --map MEASURE or --by-position MEASURE",
-    )
-    if asked.pooled is not None:
-        check_place(asked.pooled, WHOLE)
-
-
 @command
 def stats(
     source: SourceOptions,
@@ -147,8 +110,9 @@ def stats(
 ) -> None:
     """Measure every head on a text, at any length that the model reads, or over all texts of a corpus.
 
-    Each figure is an average over the rows that count; --explain says which those are. In parentheses
-    stands the baseline: the figure on even attention. Over a corpus, ± is the standard error over its texts.
+    Heads are sorted by how far the figure of their role lies above its baseline, the same figure on even
+    attention. Figures are averages over rows; --explain says which rows count. Over a corpus, ± is the
+    standard error over texts.
 
     Examples:
 
@@ -162,30 +126,51 @@ def stats(
 
     attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
 
-    attnscope stats --texts corpus.txt -m own-causal --ablation zero
-
     torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
 
     attnscope stats --explain induction
     """
     if output.list or output.explain is not None:
         return _explain(output.explain)
+    from attnscope.measures import DEFAULT, MEASURES
+    from attnscope.questions.answer import Answer, of_maps
+    from attnscope.questions.layers import by_layer, of_layers
+    from attnscope.questions.processes import torchrun_processes
+    from attnscope.questions.stats import (
+        curves_by_position,
+        find_heads,
+        measure_heads,
+        measure_maps,
+        of_stats,
+        parse_conditions,
+    )
+
     check_texts(corpus, source)
-    check_asked(attention, output, asked, one=corpus.texts is None)
+    one, rows, curved = corpus.texts is None, parse_rows(asked.rows), asked.by_position is not None
+    for name in ("rows", "by_position", "pooled"):
+        wrong = getattr(asked, name) and not one
+        refuse(wrong, f"--{name.replace('_', '-')}", "it goes with one text, not with --texts")
+    refuse(curved and rows, "--by-position", "a curve has all rows: leave --rows away")
+    ordered = attention.where or attention.sort
+    refuse(curved and ordered, "--where, --sort", "the curves come in an order of their own: leave it away")
+    drawn = output.head_map is not None or curved or asked.faithful
+    words = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
+    refuse(output.out is not None and not drawn, "--out", words)
+    if asked.pooled is not None:
+        check_place(asked.pooled, WHOLE)
     check_picture(output.out, picture.cmap, one=True, signed=not asked.faithful)
-    given = None if corpus.texts else read_source(source, model)
-    selection = select(attention)
+    given = read_source(source, model) if one else None
+    selection = select_heads(attention)
     if asked.faithful:
         check_alone(given is not None and source.saved is None and not output.as_csv and not output.head_map)
         assert given is not None
         return show_heads(given, selection, model, attention.top, output, picture)
-    from attnscope.measures import DEFAULT
-    from attnscope.questions.answer import Answer, of_maps
-    from attnscope.questions.processes import torchrun_processes
-    from attnscope.questions.stats import curves_by_position, measure_maps, of_stats, parse_conditions
-
     met = parse_conditions(attention.where) if attention.where is not None else ()
-    names = tuple(dict.fromkeys((*DEFAULT, *_measures(attention.sort, output.head_map, met, asked))))
+    sort = attention.sort if attention.sort not in ("role", "head") else None
+    named = (sort, output.head_map, asked.by_position, *(each.name for each in met if each.name != "role"))
+    asked_for = [name for name in named if name is not None]
+    for name in asked_for:
+        MEASURES[name]  # a name that is none is refused before the model is loaded
     if given is not None and asked.by_position is not None:
         loaded, prepared = given.open(kind="kernel")
         with reading(loaded, prepared):
@@ -194,84 +179,46 @@ def stats(
             )
         answer = Answer((curves,), {"": curves}, lambda: curves)
         return deliver("stats", answer, replace(output, as_csv=False), picture, model.metadata)
-    if given is not None:
-        result = _measure(given, selection, names, asked, saving=output.out is not None)
+    if selection.head is not None:  # its role depends on the other heads
+        selection, head = replace(selection, head=None), selection.head
     else:
-        predicting = asked.importance or asked.ablation is not None
-        result = measure_corpus(
-            corpus, source, lambda: load_model(model, predicting=predicting), selection, names,
-            exact_kernel=asked.exact_kernel, importance=asked.importance, ablation=asked.ablation,
-        )  # fmt: skip
+        head = None
+    names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))
+    if given is None:
+        load = partial(load_model, model)
+        result = measure_corpus(corpus, source, load, selection, names, exact_kernel=asked.exact_kernel)
+    else:
+        kernel = asked.exact_kernel or rows is not None
+        loaded, prepared = given.open(
+            cached=asked.pooled is None,
+            kind="kernel" if kernel else "fused" if names == DEFAULT else "other",
+            saving=output.out is not None,
+        )
+        with reading(loaded, prepared):
+            result = measure_heads(
+                loaded,
+                prepared,
+                selection,
+                names=names,
+                exact_kernel=asked.exact_kernel,
+                pool=asked.cell if asked.pooled else None,
+                rows=rows,
+            )
+            layers = result.maps
+            if asked.pooled is not None and layers is not None:
+                page = partial(of_layers, layers, by_layer(result.heads), loaded, prepared, selection)
+                save_data(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
     if torchrun_processes().number:
         return
     if output.head_map is not None:
         maps = of_maps(measure_maps(result, output.head_map))
         return deliver("stats", maps, replace(output, as_csv=False, as_json=False), picture)
-    sort = attention.sort or next(iter(result.predictions), None)
-    heads = result.meeting(met, sort)[: attention.top]
-    if output.as_json or output.as_csv:
-        answer = of_stats(replace(result, heads=tuple(heads)), names)
-        return deliver("stats", answer, output, picture, model.metadata)
-    from rich.console import Console
-
-    from attnscope.questions.figure_table import figure_table
-    from attnscope.render.terminal import print_view
-
-    console = Console(highlight=False)
-    print_view(figure_table(result, heads, sort, console.width), console)
-
-
-def _measures(
-    sort: str | None, head_map: str | None, met: tuple[Condition, ...], asked: StatsOptions
-) -> list[str]:
-    """The measures that options name. Raises ``SelectionError`` for one that does not exist."""
-    from attnscope.measures import MEASURES
-
-    conditions = (condition.name for condition in met if condition.name != "role")
-    named = [name for name in (sort, head_map, *conditions) if name is not None]
-    unasked = IMPORTANCE in named and not asked.importance
-    refuse(unasked, "--importance", "add --importance: it takes a second pass")
-    unasked = ABLATION in named and asked.ablation is None
-    refuse(unasked, "--ablation", "add --ablation zero: it takes a pass a head")
-    measures = [name for name in named if name not in PREDICTIONS]
-    for name in measures:
-        MEASURES[name]
-    return measures
-
-
-def _measure(
-    given: SourceInput, selection: Selection, names: tuple[str, ...], asked: StatsOptions, *, saving: bool
-) -> Stats:
-    """The figures of one text; its maps are saved where they are asked for."""
-    from attnscope.measures import DEFAULT
-    from attnscope.questions.answer import Answer
-    from attnscope.questions.layers import by_layer, of_layers
-    from attnscope.questions.stats import measure_heads
-
-    kind: PassKind = "fused" if names == DEFAULT else "other"
-    loaded, prepared = given.open(
-        predicting=asked.importance or asked.ablation is not None,
-        cached=asked.pooled is None,
-        kind="kernel" if asked.exact_kernel or asked.rows is not None else kind,
-        saving=saving,
-    )
-    with reading(loaded, prepared):
-        result = measure_heads(
-            loaded,
-            prepared,
-            selection,
-            names=names,
-            exact_kernel=asked.exact_kernel,
-            importance=asked.importance,
-            ablation=asked.ablation is not None,
-            pool=asked.cell if asked.pooled else None,
-            rows=parse_rows(asked.rows),
-        )
-        if asked.pooled is not None and result.maps is not None:
-            layers, figures = result.maps, by_layer(result.heads)
-            page = partial(of_layers, layers, figures, loaded, prepared, selection)
-            save_data(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
-    return result
+    heads = result.meeting(met, attention.sort)
+    if head is not None:
+        alone = find_heads(head, result.heads)
+        heads = [each for each in heads if each in alone]
+    answer = of_stats(result, heads[: attention.top], names, attention.sort)
+    deliver("stats", answer, output, picture, model.metadata)
 
 
 def _explain(name: str | None) -> None:

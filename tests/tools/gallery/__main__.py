@@ -103,7 +103,7 @@ def pages(folder: Path, place: Path) -> None:
     run((*tone, "-o", str(folder / "page-sound.html")), 80, "none")
     asked = ("show", "what is on the mat ?", "--image", str(place / "corner.png"), "-m", str(place / "llava"))
     run((*asked, "-o", str(folder / "page-picture.html")), 80, "none")
-    king = ("show", "The king said that he would", "-m", "own-causal", "--writes")
+    king = ("logits", "The king said that he would", "-m", "own-causal")
     run((*king, "-o", str(folder / "page-writes.html")), 80, "none")
 
 

@@ -110,7 +110,7 @@ def answers() -> Iterator[Plate]:
     king = ("The king said that he would", "-m", "own-causal")
     yield Plate("shares", ("spans", *king, "--generate", "9", "--written"), (), (7.0,))
     yield Plate("flow", ("flow", CAT), (), (3.3,))
-    yield Plate("writes", ("show", *king, "--writes"), ((80, "true"),), (7.0,))
+    yield Plate("writes", ("logits", *king), ((80, "true"),), (7.0,))
     yield Plate("curves", ("stats", TEXTS["60"], "-m", "own-causal", "--by-position", "previous"), (), (3.3,))
 
 

@@ -1,0 +1,103 @@
+"""``attnscope ablate``: what a model's predictions lose without a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnscope.cli.command import MOST_USED, command, flag, option, refuse
+from attnscope.cli.corpus import check_texts, measure_corpus
+from attnscope.cli.deliver import deliver
+from attnscope.cli.heads import parse_head, select
+from attnscope.cli.options import (
+    PICTURES,
+    CorpusOptions,
+    HeadOptions,
+    ModelOptions,
+    NumbersOptions,
+    PrintedOptions,
+    SourceOptions,
+    check_picture,
+    check_place,
+)
+from attnscope.cli.source import load_model, read_source, reading
+from attnscope.cli.waiting import waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateOptions:
+    """How a head is taken away, and how many are listed."""
+
+    panel = MOST_USED
+    mean: bool = flag("With --texts: set each head to its mean output over the corpus, not to zero.")
+    importance: bool = flag("Estimate it from gradients: two passes instead of one a head.")
+    top: int = option("List so many heads.", min=1, default=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateOutput(NumbersOptions):
+    """Where the answer goes."""
+
+    as_csv: bool = flag("Print the figures of all heads as CSV.", "--csv")
+    out: Path | None = option("Save a map of all heads: .png, .svg or .pdf.", "--out", "-o")
+
+
+@command
+def ablate(
+    source: SourceOptions,
+    corpus: CorpusOptions,
+    asked: AblateOptions,
+    attention: HeadOptions,
+    output: AblateOutput,
+    picture: PrintedOptions,
+    model: ModelOptions,
+) -> None:
+    """Measure what the model's predictions lose without each head.
+
+    Each head's output is set to zero in turn, and the rise of the loss is listed, largest first. With --head:
+    the predictions that change most without that head. A causal model predicts each next token, a masked
+    model each token while it is masked.
+
+    Examples:
+
+    attnscope ablate "The cat sat on the mat because it was tired."
+
+    attnscope ablate "The cat sat on the mat because it was tired." --head L2H1
+
+    attnscope ablate --texts corpus.txt -m own-causal --mean --csv
+    """
+    check_texts(corpus, source)
+    refuse(asked.mean and corpus.texts is None, "--mean", "a mean is taken over a corpus: add --texts")
+    refuse(asked.mean and asked.importance, "--mean", "an estimate takes no head away: leave one out")
+    head = None if attention.head is None else parse_head(attention.head, attention)
+    alone = head is not None and corpus.texts is None and not asked.importance
+    refuse(alone and (output.out or output.as_csv), "--out, --csv", "one head is printed, or --json")
+    if output.out is not None:
+        check_place(output.out, PICTURES)
+    check_picture(None, picture.cmap, one=True, signed=True)
+    selection = select(attention, head=head)
+    from attnscope.measures import DEFAULT
+    from attnscope.questions.ablate import Way, of_ablation
+    from attnscope.questions.ablate import ablate as ablate_head
+    from attnscope.questions.processes import torchrun_processes
+    from attnscope.questions.stats import measure_heads, of_removals
+
+    if corpus.texts is not None:
+        way: Way | None = None if asked.importance else "mean" if asked.mean else "zero"
+        result = measure_corpus(
+            corpus, source, lambda: load_model(model, predicting=True), selection, DEFAULT,
+            importance=asked.importance, ablation=way,
+        )  # fmt: skip
+        if torchrun_processes().number:
+            return
+    else:
+        loaded, prepared = read_source(source, model).open(predicting=True)
+        if alone:
+            with waiting(f"{loaded.name} predicts with and without {head}"):
+                answer = of_ablation(ablate_head(loaded, prepared, selection))
+            return deliver("ablate", answer, output)
+        with reading(loaded, prepared):
+            result = measure_heads(
+                loaded, prepared, selection, importance=asked.importance, ablation=not asked.importance
+            )
+    deliver("ablate", of_removals(result, asked.top), output, picture)

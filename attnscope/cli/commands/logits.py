@@ -1,0 +1,73 @@
+"""``attnscope logits``: direct logit attribution, what each part of a model adds to one score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnscope.cli.command import MOST_USED, command, option, refuse
+from attnscope.cli.deliver import deliver
+from attnscope.cli.heads import parse_head
+from attnscope.cli.options import (
+    PICTURES,
+    HeadOptions,
+    ModelOptions,
+    NumbersOptions,
+    PrintedOptions,
+    SourceOptions,
+    check_picture,
+    check_place,
+)
+from attnscope.cli.source import read_source, reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """Whose score is taken apart."""
+
+    panel = MOST_USED
+    target: str | None = option(
+        "The prediction: a word at the end of the text, or the number of a token. Default: most likely."
+    )
+    against: str | None = option("Another word, whose score is subtracted.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsOutput(NumbersOptions):
+    """Where the answer goes."""
+
+    out: Path | None = option("Save a picture (.png, .svg, .pdf) or a page (.html).", "--out", "-o")
+
+
+@command
+def logits(
+    source: SourceOptions,
+    asked: ScoreOptions,
+    attention: HeadOptions,
+    output: LogitsOutput,
+    picture: PrintedOptions,
+    model: ModelOptions,
+) -> None:
+    """Show how much each head adds to a token's logit (direct logit attribution).
+
+    Heads, feed-forward layers, embeddings and biases sum to the score. With --head: the words whose logits
+    that head raises and lowers most.
+
+    Examples:
+
+    attnscope logits "The cat sat on the" -m openai-community/gpt2 --target mat --against floor
+
+    attnscope logits "The king said that he would" -m own-causal --head L3H1
+    """
+    refuse(attention.layers and not attention.head, "--layer", "it goes with --head")
+    head = None if attention.head is None else parse_head(attention.head, attention)
+    if output.out is not None:
+        check_place(output.out, (*PICTURES, ".html"))
+    check_picture(output.out, picture.cmap, one=False, signed=True)
+    given = read_source(source, model)
+    from attnscope.questions.logits import direct_effects, of_writes
+
+    loaded, prepared = given.open(predicting=True)
+    with reading(loaded, prepared):
+        result = direct_effects(loaded, prepared, asked.target, asked.against, head)
+    deliver("logits", of_writes(result, head), output, picture)

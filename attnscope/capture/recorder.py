@@ -23,6 +23,7 @@ from attnscope.capture.lineage.split_calls import SplitCalls
 from attnscope.capture.lineage.standing import doubt_axes, judge
 from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
 from attnscope.capture.observer import Observer, is_quiet, quietly
+from attnscope.capture.placing.between import AcrossTexts
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import Sites, heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import PastAttention
@@ -44,6 +45,7 @@ TRACKERS: tuple[type[Tracker], ...] = (
     Trails,  # before those who need not know of weights that met their values
     UnnormalizedWeights,
     PastAttention,
+    AcrossTexts,
     AttentionFunctions,
     ShownWeights,  # before those who show what they held when a module ends
     Repeats,
@@ -70,7 +72,7 @@ class Recorder(Pass):
         compiled = partial(self.record.note_change, COMPILED)
         self.stack = ModuleStack(model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
         self.ran: set[str] = set()  # the modules that were called
-        self._sites = Sites(model, axes)
+        self._sites, self.batch_first = Sites(model, axes), bool(axes)
         self._step = -1
         self.trackers = [self.of(kind) for kind in TRACKERS]
         self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]

@@ -48,6 +48,7 @@ class Pass(ABC):
     captured: int
     placed: int
     rests: bool  # whether what runs needs no lineage
+    batch_first: bool = False  # whether it is known that texts are the first axis of what the model is given
 
     def __init__(self) -> None:
         self._made: dict[type[Tracker], Tracker] = {}

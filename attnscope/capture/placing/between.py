@@ -1,0 +1,118 @@
+"""Attention between other things than the tokens of one text: between texts of a batch, and over channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.functions import Seen
+from attnscope.capture.lineage.layout import UNMOVABLE, find_positions
+from attnscope.capture.lineage.nodes import STRETCH, Root
+from attnscope.capture.record import LayerWithoutAttention
+from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.weighing import is_mapped
+from attnscope.capture.tracker import Pass, Taken, Tracker
+
+ACROSS = "it attends from text to text of a batch, not from token to token"
+PERHAPS = "attention from text to text, if the batch comes first, so the positions are no tokens: {names}"
+MOST = 2**22
+
+
+class AcrossTexts(Tracker):
+    """Names attention between the texts of a batch.
+
+    A model may be given positions first, so a lone direction says nothing unless it is known that the batch
+    comes first: from ``axes``, or from attention in the other direction.
+    """
+
+    def __init__(self, recorder: Pass) -> None:
+        super().__init__(recorder)
+        self._lineage = recorder.of(Lineage)
+        self._along: set[str] = set()  # modules that attend in the direction of positions
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing was given yet."""
+        self._given: dict[int, Root] = {}  # beginnings that lie as what the model was given
+        self._doubted: list[str] = []
+
+    def enter(self, call: Call) -> None:
+        """The model was given states."""
+        if len(self.recorder.stack.calls) == 1:
+            for tensor in call.tensors:
+                self._begin_at(tensor)
+
+    def _begin_at(self, tensor: Tensor) -> None:
+        origin = self._lineage.of(tensor)
+        root = None if origin is None else origin.node
+        if isinstance(root, Root) and len(root.shape) == 3 and root.shape[0] > 1:
+            self._given[root.number] = root
+
+    def see(self, seen: Seen) -> bool | None:
+        """Whether one of torch's whole attentions, given [position, text, size], attends between texts."""
+        if seen.name == "embedding" and isinstance(seen.result, Tensor):
+            ids, given = seen.given("input")["input"], self.recorder.stack.calls[0].tensors
+            same = (ids.shape == each.shape and torch.equal(ids, each) for each in given)
+            if not is_mapped(ids, *given) and any(same):
+                self._begin_at(seen.result)
+        elif seen.name == "multi_head_attention_forward" and self._given:
+            query, key = seen.args[:2]
+            sides = [self._lineage.of(each) for each in (query, key)]
+            if all(side is not None for side in sides):
+                labels = [find_positions(side.node) for side in sides]  # type: ignore[union-attr]
+                query, key = (None if each is None else each[..., 0].mT for each in labels)
+                return self._crosses(query, key, None, self.recorder.owner)
+        return None
+
+    def take(self, taken: Taken) -> bool:
+        """Whether a call attends between texts, and is named."""
+        origin, capture = taken.origin, taken.capture
+        if origin is None or not self._given or origin.query is None or origin.key is None:
+            return False
+        if capture.queries * capture.keys * capture.batch * capture.heads > MOST:
+            return False
+        try:
+            query, key = origin.query.labels("position"), origin.key.labels("position")
+            if origin.scored:  # both lie as the weights do
+                query, key = origin.arrange(query)[:, 0, :, 0], origin.arrange(key)[:, 0, 0]
+            else:
+                query, key = (origin.arrange(each[..., :1])[:, 0, :, 0] for each in (query, key))
+        except UNMOVABLE:
+            return False
+        return self._crosses(query, key, capture, taken.name)
+
+    def _crosses(self, query: Tensor | None, key: Tensor | None, capture: Capture | None, name: str) -> bool:
+        """Whether rows look at keys of other texts.  [batch, query], [batch, key]"""
+        sides = [None if each is None else self._texts(each) for each in (query, key)]
+        if None in sides:
+            return False
+        (asking, mine), (answering, _) = sides  # type: ignore[misc]
+        known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
+        foreign = known & (asking[:, :, None] != answering[:, None])
+        if capture is not None and bool(foreign.any()):
+            foreign &= capture.read.allowed(0, capture.queries).any(1)
+        moves = bool((mine != mine[:, :1]).any())
+        if not bool(foreign.any()):
+            if moves and bool(known.any()):
+                self._along.add(name)
+                for other in self._doubted:
+                    self.recorder.record.note_place(PERHAPS, other)
+                self._doubted.clear()
+            return False
+        if moves or self._along or self.recorder.batch_first:
+            self.recorder.seen += 1
+            self.recorder.record.note(LayerWithoutAttention.at(name, ACROSS))
+            return True
+        self._doubted.append(name)
+        return False
+
+    def _texts(self, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of which text each label is, and which position; -1: nobody knows."""
+        text, place = torch.full_like(labels, -1.0), torch.full_like(labels, -1.0)
+        for number, root in self._given.items():
+            here = labels // STRETCH == number
+            first, second = root.split(labels.floor() - number * STRETCH)
+            text, place = torch.where(here, first, text), torch.where(here, second, place)
+        return text, place

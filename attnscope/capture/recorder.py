@@ -23,7 +23,7 @@ from attnscope.capture.lineage.split_calls import SplitCalls
 from attnscope.capture.lineage.standing import doubt_axes, judge
 from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
 from attnscope.capture.observer import Observer, is_quiet, quietly
-from attnscope.capture.placing.between import AcrossTexts
+from attnscope.capture.placing.between import AcrossTexts, ChannelSoftmaxes
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import Sites, heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import PastAttention
@@ -42,7 +42,8 @@ TRACKERS: tuple[type[Tracker], ...] = (
     ChunkedModules,  # before all others, who are not told of what it notes
     Learned,
     Lineage,  # before those who ask where a tensor comes from
-    Trails,  # before those who need not know of weights that met their values
+    ChannelSoftmaxes,  # before those who need not know of weights that met their values
+    Trails,
     UnnormalizedWeights,
     PastAttention,
     AcrossTexts,
@@ -169,6 +170,8 @@ class Recorder(Pass):
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         origin = origin_of_weighing(lineage, weighing, batch, heads)
         capture = Capture.of_weighing(weighing, batch, heads, stands.learned)
+        if stands.learned and capture.queries > 1:
+            self.of(ChannelSoftmaxes).expect(weighing, result)
         self.take(capture, owner, origin, weighing.trail.softmax)
 
     def take_kernel(self, capture: Capture | Unknown, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

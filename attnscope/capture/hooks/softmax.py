@@ -217,6 +217,7 @@ class Trails(Tracker):
             trail = self._trails[right]
             axes = (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2)
             found = _attention(trail, right, left, left.ndim - 1, axes)
+            found = None if found is None else replace(found, made_axis=-1)
             return _with_product(found, left.mT, result.mT, name) if left.ndim > 1 else found
         return None
 
@@ -242,6 +243,7 @@ class Trails(Tracker):
         trail = self._trails[weights]
         grouped = len(queries) > 1
         found = _attention(trail, weights, values, theirs.index(keys[0]), places, grouped)
+        found = None if found is None else replace(found, made_axis=output.index(queries[-1]))
         rest = [axis for axis in theirs if axis not in ours]
         *more, _ = rest or [""]  # texts that share their weights
         known = [*more, *(axis for axis in (*shared, *queries) if axis in output), *rest[-1:]]

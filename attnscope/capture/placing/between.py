@@ -6,17 +6,23 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.hooks.modules import Call
+from attnscope.capture.hooks.softmax import Learned
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.layout import UNMOVABLE, find_positions
-from attnscope.capture.lineage.nodes import STRETCH, Root
+from attnscope.capture.lineage.functions import PRODUCTS, Seen
+from attnscope.capture.lineage.layout import UNMOVABLE, find_positions, is_constant
+from attnscope.capture.lineage.nodes import STRETCH, Root, beginnings
+from attnscope.capture.observer import quietly
 from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.weighing import is_mapped
+from attnscope.capture.rows.weighing import Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
 ACROSS = "it attends from text to text of a batch, not from token to token"
 PERHAPS = "attention from text to text, if the batch comes first, so the positions are no tokens: {names}"
+OF_CHANNELS = (
+    "it takes a softmax over tokens for each channel (linear attention, lambda layers): no weights from "
+    "token to token"
+)
 MOST = 2**22
 
 
@@ -116,3 +122,69 @@ class AcrossTexts(Tracker):
             first, second = root.split(labels.floor() - number * STRETCH)
             text, place = torch.where(here, first, text), torch.where(here, second, place)
         return text, place
+
+
+class ChannelSoftmaxes(Tracker):
+    """Holds maps of several learned queries until their module ends, and names those whose rows are channels.
+
+    A query that was learned gives a vector of its own; a channel is summed over once more, with what another
+    layer made of each token.
+    """
+
+    def __init__(self, recorder: Pass) -> None:
+        super().__init__(recorder)
+        self._lineage, self._learned = recorder.of(Lineage), recorder.of(Learned)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is held."""
+        self._next: int | None = None
+        self._held: dict[int, Taken] = {}  # by the beginning that the result is
+        self._queries: dict[int, set[float]] = {}
+
+    def expect(self, weighing: Weighing, result: Tensor) -> None:
+        """The next attention has several learned queries."""
+        begun = self._lineage.start(result, along=weighing.made_axis % result.ndim)
+        if begun is not None and isinstance(begun.node, Root):
+            self._next = begun.node.number
+            self._queries[self._next] = self._channels(weighing.operand)
+
+    def _channels(self, tensor: Tensor | None) -> set[float]:
+        """The outputs of layers that a tensor holds."""
+        origin = self._lineage.of(tensor)
+        try:
+            return set() if origin is None else set(torch.unique(origin.node.labels("channel")).tolist())
+        except UNMOVABLE:
+            return set()
+
+    def take(self, taken: Taken) -> bool:
+        """Whether a call is held."""
+        number, self._next = self._next, None
+        if number is not None:
+            self._held[number] = taken
+        return number is not None
+
+    def see(self, seen: Seen) -> None:
+        """Name what is held if its rows are summed over."""
+        if not self._held or seen.name not in PRODUCTS or (product := seen.product) is None:
+            return
+        gone = set(product.ours) & set(product.theirs) - set(product.out)
+        for factor, letters, other, _ in product.sides:
+            made, origin = self._lineage.of(factor), self._lineage.of(other)
+            if made is None or origin is None or origin.right is not None or self._learned.is_fixed(other):
+                continue
+            for number in {root.number for root in beginnings(made.node)} & self._held.keys():
+                places = find_positions(made.node)
+                if places is None or all(is_constant(places, letters.index(each)) for each in gone):
+                    continue
+                if not self._queries[number] & self._channels(other):  # else they give back what they took
+                    name = self._held.pop(number).name
+                    self.recorder.record.note(LayerWithoutAttention.at(name, OF_CHANNELS))
+
+    def leave(self, call: Call, output: object) -> None:
+        """A module ends: what is held of it was asked by learned queries."""
+        inside = f"{call.name}." if call.name else ""
+        for number, taken in list(self._held.items()):
+            if f"{taken.name}.".startswith(inside):
+                with quietly():
+                    self.recorder.pass_on(self._held.pop(number), self)

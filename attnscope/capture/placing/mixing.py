@@ -79,9 +79,13 @@ class PastAttention(Tracker):
             origin = self._lineage.of(seen.result)
             self._embedded |= set() if origin is None else {root.number for root in beginnings(origin.node)}
         elif (reason := self._way(seen)) is not None:
-            self.recorder.placed += 1
             calls = [call for call in self.recorder.stack.calls if not is_torchs_own(call.module)]
-            self.reasons.setdefault(calls[-1].name if calls else self.recorder.owner, reason)
+            name = calls[-1].name if calls else self.recorder.owner
+            inside = f"{name}." if name else ""
+            if reason in (SPREAD, SHIFTED) and any(path.startswith(inside) for path in self.reasons):
+                return  # what was mixed inside is added here
+            self.recorder.placed += 1
+            self.reasons.setdefault(name, reason)
 
     def _way(self, seen: Seen) -> str | None:
         """How a function mixes tokens; None where it does not."""

@@ -93,6 +93,15 @@ class KeptLayers:
         """How many attention calls are left out where all layers before one call are given."""
         return sum(ran.after - ran.before for ran in self._given(call))
 
+    def verify(self, calls: int, same: Callable[[], bool]) -> None:
+        """Forget what was kept unless a pass that is given it ends the ``same``: layers may keep more."""
+        for call in range(calls):
+            if self.skipped(call) > self.skipped(call - 1):
+                with self.giving(call):
+                    kept = same()
+                if not kept:
+                    self.ran.clear()
+
     @contextmanager
     def giving(self, call: int) -> Iterator[None]:
         """Give what was kept of the layers that ended before an attention call, and run the others."""
@@ -375,12 +384,7 @@ class Removals:
         ):
             before = loss()
         sites = gated_sites(model, record, gates)
-        for call in range(len(sites)):
-            if kept.skipped(call) > kept.skipped(call - 1):
-                with kept.giving(call):
-                    same = torch.allclose(loss(), before, atol=NEAR, rtol=0)
-                if not same:
-                    kept.ran.clear()  # layers keep something of a pass: all of them run anew for each head
+        kept.verify(len(sites), lambda: torch.allclose(loss(), before, atol=NEAR, rtol=0))
         calls: dict[Head, list[int]] = {}
         for call, site in enumerate(sites):
             for head in selection.heads(site, gates.heads[call]) or ():

@@ -307,7 +307,7 @@ def find_heads(
         sums = [each for each in observer.sums if each.question == place]
         heads = [score for each in sums for score in each.heads(numbers[each.site])]
         heads.sort(key=lambda score: (isnan(score.weight), -score.weight, score.head))
-        notes = _notes(question, sums) if heads else [_nothing(question, prepared, list(numbers))]
+        notes = _notes(question, sums) if heads else [explain_nothing(question, prepared, list(numbers))]
         answers.append(QuestionResult(question, tuple(heads), tuple(notes)))
     if not any(answer.heads for answer in answers):
         raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
@@ -377,7 +377,7 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
     return notes
 
 
-def _nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) -> str:
+def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) -> str:
     """Why a question has no answer: what does not exist, or what no row may look at."""
     kinds = kinds_of(sites)
     sides = [axes for kind, axes in prepared.axes.items() if kind in kinds]

@@ -9,6 +9,7 @@ from attnscope.questions.across import ModelComparison, TextComparison
 from attnscope.questions.align import MonotoneHeads, SpokenText
 from attnscope.questions.answer import name_schema
 from attnscope.questions.audit import Audit
+from attnscope.questions.cause import Intervention
 from attnscope.questions.check import Checked
 from attnscope.questions.compare import Comparison, HeadComparison
 from attnscope.questions.composition import Feeds
@@ -32,6 +33,8 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "stats": (Stats, Curves, Faithful),
     "logits": (Writes,),
     "ablate": (Ablation, Stats),
+    "cut": (Intervention,),
+    "patch": (Intervention,),
     "compare": (
         Comparison,
         DepthComparison,
@@ -50,7 +53,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
 }
 """The records that each command may print with ``--json``."""
 
-UNWEIGHED = ("info", "flow", "align", "logits", "ablate")
+UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch")
 """The commands that never weigh what they show."""
 
 WEIGHED = {

@@ -42,6 +42,8 @@ ASKED = {
         ["-m", "own-causal", "--truncate", "--max-tokens", "9", "--generate", "3", "--written"],
     ],
     "flow": [[], ["--method", "relevance"], ["--faithful"]],
+    "cut": [["it -> cat"], ["it -> cat", "--head", "L0H1"]],
+    "patch": [OTHER, [*OTHER, "--fast"]],
     "info": [[], ["--audit"]],
     "export": [["--format", "png,npz", "--layers", "0", "--heads", "1", "-o", "FOLDER"]],
 }

@@ -13,7 +13,8 @@ from attnscope.cli.command import Command, write_rows
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Commands": ("show", "browse", "stats", "find", "compare", "flow", "spans", "export", "info", "check"),
-    "More": ("logits", "ablate", "align", "loss", "train", "schema", "cache"),
+    "Cause": ("logits", "ablate", "cut", "patch"),
+    "More": ("align", "loss", "train", "schema", "cache"),
 }
 """Every command, in the order of the help: a function of this name in the file of this name."""
 

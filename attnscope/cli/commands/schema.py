@@ -22,6 +22,8 @@ class SchemaOptions:
         "align",
         "flow",
         "logits",
+        "cut",
+        "patch",
         "ablate",
         "info",
         "check",

@@ -1,0 +1,107 @@
+"""``attnscope cut``: what a prediction loses without the attention of one part of a text to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from attnscope.attention import Head
+from attnscope.cli.command import MOST_USED, argument, command, flag, option, refuse
+from attnscope.cli.commands.logits import ScoreOptions
+from attnscope.cli.deliver import deliver
+from attnscope.cli.heads import parse_head, select
+from attnscope.cli.options import (
+    LayerOptions,
+    ModelOptions,
+    NumbersOptions,
+    PrintedOptions,
+    TextNamed,
+    check_picture,
+)
+from attnscope.cli.source import read_source
+from attnscope.cli.waiting import waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeOptions:
+    """What is cut, of which text."""
+
+    asked: list[str] | None = argument('Edges such as "it -> cat" or "* -> [SEP]", as in find, and the text.')
+    how: Literal["renormalize", "zero"] = option(
+        "renormalize: as if a mask closed the edge before the softmax; zero: drop its weight after it.",
+        default="renormalize",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CauseOptions(ScoreOptions):
+    """Which prediction, and which heads."""
+
+    panel = MOST_USED
+    head: str | None = option("Change these heads alone, like L5H3 or L5H3,L2H1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CauseOutput(NumbersOptions):
+    """Where the answer goes."""
+
+    as_csv: bool = flag("Print every head as CSV.", "--csv")
+    out: Path | None = option("Save the map of all heads as .png, .svg or .pdf.", "--out", "-o")
+
+
+def parse_heads(cause: CauseOptions, attention: LayerOptions) -> list[Head]:
+    """The heads that are named; none where all are meant."""
+    return [parse_head(each.strip(), attention) for each in (cause.head or "").split(",") if each.strip()]
+
+
+@command
+def cut(
+    edges: EdgeOptions,
+    cause: CauseOptions,
+    source: TextNamed,
+    attention: LayerOptions,
+    output: CauseOutput,
+    picture: PrintedOptions,
+    model: ModelOptions,
+) -> None:
+    """Cut the attention of one part of a text to another, and see what the prediction loses.
+
+    Each head is cut alone, then all of them at once. The effect is the change of the target's
+    log-probability in nats, or of the logit difference with --against; KL says how far the whole
+    distribution moves.
+
+    Examples:
+
+    attnscope cut "mat -> cat" "The cat sat on the mat" -m own-causal
+
+    attnscope cut "* -> cat" "The cat sat on the" -m own-causal --target mat --against floor --head L1H0,L2H3
+
+    attnscope cut "* -> special" "The cat sat on the mat." --how zero --json
+    """
+    from attnscope.questions.cause import cut, of_intervention
+    from attnscope.questions.find import is_question, parse_questions
+
+    words = edges.asked or []
+    texts = [each for each in words if not is_question(each)]
+    refuse(len(texts) == len(words), "ASKED", "name an edge, the arrow written as ->: 'it -> cat'")
+    several = len(texts) > 1 or (texts and source.text is not None)
+    refuse(several, "ASKED", "give one text; an edge has an arrow, ->")
+    if texts:
+        source = replace(source, text=texts[0])
+    heads = parse_heads(cause, attention)
+    questions = [question for each in words if each not in texts for question in parse_questions(each)]
+    check_picture(output.out, picture.cmap, one=True, signed=True)
+    loaded, prepared = read_source(source, model).open(predicting=True)
+    with waiting(f"{loaded.name} predicts without {', '.join(map(str, questions))}"):
+        result = cut(
+            loaded,
+            prepared,
+            questions,
+            select(attention),
+            heads=heads,
+            how=edges.how,
+            target=cause.target,
+            against=cause.against,
+        )
+    deliver("cut", of_intervention(result), output, picture)

@@ -1,0 +1,601 @@
+"""What a prediction needs: weights taken out of heads, and heads of one text put into the pass of another.
+
+An intervention replaces what a head gives at some rows. The rows come from the formula that every picture is
+drawn from, so a weight that is cut before the softmax is a weight that a mask had closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnscope.attention import Attention, AttentionCall, Axis, Head, Site
+from attnscope.capture import Record, recording
+from attnscope.capture.hooks.gate import edited
+from attnscope.capture.record import tolerance
+from attnscope.capture.rows.proof import mix
+from attnscope.capture.rows.scores import ScoredRows
+from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.models import Model, ModelInput
+from attnscope.models.huggingface.load import Classifier
+from attnscope.models.kinds import show_kinds
+from attnscope.models.targets import Prediction, score_prediction
+from attnscope.progress import tell
+from attnscope.questions.ablate import NEAR, KeptLayers
+from attnscope.questions.answer import Answer
+from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
+from attnscope.questions.importance import gated_sites
+from attnscope.questions.logits import Address
+from attnscope.questions.parts import word_groups
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import name_pass, quote_text, require_selected
+from attnscope.records import Meaning, Notes, record
+from attnscope.views import HeadMap, head_map
+from attnscope.views.heads import number
+from attnscope.views.table import Column, Table
+
+How: TypeAlias = Literal["renormalize", "zero"]
+"""Whether the other weights of a row make up for the cut ones, as behind a mask, or stay as they are."""
+
+What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]
+"""What of a head is put into another pass."""
+
+PARTS: Mapping[What, tuple[str, Sequence[str]]] = {
+    "output": ("the output", ()),
+    "q": ("the queries", ("query",)),
+    "k": ("the keys", ("key",)),
+    "v": ("the values", ("value",)),
+    "pattern": ("the weights", ("query", "key")),
+}
+"""What each is in words, and which terms of the call it is."""
+
+BLOCK = 512
+"""Rows that are computed at a time."""
+
+SAME = 1e-5
+"""Nats, or logits, by which two texts must differ for a share of the difference to mean anything."""
+
+LISTED = 8
+"""Heads that are listed; the map and the numbers have all of them."""
+
+
+@record("what a change does to the prediction")
+@dataclass(frozen=True)
+class Effect:
+    """A prediction after a change."""
+
+    effect: Annotated[float, Meaning("the change of the score; of a patch, the share that comes back")]
+    score: Annotated[float, Meaning("the score after the change")]
+    divergence: Annotated[float, Meaning("KL divergence of the prediction from before to after, in nats")]
+
+
+@record("a head, changed alone")
+@dataclass(frozen=True)
+class ChangedHead(Effect):
+    """A prediction after a change of one head."""
+
+    head: Address
+
+
+@record("an intervention: each head changed alone, and all of them at once")
+@dataclass(frozen=True)
+class Intervention:
+    """What each head does to a prediction, the head that does most first.
+
+    ``together`` changes all of the heads in one pass. ``reference`` is the other text's score, for a patch.
+    """
+
+    changed: Annotated[str, Meaning("what was changed")]
+    prediction: Annotated[str, Meaning("the prediction whose score it is")]
+    unit: Annotated[str, Meaning("what the score is")]
+    score: Annotated[float, Meaning("the score of the pass as it is")]
+    reference: Annotated[float | None, Meaning("the score of the other text; null without one")]
+    heads: Annotated[tuple[ChangedHead, ...], Meaning("every head, the one that does most first")]
+    together: Annotated[
+        Effect | None, Meaning("with all these heads changed at once; null where effects are estimated")
+    ]
+    estimated: Annotated[bool, Meaning("whether effects are a linear estimate from one gradient")]
+    title: Annotated[str, Meaning("the model and the text")]
+    notes: Notes
+
+
+class Made(NamedTuple):
+    """What the heads of one call give at some rows instead, and what they gave.  [batch, head, row, size]"""
+
+    rows: Tensor  # [row]
+    outputs: Tensor
+    before: Tensor
+
+
+Change: TypeAlias = Callable[[int, Attention], "Made | None"]
+"""What becomes of an attention call of this number; ``None`` leaves it alone."""
+
+
+@dataclass(eq=False)
+class _Changes:
+    """Observer: makes the change of every call while the pass runs."""
+
+    change: Change
+    made: list[Made | None] = field(default_factory=list)
+
+    def observe(self, attention: Attention) -> None:
+        self.made.append(self.change(len(self.made), attention))
+
+    def check(self, number: int, output: Tensor) -> Made | None:
+        """The change of the call that returned ``output``, [batch, query, head, size], which proves it."""
+        if number >= len(self.made):
+            raise ModelError("this attention is shown only after its layer has ended, and cannot be changed")
+        made = self.made[number]
+        if made is None:
+            return None
+        given = output.detach().transpose(1, 2)
+        if given.shape[:2] != made.before.shape[:2] or int(made.rows[-1]) >= given.shape[2]:
+            raise ModelError("the heads that are shown are not those that this layer adds up")
+        given = given[:, :, made.rows]
+        size = float(given.abs().amax()) or 1.0
+        if not float((made.before - given).abs().amax()) <= tolerance(output.dtype) * size:
+            raise ModelError(
+                "weights times values do not reproduce this layer's output: it cannot be changed"
+            )
+        return made
+
+
+# what is changed
+
+
+def cut_edges(questions: Sequence[Question], how: How) -> Change:
+    """Take the weights of some pairs of tokens out of every head."""
+    known: list[tuple[tuple[Axis, Axis], Tensor | None]] = []
+
+    def change(number: int, attention: Attention) -> Made | None:
+        axes = attention.queries, attention.keys
+        pairs = next((pairs for same, pairs in known if same == axes), None)
+        if not any(same == axes for same, _ in known):
+            pairs = _pairs(questions, *axes)
+            known.append((axes, pairs))
+        if pairs is None:
+            return None
+        parts = [_cut_rows(attention, pairs, start, how) for start in range(0, len(pairs), BLOCK)]
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        rows, outputs, before = zip(*found, strict=True)
+        return Made(torch.cat(rows), torch.cat(outputs, 2), torch.cat(before, 2))
+
+    return change
+
+
+def _pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor | None:
+    """The pairs of tokens that are meant, bool; ``None`` where there are none.  -> [query, key]"""
+    pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
+    for question in questions:
+        asked = ResolvedQuestion.of(question, queries, keys)
+        if asked is not None and asked.step is not None:
+            for row in asked.rows:
+                pairs[row] |= torch.arange(len(keys)) == row + asked.step
+        elif asked is not None:
+            pairs[list(asked.rows)] |= asked.wanted
+    return pairs if pairs.any() else None
+
+
+def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How) -> Made | None:
+    """The rows of a block in which something is cut that may be looked at."""
+    rows = pairs[start : start + BLOCK].any(1).nonzero()[:, 0]
+    if not len(rows):
+        return None
+    first, last = start + int(rows[0]), start + int(rows[-1]) + 1
+    device = attention.rows(0, 0).device
+    picked = (rows + start - first).to(device)
+    allowed = attention.allowed(first, last)[:, :, picked].to(device)
+    cut = pairs[start + rows].to(device) & allowed  # [batch or 1, head or 1, row, key]
+    able = cut.flatten(0, 1).any(0).any(-1)  # [row]
+    if not bool(able.any()):
+        return None
+    picked, cut = picked[able], cut[:, :, able]
+    weights = attention.rows(first, last)[:, :, picked]
+    left = weights.masked_fill(cut, 0)
+    if how == "renormalize":
+        if bool((cut >= allowed[:, :, able]).all(-1).any()):
+            at = attention.queries[first + int(picked[0])]
+            name = repr(at.text) if not isinstance(at, int) else f"token {at}"
+            raise InputError(f"{name} may look nowhere else: its row has no other key; pass --how zero")
+        # what a sink takes is no weight of a row, and stays in its sum
+        total = weights.sum(-1, keepdim=True)
+        sink = torch.where((total - 1).abs() < SAME, 0, 1 - total)
+        left = left / (left.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(left.dtype).tiny)
+    values = _values(attention)
+    return Made((picked + first).cpu(), mix(left, values), mix(weights, values))
+
+
+def _values(attention: Attention) -> Tensor:
+    """What the heads of a call mixed. Raises ``ModelError`` where nobody saw it."""
+    values = attention.values
+    if values is None or values.shape[2] != len(attention.keys):
+        raise ModelError(f"{attention.site.name} cannot be changed: the values that it mixes are not known")
+    return values
+
+
+@dataclass(eq=False)
+class _Other:
+    """Observer: keeps of the other text's pass what a patch needs of every call."""
+
+    what: What
+    calls: list[AttentionCall | Tensor | None] = field(default_factory=list)
+
+    def observe(self, attention: Attention) -> None:
+        self.calls.append(None if self.what == "output" else _call(attention))
+
+    def keep(self, number: int, output: Tensor) -> None:
+        """Keep what a call returned, [batch, query, head, size], as [batch, head, query, size]."""
+        if self.what == "output":
+            self.calls[number] = output.detach().transpose(1, 2).clone()
+
+
+def _call(attention: Attention) -> AttentionCall:
+    if not isinstance(attention.read, ScoredRows):
+        raise ModelError(
+            f"{attention.site.name} shows weights without its queries and keys: patch --what output"
+        )
+    return attention.read.call
+
+
+def patch_heads(other: _Other) -> Change:
+    """Give every head what it had in another text's pass: all of its output, or a part of what makes it."""
+
+    def change(number: int, attention: Attention) -> Made | None:
+        if number >= len(other.calls):
+            raise InputError("the passes of the two texts have different numbers of attention calls")
+        theirs, count = other.calls[number], len(attention.queries)
+        values, rows = _values(attention), torch.arange(count)
+        before = torch.cat(
+            [mix(attention.rows(at, min(at + BLOCK, count)), values) for at in range(0, count, BLOCK)], 2
+        )
+        if isinstance(theirs, Tensor):
+            return Made(rows, theirs, before)
+        changed = replace(_call(attention), **{name: getattr(theirs, name) for name in PARTS[other.what][1]})
+        read = ScoredRows(changed)
+        blocks = [read.rows(at, min(at + BLOCK, count), None) for at in range(0, count, BLOCK)]
+        return Made(rows, torch.cat([mix(block, changed.value) for block in blocks], 2), before)
+
+    return change
+
+
+# the passes
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """A prediction whose score is asked for again, in passes that are changed."""
+
+    model: Model
+    prepared: ModelInput
+    prediction: Prediction
+
+    def logits(self) -> Tensor:
+        """One pass.  -> [vocabulary] or [class], float64"""
+        at = self.prediction.at
+        if isinstance(self.model, Classifier):
+            scores = self.model.class_scores(self.prepared)[0]
+            scores = scores if at is None else scores[at]
+        else:
+            text, place = torch.tensor([0]), torch.tensor([at])
+            device = self.model.device
+            scores = self.model.logits(self.prepared, text.to(device), place.to(device))[0]
+        return scores.cpu().double()
+
+    @property
+    def unit(self) -> str:
+        """What the score is."""
+        return "log-probability" if self.prediction.against is None else "logit difference"
+
+    def score(self, logits: Tensor) -> Tensor:
+        """The log-probability of the prediction, or how far its logit is above the other word's."""
+        chosen, against = self.prediction.chosen, self.prediction.against
+        return logits.log_softmax(-1)[chosen] if against is None else logits[chosen] - logits[against]
+
+    def effect(self, before: Tensor, after: Tensor, whole: float) -> Effect:
+        """The change of the score as a part of ``whole``, the score, and the divergence, after a change."""
+        pair = torch.stack([before, after]).log_softmax(-1)
+        divergence = float(F.kl_div(pair[1], pair[0], reduction="sum", log_target=True))
+        score = float(self.score(after))
+        return Effect((score - float(self.score(before))) / whole, score, divergence)
+
+
+Calls: TypeAlias = Mapping[Head, Sequence[int]]
+"""The attention calls of every head that is meant, by number."""
+
+
+def _sweep(
+    scored: _Scored, change: Change, selection: Selection, heads: Sequence[Head], whole: float = 1.0
+) -> tuple[Tensor, list[ChangedHead], Effect, Record]:
+    """The prediction as it is, with every head changed alone, and with all of them changed at once.
+
+    A head's change comes from the first pass, as nothing before the head differs; the layers before it are
+    not run again. ``whole`` is what an effect is divided by.
+    """
+    model, made = scored.model, list[Made | None]()
+    changes, kept = _Changes(change), KeptLayers(model.module)
+    with (
+        recording(model.module, [changes], scored.prepared.axes, warn=False) as record,
+        edited(lambda number, output: made.append(changes.check(number, output))) as gates,
+        kept.keeping(lambda: len(gates.heads)),
+    ):
+        before = scored.logits()
+    sites = gated_sites(model, record, gates)
+    calls = _calls(sites, gates.heads, selection, heads)
+    require_selected(list(calls), record, selection)
+    if not any(made[call] for mine in calls.values() for call in mine):
+        return before, [], Effect(0.0, 0.0, 0.0), record
+    kept.verify(len(sites), lambda: torch.allclose(scored.logits(), before, atol=NEAR, rtol=0))
+
+    found = []
+    for done, (head, mine) in enumerate(calls.items()):
+        tell("head", done + 1, len(calls))
+        first, skipped = made[mine[0]], kept.skipped(mine[0])
+        if len(mine) > 1:
+            after = _together(scored, change, {head: mine})
+        elif first is None:
+            after = before
+        else:
+            with kept.giving(mine[0]), edited(partial(_put, {mine[0] - skipped: (first, [head.head])})):
+                after = scored.logits()
+        found.append(ChangedHead(**vars(scored.effect(before, after, whole)), head=head))
+    found.sort(key=lambda each: -abs(each.effect))
+    return before, found, scored.effect(before, _together(scored, change, calls), whole), record
+
+
+def _calls(
+    sites: Sequence[Site], counts: Sequence[int], selection: Selection, heads: Sequence[Head]
+) -> Calls:
+    """The calls of each head that is meant."""
+    calls: dict[Head, list[int]] = {}
+    asked = [selection.of(head) for head in heads] or [selection]
+    for call, site in enumerate(sites):
+        for each in asked:
+            for head in each.heads(site, counts[call]) or ():
+                calls.setdefault(Head(site.layer, head, site.kind), []).append(call)
+    return calls
+
+
+def _together(scored: _Scored, change: Change, calls: Calls) -> Tensor:
+    """The prediction with several heads changed in one pass, each as it then is."""
+    changes = _Changes(change)
+    chosen: dict[int, list[int]] = {}
+    for head, mine in calls.items():
+        for call in mine:
+            chosen.setdefault(call, []).append(head.head)
+
+    def edit(number: int, output: Tensor) -> Tensor | None:
+        made = changes.check(number, output)
+        return None if made is None else _put({number: (made, chosen.get(number, []))}, number, output)
+
+    with recording(scored.model.module, [changes], scored.prepared.axes, warn=False), edited(edit):
+        return scored.logits()
+
+
+def _put(changed: Mapping[int, tuple[Made, Sequence[int]]], number: int, output: Tensor) -> Tensor | None:
+    """The output of a call with some heads changed.  [batch, query, head, size] -> the same"""
+    if number not in changed:
+        return None
+    (made, heads), other = changed[number], output.clone()
+    for head in heads:
+        other[:, made.rows, head] = made.outputs[:, head].to(output)
+    return other
+
+
+def cut(
+    model: Model,
+    prepared: ModelInput,
+    questions: Sequence[Question],
+    selection: Selection | None = None,
+    *,
+    heads: Sequence[Head] = (),
+    how: How = "renormalize",
+    target: str | None = None,
+    against: str | None = None,
+) -> Intervention:
+    """Take edges out of each head in turn, and out of all of them.
+
+    ``renormalize`` is what a mask does before the softmax; ``zero`` drops the weights behind it. Raises
+    ``SelectionError`` for an edge that does not exist or is masked, ``ModelError`` for a model without an
+    output head or whose heads cannot be changed.
+    """
+    selection = selection or Selection()
+    _require(prepared)
+    show_kinds(model.module, prepared)
+    with torch.no_grad(), model.threads(prepared):
+        prediction = score_prediction(model, prepared, target, against)
+        scored = _Scored(model, prepared, prediction)
+        before, found, together, record = _sweep(scored, cut_edges(questions, how), selection, heads)
+    if not found:
+        sites = [site.site for site in record.sites if selection.meets(site.site)]
+        raise SelectionError("; ".join(explain_nothing(question, prepared, sites) for question in questions))
+    way = "the other weights of the row make up for it" if how == "renormalize" else "its weight is dropped"
+    return Intervention(
+        changed=f"{', '.join(map(str, questions))} cut ({way})",
+        prediction=prediction.description,
+        unit=scored.unit,
+        score=float(scored.score(before)),
+        reference=None,
+        heads=tuple(found),
+        together=together,
+        estimated=False,
+        title=name_pass(model, prepared),
+        notes=(*model.notes, *prepared.notes, *record.notes),
+    )
+
+
+def patch(
+    model: Model,
+    clean: ModelInput,
+    corrupt: ModelInput,
+    selection: Selection | None = None,
+    *,
+    heads: Sequence[Head] = (),
+    what: What = "output",
+    noise: bool = False,
+    fast: bool = False,
+    target: str | None = None,
+    against: str | None = None,
+) -> Intervention:
+    """Put each head of one text into the pass of the other: how much of the difference comes with it.
+
+    The prediction is that of ``clean``. Heads of ``clean`` go into the pass of ``corrupt``, or the other way
+    with ``noise``. ``fast`` estimates all effects of outputs from one gradient. Raises ``InputError`` for
+    texts of different lengths or with the same score.
+    """
+    selection = selection or Selection()
+    _require(clean, corrupt)
+    donor, base = (corrupt, clean) if noise else (clean, corrupt)
+    other = _Other(what)
+    with torch.no_grad(), model.threads(base):
+        prediction = score_prediction(model, clean, target, against)
+        theirs, mine = _Scored(model, donor, prediction), _Scored(model, base, prediction)
+        with recording(model.module, [other], donor.axes, warn=False), edited(other.keep):
+            reference = theirs.score(theirs.logits())
+        score = mine.score(mine.logits())
+        whole = float(reference - score)
+        if abs(whole) < SAME:
+            raise InputError(
+                f"both texts give the same score ({float(score):.4g}): choose a target that they tell apart"
+            )
+        if fast:
+            found, record = _estimate(mine, other, selection, heads, whole)
+            together = None
+        else:
+            _, found, together, record = _sweep(mine, patch_heads(other), selection, heads, whole)
+    direction = "the text's into the other's" if not noise else "the other text's into the text's"
+    return Intervention(
+        changed=f"{PARTS[what][0]} of a head, {direction} pass",
+        prediction=prediction.description,
+        unit=mine.unit,
+        score=float(score),
+        reference=float(reference),
+        heads=tuple(found),
+        together=together,
+        estimated=fast,
+        title=f"{name_pass(model, base)} ← {quote_text(donor)}",
+        notes=(*model.notes, *clean.notes, *record.notes),
+    )
+
+
+def _estimate(
+    scored: _Scored, other: _Other, selection: Selection, heads: Sequence[Head], whole: float
+) -> tuple[list[ChangedHead], Record]:
+    """The effect of each head's output from one gradient: the slope of the score times the difference."""
+    if other.what != "output":
+        raise InputError("--fast estimates the effect of outputs: leave out --what")
+    model, added, mine = scored.model, list[Tensor](), list[Tensor]()
+
+    def add(number: int, output: Tensor) -> Tensor:
+        mine.append(output.detach())
+        added.append(torch.zeros_like(output, requires_grad=True))
+        return output + added[-1]
+
+    with (
+        torch.enable_grad(),
+        recording(model.module, warn=False) as record,
+        edited(add) as gates,
+    ):
+        score = scored.score(scored.logits())
+        slopes = torch.autograd.grad(score, added, allow_unused=True)
+    sites = gated_sites(model, record, gates)
+    found = []
+    for head, calls in _calls(sites, gates.heads, selection, heads).items():
+        moved = 0.0
+        for call in calls:
+            theirs, slope = other.calls[call], slopes[call]
+            if slope is not None and isinstance(theirs, Tensor):
+                difference = theirs.transpose(1, 2) - mine[call]
+                moved += float((slope * difference)[:, :, head.head].sum())
+        found.append(ChangedHead(moved / whole, float(score.detach()) + moved, float("nan"), head))
+    require_selected(found, record, selection)
+    found.sort(key=lambda each: -abs(each.effect))
+    return found, record
+
+
+def _require(one: ModelInput, other: ModelInput | None = None) -> None:
+    """Raise ``ModelError`` for a trace, ``InputError`` for two texts of different token counts."""
+    other = other or one
+    if one.replay is not None or other.replay is not None:
+        raise ModelError("a trace holds no weights of the model: give the model and the text")
+    if len(one.tokens) != len(other.tokens):
+        words = zip(word_groups(one.tokens), word_groups(other.tokens), strict=False)
+        why = (
+            f": {mine.label!r} is {len(here)} tokens and {theirs.label!r} {len(there)}"
+            for (mine, here), (theirs, there) in words
+            if len(here) != len(there)
+        )
+        raise InputError(
+            f"the texts have {len(one.tokens):,} and {len(other.tokens):,} tokens{next(why, '')}; "
+            "a patch needs the same number"
+        )
+
+
+def of_intervention(result: Intervention) -> Answer:
+    """The change in a line, the heads that do most, and a map of all heads a kind."""
+    several = len({each.head.kind for each in result.heads}) > 1
+    effect = "effect" if result.reference is None else "recovered"
+    lines = [f"{result.unit} {result.score:.3f}"]
+    if result.reference is not None:
+        lines.append(f"of the other text {result.reference:.3f}")
+    if result.together is not None:
+        all_ = result.together
+        named = f"{effect} {all_.effect:+.3f}, score {all_.score:.3f}, KL {all_.divergence:.3f} nats"
+        lines.append(f"these {len(result.heads):,} heads at once: {named}")
+    estimate = ("estimated from one gradient, not run: leave out --fast for the exact effects",)
+    head = ("head", "kind") if several else ("head",)
+    table = Table(
+        tuple(Column(name, name not in head, "keep") for name in (*head, effect, "score", "KL")),
+        tuple(
+            (
+                each.head.name,
+                *((each.head.kind or "",) if several else ()),
+                f"{each.effect:+.3f}",
+                f"{each.score:.3f}",
+                number(each.divergence) or "–",
+            )
+            for each in result.heads[:LISTED]
+        ),
+        title=f"{result.changed} · {result.title}",
+        subtitle=f"{result.prediction}; {'; '.join(lines)}",
+        notes=(*(estimate if result.estimated else ()), *result.notes),
+    )
+    maps = _maps(result, effect, several)
+    return Answer((table, *maps.values()), maps, lambda: result, table=lambda: _csv_rows(result))
+
+
+def _csv_rows(result: Intervention) -> Iterator[tuple[object, ...]]:
+    yield "kind", "layer", "head", "effect", "score", "divergence"
+    for each in result.heads:
+        head = each.head
+        yield head.kind, head.layer, head.head, each.effect, each.score, each.divergence
+
+
+def _maps(result: Intervention, effect: str, several: bool) -> dict[str, HeadMap]:
+    """The effect of every head, by kind; one colour scale for all."""
+    kinds: dict[str, dict[int, dict[int, float]]] = {}
+    for each in result.heads:
+        head = each.head
+        kinds.setdefault(head.kind or "", {}).setdefault(head.layer, {})[head.head] = each.effect
+    top = max((abs(each.effect) for each in result.heads), default=0.0) or 1.0
+    return {
+        kind: head_map(
+            {
+                layer: [heads.get(head, float("nan")) for head in range(max(heads) + 1)]
+                for layer, heads in layers.items()
+            },
+            effect,
+            unit="" if effect == "recovered" else result.unit,
+            limits=(-top, top),
+            signed=True,
+            title=f"{effect}, every {kind} head" if several else f"{effect}, every head",
+        )
+        for kind, layers in kinds.items()
+    }

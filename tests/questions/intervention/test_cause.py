@@ -1,0 +1,299 @@
+"""Edges cut and heads patched, against the same done by hand in a plain attention function."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F
+
+from attnscope.attention import Head
+from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.models import load
+from attnscope.models.targets import score_prediction
+from attnscope.questions.cause import cut, patch
+from attnscope.questions.find import parse_questions
+from tests.models.folders import gpt2, mamba, t5
+from tests.questions.intervention import test_importance
+
+model = test_importance.model
+
+TEXT, OTHER = "The cat sat on the mat because it was tired.", "The dog sat on the mat because it was tired."
+EDGE = "it -> cat"
+
+
+class Attends:
+    """Torch's kernel written out; ``weigh(number, weights)`` and ``give(number, output)`` change a call."""
+
+    def __init__(self, monkeypatch, mask=None, weigh=None, give=None, parts=None):
+        self.number, self.mask, self.weigh, self.give, self.parts = -1, mask, weigh, give, parts
+        monkeypatch.setattr(F, "scaled_dot_product_attention", self)
+
+    def __call__(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **more):
+        self.number += 1
+        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
+        if self.parts is not None:
+            q, k, v = self.parts(self.number, q, k, v)
+        scores = q @ k.mT * (scale or 1 / math.sqrt(q.shape[-1]))
+        if is_causal:
+            closed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not()
+            scores = scores.masked_fill(closed, -torch.inf)
+        if attn_mask is not None:
+            bool_ = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if bool_ else scores + attn_mask
+        if self.mask is not None:
+            scores = self.mask(self.number, scores)
+        weights = scores.softmax(-1)
+        output = (weights if self.weigh is None else self.weigh(self.number, weights)) @ v
+        return output if self.give is None else self.give(self.number, output)
+
+
+def logits(model, prepared, at):
+    with torch.no_grad():
+        return model.logits(prepared, torch.tensor([0]), torch.tensor([at]))[0].double()
+
+
+def chosen(model, prepared):
+    with torch.no_grad():
+        return score_prediction(model, prepared, None)
+
+
+def spots(prepared, word):
+    """The tokens of the first place of a word, which may have several pieces."""
+    pieces = {}
+    for place, token in enumerate(prepared.tokens):
+        pieces.setdefault(token.word, []).append(place)
+    spelled = ("".join(prepared.tokens[place].text for place in places).strip() for places in pieces.values())
+    return next(places for places, text in zip(pieces.values(), spelled, strict=True) if text == word)
+
+
+@pytest.mark.parametrize("how", ["renormalize", "zero"])
+def test_a_cut_is_a_mask_before_the_softmax_or_a_zero_behind_it(model, how, monkeypatch):
+    prepared = model.prepare(TEXT)
+    result = cut(model, prepared, parse_questions(EDGE), how=how)
+    prediction = chosen(model, prepared)
+    rows, keys = spots(prepared, "it"), spots(prepared, "cat")
+    before = logits(model, prepared, prediction.at).log_softmax(-1)
+    assert result.score == pytest.approx(float(before[prediction.chosen]), abs=1e-9)
+
+    def by_hand(meant):
+        def closed(number, values, filling):
+            values = values.clone()
+            for head in range(values.shape[1]):
+                if (number, head) in meant:
+                    for row in rows:
+                        values[:, head, row, keys] = filling
+            return values
+
+        with monkeypatch.context() as patched:
+            ways = {"mask": lambda number, scores: closed(number, scores, -torch.inf)}
+            if how == "zero":
+                ways = {"weigh": lambda number, weights: closed(number, weights, 0.0)}
+            Attends(patched, **ways)
+            return logits(model, prepared, prediction.at).log_softmax(-1)
+
+    assert len(result.heads) >= 8
+    for each in result.heads:
+        after = by_hand({(each.head.layer, each.head.head)})
+        change = float((after - before)[prediction.chosen])
+        assert each.effect == pytest.approx(change, abs=1e-6)
+        divergence = float((before.exp() * (before - after)).sum())
+        assert each.divergence == pytest.approx(divergence, abs=1e-6)
+    after = by_hand({(each.head.layer, each.head.head) for each in result.heads})
+    assert result.together.effect == pytest.approx(float((after - before)[prediction.chosen]), abs=1e-6)
+    assert [abs(each.effect) for each in result.heads] == sorted(
+        (abs(each.effect) for each in result.heads), reverse=True
+    )
+
+
+WHAT = {"output": (), "q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
+
+
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_patch_is_the_other_passs_part_of_that_head(model, what, noise, monkeypatch):
+    clean, corrupt = model.prepare(TEXT), model.prepare(OTHER)
+    if len(clean.tokens) != len(corrupt.tokens):
+        corrupt = model.prepare(TEXT.replace("cat", "mat"))
+    result = patch(model, clean, corrupt, what=what, noise=noise)
+    donor, base = (corrupt, clean) if noise else (clean, corrupt)
+    prediction = chosen(model, clean)
+    kept = {}
+    with monkeypatch.context() as patched:
+        Attends(
+            patched,
+            parts=lambda number, *parts: kept.setdefault(number, parts),
+            give=lambda number, output: kept.setdefault((number, "output"), output),
+        )
+        there = logits(model, donor, prediction.at).log_softmax(-1)[prediction.chosen]
+    here = logits(model, base, prediction.at).log_softmax(-1)[prediction.chosen]
+
+    def by_hand(meant):
+        def exchanged(number, head, mine, theirs):
+            mine = mine.clone()
+            if (number, head) in meant:
+                mine[:, head] = theirs[:, head]
+            return mine
+
+        def parts(number, *mine):
+            for head in range(mine[0].shape[1]):
+                mine = [
+                    exchanged(number, head, part, kept[number][place]) if place in WHAT[what] else part
+                    for place, part in enumerate(mine)
+                ]
+            return mine
+
+        def give(number, output):
+            for head in range(output.shape[1]) if what == "output" else ():
+                output = exchanged(number, head, output, kept[number, "output"])
+            return output
+
+        with monkeypatch.context() as patched:
+            Attends(patched, parts=parts, give=give)
+            return logits(model, base, prediction.at).log_softmax(-1)[prediction.chosen]
+
+    heads = [(each.head.layer, each.head.head) for each in result.heads]
+    assert len(heads) >= 8
+    for each, head in zip(result.heads, heads, strict=True):
+        after = by_hand({head})
+        assert each.score == pytest.approx(float(after), abs=1e-6)
+        assert each.effect == pytest.approx(float((after - here) / (there - here)), abs=1e-4)
+    assert result.together.score == pytest.approx(float(by_hand(set(heads))), abs=1e-6)
+
+
+def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
+    clean, corrupt = model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat"))
+    result = patch(model, clean, corrupt, fast=True)
+    assert result.estimated
+    assert result.together is None
+    prediction, kept = chosen(model, clean), {}
+    with monkeypatch.context() as patched:
+        Attends(patched, give=lambda number, output: kept.setdefault(number, output))
+        there = logits(model, clean, prediction.at).log_softmax(-1)[prediction.chosen]
+    here = logits(model, corrupt, prediction.at).log_softmax(-1)[prediction.chosen]
+    for each in result.heads[:3]:
+
+        def score(step, meant=(each.head.layer, each.head.head)):
+            def give(number, output):
+                output = output.clone()
+                if number == meant[0]:
+                    mine, theirs = output[:, meant[1]], kept[number][:, meant[1]]
+                    output[:, meant[1]] = mine + step * (theirs - mine)
+                return output
+
+            with monkeypatch.context() as patched:
+                Attends(patched, give=give)
+                return logits(model, corrupt, prediction.at).log_softmax(-1)[prediction.chosen]
+
+        slope = (score(1e-4) - score(-1e-4)) / 2e-4
+        assert each.effect == pytest.approx(float(slope / (there - here)), rel=1e-4, abs=1e-6)
+
+
+def planted(folder, seed):
+    """A GPT-2 of one layer whose head L0H2 copies the token before: the others are small and random."""
+    place = gpt2(folder, n_layer=1, n_embd=32, n_head=4, n_positions=16)
+    language = transformers.GPT2LMHeadModel.from_pretrained(place)
+    torch.manual_seed(seed)
+    keys = 3 * torch.linalg.qr(torch.randn(8, 8))[0]
+    with torch.no_grad():
+        for weights in language.parameters():
+            weights.normal_(0, 0.02)
+        block, body = language.transformer.h[0], language.transformer
+        for norm in (block.ln_1, block.ln_2, body.ln_f):
+            norm.weight.fill_(1)
+            norm.bias.zero_()
+        block.mlp.c_proj.weight.zero_()
+        body.wpe.weight.zero_()
+        body.wpe.weight[:, :16] = torch.eye(16)
+        body.wte.weight[:, :16] = 0
+        body.wte.weight[:, 16:24] = torch.randn(len(body.wte.weight), 8) / 3
+        body.wte.weight[:, 24:] = 0
+        query, key, value = block.attn.c_attn.weight.split(32, 1)  # [in, out], head 2 owns 16 to 24
+        query[:, 16:24], key[:, 16:24], value[:, 16:24] = 0, 0, 0
+        query[1:8, 16:24] = 3 * keys[:7]
+        key[:8, 16:24] = 3 * keys
+        value[16:24, 16:24] = torch.eye(8)
+        block.attn.c_proj.weight[16:24] = 0
+        block.attn.c_proj.weight[16:24, 16:24] = 20 * torch.eye(8)
+    language.save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_head_that_is_planted_to_copy_is_the_only_one_named(seed, tmp_path):
+    model = load(planted(tmp_path / "planted", seed), predicting=True)
+    clean, corrupt = model.prepare("abcdefgh"), model.prepare("abcdefxh")
+    count = len(clean.tokens)
+    assert count == len(corrupt.tokens) == 8
+    edge = parse_questions(f"{count - 1} -> {count - 2}")
+    found = cut(model, clean, edge, target="g").heads
+    assert found[0].head.name == "L0H2"
+    assert found[0].effect < -0.5
+    assert all(abs(each.effect) < 0.05 for each in found[1:])
+    patched = patch(model, clean, corrupt, target="g", against="x").heads
+    assert patched[0].head.name == "L0H2"
+    assert patched[0].effect > 0.9
+    assert all(abs(each.effect) < 0.05 for each in patched[1:])
+
+
+def test_heads_that_are_named_are_changed_alone_and_together():
+    model = load("own-causal", predicting=True)
+    prepared, edge = model.prepare("The cat sat on the mat"), parse_questions("on -> cat")
+    whole = {each.head.name: each for each in cut(model, prepared, edge).heads}
+    some = cut(model, prepared, edge, heads=[Head("L0H1"), Head("L1H0")])
+    assert {each.head.name for each in some.heads} == {"L0H1", "L1H0"}
+    assert all(each.effect == pytest.approx(whole[each.head.name].effect, abs=1e-6) for each in some.heads)
+    one = cut(model, prepared, edge, heads=[Head("L0H1")])
+    assert one.together.effect == pytest.approx(one.heads[0].effect, abs=1e-6)
+
+
+def test_a_target_and_a_rival_make_a_logit_difference():
+    model = load("own-causal", predicting=True)
+    prepared = model.prepare("The cat sat on the")
+    result = cut(model, prepared, parse_questions("the -> cat"), target="mat", against="door")
+    scores = logits(model, prepared, chosen(model, prepared).at)
+    vocabulary = model.reader.tokenizer.get_vocab()
+    best = {
+        word: max(
+            float(scores[number]) for spelled, number in vocabulary.items() if spelled.strip("Ġ▁") == word
+        )
+        for word in ("mat", "door")
+    }
+    assert result.unit == "logit difference"
+    assert result.score == pytest.approx(best["mat"] - best["door"], abs=1e-4)
+
+
+REFUSED = {
+    "a part that is not there": ("dog -> cat", {}, "no 'dog' among the queries"),
+    "a key that is masked": ("cat -> mat", {}, "those keys are masked"),
+    "a row with no other key": ("0 -> 0", {}, "pass --how zero"),
+    "a head that is not there": ("mat -> cat", {"heads": [Head("L9H0")]}, "no layer|no head"),
+    "a word that is not there": ("mat -> cat", {"target": "qqqqq"}, "no token 'qqqqq'"),
+}
+
+
+@pytest.mark.parametrize(("edge", "more", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_cut_is_a_sentence(edge, more, sentence):
+    model = load("own-causal", predicting=True)
+    with pytest.raises((SelectionError, InputError), match=sentence):
+        cut(model, model.prepare("The cat sat on the mat"), parse_questions(edge), **more)
+
+
+def test_texts_that_cannot_be_patched_are_a_sentence(tmp_path):
+    model = load("own-causal", predicting=True)
+    text = model.prepare("The cat sat on the")
+    with pytest.raises(InputError, match=r"have 7 and 9 tokens"):
+        patch(model, text, model.prepare("The cat sat on the big mat"))
+    with pytest.raises(InputError, match="the same score"):
+        patch(model, text, model.prepare("The cat sat on the"))
+    other = load(mamba(tmp_path / "mamba"), predicting=True)
+    with pytest.raises(ModelError, match="no attention"):
+        cut(other, other.prepare("The cat sat"), parse_questions("sat -> cat"))
+
+
+def test_an_encoder_decoder_is_cut_in_its_cross_attention(tmp_path):
+    model = load(t5(tmp_path / "t5"), predicting=True)
+    prepared = model.prepare("the cat sat on the mat", "the cat sat")
+    result = cut(model, prepared, parse_questions("sat -> cat"))
+    assert {each.head.kind for each in result.heads} == {"encoder", "decoder", "cross"}
+    assert any(each.effect for each in result.heads if each.head.kind == "cross")

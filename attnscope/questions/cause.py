@@ -55,14 +55,11 @@ PARTS: Mapping[What, tuple[str, Sequence[str]]] = {
 }
 """What each is in words, and which terms of the call it is."""
 
-BLOCK = 512
-"""Rows that are computed at a time."""
+BLOCK, LISTED = 512, 8
+"""Rows that are computed at a time, and heads that are listed; the map and the numbers have all of them."""
 
 SAME = 1e-5
 """Nats, or logits, by which two texts must differ for a share of the difference to mean anything."""
-
-LISTED = 8
-"""Heads that are listed; the map and the numbers have all of them."""
 
 
 @record("what a change does to the prediction")
@@ -549,7 +546,7 @@ def of_intervention(result: Intervention) -> Answer:
         all_ = result.together
         named = f"{effect} {all_.effect:+.3f}, score {all_.score:.3f}, KL {all_.divergence:.3f} nats"
         lines.append(f"these {len(result.heads):,} heads at once: {named}")
-    estimate = ("estimated from one gradient, not run: leave out --fast for the exact effects",)
+    estimate = ["estimated from one gradient, not run: leave out --fast for the exact effects"]
     head = ("head", "kind") if several else ("head",)
     table = Table(
         tuple(Column(name, name not in head, "keep") for name in (*head, effect, "score", "KL")),
@@ -565,7 +562,7 @@ def of_intervention(result: Intervention) -> Answer:
         ),
         title=f"{result.changed} · {result.title}",
         subtitle=f"{result.prediction}; {'; '.join(lines)}",
-        notes=(*(estimate if result.estimated else ()), *result.notes),
+        notes=(*estimate[: result.estimated], *result.notes),
     )
     maps = _maps(result, effect, several)
     return Answer((table, *maps.values()), maps, lambda: result, table=lambda: _csv_rows(result))

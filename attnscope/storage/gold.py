@@ -97,7 +97,7 @@ class GoldFile(ABC):
 
 
 def words_of(text: str) -> tuple[Span, ...]:
-    """What stands between spaces. Raises ``ValueError`` for a text of more characters than are read of any."""
+    """What stands between spaces. Raises ``ValueError`` for a text of too many characters."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"a text has {len(text):,} characters, and may have {MOST_CHARACTERS:,}")
     return tuple(match.span() for match in re.finditer(r"\S+", text))

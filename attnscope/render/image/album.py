@@ -1,13 +1,16 @@
 """Many heads as images, of which one is drawn in full.
 
-Heads of one text differ in their cells, title and readings only. Labels, frame and colour bar of a PNG
-are drawn for the first one and put under each of the others. The files are those that ``save_image`` writes.
+Heads of one text differ in their cells, title, readings, notes and the ends of their scale. Labels, frame and
+colour bar of a PNG are drawn for the first one and put under each of the others. The files are those that
+``save_image`` writes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +26,19 @@ from attnscope.render.image.draw import (
     style_of,
     texts_of,
 )
-from attnscope.render.image.maps import image_values
+from attnscope.render.image.maps import image_values, notes_below, scale_ticks
 from attnscope.render.image.sheet import (
     BELOW,
     LARGE,
     NAME,
+    NOTES,
     SMALL,
     SUBTITLE,
     TITLE,
     VALUE,
     Style,
     families,
+    note_lines,
     value_of,
     wrap_title,
 )
@@ -46,15 +51,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+SHEETS = 6
+"""Sheets that are kept: heads of one text differ in their notes, too."""
+
+
 @dataclass(eq=False)
 class Album:
-    """Saves pictures as ``save_image`` does; remembers what the last one may share with the next."""
+    """Saves pictures as ``save_image`` does; remembers what some may share with the next."""
 
     dpi: float = DPI
     cmap: str | None = None
     width: float | None = None
     font: str | None = None
-    _last: SharedSheet | None = field(default=None, repr=False)
+    _sheets: deque[SharedSheet] = field(default_factory=partial(deque, maxlen=SHEETS), repr=False)
 
     def save(self, view: Drawable, path: str | Path) -> list[str]:
         """Write one view as an image; return what to warn of. Raises what ``save_image`` raises."""
@@ -63,23 +72,32 @@ class Album:
         fonts, warnings = families(texts_of(view), self.font)
         style = style_of(view, self.cmap, self.width)
         with settings(fonts):
-            if self._last is None or not self._last.fits(view, style, fonts):
-                self._last = SharedSheet(view, style, fonts, self.dpi)
-            write_whole(path, self._last.png(view))
+            sheet = next((each for each in self._sheets if each.fits(view, style, fonts)), None)
+            if sheet is None:
+                sheet = SharedSheet(view, style, fonts, self.dpi)
+                self._sheets.append(sheet)
+            write_whole(path, sheet.png(view))
         return warnings
 
 
 class SharedSheet:
-    """A drawn heatmap of which cells, title and readings can be exchanged."""
+    """A drawn heatmap of which cells, title, readings, notes and the ends of the scale can be exchanged."""
 
     def __init__(self, view: Heatmap, style: Style, fonts: list[str], dpi: float) -> None:
         self.figure = figure_of(view, style)
         self.figure.set_dpi(dpi)
-        self._wide = _natural_width(self.figure)
-        self._sheet_key = _sheet_key(view, style, fonts, self._wide)
+        # inches of a sheet before it was brought to the width that was asked for
+        sizes = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL, NOTES: SMALL}
+        known = [(float(text.get_fontsize()), text.get_gid()) for text in self.figure.texts]
+        shrunk = [size / sizes[gid] for size, gid in known if gid in sizes]
+        self._wide = float(self.figure.get_figwidth()) / (shrunk[0] if shrunk else 1.0)
+        self._looks, self._lines = _looks(view, style, fonts), self._count_lines(view)
         axes = self.figure.axes[0]
         self._image = axes.images[0]
-        self._texts = [text for text in self.figure.texts if text.get_gid() in (TITLE, SUBTITLE, VALUE)]
+        self._texts = [
+            *(text for text in self.figure.texts if text.get_gid() in (TITLE, SUBTITLE, NOTES, VALUE)),
+            *self.figure.axes[-1].texts,  # beside the colour bar
+        ]
         self._changing: list[Artist] = [*axes.spines.values(), *self._texts]
         canvas: Any = self.figure.canvas
         for artist in (self._image, *self._changing):
@@ -92,12 +110,14 @@ class SharedSheet:
 
     def fits(self, view: Heatmap, style: Style, fonts: list[str]) -> bool:
         """Whether everything else of a head would look as it does here."""
-        return self._sheet_key == _sheet_key(view, style, fonts, self._wide)
+        return self._looks == _looks(view, style, fonts) and self._lines == self._count_lines(view)
 
     def png(self, view: Heatmap) -> bytes:
         """The image of a head that fits, as ``save_image`` would write it."""
-        for artist, text in zip(self._texts, _changing_texts(view, self._wide), strict=True):
+        told = [*self._blocks(view), *map(value_of, view.readings), *(text for _, text in scale_ticks(view))]
+        for artist, text in zip(self._texts, told, strict=True):
             artist.set_text(text)
+        self._image.set_clim(*((0, 1) if view.scale == "row" else view.limits))
         canvas: Any = self.figure.canvas
         canvas.restore_region(self._ground)
         picture = np.asarray(canvas.buffer_rgba()).view(np.uint32)[..., 0]  # a pixel is one number
@@ -106,6 +126,27 @@ class SharedSheet:
         for changed in self._changing:
             self.figure.draw_artist(changed)
         return encode_png(canvas, self.figure.dpi)
+
+    def _blocks(self, view: Heatmap) -> list[str]:
+        """Title, subtitle and notes, those that there are, in lines."""
+        titles = [
+            wrap_title(text, size, self._wide)
+            for text, size in ((view.title, LARGE), (view.subtitle, BELOW))
+            if text
+        ]
+        notes = "\n".join(note_lines(notes_below(view), self._wide))
+        return [*titles, notes] if notes else titles
+
+    def _count_lines(self, view: Heatmap) -> Hashable:
+        blocks = [block.count("\n") for block in self._blocks(view)]
+        return bool(view.title), bool(view.subtitle), blocks
+
+
+def _looks(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
+    """What two heads must have alike to stand on one sheet, besides the numbers of their lines."""
+    told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
+    looks = (view.scale == "row", view.signed, bool(view.masked.any()), style, fonts, view.written, told)
+    return (view.weights.queries, view.weights.keys, *looks)
 
 
 def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], Array]:
@@ -126,34 +167,3 @@ def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], A
     rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
     box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     return box, drawn[0][box].astype(np.intp) @ [1 << 16, 1 << 8, 1]
-
-
-def _natural_width(figure: Figure) -> float:
-    """Inches of a sheet before it was brought to the width that was asked for."""
-    sizes = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL}
-    known = [
-        float(text.get_fontsize()) / sizes[gid] for text in figure.texts if (gid := text.get_gid()) in sizes
-    ]
-    return float(figure.get_figwidth()) / (known[0] if known else 1.0)
-
-
-def _titles(view: Heatmap, width: float) -> list[str]:
-    """Title and subtitle, if there are such, in lines."""
-    return [
-        wrap_title(text, size, width) for text, size in ((view.title, LARGE), (view.subtitle, BELOW)) if text
-    ]
-
-
-def _changing_texts(view: Heatmap, width: float) -> list[str]:
-    """Title and subtitle, if there are such, and the value of each reading."""
-    return [*_titles(view, width), *map(value_of, view.readings)]
-
-
-def _sheet_key(view: Heatmap, style: Style, fonts: list[str], width: float) -> Hashable:
-    """What two heads must have alike to stand on one sheet."""
-    told = tuple((reading.name, reading.baseline, reading.unit) for reading in view.readings)
-    places = (view.weights.queries, view.weights.keys)
-    hatched = bool(view.masked.any())
-    titles = bool(view.title), *(text.count("\n") for text in _titles(view, width))
-    looks = (view.scale, view.signed, view.limits, hatched, style, tuple(fonts))
-    return (*places, *looks, view.notes, view.written, titles, told)

@@ -69,7 +69,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     strip = 0.0 if view.bands is None else STRIP + 0.04
     above = axis.room(column_texts, column_size) + strip
     margins = (axis.room(row_texts, row_size), ROOM, above, 0.1)
-    notes = view.notes if view.written is None else (*view.notes, "bold tokens: written by the model")
+    notes = notes_below(view)
     drawn = sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
     axes = top = drawn.part()
     _draw_weights(axes, view, style.cmap)
@@ -85,10 +85,20 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
         options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT}
         _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
     frame(axes)
+    draw_colour_bar(axes, style, scale_ticks(view))
+    return drawn.figure
+
+
+def notes_below(view: Heatmap) -> tuple[str, ...]:
+    """The notes of a head, and why some labels are bold."""
+    return view.notes if view.written is None else (*view.notes, "bold tokens: written by the model")
+
+
+def scale_ticks(view: Heatmap) -> list[tuple[float, str]]:
+    """What stands beside the colour bar of a head."""
     low, high = view.scale_ends(".3g", minus="−")
     middle = "" if view.scale == "row" else f"{sum(view.limits) / 2:.3g}"
-    draw_colour_bar(axes, style, [(0, low), (0.5, middle), (1, stacked(high))])
-    return drawn.figure
+    return [(0, low), (0.5, middle), (1, stacked(high))]
 
 
 def _draw_weights(axes: Axes, view: Heatmap, cmap: str, **options: Any) -> None:

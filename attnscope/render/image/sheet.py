@@ -329,7 +329,7 @@ def sheet(
     title, subtitle = wrap_title(title or view.title, LARGE, full), wrap_title(view.subtitle, BELOW, full)
     columns = in_columns(readings, full)
     notes = view.notes if notes is None else notes
-    lines = [line for note in notes for line in wrap_inches(clean(note), SMALL, full)]
+    lines = note_lines(notes, full)
     measured = max((len(column) for column in columns), default=0)
     heads = [
         (TITLE, title, LARGE, "black", 0.22 + 0.18 * title.count("\n"), 0.08),
@@ -360,6 +360,11 @@ def sheet(
             ):
                 figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, linespacing=1.25, **QUIET)
     return Sheet(figure, left, bottom, width, height)
+
+
+def note_lines(notes: Sequence[str], width: float) -> list[str]:
+    """Notes in lines of a sheet of some inches."""
+    return [line for note in notes for line in wrap_inches(clean(note), SMALL, width)]
 
 
 def in_columns(readings: Sequence[Measured], width: float) -> list[Sequence[Measured]]:

@@ -39,6 +39,7 @@ KEYS = (
     ("Esc", "let go of the token, then back to the overview"),
     ("j k", "pin the next token, the one before: what it looks at, and who looks at it"),
     ("click", "pin the token of a row, or of a patch of the picture or a moment of the sound"),
+    ("n", "the next head worth a look"),
     ("Tab", "the next kind of attention: encoder, decoder, cross"),
     ("x", "full colour is 1 (of a faint head its largest), always 1, each row's largest, or the head's"),
     ("c", "the next colour map"),
@@ -132,6 +133,7 @@ class Browser(App[None]):
         Binding("escape,backspace", "back", "Back"),
         Binding("j", "pin(1)", "Token", key_display="jk"),
         Binding("k", "pin(-1)", "", show=False),
+        Binding("n", "worth", "Next"),
         Binding("x", "scale", "Scale", show=False),
         Binding("c", "colours", "Colours", show=False),
         Binding("d", "light", "Light", show=False),
@@ -250,6 +252,16 @@ class Browser(App[None]):
         row = (self.place[0] + layers) % len(self.layers)
         size = len(self.heads.weights[self.kind, self.layers[row]].values)
         self.place = (row, (self.place[1] + heads) % size if heads else min(self.place[1], size - 1))
+        self.draw()
+
+    def action_worth(self) -> None:
+        """The next head worth a look."""
+        if not self.heads.worth:
+            self.notify("no head stands out from even attention", timeout=2)
+            return
+        places = [(str(head.kind), head.layer, head.head) for head in self.heads.worth]
+        self.kind, layer, head = after(self.head, places)
+        self.place = self.layers.index(layer), head
         self.draw()
 
     def action_open(self) -> None:

@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, isfinite, lgamma, log, log1p
+from operator import attrgetter
 from statistics import fmean, median
 
 from attnscope.figures import WEAK, Figure, HeadFigures, Role
@@ -102,7 +103,7 @@ ROLE_MEASURES = (*PATTERNS, "spread")
 SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
 """The patterns of an attention sink: the head looks at one place from all rows."""
 
-WORTH = 6
+WORTH = 5
 """Heads that are recommended."""
 
 
@@ -192,26 +193,21 @@ def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadF
     """The ``count`` heads most worth a look, most telling first, of as many different roles as there are.
 
     Heads are dealt in rounds: each round takes the best head left of every role, ordered by lift, so that
-    thirty heads on [CLS] do not hide the one that copies. Roles with a pattern rank by lift, `broad` heads
-    by spread after them in each round; heads in which no pattern stands out are left out.
+    thirty heads on [CLS] do not hide the one that copies. Heads on even attention (`broad`) and heads in
+    which no pattern stands out are left out.
     """
+    lift = attrgetter("role.lift")
     by_role: dict[str, list[HeadFigures]] = {}
     for head in heads:
-        if head.role is not None and head.role.name != NONE:
+        if head.role is not None and head.role.name not in ("broad", NONE):
             by_role.setdefault(head.role.name, []).append(head)
     for group in by_role.values():
-        group.sort(key=_interest, reverse=True)
+        group.sort(key=lift, reverse=True)
     chosen: list[HeadFigures] = []
     while any(by_role.values()) and len(chosen) < count:
         round_ = [group.pop(0) for group in by_role.values() if group]
-        chosen += sorted(round_, key=_interest, reverse=True)
+        chosen += sorted(round_, key=lift, reverse=True)
     return chosen[:count]
-
-
-def _interest(head: HeadFigures) -> float:
-    """Lift of a pattern (up to 1); below every pattern: broad heads by spread."""
-    assert head.role is not None
-    return head.role.score - 2 if head.role.name == "broad" else head.role.lift
 
 
 WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in SINK_PATTERNS)

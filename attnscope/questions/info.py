@@ -217,7 +217,26 @@ def _reported_weights(outputs: Any, kind: str) -> Sequence[Tensor | None]:
 COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows sum to", "own report")
 
 
-def of_survey(result: Survey) -> Answer:
+def describe_model(model: Model, result: Survey) -> str:
+    """Its name, type, layers and heads by kind of attention, parameters, and how many tokens it reads."""
+    kinds: dict[str, list[SiteRecord]] = {}
+    for sighting in result.sightings:
+        kinds.setdefault(sighting.site.site.kind, []).append(sighting.site)
+    sizes = []
+    for kind, sites in kinds.items():
+        layers, heads = (
+            len({site.site.layer for site in sites}),
+            number_ranges({site.heads for site in sites}),
+        )
+        size = f"{layers} layer{'s' * (layers > 1)} × {heads} heads"
+        sizes.append(f"{kind}: {size}" if len(kinds) > 1 else size)
+    parts = [model.title, type(model.module).__name__, *sizes]
+    parts.append(f"{sum(each.numel() for each in model.module.parameters()):,} parameters")
+    parts += [f"{model.positions:,} positions"] if model.positions else []
+    return " · ".join(parts)
+
+
+def of_survey(result: Survey, title: str = "") -> Answer:
     """One line for calls that differ in nothing but their numbers, the layers without, and what to know."""
     rows: dict[tuple[Cell, ...], set[int]] = {}
     for sighting in result.sightings:
@@ -225,6 +244,7 @@ def of_survey(result: Survey) -> Answer:
     table = Table(
         tuple(Column(name, long="fold" if name == COLUMNS[2] else "keep") for name in COLUMNS),
         tuple((number_ranges(layers), *cells) for cells, layers in rows.items()),
+        title=title,
         notes=(*_without(result), *_notes(result), *result.notes),
         edge=True,
     )

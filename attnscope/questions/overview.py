@@ -27,6 +27,9 @@ from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.views import Grid, Ranked, Ranking, grid
 from attnscope.views.grid import CELLS, NEAR
 
+FEWEST = 6
+"""Tokens in which patterns are named, at least."""
+
 
 @record("every head")
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,8 @@ def of_overview(
     """
     several = len(result.grids) > 1
     ranked = []
-    for head in worth_a_look(result.heads):
+    short = all(max(site.queries, site.keys) < FEWEST for site in result.record.sites)
+    for head in () if short else worth_a_look(result.heads):
         extra = f" --kind {head.site.kind}" if several else ""
         words = f"{command or '...'} --head {head.name}{extra}"
         if opening is not None:
@@ -94,10 +98,12 @@ def of_overview(
         reason = head.role.sentence if head.role else ""
         ranked.append(Ranked(head.name + where, reason, words))
     notes = result.notes
-    if not ranked:
-        notes = ("no pattern stands out in any head", *notes)
+    if short:
+        notes = ("too few tokens to name patterns: try a sentence", *notes)
+    elif not ranked:
+        notes = ("no head stands out from even attention", *notes)
     elif not command and not opening:
         notes = (*notes, "... stands for the command that you gave")
-    ranking = Ranking(tuple(ranked), title="Worth a look", notes=notes)
+    ranking = Ranking(tuple(ranked), title="Worth a look" if ranked else "", notes=notes)
     pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
     return Answer((*result.grids.values(), ranking), pictures, lambda: result)

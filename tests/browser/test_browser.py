@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,17 @@ def test_arrows_move_over_layers_and_heads_and_go_round_at_the_ends(heads):
     assert browsed(heads, "right", "right", "down")[0].head == ("encoder", 1, 2)
     assert browsed(heads, "left", "up")[0].head == ("encoder", 3, 7)
     assert browsed(heads, *["down"] * 4, *["right"] * 8)[0].head == ("encoder", 0, 0)
+
+
+def test_n_goes_over_the_heads_worth_a_look_and_round(heads):
+    worth = [("encoder", head.layer, head.head) for head in heads.worth]
+    assert [browsed(heads, *["n"] * count)[0].head for count in (1, 2, 6)] == [worth[0], worth[1], worth[0]]
+    figures = heads.figures.items()
+    roleless = {site: [replace(each, role=None) for each in row] for site, row in figures}
+    nothing = replace(heads, figures=roleless)
+    app, _ = browsed(nothing, "n")
+    assert app.head == ("encoder", 0, 0)
+    assert [told.message for told in app._notifications] == ["no head stands out from even attention"]
 
 
 def test_the_chosen_head_is_in_brackets_and_only_it(heads):

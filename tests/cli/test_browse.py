@@ -2,8 +2,25 @@
 
 import builtins
 import sys
+from importlib import import_module
+
+import pytest
 
 TEXT = "The cat sat on the mat."
+
+
+@pytest.fixture(autouse=True)
+def terminal(request, monkeypatch):
+    """Tests have no terminal; all but one browse as if they had."""
+    if "without_a_terminal" not in request.node.name:
+        browse = import_module("attnscope.cli.commands.browse")
+        monkeypatch.setattr(browse, "has_terminal", lambda: True)
+
+
+def test_without_a_terminal_it_ends_in_a_sentence(run):
+    ran = run("browse", TEXT, "-m", "no-such-model")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("attnscope: browse needs a terminal")
 
 
 def test_without_textual_one_sentence_says_how_to_install_it(run, monkeypatch):
@@ -31,8 +48,6 @@ def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, tmp_
 
 
 def test_the_browser_is_given_what_the_command_says(run, monkeypatch, tmp_path):
-    import pytest
-
     app = pytest.importorskip("textual.app", reason="Textual is not installed")
     seen = []
     monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
@@ -43,8 +58,6 @@ def test_the_browser_is_given_what_the_command_says(run, monkeypatch, tmp_path):
 
 
 def test_an_image_is_browsed_as_its_patches(run, monkeypatch, tmp_path):
-    import pytest
-
     from tests.models import images
 
     app = pytest.importorskip("textual.app", reason="Textual is not installed")
@@ -58,8 +71,6 @@ def test_an_image_is_browsed_as_its_patches(run, monkeypatch, tmp_path):
 
 
 def test_a_trace_is_browsed_without_its_model(run, monkeypatch, tmp_path):
-    import pytest
-
     app = pytest.importorskip("textual.app", reason="Textual is not installed")
     seen = []
     monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))

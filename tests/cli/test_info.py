@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 from tests.models import images
-from tests.models.folders import gpt2, minilm
+from tests.models.folders import gpt2, minilm, t5
 
 TINY = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 400, "intermediate_size": 32}
 
@@ -178,3 +178,19 @@ def test_weights_that_no_softmax_made_are_named_with_the_reason_and_not_shown(ru
     assert "has no attention to show" in said
     assert "in layers.0, it weighs values by scores that no softmax made" in said
     assert "in layers.1, it weighs values by products of queries and keys, some of them negative" in said
+
+
+def test_it_begins_with_what_the_model_is(run, tmp_path):
+    folder = t5(tmp_path / "t5")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    count = sum(each.numel() for each in transformers.AutoModel.from_pretrained(folder).parameters())
+    first = " ".join(run("info", folder).out.partition("layer ")[0].split())
+    for words in (
+        "T5Model",
+        f"encoder: {config.num_layers} layers × {config.num_heads} heads",
+        f"decoder: {config.num_decoder_layers} layers",
+        f"cross: {config.num_decoder_layers} layers",
+        f"{count:,} parameters",
+    ):
+        assert words in first
+    assert "512 positions" in run("info", "own").out

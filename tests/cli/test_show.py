@@ -8,6 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from tests.models.folders import minilm
 
@@ -297,3 +299,21 @@ def test_show_and_stats_say_what_looks_like_attention_and_was_not_captured(run, 
     (tmp_path / "other.py").write_text(HALF_SEEN.format("Block"))
     ran = run("stats", "The cat sat.", "--model", f"{tmp_path}/other.py:Model")
     assert "looks like attention" not in ran.out + ran.err
+
+
+def test_random_weights_have_no_head_worth_a_look(run, tmp_path):
+    """Weights as transformers makes them attend nearly evenly: no pattern is named where there is none."""
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(minilm()))
+    model.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(minilm()).save_pretrained(tmp_path)
+    words = run("show", TEXT, "-m", tmp_path).out
+    assert "no head stands out from even attention" in words
+    assert "Worth a look" not in words
+
+
+def test_a_text_of_few_tokens_names_no_pattern(run):
+    assert "too few tokens to name patterns: try a sentence" in run("show", "The cat sat").out
+    ran = run("show", TEXT)
+    assert ran.out.count("attnscope show") == 5
+    assert "too few tokens" not in ran.out

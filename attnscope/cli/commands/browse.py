@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,11 @@ class BrowseOutput:
     out: Path = option("The folder that s saves to.", "--out", "-o", default=Path("."))
 
 
+def has_terminal() -> bool:
+    """Whether somebody reads the screen and presses keys."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
 @command
 def browse(
     source: SourceOptions,
@@ -37,8 +43,8 @@ def browse(
 ) -> None:
     """Browse all heads of a text in the terminal.
 
-    Arrow keys move over layers and heads, Enter opens a head, j and k pin a token, s saves what is in view,
-    ? lists the keys. Needs Textual: pip install 'attnscope[browse]'.
+    Arrow keys move over layers and heads, n goes to the next head worth a look, Enter opens a head, j and k
+    pin a token, s saves what is in view, ? lists the keys. Needs Textual: pip install 'attnscope[browse]'.
 
     Examples:
 
@@ -48,6 +54,8 @@ def browse(
 
     attnscope browse --from heads.npz
     """
+    if not has_terminal():
+        raise AttnscopeError("browse needs a terminal; attnscope show prints, -o saves a page of all heads")
     given = read_source(source, model)
     check_picture(None, picture.cmap, one=False)
     if not output.out.is_dir():

@@ -73,13 +73,13 @@ def info(
     if not source.names_one:
         source = replace(source, text=TEXT)
     from attnscope.questions.audit import audit
-    from attnscope.questions.info import Survey, of_survey, survey_model
+    from attnscope.questions.info import Survey, describe_model, of_survey, survey_model
     from attnscope.views.table import Column, Table
 
     loaded, prepared = read_source(source, model).open(cached=False)
     with reading(loaded, prepared):
         found = audit(loaded, prepared) if asked.audit else survey_model(loaded, prepared)
     if isinstance(found, Survey):
-        return deliver("info", of_survey(found), output)
+        return deliver("info", of_survey(found, describe_model(loaded, found)), output)
     sentences = Table((Column(""),), tuple((each,) for each in found.sentences))
     deliver("info", Answer((sentences,), {}, lambda: found), output)

@@ -38,6 +38,7 @@ class _Pictures(dict[int, str]):
     def __missing__(self, code: int) -> str:
         character = chr(code)
         unseen = unicodedata.category(character) in _UNSEEN and character not in _JOINERS
+        unseen |= code & 0xFFFE == 0xFFFE  # no character: no XML may hold one
         self[code] = (chr(0x2400 + code) if code < 32 else f"‹{code:04X}›") if unseen else character
         return self[code]
 

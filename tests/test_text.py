@@ -54,3 +54,8 @@ def test_small_numbers_keep_two_digits():
     told = {0.5: "0.50", 0.01: "0.01", 0.00195: "0.0019", 0.000012: "0.000012", 0: "0.00", -0.004: "-0.0040"}
     assert {number: round_short(number) for number in told} == told
     assert round_short(float("nan")) == "nan"
+
+
+@pytest.mark.parametrize("code", [0xFFFE, 0xFFFF, 0x1FFFE, 0x10FFFF])
+def test_what_is_no_character_reads_as_its_number(code: int) -> None:
+    assert clean(f"a{chr(code)}b") == f"a‹{code:04X}›b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from attnscope.text import title_words
 
@@ -34,6 +35,7 @@ def balance_lines(text: str, room: float, measure: Measure, words: Sequence[str]
 
     Lines are broken between the parts of a title where that takes no line more, else between words.
     """
+    measure = cache(measure)
     items, gap = title_words(text) if words is None else words, " "
     lines = fill_lines(items, room, gap, measure)
     parts = text.split(" · ")

@@ -188,18 +188,11 @@ def is_double_width(character: str) -> bool:
     return unicodedata.east_asian_width(character) in "WF"
 
 
-def _font() -> str:
-    """The file of the font that texts are drawn with."""
-    from matplotlib.font_manager import FontProperties, findfont
-
-    return findfont(FontProperties())
-
-
 @lru_cache(maxsize=4096)
-def _advance(character: str, font: str) -> float:
-    from matplotlib.font_manager import get_font
+def _advance(character: str, families: tuple[str, ...]) -> float:
+    from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    glyphs = get_font(font)
+    glyphs = get_font(findfont(FontProperties(family=list(families))))
     glyphs.set_size(100, 72)
     return float(glyphs.load_char(ord(character)).linearHoriAdvance / 65536 / 100)
 
@@ -235,7 +228,9 @@ def _room(size: float, width: float, bold: bool) -> float:
 
 
 def _width(text: str) -> float:
-    font = _font()
+    import matplotlib
+
+    font = tuple(matplotlib.rcParams["font.family"])
     return sum(_advance(one, font) if ord(one) < KNOWN or one in MARKS else em(one) for one in text)
 
 
@@ -243,12 +238,14 @@ def _words(text: str, room: float) -> list[str]:
     """The words, a dot between parts with the one before it; those that are longer than a line in pieces."""
     pieces = []
     for word in title_words(text):
-        while len(word) > 1 and _width(word) > room:
-            last = len(word.rstrip(CLOSING)) - 1  # what closes a text does not begin a line
-            end = next((end for end in range(last, 0, -1) if _width(word[:end]) <= room), 1)
-            pieces.append(word[:end])
-            word = word[end:]
-        pieces.append(word)
+        ends = [0.0, *accumulate(map(_width, word))]
+        last = len(word.rstrip(CLOSING)) - 1  # what closes a text does not begin a line
+        start = 0
+        while start < len(word) - 1 and ends[-1] - ends[start] > room:
+            end = max(min(bisect_right(ends, ends[start] + room) - 1, last), start + 1)
+            pieces.append(word[start:end])
+            start = end
+        pieces.append(word[start:])
     return pieces
 
 

@@ -1,5 +1,7 @@
 """Titles and notes in lines as long as there is room for."""
 
+import time
+
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -88,3 +90,15 @@ def test_a_title_of_too_many_lines_ends_in_dots_and_a_word_that_is_too_long_is_c
 
 def test_bold_letters_are_no_wider_than_is_thought():
     assert drawn(TITLE, 9, "bold") <= BOLD * drawn(TITLE, 9)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 20_000, "日" * 20_000, "ab " * 7_000, "a" * 9_999 + " " + "b" * 9_999]
+)
+def test_long_texts_are_wrapped_in_linear_time(text: str) -> None:
+    wrap_inches(text[:100], 6.5, 6.0)
+    began = time.process_time()
+    lines = wrap_inches(text, 6.5, 6.0)
+    assert time.process_time() - began < 2  # it took 10 s for a tenth of it
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert wrap_title(text, 11.0, 6.0).count("\n") == 2

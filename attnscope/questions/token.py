@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.attention import Attention, Axis, Kind
+from attnscope.attention import Attention
 from attnscope.axes import Array, Coarsening, Place
 from attnscope.capture import SiteRecord
 from attnscope.capture.observers.coarsen import Axes, CoarseMap, Coarsen, SharedRows
@@ -83,40 +82,24 @@ def lay_over(
 
     ``row`` is what the place looks at and ``column`` who looks at it, each a weight for each place.
     """
-    made = [overlay for picture in pictures if (overlay := _overlay(picture, place, row, column)) is not None]
+    made: list[Overlay] = []
+    for picture in pictures:
+        patches = [token.id for token in picture.tokens if not token.special]
+        maps: list[Array | None] = []  # [patch row, patch column] each
+        for side in (row, column):
+            numbers = {} if side is None else {each.id: number for number, each in enumerate(side[1])}
+            chosen = None
+            if side is not None and picture.grid is not None and numbers.keys() >= set(patches):
+                chosen = side[0][[numbers[id_] for id_ in patches]].reshape(picture.grid)
+            maps.append(chosen if chosen is not None and chosen.any() else None)  # a text behind it: no patch
+        if picture.grid is not None and any(each is not None for each in maps):
+            patch = divmod(patches.index(place.id), picture.grid[1]) if place.id in patches else None
+            made.append(Overlay(picture.pixels, maps[0], maps[1], patch, picture.name))
     if len(made) <= MOST:
         return tuple(made), ()
     heaviest = np.argsort([-max(map_.sum() for _, map_ in each.maps) for each in made], kind="stable")[:MOST]
     note = f"of {len(made)} pictures, the {MOST} are drawn that have most of its attention"
     return tuple(made[number] for number in sorted(heaviest)), (note,)
-
-
-def _overlay(
-    picture: Picture,
-    place: Place,
-    row: tuple[Array, Sequence[Place]] | None,
-    column: tuple[Array, Sequence[Place]] | None,
-) -> Overlay | None:
-    looks_at, looked_at_by = (None if each is None else _on_grid(picture, *each) for each in (row, column))
-    if picture.grid is None or (looks_at is None and looked_at_by is None):
-        return None
-    patches = _patches(picture)
-    patch = divmod(patches.index(place.id), picture.grid[1]) if place.id in patches else None
-    return Overlay(picture.pixels, looks_at, looked_at_by, patch, picture.name)
-
-
-def _on_grid(picture: Picture, weights: Array, places: Sequence[Place]) -> Array | None:
-    """A weight a patch, where all of them are on the axis.  [place] -> [patch row, patch column]"""
-    numbers = {place.id: number for number, place in enumerate(places)}
-    patches = _patches(picture)
-    if picture.grid is None or not numbers.keys() >= set(patches):
-        return None
-    chosen = weights[[numbers[id_] for id_ in patches]]
-    return chosen.reshape(picture.grid) if chosen.any() else None  # a text behind it is seen by no patch
-
-
-def _patches(picture: Picture) -> list[int]:
-    return [token.id for token in picture.tokens if not token.special]
 
 
 def boxes_of(pictures: Sequence[Picture]) -> Mapping[int, Edges]:
@@ -141,14 +124,19 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Token
     In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
     of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
     """
-    rows, columns = Coarsen(_one_row(selection)), Coarsen(_one_column(selection))
+    rows, columns = (Coarsen(_only(selection, column)) for column in (False, True))
     record = model.look(prepared, [SharedRows([rows, columns], selection.heads)])
     sites = [site for site in record.sites if selection.heads(site.site, site.heads)]
     require_selected(sites, record, selection)
-    groups = _groups(sites, prepared)
+    sized: dict[tuple[str, int, int], list[SiteRecord]] = {}  # towers and stages of other sizes: other tokens
+    for kind in kinds_of((site.site for site in sites), prepared.lead):
+        for site in sites:
+            if site.site.kind == kind:
+                sized.setdefault((kind, site.queries, site.keys), []).append(site)
+    groups = list(sized.values())
     found = (group for group in groups if any(_meant(*_coarsenings(group, prepared, selection), selection)))
     sites = next(found, groups[0])
-    kind, meant_sites = sites[0].site.kind, {site.site for site in sites}
+    lead, meant_sites = sites[0].site.kind, {site.site for site in sites}
     queries, keys = _coarsenings(sites, prepared, selection)
     meant = _meant(queries, keys, selection)
     if meant.row:
@@ -178,7 +166,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Token
         position=place.start,
         looks_at=_rank(looks_at, keys.places, top, boxes) if looks_at else None,
         looked_at_by=_rank(looked_at_by, queries.places, top, boxes) if looked_at_by else None,
-        title=f"{_which(selection, sites)} · {name_pass(model, prepared)} · {kind_title(kind)}",
+        title=f"{_which(selection, sites)} · {name_pass(model, prepared)} · {kind_title(lead)}",
         notes=(*notes, *left_out),
         overlays=overlays,
     )
@@ -189,69 +177,15 @@ def of_token(result: TokenView) -> Answer:
     return Answer((result,), {"token": result}, lambda: result)
 
 
-@dataclass(frozen=True, eq=False)
-class TokenRow:
-    """What one token looks at: the mean over the heads that are meant, and the keys that are open to it."""
-
-    place: Place
-    kind: Kind
-    keys: Sequence[Place]
-    mean: Array  # [key]
-    opened: Array  # [key], bool
-    title: str
-    notes: tuple[str, ...]
-
-
-def token_row(model: Model, prepared: ModelInput, selection: Selection) -> TokenRow:
-    """Run the model once, for the whole row of the token that is meant. Raises ``SelectionError``."""
-    rows = Coarsen(_one_row(selection))
-    record = model.run(prepared, [SharedRows([rows], selection.heads)])
-    sites = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    require_selected(sites, record, selection)
-    groups = _groups(sites, prepared)
-    sites = next(
-        (group for group in groups if _meant(*_coarsenings(group, prepared, selection), selection).row), []
-    )
-    if not sites:
-        raise SelectionError(_nowhere(selection, prepared, *_coarsenings(groups[0], prepared, selection)))
-    queries, keys = _coarsenings(sites, prepared, selection)
-    maps = [made for made in rows.maps if made.site in {site.site for site in sites}]
-    kind, size = sites[0].site.kind, len(keys.places)
-    return TokenRow(
-        queries.places[_meant(queries, keys, selection).row[0]],
-        kind,
-        keys.places,
-        _mean(maps)[:size],
-        _open(maps)[:size],
-        f"{_which(selection, sites)} · {name_pass(model, prepared)} · {kind_title(kind)}",
-        (*model.notes, *prepared.notes, *record.notes),
-    )
-
-
-def _groups(sites: Sequence[SiteRecord], prepared: ModelInput) -> list[list[SiteRecord]]:
-    """Sites that have one kind and one size: towers and stages of other sizes have other tokens."""
-    groups: dict[tuple[str, int, int], list[SiteRecord]] = {}
-    for kind in kinds_of((site.site for site in sites), prepared.lead):
-        for site in sites:
-            if site.site.kind == kind:
-                groups.setdefault((kind, site.queries, site.keys), []).append(site)
-    return list(groups.values())
-
-
 def _coarsenings(
     sites: Sequence[SiteRecord], prepared: ModelInput, selection: Selection
 ) -> tuple[Coarsening, Coarsening]:
-    """The rows and the columns of sites of one size, as they are shown."""
-    queries, keys = _axes(prepared, sites[0])
+    """The rows and columns of sites of one size: their tokens, or bare positions where these are unknown."""
+    site = sites[0]
+    queries, keys = prepared.axes.get(site.site.kind, ((), ()))
+    if (len(queries), len(keys)) != (site.queries, site.keys):
+        queries, keys = range(site.queries), range(site.keys)
     return selection.coarsening(queries), selection.coarsening(keys)
-
-
-def _axes(prepared: ModelInput, site: SiteRecord) -> tuple[Axis, Axis]:
-    """The tokens of a site's rows and columns, or bare positions where there are none for them."""
-    axes = prepared.axes.get(site.site.kind)
-    if axes is not None and (len(axes[0]), len(axes[1])) == (site.queries, site.keys):
-        return axes
-    return range(site.queries), range(site.keys)
 
 
 class _Meant(NamedTuple):
@@ -273,24 +207,15 @@ def _meant(queries: Coarsening, keys: Coarsening, selection: Selection) -> _Mean
     return _Meant([], [])
 
 
-def _one_row(selection: Selection) -> Callable[[Attention], Axes | None]:
-    """The row of the token, averaged over its pieces; its columns as they are shown."""
+def _only(selection: Selection, column: bool) -> Callable[[Attention], Axes | None]:
+    """The row of the token, averaged over its pieces, or its column, summed over them."""
 
     def axes(attention: Attention) -> Axes | None:
         queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
-        row = _meant(queries, keys, selection).row
-        return (queries.only(row[0]), keys) if row else None
-
-    return axes
-
-
-def _one_column(selection: Selection) -> Callable[[Attention], Axes | None]:
-    """The column of the token, summed over its pieces; its rows as they are shown."""
-
-    def axes(attention: Attention) -> Axes | None:
-        queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
-        column = _meant(queries, keys, selection).column
-        return (queries, keys.only(column[0])) if column else None
+        meant = _meant(queries, keys, selection)
+        if not (meant.column if column else meant.row):
+            return None
+        return (queries, keys.only(meant.column[0])) if column else (queries.only(meant.row[0]), keys)
 
     return axes
 
@@ -322,19 +247,15 @@ def _which(selection: Selection, sites: Sequence[SiteRecord]) -> str:
 
 
 def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int, boxes: Mapping[int, Edges]) -> Bars:
-    """The heads' mean, ranked; what was left aside is not listed."""
+    """The heads' mean, ranked, of the places that any head may look at; what was left aside is not listed."""
+    opened: Array = np.concatenate(
+        [made.opened.reshape(len(made.opened), -1) for made in maps]
+    )  # [head, place]
     size = len(places)
-    return rank_places(_mean(maps)[:size], _open(maps)[:size], places, top, boxes)
-
-
-def _open(maps: Sequence[CoarseMap]) -> Array:
-    """Whether any head may look there.  -> [place]"""
-    opened = np.concatenate([made.opened.reshape(len(made.opened), -1) for made in maps])  # [head, place]
-    return np.asarray(np.logical_or.reduce(opened))
+    return rank_places(_mean(maps)[:size], opened[:, :size].any(0), places, top, boxes)
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:
     """The mean over all heads of one row or column.  -> [place]"""
-    weights = np.concatenate([made.mean.reshape(len(made.mean), -1) for made in maps])  # [head, place]
-    mean: Array = weights.mean(0)
+    mean: Array = np.concatenate([made.mean.reshape(len(made.mean), -1) for made in maps]).mean(0)
     return mean

@@ -36,7 +36,7 @@ def test_every_head_is_shown_of_an_image_too(run, folder, picture):
     ran = run("show", "--image", picture, "-m", folder)
     assert (ran.code, ran.err) == (0, "")
     assert "2 layers × 2 heads · 17 tokens" in ran.out
-    assert f"--image {picture}" in ran.out.replace("\n", "")
+    assert "no head stands out from even attention" in ran.out  # of random weights
 
 
 def test_a_patch_is_shown_as_shades_in_a_pipe(run, folder, picture):

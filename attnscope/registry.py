@@ -19,12 +19,13 @@ Maker = TypeVar("Maker", bound="Callable[..., Any]")
 class Registry(Mapping[str, Entry]):
     """Names to entries of one sort, in the order they were registered.
 
-    ``noun`` names the sort in messages ("measure", "colour map"). Registering a name twice raises
-    ``ValueError``; looking up a name that does not exist raises ``SelectionError``.
+    ``noun`` names the sort in messages ("measure", "colour map"), ``retired`` today's name of each old one.
+    Registering a name twice raises ``ValueError``; looking up a name that does not exist raises
+    ``SelectionError``.
     """
 
-    def __init__(self, noun: str) -> None:
-        self.noun = noun
+    def __init__(self, noun: str, retired: Mapping[str, str] | None = None) -> None:
+        self.noun, self.retired = noun, retired or {}
         self._entries: dict[str, Entry] = {}
         self._families: dict[str, tuple[re.Pattern[str], Callable[..., Entry]]] = {}
 
@@ -80,6 +81,8 @@ class Registry(Mapping[str, Entry]):
         return name in self._entries or (isinstance(name, str) and self._member(name) is not None)
 
     def _no_such(self, name: str) -> str:
+        if name in self.retired:
+            return f"the {self.noun} {name!r} is now {self.retired[name]!r}"
         names = ", ".join((*self, *self.families))
         return f"no {self.noun} {name!r}: {nearest_name(name, self._entries)}there are {names}"
 

@@ -85,6 +85,8 @@ def explain(name: str) -> str:
     """
     parts = [text for text in (_measure(name), _role(name), _weighing(name), PREDICTIONS.get(name)) if text]
     if not parts:
+        if name in MEASURES.retired:
+            MEASURES[name]  # says what it is called now
         near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *METHODS, *PREDICTIONS))
         measures = ", ".join((*MEASURES, *MEASURES.families))
         raise SelectionError(
@@ -127,7 +129,7 @@ def _role(name: str) -> str:
             "are always measured, farther ones when asked for, such as --sort offset=-3."
         )
     if name == "broad":
-        return f"broad: no pattern passes its threshold, and the spread exceeds {BROAD}."
+        return f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD}."
     if name.startswith(WEAK) and name in ROLES:
         return (
             f"{name}: below the threshold of {name.removeprefix(WEAK)}, but at least {PART:g} of it and "
@@ -135,7 +137,10 @@ def _role(name: str) -> str:
             f"among its best {BEST:.0%}."
         )
     if name == NONE:
-        return f"none: no pattern passes its threshold or is rare among the heads; spread at most {BROAD}."
+        return (
+            "none: no pattern passes its threshold or is rare among the heads;\n"
+            f"  normalized entropy at most {BROAD}."
+        )
     return ""
 
 

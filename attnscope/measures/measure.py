@@ -55,7 +55,9 @@ class Measure:
         return f"{self.name} {LACKING[lacking[0]]}" if lacking else None
 
 
-MEASURES: Registry[Measure] = Registry("measure")
+MEASURES: Registry[Measure] = Registry(
+    "measure", retired={"spread": "normalized_entropy", "span": "effective_keys", "sink": "no_key"}
+)
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 

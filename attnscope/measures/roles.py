@@ -5,7 +5,7 @@ A head's role is its strongest pattern. A pattern passes when its score reaches 
 puts 0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those that pass
 is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one, and the
 lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Equal lifts fall to the
-pattern named first below. Without a pattern, a head is `broad` when its spread exceeds ``BROAD``.
+pattern named first below. Without a pattern, a head is `broad` when its normalized entropy exceeds ``BROAD``.
 
 Of the heads that are left, those that hardly any other head of the model is like have a weak role: see below.
 All others have the role `none`.
@@ -54,7 +54,7 @@ REPEAT = 0.4
 """Threshold of duplicate and induction."""
 
 BROAD = 0.9
-"""A head without a pattern is broad when its spread exceeds this."""
+"""A head without a pattern is broad when its normalized entropy exceeds this."""
 
 LEAST_LIFT = 0.1
 """A pattern's score must stand this far above its baseline."""
@@ -97,7 +97,7 @@ PATTERNS: Mapping[str, Pattern] = {
 POSITIONAL = "positional"
 """The role of a head that looks at another fixed distance, where it was measured: ``offset=-2``."""
 
-ROLE_MEASURES = (*PATTERNS, "spread")
+ROLE_MEASURES = (*PATTERNS, "normalized_entropy")
 """The measures that make up roles."""
 
 SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
@@ -112,7 +112,7 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
 
     A head with a figure that is no finite number, because a weight is none, has no role either.
     Figures that do not exist for the head (positions in cross-attention) are simply not in ``figures``.
-    For ``broad`` and ``none``, score and baseline are those of the spread.
+    For ``broad`` and ``none``, score and baseline are those of the normalized entropy.
     """
     if not all(isfinite(figure.value) for figure in figures.values()):
         return None
@@ -120,18 +120,18 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     passing = strongest(patterns, figures)
     if passing is not None:
         return passing
-    spread = figures.get("spread")
-    if spread is None:
+    evenness = figures.get("normalized_entropy")
+    if evenness is None:
         return None
-    if spread.value > BROAD:
-        words = f"spreads over all tokens (spread {spread.value:.2f}, 1.00 is even)"
-        return Role("broad", spread.value, spread.baseline, spread.rows, words)
+    if evenness.value > BROAD:
+        words = f"spreads over all tokens (normalized entropy {evenness.value:.2f}, 1.00 is even)"
+        return Role("broad", evenness.value, evenness.baseline, evenness.rows, words)
     words = "no pattern stands out"
     most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
     if most:
         name = max(most, key=lambda name: figures[name].lift)
         words += f"; most of all it {patterns[name].words} {score(figures[name])}"
-    return Role(NONE, spread.value, spread.baseline, spread.rows, words)
+    return Role(NONE, evenness.value, evenness.baseline, evenness.rows, words)
 
 
 def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
@@ -313,15 +313,15 @@ def _doubt(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
     """The role of each of the heads of one kind, without attention sinks that may be chance."""
     sure = {name: PATTERNS[name] for name in SINK_PATTERNS if _is_sure(heads, name)}
     for head in heads:
-        role, spread = head.role, head.figures.get("spread")
+        role, evenness = head.role, head.figures.get("normalized_entropy")
         if role is None or role.name not in SINK_PATTERNS or role.name in sure or len(heads) < FEWEST_HEADS:
             yield role
             continue
         known = {name: pattern for name, pattern in sure.items() if name in head.figures}
         words = f"{PATTERNS[role.name].words} {score(head.figures[role.name])}, as heads may by chance"
         none = replace(role, name=NONE, sentence=f"no pattern stands out; most of all it {words}")
-        if spread is not None:
-            none = replace(none, score=spread.value, baseline=spread.baseline, rows=spread.rows)
+        if evenness is not None:
+            none = replace(none, score=evenness.value, baseline=evenness.baseline, rows=evenness.rows)
         yield strongest(known, head.figures) or none
 
 

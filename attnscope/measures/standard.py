@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
-SINK = "attention sinks: Xiao et al. 2023; gpt-oss"
+OFF_KEYS = "sink logits: gpt-oss; softmax plus one: Miller 2023, Attention Is Off By One"
 
 COVERED = 0.9
 """The part of a row that ``coverage90`` waits for."""
@@ -42,14 +42,21 @@ def entropy(row: Row) -> Tensor:
     return row.entropy
 
 
-@measure("spread", OfRow, formula="entropy / log n_i", source=CLARK)
-def spread(row: Row) -> Tensor:
+@measure("normalized_entropy", OfRow, formula="entropy / log n_i", source=CLARK)
+def normalized_entropy(row: Row) -> Tensor:
     """Entropy as a share of the most that the open keys allow.  -> [batch, head, row]"""
     return row.entropy / row.open_keys.clamp_min(2).log()
 
 
-@measure("span", OfRow, unit="keys", bounds="1 to n", formula="exp(entropy)", source="perplexity of the row")
-def span(row: Row) -> Tensor:
+@measure(
+    "effective_keys",
+    OfRow,
+    unit="keys",
+    bounds="1 to n",
+    formula="exp(entropy)",
+    source="perplexity of the row",
+)
+def effective_keys(row: Row) -> Tensor:
     """Effective number of keys.  -> [batch, head, row]"""
     return row.entropy.exp()
 
@@ -97,9 +104,9 @@ def monotonic(rows: Tensor, before: Tensor) -> Tensor:
     return (here * reached).sum(-1) / here.sum(-1)
 
 
-@measure("sink", OfEveryRow, formula="1 - Σ_j A", source=SINK)
-def sink(row: Row) -> Tensor:
-    """Weight that no key of the row holds.  -> [batch, head, row]"""
+@measure("no_key", OfEveryRow, formula="1 - Σ_j A", source=OFF_KEYS)
+def no_key(row: Row) -> Tensor:
+    """Weight that no key of the row holds: a sink logit has it, for one.  -> [batch, head, row]"""
     return 1 - row.total
 
 
@@ -150,7 +157,7 @@ def next_(position: Tensor) -> Tensor:
 
 @measure("first", AtKey, formula="A[i, 0]", rows="rows after the first", source=SINKS)
 def first(position: Tensor) -> Tensor:
-    """Weight on the first token.  -> [batch, head, row]"""
+    """Weight on the first token, where most attention sinks are.  -> [batch, head, row]"""
     import torch
 
     return torch.where(position > 0, 0, -1)

@@ -56,7 +56,8 @@ LARGEST = 1024
 """Rows and columns of a head that are kept; a longer text is pooled to as many."""
 
 READINGS = (
-    "entropy", "span", "confidence", "distance", "previous", "self", "next", "first", "special", "sink",
+    "entropy", "effective_keys", "confidence",
+    "distance", "previous", "self", "next", "first", "special", "no_key",
 )  # fmt: skip
 """The measures that stand under a head's picture."""
 
@@ -197,6 +198,6 @@ def readings_of(head: HeadFigures) -> Iterator[Measured]:
     """The figures that stand beside a head's picture."""
     for name in READINGS:
         figure = head.figures.get(name)
-        if figure is not None and not (name == "sink" and abs(figure.value) < 1e-4):
+        if figure is not None and not (name == "no_key" and abs(figure.value) < 1e-4):
             measure = MEASURES[name]
             yield Measured(name, figure.value, figure.baseline, measure.unit, measure.summary)

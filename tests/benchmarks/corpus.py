@@ -85,10 +85,10 @@ def figures(rows, ids, special, marks):
         entropy = -(rows * np.log(np.maximum(rows, 1e-30))).sum(-1)  # [layer, head, query]
         return {
             "entropy": entropy,
-            "spread": entropy / np.log(n),
-            "span": np.exp(entropy),
+            "normalized_entropy": entropy / np.log(n),
+            "effective_keys": np.exp(entropy),
             "confidence": rows.max(-1),
-            "sink": 1 - rows.sum(-1),
+            "no_key": 1 - rows.sum(-1),
             "distance": (rows * abs(gap)).sum(-1),
             "offset": (rows * gap).sum(-1),
             "self": np.diagonal(rows, 0, 2, 3),

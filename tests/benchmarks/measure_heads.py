@@ -21,7 +21,7 @@ from pathlib import Path
 
 NAMES = (
     "entropy",
-    "spread",
+    "normalized_entropy",
     "confidence",
     "distance",
     "offset",

@@ -33,7 +33,17 @@ from attnscope.views import Grid, Heatmap, Measured, grid, heatmap
 
 LAYERS = HEADS = 12
 WORDS = "The cat sat on the mat because it was tired and the dog that came in late slept by the fire ."
-NAMES = ("entropy", "span", "confidence", "distance", "previous", "self", "next", "first", "special")
+NAMES = (
+    "entropy",
+    "effective_keys",
+    "confidence",
+    "distance",
+    "previous",
+    "self",
+    "next",
+    "first",
+    "special",
+)
 
 
 def made(tokens: int) -> list[Weights]:

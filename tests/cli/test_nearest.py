@@ -18,7 +18,7 @@ TEXT = "The cat sat on the mat because it was tired."
         (["stats", TEXT, "--map", "entrpy"], "entropy"),
         (["stats", TEXT, "--where", "entrpy<1"], "entropy"),
         (["stats", TEXT, "--where", "role=previos"], "previous"),
-        (["stats", "--explain", "spred"], "spread"),
+        (["stats", "--explain", "entropi"], "entropy"),
         (["stats", "--explain", "positonal"], "positional"),
         (["check", "any.frist > 0.5", "--text", TEXT], "first"),
         (["check", "L2H1.role = previos", "--text", TEXT], "previous"),
@@ -34,6 +34,19 @@ def test_a_kind_that_exists_elsewhere_is_not_asked_about(run):
     assert (
         "no decoder attention: this model has encoder attention" in run("show", TEXT, "--kind", "decoder").err
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("span", "effective_keys"), ("spread", "normalized_entropy"), ("sink", "no_key")]
+)
+@pytest.mark.parametrize(
+    "option", ["--sort {}", "--map {}", "--where {}<1", "--explain {}", "check any.{}<1"]
+)
+def test_a_renamed_measure_is_refused_with_its_new_name(run, option, old, new):
+    command, *rest = option.format(old).split()
+    ran = run("check", *rest, "--text", TEXT) if command == "check" else run("stats", TEXT, command, *rest)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"the measure '{old}' is now '{new}'" in ran.err
 
 
 def test_a_role_is_no_measure_to_sort_by(run):

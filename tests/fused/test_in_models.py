@@ -92,7 +92,7 @@ def test_models_give_the_same_outputs_figures_and_maps(build: "type[nn.Module]")
         assert one.site == other.site
         assert list(one.figures) == list(other.figures)
         for name, figure in one.figures.items():
-            scale = LENGTH if name in ("distance", "offset", "span") else 1.0
+            scale = LENGTH if name in ("distance", "offset", "effective_keys") else 1.0
             assert figure.rows == other.figures[name].rows
             assert figure.value == pytest.approx(other.figures[name].value, abs=1e-5 * scale), name
             assert figure.baseline == pytest.approx(other.figures[name].baseline, abs=1e-8 * scale), name

@@ -143,12 +143,12 @@ def _is_other_segment(case: Case, b: int, i: int, j: int) -> bool:
 
 ROWS: dict[str, Row] = {
     "entropy": entropy,
-    "spread": spread,
-    "span": span,
+    "normalized_entropy": spread,
+    "effective_keys": span,
     "confidence": confidence,
     "coverage90": coverage90,
     "monotonic": monotonic,
-    "sink": sink,
+    "no_key": sink,
     "distance": distance,
     "offset": offset,
     "self": at(0),
@@ -164,12 +164,12 @@ ROWS: dict[str, Row] = {
 
 CROSS = (
     "entropy",
-    "spread",
-    "span",
+    "normalized_entropy",
+    "effective_keys",
     "confidence",
     "coverage90",
     "monotonic",
-    "sink",
+    "no_key",
     "special",
     "punctuation",
 )

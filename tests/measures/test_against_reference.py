@@ -35,7 +35,9 @@ def cases() -> dict[str, Case]:
     for name, mask in masks().items():
         mask = np.broadcast_to(mask, (BATCH, *mask.shape[1:]))
         made[name] = Case(random_rows(rng, mask, HEADS, sink=False), mask, texts)
-    made["sink"] = Case(random_rows(rng, made["causal"].allowed, HEADS, sink=True), masks()["causal"], texts)
+    made["no_key"] = Case(
+        random_rows(rng, made["causal"].allowed, HEADS, sink=True), masks()["causal"], texts
+    )
     open_ = np.ones((BATCH, 1, LENGTH, LENGTH), bool)
     made["text pair"] = Case(random_rows(rng, open_, HEADS, sink=False), open_, pairs)
     step = np.broadcast_to(masks()["causal"][:, :, 15:], (BATCH, 1, LENGTH - 15, LENGTH))
@@ -61,7 +63,7 @@ def bound(name: str) -> float:
     """The width of a measure's range on these texts."""
     return {
         "entropy": np.log(LENGTH),
-        "span": LENGTH,
+        "effective_keys": LENGTH,
         "distance": LENGTH,
         "offset": 2 * LENGTH,
         "coverage90": LENGTH,
@@ -141,5 +143,5 @@ def test_nan_in_the_weights_is_never_hidden() -> None:
     weights[0, 1, 3, 4] = np.nan
     heads = measure(Case(weights, case.allowed, case.keys), 1000).figures()
     assert np.isnan(heads[1].figures["entropy"].value)
-    assert np.isnan(heads[1].figures["sink"].value)
+    assert np.isnan(heads[1].figures["no_key"].value)
     assert np.isfinite(heads[0].figures["entropy"].value)

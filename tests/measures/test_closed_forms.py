@@ -31,7 +31,7 @@ def test_even_rows_are_their_own_baseline() -> None:
         head = head_of(allowed / allowed.sum(-1, keepdims=True), allowed)
         for figure in head.figures.values():
             assert figure.value == pytest.approx(figure.baseline, rel=1e-6, abs=1e-6)
-        assert head.figures["spread"].value == pytest.approx(1)
+        assert head.figures["normalized_entropy"].value == pytest.approx(1)
         assert head.role is not None
         assert head.role.name == "broad"
 
@@ -39,7 +39,7 @@ def test_even_rows_are_their_own_baseline() -> None:
 def test_an_even_row_over_n_keys_has_entropy_log_n_and_span_n() -> None:
     figures = head_of(np.full((LENGTH, LENGTH), 1 / LENGTH)).figures
     assert figures["entropy"].value == pytest.approx(math.log(LENGTH))
-    assert figures["span"].value == pytest.approx(LENGTH)
+    assert figures["effective_keys"].value == pytest.approx(LENGTH)
     assert figures["confidence"].value == pytest.approx(1 / LENGTH)
     assert figures["distance"].value == pytest.approx((LENGTH**2 - 1) / (3 * LENGTH))
     assert figures["offset"].value == pytest.approx(0, abs=1e-6)
@@ -54,7 +54,7 @@ def test_the_identity_is_a_self_head_without_entropy() -> None:
     figures = head.figures
     assert figures["self"].value == 1
     assert figures["entropy"].value == 0
-    assert figures["span"].value == 1
+    assert figures["effective_keys"].value == 1
     assert figures["coverage90"].value == 1
     assert figures["distance"].value == 0
     assert head.role is not None
@@ -109,8 +109,8 @@ def test_a_text_without_repeats_has_no_duplicate_figure_and_says_why() -> None:
 
 def test_a_sink_keeps_what_the_keys_do_not_hold() -> None:
     head = head_of(np.full((LENGTH, LENGTH), 0.25 / LENGTH))
-    assert head.figures["sink"].value == pytest.approx(0.75)
-    assert head.figures["sink"].baseline == pytest.approx(0, abs=1e-12)
+    assert head.figures["no_key"].value == pytest.approx(0.75)
+    assert head.figures["no_key"].baseline == pytest.approx(0, abs=1e-12)
     assert head.figures["entropy"].value == pytest.approx(-0.25 * math.log(0.25 / LENGTH), rel=1e-6)
 
 

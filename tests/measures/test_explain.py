@@ -28,8 +28,8 @@ def test_thresholds_are_printed_as_defined() -> None:
 
 
 def test_an_unknown_name_says_what_exists() -> None:
-    with pytest.raises(SelectionError, match=r"did you mean 'spread'.*roles are previous.*none"):
-        explain("spred")
+    with pytest.raises(SelectionError, match=r"did you mean 'normalized_entropy'.*roles are previous.*none"):
+        explain("normalised_entropy")
 
 
 def test_an_explanation_reads_as_a_whole() -> None:
@@ -54,7 +54,7 @@ def test_an_explanation_reads_as_a_whole() -> None:
 
 def test_a_misspelled_name_hears_every_role_and_weighing() -> None:
     with pytest.raises(SelectionError, match=f"; roles are {', '.join(ROLES)}; weighings are norm"):
-        explain("spred")
+        explain("normalised_entropy")
 
 
 def test_what_counts_as_punctuation() -> None:

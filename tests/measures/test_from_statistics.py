@@ -96,7 +96,7 @@ def test_figures_baselines_counts_and_roles_are_the_same(name: str, batch: int) 
         assert list(one.figures) == list(other.figures)
         for measure, left in one.figures.items():
             right = other.figures[measure]
-            scale = LENGTH if measure in ("distance", "offset", "span") else 1.0
+            scale = LENGTH if measure in ("distance", "offset", "effective_keys") else 1.0
             assert (left.rows, left.texts) == (right.rows, right.texts), measure
             assert left.value == pytest.approx(right.value, abs=1e-5 * scale), measure
             assert left.baseline == pytest.approx(right.baseline, abs=1e-9 * scale), measure

@@ -169,7 +169,7 @@ def test_an_unknown_measure_names_the_nearest_one() -> None:
 
 def test_other_measures_do_not_merge() -> None:
     with pytest.raises(ValueError, match="cannot merge"):
-        Measurement(["entropy"]).merge(Measurement(["span"]))
+        Measurement(["entropy"]).merge(Measurement(["effective_keys"]))
 
 
 def test_rows_are_read_in_blocks_of_bounded_size() -> None:

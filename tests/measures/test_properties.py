@@ -36,11 +36,14 @@ def test_entropy_lies_between_0_and_log_n_and_equals_scipy(block: Block) -> None
 @settings(max_examples=60, deadline=None)
 @given(blocks())
 def test_the_measures_of_a_row_keep_their_order(block: Block) -> None:
-    value = {name: MEASURES[name](block).value for name in ("span", "confidence", "coverage90", "spread")}
-    assert (value["span"] * value["confidence"] >= 1 - 1e-9).all()
+    value = {
+        name: MEASURES[name](block).value
+        for name in ("effective_keys", "confidence", "coverage90", "normalized_entropy")
+    }
+    assert (value["effective_keys"] * value["confidence"] >= 1 - 1e-9).all()
     assert (value["coverage90"] >= 1).all()
     assert (value["coverage90"] <= block.open_keys).all()
-    assert (value["spread"] <= 1 + 1e-9).all()
+    assert (value["normalized_entropy"] <= 1 + 1e-9).all()
     assert (MEASURES["distance"](block).value >= MEASURES["offset"](block).value.abs() - 1e-9).all()
 
 
@@ -48,7 +51,7 @@ def test_the_measures_of_a_row_keep_their_order(block: Block) -> None:
 @given(blocks(), st.permutations(range(3)))
 def test_permuted_heads_have_permuted_figures(block: Block, order: list[int]) -> None:
     moved = Block(block.rows[:, order], block.allowed, block.start)
-    for name in ("entropy", "confidence", "coverage90", "distance", "previous", "first", "sink"):
+    for name in ("entropy", "confidence", "coverage90", "distance", "previous", "first", "no_key"):
         assert torch.equal(MEASURES[name](moved).value, MEASURES[name](block).value[:, order])
 
 

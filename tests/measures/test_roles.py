@@ -11,7 +11,7 @@ from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT
 
 def figures(**scores: tuple[float, float]) -> dict[str, Figure]:
     return {
-        "spread": Figure(0.5, 1.0, 20, 1),
+        "normalized_entropy": Figure(0.5, 1.0, 20, 1),
         **{name: Figure(value, baseline, 20, 1) for name, (value, baseline) in scores.items()},
     }
 
@@ -50,10 +50,10 @@ def test_the_pattern_with_the_greatest_lift_wins() -> None:
 
 
 def test_an_even_head_is_broad() -> None:
-    found = role({"spread": Figure(BROAD + 0.01, 1.0, 20, 1)})
+    found = role({"normalized_entropy": Figure(BROAD + 0.01, 1.0, 20, 1)})
     assert found is not None
     assert found.name == "broad"
-    assert found.sentence == "spreads over all tokens (spread 0.91, 1.00 is even)"
+    assert found.sentence == "spreads over all tokens (normalized entropy 0.91, 1.00 is even)"
 
 
 def test_without_figures_there_is_no_role() -> None:
@@ -85,7 +85,7 @@ def test_the_heads_most_worth_a_look_are_of_different_roles() -> None:
         *(head(n, first=(0.99 - n / 100, 0.1)) for n in range(1, 8)),
         head(8, previous=(0.6, 0.1)),
         head(9, next=(0.7, 0.1)),
-        head(10, spread=(0.95, 1.0)),
+        head(10, normalized_entropy=(0.95, 1.0)),
     ]
     assert [h.head for h in worth_a_look(heads)] == [1, 9, 8, 2, 3]
     assert [h.head for h in worth_a_look(heads, 100)] == [1, 9, 8, 2, 3, 4, 5, 6, 7]
@@ -102,7 +102,7 @@ def test_a_head_is_named_as_users_write_it() -> None:
 
 
 def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread() -> None:
-    seen = {"spread": Figure(0.7, 0.9, 20, 1), "duplicate": Figure(0.7, 0.1, 7, 1)}
+    seen = {"normalized_entropy": Figure(0.7, 0.9, 20, 1), "duplicate": Figure(0.7, 0.1, 7, 1)}
     found = role(seen)
     assert found is not None
     assert (found.score, found.baseline, found.rows, found.lift) == (0.7, 0.1, 7, pytest.approx(0.6))
@@ -111,7 +111,7 @@ def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread() -> None:
         == "looks at the same token elsewhere in the 7 rows that have one (0.70, baseline 0.10)"
     )
     for spread, name in ((BROAD, "none"), (BROAD + 1e-9, "broad")):
-        found = role({"spread": Figure(spread, 0.9, 20, 1)})
+        found = role({"normalized_entropy": Figure(spread, 0.9, 20, 1)})
         assert found is not None
         assert (found.name, found.score, found.baseline, found.rows) == (name, spread, 0.9, 20)
 
@@ -125,7 +125,7 @@ def test_a_pattern_needs_few_rows_and_a_little_lift() -> None:
         (few, "previous"),
         (replace(few, rows=FEWEST_ROWS - 1), "none"),
     ):
-        found = role({"spread": Figure(0.5, 1.0, 20, 1), "previous": figure})
+        found = role({"normalized_entropy": Figure(0.5, 1.0, 20, 1), "previous": figure})
         assert found is not None
         assert found.name == name
 
@@ -149,10 +149,10 @@ def test_a_weight_that_is_no_number_leaves_no_role() -> None:
 
 def test_heads_on_even_attention_and_heads_without_a_pattern_are_left_out() -> None:
     heads = [
-        head(0, spread=(0.2, 1.0)),
-        head(1, spread=(0.8, 1.0)),
-        head(2, spread=(0.92, 1.0)),
-        head(3, spread=(0.99, 1.0)),
+        head(0, normalized_entropy=(0.2, 1.0)),
+        head(1, normalized_entropy=(0.8, 1.0)),
+        head(2, normalized_entropy=(0.92, 1.0)),
+        head(3, normalized_entropy=(0.99, 1.0)),
         head(4, special=(0.9, 0.3)),
         head(5, previous=(0.95, 0.1)),
         head(6, previous=(0.99, 0.1)),
@@ -188,7 +188,7 @@ def test_what_most_of_a_row_does_not_look_at_is_not_what_a_head_does_most() -> N
 def test_a_score_in_few_rows_must_be_beyond_chance() -> None:
     repeats = Figure(0.5, 0.1, 6, 1)
     for figure, name in ((repeats, "none"), (replace(repeats, rows=60), "induction")):
-        found = role({"spread": Figure(0.5, 1.0, 20, 1), "induction": figure})
+        found = role({"normalized_entropy": Figure(0.5, 1.0, 20, 1), "induction": figure})
         assert found is not None
         assert found.name == name
 

@@ -20,7 +20,7 @@ DULL = {"previous": 0.02, "next": 0.02, "induction": 0.01, "first": 0.2}
 def head(rows: int = 100, **scores: float) -> dict[str, Figure]:
     values = {"confidence": 0.4, **DULL, **scores}
     return {
-        "spread": Figure(0.5, 1.0, rows, 1),
+        "normalized_entropy": Figure(0.5, 1.0, rows, 1),
         **{name: Figure(value, 0.01, rows, 1) for name, value in values.items()},
     }
 
@@ -126,7 +126,7 @@ def measure(weights: torch.Tensor, tokens: tuple[Token, ...], causal: bool, into
     return measurement.figures()
 
 
-RESTS = {"confidence": Figure(0.9, 0.1, 12, 1), "spread": Figure(0.2, 1.0, 12, 1)}
+RESTS = {"confidence": Figure(0.9, 0.1, 12, 1), "normalized_entropy": Figure(0.2, 1.0, 12, 1)}
 
 
 def rest(first: float = 0.9, baseline: float = 1 / 12) -> dict[str, Figure]:

@@ -84,7 +84,10 @@ def test_a_head_that_does_not_exist_or_is_not_one_is_met_with_those_that_are():
 
 
 def test_a_claim_says_which_measures_it_needs():
-    assert claim("count(previous > 0.5 and role=none and span<3) >= 2").names == ("previous", "span")
+    assert claim("count(previous > 0.5 and role=none and effective_keys<3) >= 2").names == (
+        "previous",
+        "effective_keys",
+    )
     assert claim("L0H0.role = none").names == ()
     assert claim("any.coverage90 < 3").names == ("coverage90",)
 
@@ -95,14 +98,14 @@ def stats(*heads):
 
 def test_a_snapshot_tells_what_changed_and_nothing_else(tmp_path):
     path = tmp_path / "before.json"
-    save_snapshot(stats(head(0, 0, previous=0.2, span=20.0), head(0, 1, entropy=1.0)), path)
-    now = stats(head(0, 0, previous=0.24, span=20.9, next=0.5), head(0, 2, entropy=1.0))
+    save_snapshot(stats(head(0, 0, previous=0.2, effective_keys=20.0), head(0, 1, entropy=1.0)), path)
+    now = stats(head(0, 0, previous=0.24, effective_keys=20.9, next=0.5), head(0, 2, entropy=1.0))
     assert [(c.head, c.measure, c.before, c.now) for c in changes(now, path, 0.05)] == [
         ("encoder L0H0", "next", None, 0.5),
         ("encoder L0H1", "entropy", 1.0, None),
         ("encoder L0H2", "entropy", None, 1.0),
     ]
-    assert {c.measure for c in changes(now, path, 0.03)} == {"previous", "span", "next", "entropy"}
+    assert {c.measure for c in changes(now, path, 0.03)} == {"previous", "effective_keys", "next", "entropy"}
 
 
 def test_a_figure_that_became_no_number_has_changed(tmp_path):

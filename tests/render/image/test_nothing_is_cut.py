@@ -23,7 +23,17 @@ from tests.render.screen import random_head, tokens
 
 WIDTHS = (1, 2, 3.3, 7, 10)
 LONG = "previous-token heads of a small model · every one of them · encoder attention of a long title"
-NAMES = ("entropy", "span", "confidence", "distance", "previous", "self", "next", "first", "special")
+NAMES = (
+    "entropy",
+    "effective_keys",
+    "confidence",
+    "distance",
+    "previous",
+    "self",
+    "next",
+    "first",
+    "special",
+)
 
 
 def views() -> dict[str, object]:

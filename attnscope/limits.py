@@ -35,8 +35,8 @@ LARGEST_STATE = 64 << 20
 LARGEST_VOCABULARY = 128 << 20
 """Bytes that any other file but one of weights may have; the largest vocabularies have a quarter of it."""
 
-HASHED_BYTES = 1 << 20
-"""A file of a model up to this size is identified by its contents; larger ones take too long to read."""
+HASHED_BYTES = 16 << 20
+"""Bytes of a model's files, the smallest first, that are identified by their contents: some 20 ms."""
 
 MOST_MODEL_FILES = 2000
 """Files of a folder that are identified: no model has as many."""

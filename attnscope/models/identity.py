@@ -1,7 +1,7 @@
 """Which model a name means, to the byte: what is the same has the same weights, tokenizer and config.
 
-Small files count with their contents; large ones with their size, times and place on the disk, which no
-program changes without changing the time at which the system saw it.
+Small files count with their contents. Large ones count with their size, times and place on the disk: a change
+through a memory map may leave those as they were.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,12 @@ def identify_model(name: str, revision: str | None = None) -> list[Any] | None:
     if folder is None:
         return None
     try:
-        files = [_identify(folder, path) for path in _files(folder)]
+        sized = sorted((path.stat().st_size, path) for path in _files(folder))
+        together = accumulate(size for size, _ in sized)
+        files = [
+            _identify(folder, path, hashed=read <= HASHED_BYTES)
+            for (_, path), read in zip(sized, together, strict=True)
+        ]
     except (OSError, ValueError):
         return None
     return [str(folder.resolve()), files]
@@ -111,12 +117,12 @@ def _files(folder: Path) -> Iterator[Path]:
             yield Path(place) / name
 
 
-def _identify(folder: Path, path: Path) -> tuple[Any, ...]:
+def _identify(folder: Path, path: Path, *, hashed: bool) -> tuple[Any, ...]:
     """What tells one file from all others. Raises ``ValueError`` for a large one that is being written."""
     found, name = path.stat(), str(path.relative_to(folder))
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no file")
-    if found.st_size <= HASHED_BYTES:
+    if hashed:
         return name, found.st_size, identify_file(path)
     if abs(time.time() - max(found.st_mtime, found.st_ctime)) < SETTLED or time.time() < found.st_ctime:
         raise ValueError("it has just been written")

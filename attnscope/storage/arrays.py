@@ -77,8 +77,8 @@ OVER = 5e-3
 
 KINDS = ("encoder", "decoder", "cross")
 
-MOST_LAYERS, MOST_HEADS = 10_000, 100_000
-"""Layers of a kind, and heads of all layers, that a file may have: several times those of any model."""
+MOST_LAYERS, MOST_HEADS = 10_000, 1 << 15
+"""Layers of a kind, and heads of all layers, that a file may have: the largest models have half as many."""
 
 Kinds = Mapping[str, Layers]
 Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]

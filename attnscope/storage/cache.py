@@ -158,9 +158,10 @@ def _open(path: Path) -> Trace | None:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or not _is_private(found) or found.st_size > LARGEST:
                 return None
-            if _digest(file.read(LARGEST)) != digest:
-                return None
-        trace = read_trace(path)
+            content = file.read(LARGEST)
+        if _digest(content) != digest:
+            return None
+        trace = read_trace(path, content)
     except (OSError, AttnscopeError):
         return None
     return trace if trace.metadata.get(KEY) == key else None

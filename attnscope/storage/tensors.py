@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from threading import Lock
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +40,8 @@ if TYPE_CHECKING:
 Layers = Iterable[tuple[int, Weights]]
 
 FORMAT = 1
-LONGEST = 1 << 20
-"""Rows or columns that a file may have, and tokens."""
+LONGEST = 1 << 17
+"""Rows or columns that a file may have, each of which takes kilobytes once it is labelled and drawn."""
 
 FARTHEST = 1 << 31
 """The largest number of a token, or in the vocabulary, that may stand in a description."""
@@ -170,20 +173,121 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     raise InputError(f"{path} is no tensor file: its name must end in .safetensors, .npz or .pt")
 
 
+TYPES = {
+    "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "BOOL": "?",
+    "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1",
+}  # fmt: skip
+"""The types of safetensors, as NumPy has them, or the bits of those that it lacks."""
+
+NARROW = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+"""Types that only torch has."""
+
+LONGEST_HEADER = 100_000_000
+"""Bytes that the safetensors library itself reads of a header."""
+
+READ_WHOLE = 64 << 20
+"""A file up to this size is read when it is opened, so that nobody can change it under its reader."""
+
+
+class Entry(NamedTuple):
+    """Where in a file an array lies."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+
+class TensorFile(Mapping[str, Array]):
+    """The arrays of a safetensors file by name, read when they are asked for.
+
+    The file is read, never mapped into memory: a mapped file that is cut ends the process (SIGBUS). Raises
+    ``ValueError`` for a damaged file, ``InputError`` for one that changes while it is open. ``content`` is
+    what the file holds, where that was read already.
+    """
+
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
+        self._path, self._lock = path, Lock()
+        self._file: Any = path.open("rb") if content is None else BytesIO(content)
+        self._state = self._stat()
+        size = len(content or b"") if self._state is None else self._state[0]
+        if self._state is not None and size <= READ_WHOLE:
+            content = self._file.read()
+            self._unchanged(len(content) == size)
+            self._file.close()
+            self._file, self._state = BytesIO(content), None
+        length = int.from_bytes(self._file.read(8), "little")
+        if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+            raise ValueError("damaged, or no safetensors file")
+        require(PARSED * length, f"the header of {path.name}", "save fewer arrays into a file")
+        header = parse_json(self._file.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header describes no arrays")
+        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+        if not isinstance(self.metadata, dict) or not all(isinstance(x, str) for x in self.metadata.values()):
+            raise ValueError("its metadata is none")
+        self.entries: dict[str, Entry] = {}
+        end = 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+            dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            if dtype not in TYPES or not all(type(axis) is int and axis >= 0 for axis in shape):
+                raise ValueError(
+                    f"its array {name!r:.40} is {dtype!s:.20} {list(shape)!s:.60}, which it cannot be"
+                )
+            if start != end or stop - start != math.prod(shape) * np.dtype(TYPES[dtype]).itemsize:
+                raise ValueError(f"its array {name!r:.40} does not fill its place in the file")
+            self.entries[name] = Entry(dtype, shape, 8 + length + start)
+            end = stop
+        if end != size - 8 - length:
+            raise ValueError(f"its arrays take {end:,} bytes, and it has {size - 8 - length:,}")
+
+    def __getitem__(self, name: str) -> Array:
+        dtype, shape, start = self.entries[name]
+        array = np.empty(shape, np.dtype(TYPES[dtype]).newbyteorder("<"))
+        if array.size:
+            with self._lock:
+                self._file.seek(start)
+                whole = self._file.readinto(array.reshape(-1).view(np.uint8)) == array.nbytes
+            self._unchanged(whole)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def tensor(self, name: str) -> Tensor:
+        """An array for torch, in a type that NumPy may not have."""
+        import torch
+
+        array, narrow = self[name], NARROW.get(self.entries[name].dtype)
+        if narrow is None:
+            return torch.from_numpy(array)
+        return torch.from_numpy(array.view(f"i{array.itemsize}")).view(getattr(torch, narrow))
+
+    def _stat(self) -> tuple[int, int] | None:
+        """Size and time of a file on the disk."""
+        if isinstance(self._file, BytesIO):
+            return None
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns
+
+    def _unchanged(self, whole: bool) -> None:
+        if not whole or self._stat() != self._state:
+            raise InputError(f"{self._path} was overwritten while it was read: read it again")
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file and its metadata.
 
     Raises ``ValueError`` for a damaged file, ``OSError`` for one that cannot be read, ``SizeError``.
     """
-    from safetensors import SafetensorError, safe_open
-
     _require(path.stat().st_size, path)
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no mapping
-            return tensors, file.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+        file = TensorFile(path)
+    except (LookupError, TypeError) as error:
+        raise ValueError("its header describes no arrays") from error
+    return {name: file.tensor(name) for name in file}, file.metadata
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:

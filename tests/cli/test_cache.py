@@ -305,6 +305,14 @@ def test_another_file_of_the_model_has_another_key(source, folder, name):
     assert source.key not in (before, None)
 
 
+def test_weights_written_through_a_memory_map_that_leaves_their_time_have_another_key(source, folder):
+    path, before = folder / "model.safetensors", source.key
+    found = path.stat()
+    np.memmap(path, mode="r+")[-1] ^= 1
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert source.key not in (before, None)
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_another_text_has_another_key(source, name):
     text, second = TEXTS[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -18,7 +18,7 @@ from attnscope.limits import require
 from attnscope.records import read
 from attnscope.storage.arrays import MOST_HEADS, MOST_LAYERS
 from attnscope.storage.files import name_other, write_whole
-from attnscope.storage.tensors import LONGEST, PARSED
+from attnscope.storage.tensors import PARSED, TensorFile
 from attnscope.storage.trace.layout import (
     FORMAT,
     Bias,
@@ -35,6 +35,9 @@ from attnscope.storage.trace.layout import (
     traced_rows,
 )
 
+LONGEST = 1 << 20
+"""Rows, columns, texts, pixels or frames that a trace may have."""
+
 HELD = 8
 """Arrays that stay in memory: those of a layer or two."""
 
@@ -42,47 +45,27 @@ KINDS = {"F64": "f", "F32": "f", "F16": "f", "U16": "f", "I32": "i", "U8": "u"}
 """What an array of each type can be: numbers, runs of keys, bits or pixels. Bits of bfloat16 lie as U16."""
 
 
-class FileArrays(Mapping[str, Array]):
-    """What a file holds by name. Raises ``ValueError`` for a damaged file, ``SizeError`` for a huge one."""
+class TraceFile(TensorFile):
+    """What a trace's file holds by name; the arrays of a layer or two stay in memory."""
 
-    def __init__(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        reader: Any = safe_open
-        require(path.stat().st_size, f"what {path.name} holds", "keep a shorter text")
-        try:
-            self._file = reader(path, framework="np")
-        except SafetensorError as error:
-            raise ValueError(f"it is no trace, or a damaged one ({error})") from error
-        self.metadata: Mapping[str, str] = self._file.metadata() or {}
-        self._names = tuple(self._file.keys())
-        self._read = lru_cache(maxsize=HELD)(self._file.get_tensor)
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
+        super().__init__(path, content)
+        self._read = lru_cache(maxsize=HELD)(super().__getitem__)
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self._names:
-            raise KeyError(name)
         array: Array = self._read(name)
         return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def shape(self, name: str, kind: str, axes: int | None = None) -> tuple[int, ...]:
         """The shape of an array that has to be there, of one of ``KINDS``, without reading the array.
 
         Raises ``ValueError`` for one that is not, or has other than so many axes.
         """
-        if name not in self._names:
+        if name not in self.entries:
             raise ValueError(f"it has no array {name!r:.40}")
-        view = self._file.get_slice(name)
-        shape = tuple(view.get_shape())
-        if KINDS.get(view.get_dtype()) != kind or 0 in shape or axes not in (None, len(shape)):
-            raise ValueError(
-                f"its array {name!r:.40} is {view.get_dtype()} {list(shape)}, which it cannot be"
-            )
+        dtype, shape, _ = self.entries[name]
+        if KINDS.get(dtype) != kind or 0 in shape or axes not in (None, len(shape)):
+            raise ValueError(f"its array {name!r:.40} is {dtype} {list(shape)}, which it cannot be")
         return shape
 
 
@@ -137,12 +120,8 @@ class Trace:
 
 Shape = tuple[int, int, int, int]
 
-MOST_TRACED = 1 << 15
-"""Heads of all layers together; the largest models have half as many. Layers may share their arrays, so that
-the size of a file does not bound them."""
 
-
-def check_trace(trace: Trace, arrays: FileArrays) -> None:
+def check_trace(trace: Trace, arrays: TraceFile) -> None:
     """Raise ``ValueError`` that says what does not fit."""
     description = trace.description
     for axis in description.axes:
@@ -168,8 +147,8 @@ def check_trace(trace: Trace, arrays: FileArrays) -> None:
     if not description.calls:
         raise ValueError("it holds no attention")
     heads = sum(call.heads for call in description.calls)
-    if heads > MOST_TRACED:
-        raise ValueError(f"its layers have {heads:,} heads together, and at most {MOST_TRACED:,} are read")
+    if heads > MOST_HEADS:
+        raise ValueError(f"its layers have {heads:,} heads together, and at most {MOST_HEADS:,} are read")
     (kind, layer), times = Counter((call.kind, call.layer) for call in description.calls).most_common(1)[0]
     if times > 1:
         raise ValueError(f"it holds the {kind} layer {layer} {times:,} times")
@@ -186,7 +165,7 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 """The types that a model computes in."""
 
 
-def _check_rows(rows: TracedRows, arrays: FileArrays, shape: Shape) -> None:
+def _check_rows(rows: TracedRows, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     if isinstance(rows, Held):
         if arrays.shape(rows.array, "f", 4) != shape:
@@ -203,7 +182,7 @@ def _check_rows(rows: TracedRows, arrays: FileArrays, shape: Shape) -> None:
         _check_scores(rows, arrays, shape)
 
 
-def _check_steps(rows: Stepped, arrays: FileArrays, shape: Shape) -> None:
+def _check_steps(rows: Stepped, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     starts = rows.starts
     fits = len(starts) - 1 == len(rows.parts) == len(rows.shifts) and starts[0] == 0 and starts[-1] == queries
@@ -213,14 +192,14 @@ def _check_steps(rows: Stepped, arrays: FileArrays, shape: Shape) -> None:
         _check_rows(part, arrays, (batch, heads, stop - start, _keys_of(part, arrays, keys)))
 
 
-def _keys_of(rows: TracedRows, arrays: FileArrays, keys: int) -> int:
+def _keys_of(rows: TracedRows, arrays: TraceFile, keys: int) -> int:
     """How many keys a step has."""
     if isinstance(rows, TracedScores):
         return arrays.shape(rows.key, "f", 4)[2] if rows.stop is None else rows.stop
     return arrays.shape(rows.array, "f", 4)[3] if isinstance(rows, Held) else keys
 
 
-def _check_scores(rows: TracedScores, arrays: FileArrays, shape: Shape) -> None:
+def _check_scores(rows: TracedScores, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     query, key = (arrays.shape(name, "f", 4) for name in (rows.query, rows.key))
     groups = heads // key[1] * key[1] if key[1] else 0
@@ -239,7 +218,7 @@ def _check_scores(rows: TracedScores, arrays: FileArrays, shape: Shape) -> None:
         raise ValueError(f"{rows.query} and {rows.key} are not of a batch of {batch}")
 
 
-def _check_bias(bias: Bias, arrays: FileArrays, shape: Shape) -> int:
+def _check_bias(bias: Bias, arrays: TraceFile, shape: Shape) -> int:
     """The texts that a bias is for."""
     values = arrays.shape(bias.array, "f", 4)
     if not _widens(values, shape if bias.open is None else (1, 1, 1, 1)):
@@ -247,7 +226,7 @@ def _check_bias(bias: Bias, arrays: FileArrays, shape: Shape) -> int:
     return max(values[0], _check_mask(bias.open, arrays, shape))
 
 
-def _check_mask(mask: Mask | None, arrays: FileArrays, shape: Shape) -> int:
+def _check_mask(mask: Mask | None, arrays: TraceFile, shape: Shape) -> int:
     """The texts that a mask is for; 1 for none."""
     if mask is None:
         return 1
@@ -284,17 +263,19 @@ def trace_bytes(trace: Trace, more: Mapping[str, str] | None = None) -> bytes:
     return content
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
     """Open a trace; its arrays are read when they are asked for, and nothing in it is ever executed.
 
-    Raises ``InputError`` for a file that is none or is damaged, ``SizeError`` for one that would not fit.
+    ``content`` is what the file holds, where that was read already. Raises ``InputError`` for a file that is
+    none or is damaged, ``SizeError`` for one that would not fit.
     """
     path = Path(path)
     try:
         other = name_other(path)
         if other is not None:
             raise ValueError(f"it is {other}, not a file")
-        arrays = FileArrays(path)
+        require(path.stat().st_size, f"what {path.name} holds", "keep a shorter text")
+        arrays = TraceFile(path, content)
         trace = Trace(_read_description(arrays.metadata), arrays)
         check_trace(trace, arrays)
     except FileNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from attnscope.models.kept import open_file
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
+from attnscope.storage.tensors import read_tensors
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.file import KEY, SUFFIX
 from attnscope.storage.trace.layout import FORMAT
@@ -177,7 +179,7 @@ def sentence(file) -> str:
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
     (tmp_path / "a.trace").write_bytes(content)
-    with pytest.raises(InputError, match="it is no trace, or a damaged one"):
+    with pytest.raises(InputError, match="damaged, or no safetensors file"):
         read_trace(tmp_path / "a.trace")
 
 
@@ -250,3 +252,48 @@ def test_nothing_in_a_trace_steers_a_terminal(kept, tmp_path):
     told = [model.name, model.title, *model.notes, seen.title, seen.ran, *seen.notes]
     told += [reason for head in seen.heads for reason in head.absent.values()] + [seen.heads[0].site.name]
     assert not any("\x1b" in text or "\x07" in text for text in told)
+
+
+def test_a_trace_that_is_cut_or_overwritten_after_it_was_opened_is_what_it_was(tmp_path, kept):
+    path = tmp_path / "a.trace"
+    path.write_bytes(kept[0])
+    trace = read_trace(path)
+    path.write_bytes(b"")
+    for name, array in kept[2].items():
+        assert np.array_equal(trace.arrays[name], array)
+
+
+@pytest.mark.parametrize("overwrite", [lambda content: content[:5000], lambda content: content[:-1] + b"\1"])
+def test_a_large_trace_that_is_overwritten_in_place_is_one_sentence(tmp_path, kept, monkeypatch, overwrite):
+    monkeypatch.setattr("attnscope.storage.tensors.READ_WHOLE", 0)
+    path = tmp_path / "a.trace"
+    path.write_bytes(kept[0])
+    trace = read_trace(path)
+    os.utime(path, ns=(1, 1))
+    with path.open("r+b") as file:
+        file.write(overwrite(kept[0]))
+        file.truncate()
+    with pytest.raises(InputError, match="was overwritten while it was read"):
+        [trace.arrays[name] for name in trace.arrays]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 8]}},
+        {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in "ab"},
+        {"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+        {"a": {"dtype": ["F32"], "shape": 3, "data_offsets": None}},
+        {"a": 3},
+        {"__metadata__": {"x": 1}, "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}},
+        [],
+    ],
+)  # fmt: skip
+def test_a_header_that_asks_for_more_than_the_file_holds_is_one_sentence(tmp_path, lie):
+    header = json.dumps(lie).encode()
+    for name, read in (("a.trace", read_trace), ("a.safetensors", read_tensors)):
+        (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+        with pytest.raises(InputError, match=r"cannot read the trace|cannot be read"):
+            read(tmp_path / name)

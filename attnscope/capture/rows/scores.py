@@ -48,13 +48,17 @@ class ScoredRows:
             for bias in call.biases:
                 scores = scores + _block(bias, start, stop, chosen).to(scores.dtype)
             for mask in masks:
-                scores = scores.masked_fill(~_block(mask, start, stop, chosen), -torch.inf)
+                opened = _block(mask, start, stop, chosen)  # mostly one for all heads: a sum is several times
+                scores += torch.zeros_like(opened, dtype=scores.dtype).masked_fill_(
+                    ~opened, -torch.inf
+                )  # faster
             if call.sinks is not None:
                 return _with_sink(scores, call.sinks, chosen)
             if not call.biases and not masks:
                 return torch.softmax(scores, -1)
             dead = scores.amax(-1, keepdim=True) == -torch.inf  # [batch, head, row, 1]
-            return torch.softmax(scores, -1).masked_fill(dead, 0.0)  # [batch, head, row, key]
+            rows = torch.softmax(scores, -1)  # [batch, head, row, key]
+            return rows.masked_fill(dead, 0.0) if bool(dead.any()) else rows
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""

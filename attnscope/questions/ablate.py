@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -23,7 +23,7 @@ from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import batches, join_texts
-from attnscope.questions.importance import Labels, gated_sites, predicted_side
+from attnscope.questions.importance import HeadSums, Labels, gated_sites, predicted_side
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass, require_selected
 from attnscope.records import Meaning, Notes, record
@@ -243,6 +243,8 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
                 )
             )
     was, is_ = torch.cat(losses, 1).mean(1).tolist()
+    masked = model.objective.mask is not None
+    turns = [f"a token is predicted while it is hidden, with every {TURNS}th other one"] if masked else []
     return Ablation(
         head=selection.head.name,
         kind=kind,
@@ -250,7 +252,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
         changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
         divergence=sum(one.divergence for one in changes) / len(changes),
         losses=(was, is_),
-        notes=(*model.notes, *prepared.notes, *record.notes, *_note_turns(model)),
+        notes=(*model.notes, *prepared.notes, *record.notes, *turns),
     )
 
 
@@ -304,13 +306,6 @@ def _predictions(change: Changed, top: Likeliest) -> Cell:
     return tuple(cell)
 
 
-def _note_turns(model: Model) -> tuple[str, ...]:
-    """What a masked model does not see while it predicts."""
-    if model.objective.mask is None:
-        return ()
-    return (f"a token is predicted while it is hidden, with every {TURNS}th other one",)
-
-
 def _read(vocabulary: Vocabulary, id_: int) -> str:
     """A token of the vocabulary as a person reads it."""
     spelled = vocabulary.spell([id_])[0] or f"id {id_:,}"
@@ -330,16 +325,18 @@ NEAR = 1e-3
 """Nats by which a loss may differ when kept layers are given, not run: rounding is far below it."""
 
 
-class Removals:
-    """Adds up the losses without each head, text by text. Sums are float64.
+class Removals(HeadSums):
+    """Adds up the losses without each head, text by text: texts, tokens, tokens squared and the loss of all.
 
-    ``means`` are what stands in the place of heads, by site [head, size]; zeros if there are none.
+    Of each head: the rise, its square, and its product with the tokens of its text. ``means`` are what stands
+    in the place of heads, by site [head, size]; zeros if there are none.
     """
 
+    sizes = 4, 3
+
     def __init__(self, means: Means | None = None) -> None:
+        super().__init__()
         self.means = means
-        self.texts, self.tokens, self.tokens_squared, self.loss = 0, 0.0, 0.0, 0.0
-        self._sums: dict[Head, Tensor] = {}  # [rise | square | product with the tokens of its text]
 
     def add(self, model: Model, prepared: ModelInput, labels: Labels, selection: Selection) -> None:
         """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
@@ -359,12 +356,12 @@ class Removals:
             for head, losses in without.items():
                 rise = rises.setdefault(head, torch.zeros(len(texts), dtype=torch.float64))
                 rise.index_add_(0, of_text, losses - before)
-        self.texts += int((tokens > 0).sum())
-        self.tokens += float(tokens.sum())
-        self.tokens_squared += float(tokens.square().sum())
-        self.loss += float(plain.sum())
-        for head, rise in rises.items():
-            self._add(head, torch.stack([rise.sum(), rise.square().sum(), (rise * tokens).sum()]))
+        made = {
+            head: torch.stack([rise.sum(), rise.square().sum(), (rise * tokens).sum()])
+            for head, rise in rises.items()
+        }
+        totals = [(tokens > 0).sum(), tokens.sum(), tokens.square().sum(), plain.sum()]
+        self.increase(torch.stack(totals).double(), made)
 
     def _losses(
         self, model: Model, predictions: PredictionBatch, selection: Selection
@@ -392,57 +389,26 @@ class Removals:
         without = {}
         for address, mine in calls.items():
             skipped = kept.skipped(mine[0])
-            values = {call - skipped: self._value(sites[call], address.head) for call in mine}
+            values = {
+                call - skipped: None if self.means is None else self.means[sites[call]][address.head]
+                for call in mine
+            }
             with kept.giving(mine[0]), edited(replaced(address.head, values)):
                 without[address] = loss()
         return before, without
 
-    def _value(self, site: Site, head: int) -> Tensor | None:
-        return None if self.means is None else self.means[site][head]
-
-    def _add(self, head: Head, sums: Tensor) -> None:
-        self._sums[head] = self._sums[head] + sums if head in self._sums else sums
-
-    def merge(self, other: Removals) -> None:
-        """Add what another one has seen."""
-        for head, sums in other._sums.items():
-            self._add(head, sums)
-        self.texts += other.texts
-        self.tokens += other.tokens
-        self.tokens_squared += other.tokens_squared
-        self.loss += other.loss
-
     def figures(self) -> dict[Head, Removal]:
         """By head; the error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``."""
-        return {head: self._figure(*sums.tolist()) for head, sums in self._sums.items() if self.tokens}
-
-    def _figure(self, rise: float, squares: float, products: float) -> Removal:
-        mean = rise / self.tokens
-        spread = max(0.0, squares - 2 * mean * products + mean**2 * self.tokens_squared)
-        error = None
-        if self.texts > 1:
-            error = (spread * self.texts / (self.texts - 1)) ** 0.5 / self.tokens
-        return Removal(mean, self.texts, error, mean + self.loss / self.tokens)
-
-    def state(self) -> dict[str, Any]:
-        """The sums as plain lists, which JSON keeps exactly."""
-        heads = [{"head": asdict(head), "sums": sums.tolist()} for head, sums in self._sums.items()]
-        totals = [self.tokens, self.tokens_squared, self.loss]
-        return {"texts": self.texts, "totals": totals, "heads": heads}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Removals:
-        """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` if it never did."""
-        made = cls()
-        made.texts = state["texts"]
-        if type(made.texts) is not int or made.texts < 0:
-            raise ValueError(f"texts is {made.texts!r}")
-        made.tokens, made.tokens_squared, made.loss = map(float, state["totals"])
-        for entry in state["heads"]:
-            sums = torch.tensor(entry["sums"], dtype=torch.float64)
-            if sums.shape != (3,):
-                raise ValueError("the sums of ablation are not three")
-            made._sums[Head(**entry["head"])] = sums
+        texts, tokens, tokens_squared, loss = self.totals.tolist()
+        made = {}
+        for head, (rise, squares, products) in ((head, sums.tolist()) for head, sums in self.heads.items()):
+            if not tokens:
+                break
+            mean, error = rise / tokens, None
+            spread = max(0.0, squares - 2 * mean * products + mean**2 * tokens_squared)
+            if texts > 1:
+                error = (spread * texts / (texts - 1)) ** 0.5 / tokens
+            made[head] = Removal(mean, int(texts), error, mean + loss / tokens)
         return made
 
 
@@ -468,24 +434,21 @@ def corpus_means(
     for batch in batches(text for text in read if isinstance(text, ModelInput)):
         with suppress(InputError):  # nothing to predict
             for predictions in batch_predictions(model, batch.prepared, predicted_side(batch.labels)):
-                for site, (total, count) in _outputs(model, predictions).items():
+                outputs: list[tuple[Tensor, int]] = []  # of each call: [head, size], and how many rows
+
+                def add(number: int, output: Tensor, outputs: list[tuple[Tensor, int]] = outputs) -> None:
+                    total = output.sum((0, 1), dtype=torch.float32).cpu().double()
+                    outputs.append((total, output[..., 0, 0].numel()))
+
+                with (
+                    torch.no_grad(),
+                    model.threads(predictions.prepared),
+                    edited(add) as gates,
+                    recording(model.module, warn=False) as record,
+                ):
+                    predictions.logits(model)
+                sites = gated_sites(model, record, gates)
+                for site, (total, count) in zip(sites, outputs, strict=True):
                     sums[site] = sums[site] + total if site in sums else total
                     rows[site] = rows.get(site, 0) + count
     return {site: total / rows[site] for site, total in sums.items()}
-
-
-def _outputs(model: Model, predictions: PredictionBatch) -> dict[Site, tuple[Tensor, int]]:
-    """What every head gives in one pass: the sum over all rows [head, size], and how many these are."""
-    outputs: list[tuple[Tensor, int]] = []
-
-    def add(number: int, output: Tensor) -> None:
-        outputs.append((output.sum((0, 1), dtype=torch.float32).cpu().double(), output[..., 0, 0].numel()))
-
-    with (
-        torch.no_grad(),
-        model.threads(predictions.prepared),
-        edited(add) as gates,
-        recording(model.module, warn=False) as record,
-    ):
-        predictions.logits(model)
-    return dict(zip(gated_sites(model, record, gates), outputs, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -51,25 +51,20 @@ class Deletion:
         wanted = torch.ones(len(kept), len(self.prepared.tokens), dtype=torch.bool)
         wanted[:, list(self.places)] = torch.from_numpy(np.ascontiguousarray(kept))
         size, found = max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
-        with torch.inference_mode(), self.model.threads(self.prepared):
+        model, at = self.model, self.prediction.at
+        with torch.inference_mode(), model.threads(self.prepared):
             for start in range(0, len(wanted), size):
-                found.append(self._ask(wanted[start : start + size].to(self.model.device)))
+                part = wanted[start : start + size].to(model.device)  # [copy, token]
+                if isinstance(model, Classifier):
+                    scores = model.class_scores(self._without(part))
+                    scores = scores if at is None else scores[:, at]
+                else:
+                    assert at is not None
+                    copies = torch.arange(len(part), device=part.device)
+                    scores = model.logits(self._without(part), copies, torch.full_like(copies, at))
+                found.append(scores.float().softmax(-1)[:, self.prediction.chosen].double().cpu().numpy())
                 tell("text", min(start + size, len(wanted)), len(wanted))
         return np.concatenate(found)
-
-    def _ask(self, kept: Tensor) -> Array:
-        """[copy, token] -> [copy]"""
-        copied, chosen = self._without(kept), self.prediction.chosen
-        copies = torch.arange(len(kept), device=kept.device)
-        at = self.prediction.at
-        if isinstance(self.model, Classifier):
-            scores = self.model.class_scores(copied)
-            scores = scores if at is None else scores[:, at]
-        else:
-            assert at is not None
-            scores = self.model.logits(copied, copies, torch.full_like(copies, at))
-        shares: Array = scores.float().softmax(-1)[:, chosen].double().cpu().numpy()
-        return shares
 
 
 def reads_across(prepared: ModelInput) -> bool:
@@ -104,10 +99,21 @@ def _choose(
     """What stands in the place of a token, in words, and what makes copies with it."""
     picture, inputs = prepared.picture, prepared.inputs
     if picture is not None and picture.grid is not None and len(places) == math.prod(picture.grid):
-        return "its patch of the image is grey", lambda kept: _grey(prepared, kept[:, places])
+        pixels, size = inputs["pixel_values"], picture.grid
+
+        def grey(kept: Tensor) -> ModelInput:  # the mean of what the model was trained on.  [copy, token]
+            grid = kept[:, places].view(len(kept), 1, *size).float()  # [copy, 1, row, column]
+            shown = torch.nn.functional.interpolate(grid, size=pixels.shape[-2:], mode="nearest")
+            return _copies(prepared, kept, {"pixel_values": pixels * shown.to(pixels.dtype)})
+
+        return "its patch of the image is grey", grey
     crossed = reads_across(prepared)  # then tokens of the encoder's text alone are taken away
-    mask = None if picture is not None or crossed else _mask_token(model)
-    where: str | int = "input_ids" if isinstance(model, Classifier) or crossed else model.objective.input
+    classifier = isinstance(model, Classifier)
+    mask = None
+    if picture is None and not crossed:
+        tokenizer = model.reader.tokenizer if isinstance(model, Classifier) else None
+        mask = getattr(tokenizer, "mask_token_id", None) if classifier else model.objective.mask
+    where: str | int = "input_ids" if classifier or crossed else model.objective.input
     if mask is not None:
         ids = inputs[where] if isinstance(where, str) else prepared.arguments[where]
         return "a mask token stands in its place", lambda kept: _copies(
@@ -122,14 +128,6 @@ def _choose(
     )
 
 
-def _mask_token(model: Model) -> int | None:
-    """The token that stands for one that is masked."""
-    if isinstance(model, Classifier):
-        mask: int | None = getattr(model.reader.tokenizer, "mask_token_id", None)
-        return mask
-    return model.objective.mask
-
-
 def _copies(prepared: ModelInput, kept: Tensor, changed: Mapping[str | int, Tensor]) -> ModelInput:
     """As many copies of all tensors as there are rows, some of them changed."""
     given: list[tuple[str | int, Tensor]] = [*prepared.inputs.items(), *enumerate(prepared.arguments)]
@@ -137,16 +135,6 @@ def _copies(prepared: ModelInput, kept: Tensor, changed: Mapping[str | int, Tens
     inputs = {name: each for name, each in copied.items() if isinstance(name, str)}
     arguments = tuple(copied[number] for number in range(len(prepared.arguments)))
     return replace(prepared, inputs=inputs, arguments=arguments, replay=None, figures=None, arrays=None)
-
-
-def _grey(prepared: ModelInput, kept: Tensor) -> ModelInput:
-    """Images with some patches grey, the mean of what the model was trained on.  [copy, patch]"""
-    pixels = prepared.inputs["pixel_values"]
-    assert prepared.picture is not None
-    assert prepared.picture.grid is not None
-    grid = kept.view(len(kept), 1, *prepared.picture.grid).float()  # [copy, 1, row, column]
-    open_ = torch.nn.functional.interpolate(grid, size=pixels.shape[-2:], mode="nearest")
-    return _copies(prepared, kept, {"pixel_values": pixels * open_.to(pixels.dtype)})
 
 
 BLOCK = 1 << 22
@@ -227,35 +215,29 @@ def rank_tokens(
     Weighings are the mean over all heads of all layers, ways through the layers the last layer's map: of an
     encoder-decoder those of cross attention.
     """
-    weighings: tuple[Weigh, ...] = get_args(Weigh)
-    for weigh in weighings:
-        try:
-            found = weigh_heads(model, prepared, weigh, target, counts)
-            yield f"--weigh {weigh}", np.mean([each.mean(0) for each in found.values()], 0)
-        except AttnscopeError as error:
-            yield f"--weigh {weigh}", error
     (first, *more) = np.flatnonzero(counts).tolist()
-    methods: tuple[Method, ...] = get_args(Method)
-    for method in methods:
-        try:
-            yield (
-                f"--method {method}",
-                _follow(model, prepared, method, target, counts, None if more else first),
-            )
-        except AttnscopeError as error:
-            yield f"--method {method}", error
+    token = None if more else str(first)
 
+    def weighed(weigh: Weigh) -> Array:
+        found = weigh_heads(model, prepared, weigh, target, counts)
+        return np.asarray(np.mean([each.mean(0) for each in found.values()], 0))
 
-def _follow(
-    model: Model, prepared: ModelInput, method: Method, target: str | None, counts: Array, row: int | None
-) -> Array:
-    """[key]"""
-    token = None if row is None else str(row)
-    result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
-    _, _, weights = result.map("cross" if "cross" in result.maps else None, None)
-    rows = [place.start for place in weights.queries]  # of the largest flow, of one token alone
-    made: Array = counts[rows] @ weights.values.astype(np.float64)
-    return made
+    def followed(method: Method) -> Array:
+        result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
+        _, _, weights = result.map("cross" if "cross" in result.maps else None, None)
+        rows = [place.start for place in weights.queries]  # of the largest flow, of one token alone
+        return np.asarray(counts[rows] @ weights.values.astype(np.float64))
+
+    ways: list[tuple[str, Callable[[Any], Array], tuple[str, ...]]] = [
+        ("--weigh", weighed, get_args(Weigh)),
+        ("--method", followed, get_args(Method)),
+    ]
+    for option, rank, names in ways:
+        for name in names:
+            try:
+                yield f"{option} {name}", rank(name)
+            except AttnscopeError as error:
+                yield f"{option} {name}", error
 
 
 STEPS = 24
@@ -328,15 +310,21 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     orders = [np.argsort(-each, kind="stable") for each in scores.values()]
     orders += [np.random.default_rng(seed).permutation(size) for seed in range(ORDERS)]
     curves = measure_orders(deletion, np.array(orders), taken)
+    texts = [(deletion.prepared.tokens[place].text, place) for place in deletion.places]
+    pictured = deletion.prepared.picture is not None  # a patch has a row and a column for a name
+    names = [text if pictured else f"{text} {place}" for text, place in texts]
     ranked = []
     for number, (name, order) in enumerate(zip(scores, orders, strict=False)):
-        first = tuple(_name(deletion, deletion.places[place]) for place in order[:FIRST])
+        first = tuple(names[place] for place in order[:FIRST])
         ranked.append(_rank(name, first, OrderCurves(*(each[number : number + 1] for each in curves)), taken))
     random = _rank("random order", (), OrderCurves(*(each[len(scores) :] for each in curves)), taken)
     alone_, *others = ranked
     others.sort(key=lambda each: each.deletion_area)
+    staying = "special ones and where the prediction is made"
+    if reads_across(deletion.prepared):
+        staying = "special ones and all of the decoder's, whose cross attention is asked,"
     said = (
-        f"of a token that is taken away, {deletion.said}; {size:,} can be, {_staying(deletion)} stay",
+        f"of a token that is taken away, {deletion.said}; {size:,} can be, {staying} stay",
         "1 is the probability with all tokens; deletion: its mean while the tokens that count most go first, "
         "lower is better; insertion: while they come back first, higher is better",
         f"random order: the mean of {ORDERS} orders, ± its standard error; {ALONE}: by how far the "
@@ -351,19 +339,6 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
         subtitle=deletion.prediction.description,
         notes=(*said, *notes, *deletion.model.notes, *deletion.prepared.notes),
     )
-
-
-def _staying(deletion: Deletion) -> str:
-    """What is never taken away."""
-    if reads_across(deletion.prepared):
-        return "special ones and all of the decoder's, whose cross attention is asked,"
-    return "special ones and where the prediction is made"
-
-
-def _name(deletion: Deletion, place: int) -> str:
-    """A token with its number; a patch has a row and a column for a name."""
-    text = deletion.prepared.tokens[place].text
-    return text if deletion.prepared.picture is not None else f"{text} {place}"
 
 
 def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> OrderCurves:
@@ -401,7 +376,9 @@ def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:
         if each is random:
             errors = (each.deletion_error, each.insertion_error)
             areas = [f"{area} ±{error / result.whole:.2f}" for area, error in zip(areas, errors, strict=True)]
-        curve = [_curve(each.deletion, marks)] if marks else []
+        values = each.deletion[:: -(-len(each.deletion) // CURVE)]
+        heights = [round(value / (max(each.deletion) or 1.0) * (len(marks) - 1)) for value in values]
+        curve = ["".join(marks[height] for height in heights)] if marks else []
         rows.append((each.name, *areas, *curve, " · ".join(map(visible, each.first))))
     more = len(result.ranked) - top
     notes = [f"and {more:,} more, whose deletion is higher: --top shows them"] if more > 0 else []
@@ -415,10 +392,3 @@ def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:
     )
     lead = Table(title=result.title, subtitle=result.subtitle)
     return Answer((lead, table), {"faithful": shown}, lambda: result)
-
-
-def _curve(values: tuple[float, ...], marks: str) -> str:
-    """A mark for each step, the taller the likelier."""
-    most = max(values) or 1.0
-    every = -(-len(values) // CURVE)
-    return "".join(marks[round(value / most * (len(marks) - 1))] for value in values[::every])

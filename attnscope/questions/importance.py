@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,19 +22,60 @@ from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import Gates, gated
 from attnscope.errors import ModelError
 from attnscope.figures import Importance
-from attnscope.measures.sums import read_site
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import PredictionBatch, batch_predictions
 
 Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
 
 
-class Importances:
-    """Adds up the importance of every head, text by text. Sums are float64."""
+class HeadSums:
+    """Sums over texts, in float64: ``totals`` (the number of texts first), and sums of each head."""
+
+    sizes: ClassVar[tuple[int, int]]  # numbers of the totals, and of each head
 
     def __init__(self) -> None:
-        self.texts = 0
-        self._sums: dict[Site, Tensor] = {}  # [value | square, head]
+        self.totals = torch.zeros(self.sizes[0], dtype=torch.float64)
+        self.heads: dict[Head, Tensor] = {}
+
+    @property
+    def texts(self) -> int:
+        """How many texts were added."""
+        return int(self.totals[0])
+
+    def increase(self, totals: Tensor, heads: Mapping[Head, Tensor]) -> None:
+        """Add some sums."""
+        self.totals = self.totals + totals
+        for head, sums in heads.items():
+            self.heads[head] = self.heads[head] + sums if head in self.heads else sums
+
+    def merge(self, other: HeadSums) -> None:
+        """Add what another one has seen."""
+        self.increase(other.totals, other.heads)
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain lists, which JSON keeps exactly."""
+        heads = [{"head": asdict(head), "sums": sums.tolist()} for head, sums in self.heads.items()]
+        return {"totals": self.totals.tolist(), "heads": heads}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Any:
+        """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` if it never did."""
+        made = cls()
+        made.totals = torch.tensor(state["totals"], dtype=torch.float64)
+        made.heads = {
+            Head(**entry["head"]): torch.tensor(entry["sums"], dtype=torch.float64)
+            for entry in state["heads"]
+        }
+        sizes = [len(made.totals), *(len(sums) for sums in made.heads.values())]
+        if sizes != [cls.sizes[0], *([cls.sizes[1]] * len(made.heads))] or not made.totals[0] >= 0:
+            raise ValueError("these are no sums of texts")
+        return made
+
+
+class Importances(HeadSums):
+    """Adds up the importance of every head, and its square, text by text."""
+
+    sizes = 1, 2
 
     def add(self, model: Model, prepared: ModelInput, labels: Labels) -> None:
         """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
@@ -54,46 +95,20 @@ class Importances:
         asked = copies > 0
         for site, sums in total.items():
             values = sums[asked] / copies[asked, None]  # [text, head]
-            both = torch.stack([values.sum(0), values.square().sum(0)])
-            self._sums[site] = self._sums[site] + both if site in self._sums else both
-        self.texts += int(asked.sum())
-
-    def merge(self, other: Importances) -> None:
-        """Add what another one has seen."""
-        for site, sums in other._sums.items():
-            self._sums[site] = self._sums[site] + sums if site in self._sums else sums
-        self.texts += other.texts
+            both = torch.stack([values.sum(0), values.square().sum(0)], 1)  # [head, value | square]
+            heads = {Head(site.layer, head, site.kind): each for head, each in enumerate(both)}
+            self.increase(torch.zeros(1), heads)
+        self.increase(asked.sum(), {})
 
     def figures(self) -> dict[Head, Importance]:
         """By head."""
-        return {
-            Head(site.layer, head, site.kind): self._figure(*pair)
-            for site, sums in self._sums.items()
-            for head, pair in enumerate(sums.T.tolist())
-        }
-
-    def _figure(self, total: float, squares: float) -> Importance:
-        mean = total / self.texts
-        if self.texts < 2:
-            return Importance(mean, self.texts)
-        variance = max(0.0, squares - self.texts * mean**2) / (self.texts - 1)
-        return Importance(mean, self.texts, (variance / self.texts) ** 0.5)
-
-    def state(self) -> dict[str, Any]:
-        """The sums as plain lists, which JSON keeps exactly."""
-        sites = [{"site": asdict(site), "sums": sums.tolist()} for site, sums in self._sums.items()]
-        return {"texts": self.texts, "sites": sites}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Importances:
-        """What ``state`` wrote down."""
-        made = cls()
-        made.texts = state["texts"]
-        for entry in state["sites"]:
-            sums = torch.tensor(entry["sums"], dtype=torch.float64)
-            if sums.ndim != 2 or len(sums) != 2:
-                raise ValueError("the sums of importance are no values and squares")
-            made._sums[read_site(entry["site"])] = sums
+        made = {}
+        for head, (total, squares) in ((head, sums.tolist()) for head, sums in self.heads.items()):
+            mean, error = total / self.texts, None
+            if self.texts > 1:
+                variance = max(0.0, squares - self.texts * mean**2) / (self.texts - 1)
+                error = (variance / self.texts) ** 0.5
+            made[head] = Importance(mean, self.texts, error)
         return made
 
 

@@ -7,7 +7,6 @@ way to the score being that of this pass, each of them has a part in the score, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -26,7 +25,7 @@ from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.models.text.tokens import without_marks
 from attnscope.questions.answer import Answer
 from attnscope.records import Meaning, Parts, derived, record
-from attnscope.views import HeadMap, View, head_map
+from attnscope.views import View, head_map
 from attnscope.views.charts import MovedWords, Term, Terms
 
 HEADS = 5
@@ -171,22 +170,28 @@ def direct_effects(
             f"what the heads of {model.name} write cannot be followed: its parts sum to {effects.total:.4g}, "
             f"its score is {score:.4g}"
         )
-    chosen = [_require(head, effects)] if head is not None else effects.largest_heads(HEADS)
+    chosen = effects.largest_heads(HEADS)
+    if head is not None:
+        place = head.layer, head.head
+        chosen = [e for e in effects.heads if (e.layer, e.head) == place and head.kind in (None, e.kind)][:1]
+    if head is not None and not chosen:
+        layers = sorted({each.layer for each in effects.heads})
+        if not layers:
+            raise SelectionError("no head of this model is told apart from its layer")
+        most = max(each.head for each in effects.heads)
+        raise SelectionError(f"no head {head}: layers {layers[0]}-{layers[-1]} have heads 0-{most}")
     words = tuple(_favours(model, each, effects.slopes(each, seed)) for each in chosen)
-    notes = (*_held(stream, effects), *model.notes, *prepared.notes, *record.notes)
-    return Writes(effects, words, score, rest, prediction.description, model.title, notes)
-
-
-def _require(head: Head, effects: Effects) -> Head:
-    """The head with its kind. Raises ``SelectionError`` unless it exists."""
-    for known in effects.heads:
-        if (known.layer, known.head) == (head.layer, head.head) and head.kind in (None, known.kind):
-            return known
-    layers = sorted({each.layer for each in effects.heads})
-    if not layers:
-        raise SelectionError("no head of this model is told apart from its layer")
-    most = max(each.head for each in effects.heads)
-    raise SelectionError(f"no head {head}: layers {layers[0]}-{layers[-1]} have heads 0-{most}")
+    held = "the spread of every norm behind a part"
+    if stream.held:
+        held += f", the slope of the {' and '.join(dict.fromkeys(stream.held))} of the output head"
+    notes = [f"in logits; held as in this pass, so that the parts sum to the score: {held}"]
+    for told, what in (
+        (effects.mixed, "some heads are not told apart, and stand in one sum"),
+        (effects.silent, "its heads write to other parts alone, which read them: 0 to the score"),
+    ):
+        notes += [f"layer {', '.join(map(str, sorted(told)))}: {what}"] if told else []
+    notes += [*model.notes, *prepared.notes, *record.notes]
+    return Writes(effects, words, score, rest, prediction.description, model.title, tuple(notes))
 
 
 def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
@@ -204,21 +209,6 @@ def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
         )
 
     return Favours(head, spell(1), spell(-1))
-
-
-def _held(stream: Stream, effects: Effects) -> Sequence[str]:
-    """What was held so that the score is a sum, and what cannot be told apart."""
-    held = "the spread of every norm behind a part"
-    if stream.held:
-        held += f", the slope of the {' and '.join(dict.fromkeys(stream.held))} of the output head"
-    notes = [f"in logits; held as in this pass, so that the parts sum to the score: {held}"]
-    if effects.mixed:
-        named = ", ".join(map(str, sorted(effects.mixed)))
-        notes.append(f"layer {named}: some heads are not told apart, and stand in one sum")
-    if effects.silent:
-        named = ", ".join(map(str, sorted(effects.silent)))
-        notes.append(f"layer {named}: its heads write to other parts alone, which read them: 0 to the score")
-    return notes
 
 
 MOST = 10
@@ -239,50 +229,44 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
     told = [name(each.head) for each in result.words]  # heads whose words stand below
     order = sorted(parts, key=lambda part: (part not in told, -abs(parts[part])))
     listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
-    groups = {"heads": list(effects.heads.values())} if effects.heads else {}
-    groups |= {"feed-forward": list(effects.feed_forward.values())} if effects.feed_forward else {}
-    groups |= {"other mixers": list(effects.mixers.values())} if effects.mixers else {}
-    groups |= {"embeddings": [effects.embeddings], "biases": [effects.biases]}
+    groups = {"heads": sum(effects.heads.values())} if effects.heads else {}
+    groups |= {"feed-forward": sum(effects.feed_forward.values())} if effects.feed_forward else {}
+    groups |= {"other mixers": sum(effects.mixers.values())} if effects.mixers else {}
+    groups |= {"embeddings": effects.embeddings, "biases": effects.biases}
     rest = order[MOST:]
-    maps = _maps(result, several)
-    view = Terms(
-        groups=tuple(Term(group, sum(values)) for group, values in groups.items()),
-        total=Term("= the score", result.score),
-        largest=tuple(Term(part, parts[part]) for part in listed),
-        rest=Term(f"{len(rest):,} others", sum(parts[part] for part in rest)) if rest else None,
-        moved=tuple(
-            MovedWords(name(each.head), _terms(each.raised), _terms(each.lowered)) for each in result.words
-        ),
-        marked=told[0] if head is not None else None,
-        heads=next(iter(maps.values()), None),
-        title=f"what writes to the score · {result.title}",
-        subtitle=result.prediction,
-        notes=result.notes,
-    )
-    views: list[View] = [replace(view, notes=() if maps else view.notes), *maps.values()]
-    if maps:
-        views[-1] = replace(list(maps.values())[-1], notes=result.notes)
-    return Answer(tuple(views), {"writes": view}, lambda: result)
-
-
-def _terms(words: tuple[Word, ...]) -> tuple[Term, ...]:
-    return tuple(Term(word.text, word.moved) for word in words)
-
-
-def _maps(result: Writes, several: bool) -> dict[str, HeadMap]:
-    """The effect of every head, by kind; one colour scale for all."""
     kinds: dict[str, dict[int, dict[int, float]]] = {}
-    for head, effect in result.effects.heads.items():
-        kinds.setdefault(head.kind or "", {}).setdefault(head.layer, {})[head.head] = effect
-    top = max(map(abs, result.effects.heads.values()), default=0.0) or 1.0
-    return {
+    for head_, effect in effects.heads.items():
+        kinds.setdefault(head_.kind or "", {}).setdefault(head_.layer, {})[head_.head] = effect
+    top = max(map(abs, effects.heads.values()), default=0.0) or 1.0
+    maps = {
         kind: head_map(
-            {layer: [heads[head] for head in sorted(heads)] for layer, heads in layers.items()},
-            "written to the score",
+            {layer: [heads[each] for each in sorted(heads)] for layer, heads in by_layer.items()},
+            "added to the score",
             unit="logits",
             limits=(-top, top),
             signed=True,
             title=f"every {kind} head" if several else "every head",
         )
-        for kind, layers in kinds.items()
+        for kind, by_layer in kinds.items()
     }
+    view = Terms(
+        groups=tuple(Term(*group) for group in groups.items()),
+        total=Term("= the score", result.score),
+        largest=tuple(Term(part, parts[part]) for part in listed),
+        rest=Term(f"{len(rest):,} others", sum(parts[part] for part in rest)) if rest else None,
+        moved=tuple(
+            MovedWords(
+                name(each.head),
+                *(tuple(Term(w.text, w.moved) for w in words) for words in (each.raised, each.lowered)),
+            )
+            for each in result.words
+        ),
+        marked=told[0] if head is not None else None,
+        heads=next(iter(maps.values()), None),
+        title=f"what each part adds to the score · {result.title}",
+        subtitle=result.prediction,
+        notes=result.notes,
+    )
+    views: list[View] = [replace(view, notes=()), *maps.values()]
+    views[-1] = replace(views[-1], notes=result.notes)
+    return Answer(tuple(views), {"writes": view}, lambda: result)

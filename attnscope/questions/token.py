@@ -252,7 +252,7 @@ def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int, boxes: M
         [made.opened.reshape(len(made.opened), -1) for made in maps]
     )  # [head, place]
     size = len(places)
-    return rank_places(_mean(maps)[:size], opened[:, :size].any(0), places, top, boxes)
+    return rank_places(_mean(maps)[:size], np.asarray(opened[:, :size].any(0)), places, top, boxes)
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:

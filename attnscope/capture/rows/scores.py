@@ -48,10 +48,10 @@ class ScoredRows:
             for bias in call.biases:
                 scores = scores + _block(bias, start, stop, chosen).to(scores.dtype)
             for mask in masks:
-                opened = _block(mask, start, stop, chosen)  # mostly one for all heads: a sum is several times
-                scores += torch.zeros_like(opened, dtype=scores.dtype).masked_fill_(
+                opened = _block(mask, start, stop, chosen)  # mostly one for all heads: a sum is faster there
+                scores = scores + torch.zeros_like(opened, dtype=scores.dtype).masked_fill_(
                     ~opened, -torch.inf
-                )  # faster
+                )
             if call.sinks is not None:
                 return _with_sink(scores, call.sinks, chosen)
             if not call.biases and not masks:

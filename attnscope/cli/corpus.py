@@ -76,9 +76,9 @@ def corpus_run(
                 watch=watch_progress(size, limit, draw),
             )
         except KeyboardInterrupt:
-            hint = "give --checkpoint FILE to go on from where it stopped"
+            hint = "give --checkpoint FILE to resume"
             if checkpoint is not None:
-                hint = f"the same command goes on from what {checkpoint} holds"
+                hint = f"the same command resumes from {checkpoint}"
             print(f"attnscope: stopped; {hint}", file=sys.stderr)
             raise SystemExit(STOPPED) from None
 

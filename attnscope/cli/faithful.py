@@ -26,7 +26,7 @@ def check_alone(alone: bool) -> None:
     """Refuse what says nothing of a prediction."""
     if not alone:
         raise click.BadParameter(
-            "it goes with a text and a model, without --token, --layer, --from, --texts or --csv",
+            "only valid with one text and a model, without --token, --layer, --from or --csv",
             param_hint="--faithful",
         )
 

@@ -244,7 +244,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
             )
     was, is_ = torch.cat(losses, 1).mean(1).tolist()
     masked = model.objective.mask is not None
-    turns = [f"a token is predicted while it is hidden, with every {TURNS}th other one"] if masked else []
+    turns = [f"a token is predicted while it and every {TURNS}th other token are masked"] if masked else []
     return Ablation(
         head=selection.head.name,
         kind=kind,
@@ -266,18 +266,18 @@ def of_ablation(result: Ablation) -> Answer:
     lead = Table(
         (),
         (),
-        title=f"{result.head} taken away · {result.title}",
-        subtitle=f"the predictions change by {result.divergence:.3g} nats on average (KL divergence), "
-        f"their loss goes from {was:.3f} to {is_:.3f}",
+        title=f"without {result.head} · {result.title}",
+        subtitle=f"mean KL divergence of the predictions: {result.divergence:.3g} nats; loss: {was:.3f} with "
+        f"the head, {is_:.3f} without",
     )
     more = len(result.changed) - LISTED
-    notes = [f"and {more:,} more predictions, each changed less"] if more > 0 else []
+    notes = [f"and {more:,} more predictions that change less"] if more > 0 else []
     rows = Table(
         (
             Column("token", right=True, long="cut"),
             Column("change", right=True, long="cut"),
-            Column("predicted with it"),
-            Column("without it"),
+            Column("with the head"),
+            Column("without"),
         ),
         tuple(
             (
@@ -288,7 +288,7 @@ def of_ablation(result: Ablation) -> Answer:
             )
             for each in result.changed[:LISTED]
         ),
-        notes=(*notes, "[in brackets]: the token that stands in the text", *result.notes),
+        notes=(*notes, "[in brackets]: the token in the text", *result.notes),
         edge=True,
     )
     return Answer((lead, rows), {}, lambda: result)

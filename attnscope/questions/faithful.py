@@ -80,15 +80,15 @@ def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Del
     """
     crossed = reads_across(prepared)
     if crossed and "input_ids" not in prepared.inputs:
-        raise ModelError(f"the encoder of {model.name} reads no text: --faithful takes tokens away from one")
+        raise ModelError(f"the encoder of {model.name} reads no text: --faithful removes tokens")
     if len(prepared.axes) > 2 and not crossed:
-        raise ModelError(f"{model.name} reads several texts: --faithful takes tokens away from one")
+        raise ModelError(f"{model.name} reads several texts: --faithful removes tokens from one")
     with torch.no_grad():
         prediction = score_prediction(model, prepared, target)
     tokens = prepared.tokens
     places = [n for n, token in enumerate(tokens) if not token.special and (crossed or n != prediction.at)]
     if len(places) < 2:
-        raise InputError("there are fewer than two tokens that can be taken away: give a longer text")
+        raise InputError("fewer than two tokens can be removed: give a longer text")
     said, without = _choose(model, prepared, places)
     return Deletion(model, prepared, prediction, tuple(places), said, without)
 
@@ -322,20 +322,20 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     others.sort(key=lambda each: each.deletion_area)
     staying = "special ones and where the prediction is made"
     if reads_across(deletion.prepared):
-        staying = "special ones and all of the decoder's, whose cross attention is asked,"
+        staying = "special ones and all of the decoder's, which read them by cross-attention,"
     said = (
-        f"of a token that is taken away, {deletion.said}; {size:,} can be, {staying} stay",
-        "1 is the probability with all tokens; deletion: its mean while the tokens that count most go first, "
-        "lower is better; insertion: while they come back first, higher is better",
+        f"a removed token: {deletion.said}; {size:,} tokens can be removed, {staying} stay",
+        "1 is the probability with all tokens; deletion: its mean while tokens are removed, most important "
+        "first (lower is better); insertion: while they are put back in that order (higher is better)",
         f"random order: the mean of {ORDERS} orders, ± its standard error; {ALONE}: by how far the "
-        "prediction falls without each token alone",
+        "prediction falls without that token alone",
     )
     return Faithful(
         tuple(int(each) for each in taken),
         tuple(others),
         random,
         alone_,
-        title=f"which tokens the prediction needs · {name_pass(deletion.model, deletion.prepared)}",
+        title=f"which tokens the prediction depends on · {name_pass(deletion.model, deletion.prepared)}",
         subtitle=deletion.prediction.description,
         notes=(*said, *notes, *deletion.model.notes, *deletion.prepared.notes),
     )
@@ -381,8 +381,8 @@ def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:
         curve = ["".join(marks[height] for height in heights)] if marks else []
         rows.append((each.name, *areas, *curve, " · ".join(map(visible, each.first))))
     more = len(result.ranked) - top
-    notes = [f"and {more:,} more, whose deletion is higher: --top shows them"] if more > 0 else []
-    columns = ("order by", "deletion", "insertion", *(["while they go"] if marks else []), "first")
+    notes = [f"and {more:,} more with a higher deletion: --top {len(result.ranked)}"] if more > 0 else []
+    columns = ("order by", "deletion", "insertion", *(["as they go"] if marks else []), "first")
     table = Table(
         tuple(Column(name, long="cut") for name in columns),
         tuple(rows),

@@ -150,7 +150,7 @@ def direct_effects(
         prediction = score_prediction(model, prepared, target, against)
     logits = prediction.logits
     if logits.grad_fn is None:
-        raise ModelError(f"what the heads of {model.name} write cannot be followed: it keeps no gradients")
+        raise ModelError(f"the direct effects of {model.name} cannot be computed: it keeps no gradients")
     seed = torch.zeros_like(logits)
     seed[0, prediction.chosen] += 1
     if prediction.against is not None:
@@ -161,13 +161,13 @@ def direct_effects(
         with torch.enable_grad(), model.threads(prepared):
             effects = sum_parts(stream, stream.walk(seed))
     except Lost as lost:
-        raise ModelError(f"what the heads of {model.name} write cannot be followed: {lost}") from None
+        raise ModelError(f"the direct effects of {model.name} cannot be computed: {lost}") from None
     score = float(prediction.score.detach())
     rest = score - effects.total
     near = tolerance(logits.dtype if not rows.sites else record.sites[0].dtype)
     if not abs(rest) <= near * max(1.0, effects.size):
         raise ModelError(
-            f"what the heads of {model.name} write cannot be followed: its parts sum to {effects.total:.4g}, "
+            f"the direct effects of {model.name} cannot be computed: its parts sum to {effects.total:.4g}, "
             f"its score is {score:.4g}"
         )
     chosen = effects.largest_heads(HEADS)
@@ -181,13 +181,13 @@ def direct_effects(
         most = max(each.head for each in effects.heads)
         raise SelectionError(f"no head {head}: layers {layers[0]}-{layers[-1]} have heads 0-{most}")
     words = tuple(_favours(model, each, effects.slopes(each, seed)) for each in chosen)
-    held = "the spread of every norm behind a part"
+    frozen = "the scale of every norm"
     if stream.held:
-        held += f", the slope of the {' and '.join(dict.fromkeys(stream.held))} of the output head"
-    notes = [f"in logits; held as in this pass, so that the parts sum to the score: {held}"]
+        frozen += f", the slope of the {' and '.join(dict.fromkeys(stream.held))} of the output head"
+    notes = [f"in logits; frozen at this pass's values, so that the parts sum to the score: {frozen}"]
     for told, what in (
-        (effects.mixed, "some heads are not told apart, and stand in one sum"),
-        (effects.silent, "its heads write to other parts alone, which read them: 0 to the score"),
+        (effects.mixed, "some heads cannot be separated; their sum is shown"),
+        (effects.silent, "its heads reach the score only through later layers: direct effect 0"),
     ):
         notes += [f"layer {', '.join(map(str, sorted(told)))}: {what}"] if told else []
     notes += [*model.notes, *prepared.notes, *record.notes]

@@ -21,7 +21,7 @@ def test_what_changes_without_a_head_is_printed(run):
     model = load("own")
     seen = ablate(model, model.prepare(TEXT), "L2H1")
     assert ran.code == 0
-    assert f"change by {seen.divergence:.3g} nats on average" in ran.out
+    assert f"mean KL divergence of the predictions: {seen.divergence:.3g} nats" in ran.out
     lines = ran.out.splitlines()
     # long guesses go on in a further line, which begins with spaces
     table = [line for line in lines[lines.index("") + 2 :] if not line.startswith("·")]

@@ -117,10 +117,10 @@ def test_ctrl_c_says_how_to_go_on(run, corpus, tmp_path, monkeypatch):
     ran = run("stats", "--texts", corpus)
     assert (ran.code, ran.err) == (
         130,
-        "attnscope: stopped; give --checkpoint FILE to go on from where it stopped\n",
+        "attnscope: stopped; give --checkpoint FILE to resume\n",
     )
     ran = run("stats", "--texts", corpus, "--checkpoint", tmp_path / "sums.json")
-    assert "the same command goes on from what" in ran.err
+    assert "the same command resumes from" in ran.err
 
 
 @pytest.mark.parametrize("more", [["a text"], ["--line", "2"], ["--file", "b.txt"]])

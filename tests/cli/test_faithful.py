@@ -11,7 +11,7 @@ OWN = ("-m", "own-causal")
 def test_flow_lists_every_way_with_random_orders_among_them(run):
     printed = run("flow", TEXT, *OWN, "--faithful").out
     title, prediction, _, header, alone, *lines = printed.splitlines()
-    assert title.startswith("which tokens the prediction needs · own-causal · “The cat sat on the”")
+    assert title.startswith("which tokens the prediction depends on · own-causal · “The cat sat on the”")
     assert prediction.startswith("the prediction: ")
     assert header.split() == ["order", "by", "deletion", "insertion", "first"]
     assert alone.startswith("one at a time")
@@ -44,7 +44,7 @@ def test_the_curves_are_saved(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("flow", TEXT, "--faithful", "--token", "cat"), "--layer, --from, --texts or --csv"),
+        (("flow", TEXT, "--faithful", "--token", "cat"), "--layer, --from or --csv"),
         (("stats", TEXT, "--faithful", "--csv"), "--layer, --from"),
         (("flow", TEXT, "--faithful", "-o", "a.html"), "holds whole layers"),
         (("flow", "cat", *OWN, "--faithful"), "fewer than two tokens"),

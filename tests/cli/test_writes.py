@@ -28,7 +28,7 @@ def test_groups_and_parts_each_sum_to_the_score(run, folder):
     assert sum(float(line.split()[-2]) for line in parts[1:]) == pytest.approx(score, abs=0.02)
     assert "the prediction: 'mat'" in ran.out
     assert "over 'cat'" in ran.out
-    assert "the spread of every norm" in " ".join(ran.out.split())
+    assert "the scale of every norm" in " ".join(ran.out.split())
 
 
 def test_json_has_every_part_and_the_words_of_one_head(run, folder):

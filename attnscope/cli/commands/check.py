@@ -24,8 +24,8 @@ class ClaimOptions:
         '"all.entropy < 3", "count(previous > 0.5) >= 2".'
     )
     save: Path | None = option("Write all figures to a file.")
-    against: Path | None = option("Compare all figures with such a file.")
-    tolerance: float = option("How far a figure may be; a share of it above 1.", min=0.0, default=0.05)
+    against: Path | None = option("Compare all figures with a saved file.")
+    tolerance: float = option("Allowed difference: absolute up to 1, relative above.", min=0.0, default=0.05)
 
 
 @command

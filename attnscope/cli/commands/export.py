@@ -125,6 +125,6 @@ def _going_on(folder: Path, contents: ExportPlan) -> Iterator[None]:
         done = count_unfinished(folder, contents)
         words = f"{folder} holds nothing unfinished"
         if done is not None:
-            words = f"{folder} holds {done:,} whole files; the same command goes on and completes them"
+            words = f"{folder} holds {done:,} complete files; the same command resumes"
         print(f"attnscope: stopped; {words}", file=sys.stderr)
         raise SystemExit(STOPPED) from None

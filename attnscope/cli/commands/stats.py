@@ -45,8 +45,8 @@ class StatsOptions:
 
     panel = WHERE
     faithful: bool = flag(
-        "Instead: which head ranks first the tokens that a prediction really needs, that of --target; flow "
-        "--faithful compares ways of weighing."
+        "Rank heads by how well they find the tokens that a prediction (--target) depends on; "
+        "flow --faithful compares the ways of weighing."
     )
     pooled: Path | None = option(
         "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show, "
@@ -59,11 +59,11 @@ class StatsOptions:
         panel=PICTURE,
         default="share",
     )
-    rows: str | None = option("Figures of some rows alone, one run of tokens as they are numbered: 30-46.")
+    rows: str | None = option("Only rows of these tokens: 30-46.")
     by_position: str | None = option(
-        "How one measure of the heads changes along the text, as a curve a head.", complete=complete_measure
+        "Plot one measure along the text, a curve per head.", complete=complete_measure
     )
-    exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
+    exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=MODEL)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -221,7 +221,7 @@ def test_every_method_ranks_the_tokens_of_the_encoder_by_its_row_of_cross_attent
     np.testing.assert_allclose(found["--weigh raw"], expected, atol=1e-6)
     seen = compare_methods(model, prepared, "2")
     assert len(seen.ranked) == 9
-    assert any("whose cross attention is asked" in note for note in seen.notes)
+    assert any("which read them by cross-attention" in note for note in seen.notes)
     heads = compare_weighed_heads(model, prepared, "norm", "2", Selection())
     assert len(heads.ranked) == 2 * 4 + 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from attnscope.capture import Record
+from attnscope.capture import FUSED, Record
 from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model
@@ -17,7 +17,7 @@ from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, workers
 from attnscope.questions.importance import Importances
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
-from attnscope.questions.stats import Stats, measuring_pass, what_ran, with_predictions
+from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions
 from attnscope.storage.corpus import Corpus, CorpusText
 
 
@@ -107,7 +107,7 @@ def corpus_stats(
     return Stats(
         settle_roles(with_predictions(list(total.measured.figures()), importances, removals)),
         " · ".join(part for part in parts if part),
-        what_ran(progress.taken, progress.calls),
+        count_fused(progress.taken, progress.calls),
         (*model.notes, *progress.left_out, *describe_way(ablation)),
     )
 
@@ -126,19 +126,19 @@ class _StatsWork(CorpusWork[CorpusText]):
     def threads(self) -> int:
         return 1 if self.importance or self.ablation else workers(self.model)
 
-    def forward(self, batch: Batch, asked: None) -> tuple[Measurement, Record, int]:
-        """One forward pass of a batch, measured; how many calls of it the fused pass computed."""
+    def forward(self, batch: Batch, asked: None) -> tuple[Measurement, Record]:
+        """One forward pass of a batch, measured."""
         measured = Measurement(tuple(self.total.measured.measures))
         measured.label(batch.labels)
         sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
-        record, taken = measuring_pass(
+        record = measuring_pass(
             self.model, batch.prepared, measured, self.selection, sides[0], exact_kernel=self.exact_kernel
         )
-        return measured, record, taken
+        return measured, record
 
-    def share(self, batch: Batch, result: tuple[Measurement, Record, int]) -> _Share:
+    def share(self, batch: Batch, result: tuple[Measurement, Record]) -> _Share:
         """What a batch adds."""
-        measured, record, taken = result
+        measured, record = result
         sums = Totals(measured, Importances(), Removals(self.means))
         with suppress(InputError):  # nothing to guess: such texts do not count
             if self.importance:
@@ -148,6 +148,7 @@ class _StatsWork(CorpusWork[CorpusText]):
         if not self.progress.layout:
             require_selected(measured.figures(), record, self.selection)
             self.progress.layout = [extent(record.sites), describe_kernels(record.sites)]
+        taken = sum(call.kernel == FUSED for call in record.sites)
         return sums, taken, len(record.sites), record.notes
 
     def add(self, share: _Share) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import numpy as np
 
-from attnscope.attention import Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers.coarsen import RowObserver, SharedRows
@@ -107,7 +106,7 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     """
     selection = selection_of(asked)
     if selection.head is None:
-        raise SelectionError("which head is to be shown? name one, like L5H3")
+        raise SelectionError("which head? name one, like L5H3")
     coarse, measured = selection.coarsen(LARGEST), Measurement()
     known = find_figures(prepared, DEFAULT)
     observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
@@ -115,32 +114,37 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     require_selected(coarse.maps, record, selection)
     kinds = kinds_of((made.site for made in coarse.maps), prepared.lead)
     made = next(made for made in coarse.maps if made.site.kind == kinds[0])
-    if known is None:  # alone among those measured it was number 0
-        (figures,) = (head for head in measured.figures() if head.site == made.site)
-        figures = replace(figures, head=selection.head.head)
-    else:
-        figures = _pick_one(known, made.site, selection.head.head)
+    number, site = selection.head.head, next(each for each in record.sites if each.site == made.site)
+
+    def pick(figures: Sequence[HeadFigures], among: int) -> HeadFigures:
+        found = next(each for each in figures if (each.site, each.head) == (made.site, among))
+        return replace(found, head=number)
+
+    figures = pick(measured.figures(), 0) if known is None else pick(known, number)  # alone it was number 0
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]
     notes += note_hidden([hidden], selection, "its attention")
     notes += note_maps([made], prepared)
-    notes += note_differences([site for site in record.sites if site.site == made.site])
-    of_words = selection.words and not selection.hide_special
-    if of_words and known is not None and prepared.words:
-        figures = _pick_one(prepared.words, made.site, selection.head.head)
-        notes.append("the figures count words, as the picture does")
-    elif of_words and (spoken := measure_words(weights, made.site)) is not None:
-        figures = replace(spoken[0], head=selection.head.head)
-        notes.append("the figures count words, as the picture does")
-    elif selection.words or selection.hide_special:
-        notes.append("the figures count every token")
+    notes += note_differences([site])
+    spoken = None
+    if selection.words and not selection.hide_special:
+        of_trace = known is not None and prepared.words
+        spoken = pick(of_trace, number) if of_trace else None
+        if not of_trace and (measured_words := measure_words(weights, made.site)) is not None:
+            spoken = replace(measured_words[0], head=number)
+    if selection.words or selection.hide_special:
+        notes.append(
+            "the figures count every token"
+            if spoken is None
+            else "the figures count words, as the picture does"
+        )
+    figures = spoken or figures
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
     notes += note_pooling(made, weights)
-    site = next(site for site in record.sites if site.site == made.site)
-    named = name_pass(model, prepared)
-    picture = head_picture(pick_head(weights, 0), figures, site, named, selection, tuple(notes))
+    title = name_pass(model, prepared)
+    picture = head_picture(pick_head(weights, 0), figures, site, title, selection, tuple(notes))
     if made.site.kind == "decoder":
         picture = replace(picture, written=prepared.written)
     if made.site.kind == "cross":
@@ -151,10 +155,6 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
 def of_head(result: OneHead) -> Answer:
     """One head's heatmap."""
     return Answer((result.heatmap,), {"head": result.heatmap}, lambda: result)
-
-
-def _pick_one(figures: Sequence[HeadFigures], site: Site, head: int) -> HeadFigures:
-    return next(each for each in figures if (each.site, each.head) == (site, head))
 
 
 def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:

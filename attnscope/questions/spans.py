@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Coarsening, Place, Weights, visible
-from attnscope.capture import FUSED
 from attnscope.capture.observers.coarsen import Axes, Coarsen, Reading, SharedRows
 from attnscope.errors import InputError, SelectionError
 from attnscope.fused.fused_pass import MOST_CELLS, FusedPass
@@ -141,7 +140,7 @@ def span_maps(
     require_selected(chosen, record, selection)
     if not observer.pool.maps:
         raise InputError("no attention of this model goes from the tokens of the text to these tokens")
-    ran = what_ran(sum(site.kernel == FUSED for site in chosen), len(chosen), chosen)
+    ran = what_ran(chosen)
     numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
     sites = [each.site for each in observer.pool.maps]
     heads = [Head(site.layer, head, site.kind) for site in sites for head in numbers[site]]

@@ -108,21 +108,15 @@ class SomeRows:
         """Begin to read a call, whose figures of all rows are of no use here."""
         rows = range(self.start, min(self.stop, len(attention.queries)))
         reading = self.observer.begin(attention) if rows else None
-        return reading and _SomeRows(reading, rows)
+        return reading and _SomeRows(reading, rows, reading.step, () if reading.wanted == () else rows)
 
 
 @dataclass(frozen=True, eq=False)
 class _SomeRows:
     reading: Reading
     rows: range
-
-    @property
-    def step(self) -> int:
-        return self.reading.step
-
-    @property
-    def wanted(self) -> Sequence[int] | None:
-        return () if self.reading.wanted == () else self.rows
+    step: int
+    wanted: Sequence[int] | None
 
     def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         first, last = max(start, self.rows.start), min(start + rows.shape[2], self.rows.stop)
@@ -442,7 +436,7 @@ def measure_heads(
     maps = Coarsen(cells(CELLS), pool) if pool else None
     texts = [prepared.tokens]
     if known is None:
-        record, taken = measuring_pass(
+        record = measuring_pass(
             model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps, rows=rows
         )
         heads = tuple(measured.figures())
@@ -451,7 +445,6 @@ def measure_heads(
             raise SelectionError(f"no rows {rows.start}-{rows.stop - 1}: rows are 0-{last}, one per token")
     else:
         record = model.run(prepared, [])
-        taken = _count_fused(record)
         heads = pick_figures(known, record, selection)
     require_selected(heads, record, selection)
     how: tuple[str, ...] = ()
@@ -470,7 +463,7 @@ def measure_heads(
     return Stats(
         settle_roles(heads),
         f"{name_pass(model, prepared)} · {provenance(record.sites)}",
-        what_ran(taken, len(record.sites), record.sites),
+        what_ran(record.sites),
         (*model.notes, *prepared.notes, *record.notes, *how),
         pooled_layers(maps, model, prepared, record) if maps else None,
     )
@@ -486,8 +479,8 @@ def measuring_pass(
     exact_kernel: bool = False,
     maps: Coarsen | None = None,
     rows: range | None = None,
-) -> tuple[Record, int]:
-    """One forward pass, measured; how many calls of it the fused pass computed.
+) -> Record:
+    """One forward pass, measured.
 
     ``texts`` are the tokens of each text of the batch; ``maps`` sees the same heads. The kernel runs where
     the fused pass could not tell all measures: every row must then be read beside it. Only ``rows`` count,
@@ -505,19 +498,18 @@ def measuring_pass(
     figures = measured if rows is None else SomeRows(measured, rows.start, rows.stop)
     observers: list[RowObserver] = [figures, *([maps] if maps else [])]
     chosen = [SharedRows(observers, None if selection == Selection() else selection.heads)]
-    record = model.run(prepared, chosen, fused)
-    return record, _count_fused(record)
+    return model.run(prepared, chosen, fused)
 
 
-def _count_fused(record: Record) -> int:
-    return sum(call.kernel == FUSED for call in record.sites)
-
-
-def what_ran(taken: int, calls: int, sites: Sequence[SiteRecord] = ()) -> str:
-    """How the figures were had, in words; with the calls, also what the fused pass left to the kernel."""
-    ran = "figures measured beside the kernel"
-    if taken:
-        ran = f"{taken:,} of {calls:,} calls ran as a fused pass in the kernel's place"
+def what_ran(sites: Sequence[SiteRecord]) -> str:
+    """How the figures were had, in words, and what the fused pass left to the kernel."""
     refusals = Counter(call.refusal for call in sites if call.refusal is not None)
     left = [f"{count:,} left to the kernel: {reason}" for reason, count in refusals.items()]
-    return "; ".join([ran, *left])
+    return "; ".join([count_fused(sum(call.kernel == FUSED for call in sites), len(sites)), *left])
+
+
+def count_fused(taken: int, calls: int) -> str:
+    """How the figures of so many calls were had, in words."""
+    if not taken:
+        return "figures measured beside the kernel"
+    return f"{taken:,} of {calls:,} calls ran as a fused pass in the kernel's place"

@@ -43,7 +43,7 @@ class CorpusOptions(TextsOptions):
 
     panel = MANY
     strict: bool = flag("End at the first text that cannot be read, not skip it.")
-    checkpoint: Path | None = option("Keep the sums in this file; the same command goes on from there.")
+    checkpoint: Path | None = option("Keep the sums in this file; the same command resumes from it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class WeighedModelOptions(ModelOptions):
     )
     target: str | None = option(
         "With --weigh gradient: the prediction, a word at the end of the text, the number of a "
-        "token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given."
+        "token, or a classifier's class (of a token: CLASS@TOKEN); default: most likely."
     )
 
     @property
@@ -272,9 +272,9 @@ class SourceOptions:
     )
     max_tokens: int | None = option("Cut the text at that many tokens.", min=1)
     truncate: bool = flag("Cut a text that is longer than the model's positions.")
-    generate: int | None = option("Let the model write up to that many tokens, and show them too.", min=1)
+    generate: int | None = option("Generate up to that many tokens, and show them too.", min=1)
     temperature: float = option(
-        "With --generate: 0 takes the likeliest token, above 0 tokens are drawn.", min=0, default=0.0
+        "With --generate: 0 takes the most likely token; above 0, tokens are sampled.", min=0, default=0.0
     )
     seed: int = option("With --temperature: what to draw.", min=0, largest=LARGEST_SEED, default=0)
     chat: bool = flag(

@@ -170,7 +170,7 @@ def score_prediction(
         over = f" over {visible(against.strip())!r}"
     where = "behind" if objective.mask is None else "in the place of"
     if not tokens:
-        description = f"the prediction of each text: the likeliest token {where} its token {at:,}"
+        description = f"the prediction of each text: the most likely token {where} its token {at:,}"
         return Prediction(score, int(chosen[0]), other, description, logits, at)
     spelled = visible(without_marks(objective.vocabulary.decode([int(chosen[0])])))
     share = float(logits[0].detach().softmax(-1)[chosen[0]])

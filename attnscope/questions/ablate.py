@@ -165,8 +165,8 @@ class Changed:
     wanted: Annotated[str, Meaning("the token that stands in the text")]
     position: Annotated[int, Meaning("its number")]
     divergence: Annotated[float, Meaning("KL divergence, in nats")]
-    before: Annotated[Likeliest, Meaning("the likeliest tokens with the head, and their probabilities")]
-    after: Annotated[Likeliest, Meaning("the likeliest tokens without it")]
+    before: Annotated[Likeliest, Meaning("the most likely tokens with the head, and their probabilities")]
+    after: Annotated[Likeliest, Meaning("the most likely tokens without it")]
     right: Annotated[tuple[float, float], Meaning("the wanted token's probability with and without the head")]
 
 

@@ -64,7 +64,7 @@ def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pai
     def pairs(kind: Kind) -> tuple[Pairs, Pairs]:
         mine, theirs = one.axes.get(kind), other.axes.get(kind)
         if mine is None or theirs is None:
-            raise InputError(f"nobody knows which tokens the {kind_title(kind)} sees: it cannot be aligned")
+            raise InputError(f"token positions unknown for {kind_title(kind)}: it cannot be aligned")
         return pair(mine[0], theirs[0]), pair(mine[1], theirs[1])
 
     return pairs

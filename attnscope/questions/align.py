@@ -132,8 +132,7 @@ def require_speech(model: Model, prepared: ModelInput) -> SpeechModel:
     if isinstance(inner, SpeechModel) and "cross" in prepared.axes and prepared.heard is not None:
         return inner
     raise InputError(
-        f"{model.name} aligns no words by its heads: that takes a model that hears and writes, "
-        "such as Whisper"
+        f"{model.name} aligns no words by its heads: that takes a speech-to-text model, such as Whisper"
     )
 
 

@@ -138,7 +138,7 @@ class _Changes:
         size = float(given.abs().amax()) or 1.0
         if not float((made.before - given).abs().amax()) <= tolerance(output.dtype) * size:
             raise ModelError(
-                "weights times values do not reproduce this layer's output: it cannot be changed"
+                "weights × values do not reproduce this layer's output: its heads cannot be changed"
             )
         return made
 

@@ -436,7 +436,7 @@ def compare_two_heads(
     kind = _kind(heads, record, selection, prepared.lead if prepared.pictures else None)
     both = [_SampledHead.of(head, kind, select, coarse, sample) for head in heads]
     if any(len(each.sampled.values) > 1 for each in both):
-        raise SelectionError("these heads see several pieces by themselves: compare all heads instead")
+        raise SelectionError("these heads see several pieces separately: compare all heads instead")
     sizes = [f"{len(each.sampled.queries)} × {len(each.sampled.keys)}" for each in both]
     if sizes[0] != sizes[1]:
         raise SelectionError(

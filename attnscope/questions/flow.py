@@ -144,7 +144,7 @@ class FlowMap:
     weights: Annotated[Array, Meaning("[query, key]", shape=MATRIX)]
 
 
-@record("what the tokens of each layer are made of, of the text's own")
+@record("how much each input token contributes to each position, layer by layer")
 @dataclass(frozen=True, eq=False)
 class Flow:
     """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's.

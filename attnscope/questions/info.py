@@ -291,7 +291,7 @@ def _notes(result: Survey) -> list[str]:
     proofs = [each.site.difference for each in result.sightings if each.site.difference is not None]
     if proofs:
         notes.append(
-            f"weights times values give the kernel's output within {max(proofs):.1g}, in {len(proofs)} calls"
+            f"weights × values reproduce the kernel's output within {max(proofs):.1g} in {len(proofs)} calls"
         )
     notes += note_unproved([sighting.site for sighting in result.sightings])
     product = [each for each in result.sightings if each.site.kernel == "product"]

@@ -79,7 +79,7 @@ def describe_proof(sites: Sequence[SiteRecord]) -> str:
             return f"not proved: {site.unproved}"
     most = max((site.difference or 0.0 for site in sites), default=0.0)
     wrong = "do not trust this: " if any(site.differs for site in sites) else ""
-    return f"{wrong}weights times values are {most:.1g} from what the model computed, of the largest value"
+    return f"{wrong}check: weights × values reproduce the layer's output (relative error {most:.1g})"
 
 
 def note_unproved(calls: Sequence[SiteRecord]) -> list[str]:
@@ -111,7 +111,7 @@ def describe_kernels(sites: Sequence[SiteRecord]) -> str:
 
 _HAD = {
     "kernel": "weights from the kernel",
-    "recomputed": "weights recomputed from its inputs",
+    "recomputed": "weights recomputed from queries and keys",
     "softmax": "weights from its softmax",
     "module": "weights from the module",
     "file": "weights as the file has them",
@@ -142,7 +142,7 @@ def pooling_note(queries: int, keys: int, held: str) -> str:
 def note_broken(maps: Sequence[CoarseMap]) -> list[str]:
     """A note for every site whose weights were not all finite numbers."""
     return [
-        f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, drawn as closed"
+        f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, shown as masked"
         for made in maps
         if made.broken
     ]

@@ -77,7 +77,7 @@ def test_pictures_are_saved_and_an_image_is_lit(run, tmp_path):
     ("words", "said"),
     [
         (("--layer", "0-2", "--token", "it"), "name one layer"),
-        (("--target", "mat"), "it goes with --method relevance"),
+        (("--target", "mat"), "only valid with --method relevance"),
         (("--token", "dog"), "no token 'dog'"),
         (("-o", "flow.html"), "a page is of heads"),
     ],

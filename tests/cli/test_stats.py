@@ -210,7 +210,7 @@ def test_maps_are_saved_in_every_form_that_the_help_names(run, tmp_path, suffix)
     [
         ((TEXT, "--pooled", "maps.png"), "maps.png cannot be written: its name must end in .html, .npz"),
         ((TEXT, "--pooled", "nowhere/maps.npz"), "there is no folder nowhere"),
-        (("--texts", "texts.txt", "--pooled", "maps.npz"), "it goes with one text, not with --texts"),
+        (("--texts", "texts.txt", "--pooled", "maps.npz"), "only valid with one text, not with --texts"),
     ],
 )
 def test_maps_that_cannot_be_saved_are_refused_before_the_model_is_loaded(run, arguments, sentence):

@@ -103,4 +103,4 @@ def test_a_page_holds_a_text_that_looks_like_markup_as_text():
 
 def test_layers_alone_are_refused(run, folder):
     ran = run("logits", TEXT, "-m", folder, "--layer", "1")
-    assert (ran.code, "it goes with --head" in ran.err) == (2, True)
+    assert (ran.code, "only valid with --head" in ran.err) == (2, True)

@@ -116,7 +116,7 @@ def tokens() -> dict[str, int]:
 
 
 def encoder(folder: Path, name: str) -> str:
-    """A tiny model that hears and writes nothing on."""
+    """A tiny model that transcribes without a decoder."""
     config, kind = ENCODERS[name]
     torch.manual_seed(0)
     model = kind(config(**ENCODER))

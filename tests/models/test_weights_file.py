@@ -84,7 +84,7 @@ def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_pla
     saved = WeightsFile(tmp_path / "odd.npz")
     head = one_head(saved, saved.prepared, "L1H2")
     assert np.argwhere(head.heatmap.masked).tolist() == [[0, 0], [3, 4]]
-    told = "weights of encoder layer 1 that are not finite numbers: 2, drawn as closed"
+    told = "weights of encoder layer 1 that are not finite numbers: 2, shown as masked"
     assert told in head.heatmap.notes
     assert head.figures.role is None
     for seen in (

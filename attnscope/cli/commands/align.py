@@ -44,7 +44,7 @@ class SoundOptions:
     )
     from_second: float = option("Hear the sound from that second on.", min=0, default=0.0)
     to_second: float | None = option("Hear it up to that second.", min=0)
-    generate: int | None = option("Let the model write at most that many tokens.", min=1)
+    generate: int | None = option("Generate at most that many tokens.", min=1)
     truncate: bool = flag("Hear only the beginning of a sound that is too long for the model.")
 
 
@@ -60,7 +60,7 @@ class AlignOutput:
 
 @command
 def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None:
-    """Print when each word of a sound is said, by the cross attention of a model that hears and writes.
+    """Print when each word of a sound is said, by the cross attention of a speech-to-text model.
 
     The attention of heads that follow the sound is smoothed, averaged, and followed by dynamic time warping,
     as transformers does it for Whisper. A model with a CTC head says it itself, by the letters of its frames.

@@ -27,7 +27,7 @@ class CacheOptions:
 
 @command
 def cache(asked: CacheOptions) -> None:
-    """List the passes that are kept by themselves: the same text and model is answered from there.
+    """List the cached passes, which answer for the same text and model without another run.
 
     A text is kept with what the model computed of it, where that takes no more than 64 MB: any of fewer than
     512 tokens, and longer ones of small models. The folder is one that only you can read, 300 MB at most; the

@@ -48,7 +48,7 @@ class GoldOptions:
     held_out: bool = flag("Choose heads on every other text, and score them on the rest.")
     limit: int | None = option("Stop after so many texts.", min=1)
     strict: bool = flag("End at the first text that cannot be read, not skip it.")
-    checkpoint: Path | None = option("Keep the sums in this file; the same command goes on from there.")
+    checkpoint: Path | None = option("Keep the sums in this file; the same command resumes from it.")
 
 
 MOST = 500
@@ -83,7 +83,7 @@ def check_gold(gold: GoldOptions, words: list[str], source: SourceOptions, outpu
         default = GoldOptions()
         for each in fields(gold):
             changed = getattr(gold, each.name) != getattr(default, each.name)
-            refuse(changed, f"--{each.name.replace('_', '-')}", "it goes with --gold FILE")
+            refuse(changed, f"--{each.name.replace('_', '-')}", "only valid with --gold FILE")
         return False
     named = words or source.names_one
     refuse(named, "--gold", "the file has the texts: give no text and no question")

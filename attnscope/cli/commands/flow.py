@@ -1,4 +1,4 @@
-"""``attnscope flow``: what the tokens of a layer are made of, through all layers and heads."""
+"""``attnscope flow``: how much each input token contributes to each position, through all layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FlowOptions:
         default="rollout",
     )
     token: str | None = option(
-        "A word, a token's number, or a patch as row,column: what it is made of, and what it goes into."
+        "A word, a token's number, or a patch as row,column: its sources, and where it goes."
     )
     faithful: bool = flag(
         "Instead: which way of weighing or following attention ranks first the tokens that a prediction "
@@ -42,7 +42,7 @@ class FlowOptions:
     )
     target: str | None = option(
         "With --method relevance or --faithful: the prediction, a word at the end of the text, the number of "
-        "a token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given.",
+        "a token, or a classifier's class (of a token: CLASS@TOKEN); default: most likely.",
         panel=WHERE,
     )
 
@@ -68,7 +68,7 @@ def flow(
     picture: PrintedOptions,
     model: ModelOptions,
 ) -> None:
-    """Follow attention through all layers: what the tokens of a layer are made of, of the text's own.
+    """Follow attention through all layers: how much each input token contributes to each position.
 
     Rows are the tokens of the last layer, or of --layer, columns the tokens of the text; a row sums to 1.
     Of several layers (--layer 0-5), each is a small map.
@@ -89,7 +89,7 @@ def flow(
     several = layers is not None and len(layers) > 1 and asked.token is not None
     refuse(several, "--layer", "name one layer, up to which a token is followed")
     unasked = asked.target is not None and asked.method != "relevance" and not asked.faithful
-    refuse(unasked, "--target", "it goes with --method relevance or --faithful")
+    refuse(unasked, "--target", "only valid with --method relevance or --faithful")
     check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
     given = read_source(source, model)
     if asked.faithful:

@@ -59,7 +59,7 @@ def logits(
 
     attnscope logits "The king said that he would" -m own-causal --head L3H1
     """
-    refuse(attention.layers and not attention.head, "--layer", "it goes with --head")
+    refuse(attention.layers and not attention.head, "--layer", "only valid with --head")
     head = None if attention.head is None else parse_head(attention.head, attention)
     if output.out is not None:
         check_place(output.out, (*PICTURES, ".html"))

@@ -56,9 +56,9 @@ def check_cut(parts: PartOptions, source: SourceOptions) -> None:
     unknown = parts.by not in WAYS and not parts.by.endswith(".json")
     refuse(unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json")
     mixed = source.saved is None and source.chat != (parts.by == "role")
-    refuse(mixed, "--by", "roles go with --chat, and a chat is cut by roles")
+    refuse(mixed, "--by", "roles need --chat, and a chat is always cut by roles")
     unwritten = parts.written and (source.generate is None or parts.pair is not None)
-    refuse(unwritten, "--written", "it goes with --generate N, and not with --pair")
+    refuse(unwritten, "--written", "only valid with --generate N, and without --pair")
     sensed = source.image or source.video or source.audio
     pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
     refuse(

@@ -149,7 +149,7 @@ def stats(
     one, rows, curved = corpus.texts is None, parse_rows(asked.rows), asked.by_position is not None
     for name in ("rows", "by_position", "pooled"):
         wrong = getattr(asked, name) and not one
-        refuse(wrong, f"--{name.replace('_', '-')}", "it goes with one text, not with --texts")
+        refuse(wrong, f"--{name.replace('_', '-')}", "only valid with one text, not with --texts")
     refuse(curved and rows, "--by-position", "a curve has all rows: leave --rows away")
     ordered = attention.where or attention.sort
     refuse(curved and ordered, "--where, --sort", "the curves come in an order of their own: leave it away")

@@ -38,7 +38,7 @@ class ShapeOptions:
     )
     max_positions: int = option("Tokens of the longest text.", min=16, default=512)
     segments: int = option("Texts told apart in one input.", min=0, max=2, default=2)
-    start_from: Path | None = option("Go on from an encoder's folder, with its shape and vocabulary.")
+    start_from: Path | None = option("Start from an encoder's folder, with its shape and vocabulary.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class RunOptions:
     )
     evaluate_every: int = option("Steps between held-out losses.", min=1, default=500)
     save_minutes: float = option("Minutes between checkpoints.", min=0.0, default=3.0)
-    resume: bool = flag("Go on with the run in the folder.")
+    resume: bool = flag("Continue the run in the folder.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def train(
     """Train an encoder on text files.
 
     Predicts masked tokens, or each next one with --causal. Ctrl-C stops and keeps what was learned; the same
-    command with --resume goes on. With --steps the result is the same bit for bit, stopped or not.
+    command with --resume continues. With --steps the result is the same bit for bit, stopped or not.
 
     Examples:
 
@@ -138,7 +138,7 @@ def train(
         _say("stopped before the first step")
         raise SystemExit(STOPPED) from None
     if not outcome.done:
-        _say(f"stopped at step {outcome.progress.step:,}; the same command with --resume goes on")
+        _say(f"stopped at step {outcome.progress.step:,}; the same command with --resume continues")
         raise SystemExit(STOPPED)
     _print(outcome, recipe, given.out)
 

@@ -476,7 +476,7 @@ class SpeechModel(HuggingFaceModel):
     ) -> ModelInput:
         """What is said as the model writes it, recorded while it does."""
         if not self.encoder_decoder:
-            raise ModelError(f"{self.name} hears and writes nothing on: leave out --generate")
+            raise ModelError(f"{self.name} transcribes without a decoder: leave out --generate")
         return super().generate(prepared, count, temperature=temperature, seed=seed)
 
     @property

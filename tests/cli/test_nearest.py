@@ -49,7 +49,7 @@ def test_a_renamed_measure_is_refused_with_its_new_name(run, option, old, new):
     assert f"the measure '{old}' is now '{new}'" in ran.err
 
 
-def test_a_role_is_no_measure_to_sort_by(run):
-    ran = run("stats", TEXT, "--sort", "role")
+def test_a_kind_is_no_measure_to_sort_by(run):
+    ran = run("stats", TEXT, "--sort", "kind")
     assert (ran.code, ran.out) == (2, "")
-    assert "no measure 'role': there are entropy" in ran.err
+    assert "no measure 'kind': there are entropy" in ran.err

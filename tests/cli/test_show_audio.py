@@ -29,7 +29,7 @@ def test_every_head_is_shown_of_a_sound_too(run, encoder, tone):
     ran = run("show", "--audio", tone, "-m", encoder)
     assert (ran.code, ran.err) == (0, "")
     assert "2 layers × 2 heads · 50 tokens" in ran.out
-    assert f"--audio {tone}" in ran.out.replace("\n", "")
+    assert "no head stands out from even attention" in ran.out  # of random weights
 
 
 def test_a_moment_is_a_token(run, encoder, tone):
@@ -69,7 +69,7 @@ def test_what_does_not_go_together_is_told_so(run, encoder, whisper, tone, tmp_p
         (["--audio", tone], "hears nothing"),
         (["--audio", tmp_path / "none.wav", "-m", encoder], "no such file"),
         (["--audio", tone, "-m", encoder, "--chat"], "the text is its transcript"),
-        (["--audio", tone, "-m", encoder, "--generate", "3"], "writes nothing on"),
+        (["--audio", tone, "-m", encoder, "--generate", "3"], "transcribes without a decoder"),
         (["--audio", tone, "--image", tone, "-m", encoder], "not valid with --image"),
     ):
         ran = run("show", *arguments)

@@ -39,7 +39,8 @@ def test_everything_at_a_glance_shows_the_written_tokens_too(run):
     out = run("show", TEXT, "-m", "own-causal", "--generate", "5").out
     assert "3 layers × 4 heads · 12 tokens" in out
     assert "generated 5 tokens, greedy, from token 7 on: " in " ".join(out.split())
-    assert f"attnscope show --generate 5 -m own-causal '{TEXT}' --head" in out
+    opened = run("show", f"{TEXT} because it was", "-m", "own-causal", "--generate", "5").out
+    assert f"attnscope show --generate 5 -m own-causal '{TEXT} because it was' --head" in opened
 
 
 def test_a_head_a_token_and_the_weights_are_those_of_one_generation(run, folder, tmp_path):

@@ -137,7 +137,7 @@ def test_what_a_file_prints_while_it_writes_text_is_no_part_of_the_answer(run, t
     assert "called\n" in ran.err
 
 
-@pytest.mark.parametrize("command", ["show", "spans", "flow", "browse"])
+@pytest.mark.parametrize("command", ["show", "spans", "flow"])
 def test_a_head_behind_the_text_is_no_second_text(run, command):
     ran = run(command, TEXT, "L1H3")
     assert (ran.code, ran.out) == (2, "")

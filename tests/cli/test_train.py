@@ -48,7 +48,7 @@ def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Pa
     code, out, _ = run("loss", tmp_path / "m", book, "--length", 16)
     assert code == 0
     assert float(out.split()[0]) == pytest.approx(float(said[1]), abs=0.02)  # bfloat16 where it is fast
-    assert "asked for 15 % of the tokens" in out
+    assert "15 % of" in out
 
 
 def test_a_run_and_its_loss_may_be_drawn_from_any_number_of_64_bits(books, tmp_path) -> None:

@@ -79,5 +79,5 @@ def _ours(asked: LossOptions) -> tuple[float, str, int]:
     config = load_config(folder)
     with waiting(f"{asked.name} predicts"):
         mean, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
-    wanted = "every next token" if config.causal else "15 % of the tokens"
-    return mean, f"{wanted} of {tokens:,}", config.vocabulary
+    wanted = f"every next token of {tokens:,}" if config.causal else f"15 % of {tokens:,} tokens, masked"
+    return mean, wanted, config.vocabulary

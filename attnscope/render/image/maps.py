@@ -60,15 +60,20 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     rows, columns = view.values.shape
     queries, keys = view.weights.queries, view.weights.keys
     cell = min(max(2.6 / max(rows, columns), 0.21), 7.0 / max(rows, columns))
+    ticks = scale_ticks(view)
+    right = style.room(ticks[-1][1])
     if style.width:
         left = axis.room(axis.labels(queries, cell)[1], NORMAL)
-        cell = max(style.width - left - ROOM - 0.3, 1.0) / columns
+        cell = max(style.width - left - right, 1.0) / columns
+        if style.narrow:  # labels shrink with the cells
+            _, words, size = axis.labels(queries, cell if view.bands is None else max(cell, LOWEST))
+            cell = max(style.width - axis.room(words, size) - right, 1.0) / columns
     tall = cell if view.bands is None else max(cell, LOWEST)
     _, row_texts, row_size = axis.labels(queries, tall)
     _, column_texts, column_size = axis.labels(keys, cell)
     strip = 0.0 if view.bands is None else STRIP + 0.04
     above = axis.room(column_texts, column_size) + strip
-    margins = (axis.room(row_texts, row_size), ROOM, above, 0.1)
+    margins = (axis.room(row_texts, row_size), right, above, 0.1)
     notes = notes_below(view)
     drawn = sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
     axes = top = drawn.part()
@@ -85,7 +90,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
         options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT}
         _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
     frame(axes)
-    draw_colour_bar(axes, style, scale_ticks(view))
+    draw_colour_bar(axes, style, ticks)
     return drawn.figure
 
 
@@ -211,13 +216,15 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     view = fit_image(view)
     composite, (tall, wide, gap) = mosaic(view, style.cmap)
     heads, layers = view.heads, view.numbers
+    low, high = view.scale_ends(minus="−")
+    left, right = 0.33 if style.narrow else 0.45, style.room(high)
     head = min(0.85, 11.0 / max(heads, 1))  # inches from thumbnail to thumbnail
     if style.width:
-        head = max(style.width - 0.4 - ROOM - 0.3, 1.0) / heads
+        head = max(style.width - left - right, 1.0) / heads
     layer = head * (tall + gap) / (wide + gap)
     said = view.legend(masked="grey: masked" if masked else "")
     notes = ("; ".join(said), *view.notes)
-    drawn = sheet(view, head * heads, layer * len(layers), (0.45, ROOM, 0.25, 0.16), notes=notes)
+    drawn = sheet(view, head * heads, layer * len(layers), (left, right, 0.25, 0.16), notes=notes)
     axes = drawn.part()
     axes.imshow(composite, interpolation="nearest", aspect="auto")
     if view.written_from(view.size[1]) < view.size[1]:
@@ -228,7 +235,6 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     middles = [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))]
     axis.beside(axes, middles, [f"L{n}" for n in layers], size)
     frame(axes, ())
-    low, high = view.scale_ends(minus="−")
     draw_colour_bar(axes, style, [(0, low), (1, stacked(high))])
     return drawn.figure
 

@@ -255,7 +255,7 @@ QUIET: dict[str, Any] = {"size": SMALL, "color": GREY}
 SIDES = ("left", "right", "top", "bottom")
 GAP = 0.15  # inches
 LINE = SMALL * 1.3 * POINT  # from line to line of a caption
-COLUMN, TO_VALUE = 2.2, 0.85  # inches from column to column of readings, and to the end of their values
+COLUMN, TO_VALUE = 2.45, 1.1  # inches from column to column of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
 NAME, VALUE, BASELINE = "name", "value", "baseline"
 """The group ids of a sheet's own texts."""
@@ -271,6 +271,15 @@ class Style:
     width: float | None
     cmap: str
     annotate: bool = False
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is as narrow as a column of a paper, so that the map needs all room that there is."""
+        return self.width is not None and self.width < COLUMN_OF_PAPER
+
+    def room(self, words: str) -> float:
+        """Inches for the colour bar and what stands beside it: a number, or words one below the other."""
+        return ROOM if not self.narrow else NARROW_ROOM[any(map(str.isalpha, words))]
 
     @property
     def bar(self) -> Array:
@@ -539,6 +548,8 @@ def _shift(axes: Axes, x: float, y: float) -> Transform:
 
 
 ROOM = 0.75  # inches for the bar and its texts
+NARROW_ROOM = (0.5, 0.62)  # in a narrow picture: beside numbers, beside words
+COLUMN_OF_PAPER = 4.5  # inches
 BAR = 0.3  # inches of the bar alone
 TALLEST = 2.4  # inches
 
@@ -554,7 +565,8 @@ def draw_colour_bar(axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]
     box = axes.get_position()
     wide, tall = figure.get_size_inches()
     height = min(box.height, TALLEST / tall)
-    bar = figure.add_axes((box.x1 + 0.14 / wide, box.y1 - height, 0.12 / wide, height))
+    apart, thick = (0.08, 0.08) if style.narrow else (0.14, 0.12)
+    bar = figure.add_axes((box.x1 + apart / wide, box.y1 - height, thick / wide, height))
     ramp = np.linspace(0, 1, 256)[:, None]
     paint(bar, ramp, style.cmap, (0, 1), origin="lower", extent=(0, 1, 0, 1), interpolation=None)
     beside(bar, [at for at, _ in ticks], [text for _, text in ticks], SMALL, right=True)

@@ -311,3 +311,15 @@ def test_what_cannot_be_written_says_why(tmp_path) -> None:
     with pytest.raises(SelectionError, match="no colour map"):
         save_image(view, tmp_path / "a.png", cmap="rainbo")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+
+
+@pytest.mark.parametrize("count", [4, 12, 30])
+def test_in_a_column_of_a_paper_the_map_takes_the_room(count: int) -> None:
+    """It took half of the width: labels, bar and air the rest."""
+    for view in (
+        heatmap(random_head(count)),
+        grid([(0, weights(np.eye(count)[None], range(count), range(count)))]),
+    ):
+        with drawing(view, width=3.3) as (figure, _):
+            assert figure.get_figwidth() == pytest.approx(3.3)
+            assert figure.axes[0].get_position().width >= 0.48

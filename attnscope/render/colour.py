@@ -17,8 +17,7 @@ from attnscope.errors import SelectionError
 from attnscope.registry import nearest_name
 
 STEPS = 256
-SEQUENTIAL, DIVERGING = "ember", "tide"
-"""The maps that are taken when none is asked for."""
+SEQUENTIAL, DIVERGING = "ember", "tide"  # the maps that are taken when none is asked for
 
 OFFERED = (SEQUENTIAL, "viridis", "cividis", "Blues", "gray")
 """The maps among which a reader of a page or of the browser chooses."""

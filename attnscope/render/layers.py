@@ -8,8 +8,7 @@ from attnscope.errors import OutputError
 from attnscope.questions.layers import AllHeads, WholeLayers
 from attnscope.storage.files import write_whole
 
-PAGE = ".html"
-"""The suffix of a page."""
+PAGE = ".html"  # the suffix of a page
 
 
 def save_layers(layers: WholeLayers, path: Path) -> None:

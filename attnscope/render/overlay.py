@@ -10,11 +10,8 @@ from attnscope.axes import Array
 from attnscope.render.colour import STEPS, table
 from attnscope.views.token import Overlay
 
-DIMMED = 0.3
-"""How much of a picture's own light a patch without any attention keeps."""
-
-GLOW = 0.3
-"""How much of the colour map's own light full attention adds, so that dark patches show it too."""
+DIMMED = 0.3  # how much of a picture's own light a patch without any attention keeps
+GLOW = 0.3  # how much of the colour map's own light full attention adds, so that dark patches show it too
 
 
 def blend(pixels: Array, levels: Array, cmap: str) -> Array:

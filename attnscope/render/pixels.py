@@ -23,17 +23,13 @@ Way: TypeAlias = Literal["auto", "kitty", "sixel", "iterm", "cells"]
 
 LIBRARY = "textual_image"
 
-DOTS = 150
-"""Dots per inch of a picture that a terminal shows."""
-
-CELL = 8
-"""Pixels across of a cell, about; it is twice as tall."""
+DOTS = 150  # dots per inch of a picture that a terminal shows
+CELL = 8  # pixels across of a cell, about; it is twice as tall
 
 BRIEF, SPACIOUS = 1, 5
 """Lines that every head leaves for those worth a look, and from which these stand behind a line of air."""
 
-CHUNK = 4096
-"""Letters that kitty reads in one command, at most."""
+CHUNK = 4096  # letters that kitty reads in one command, at most
 
 
 def choose_way(asked: Way, console: Console) -> Way:

@@ -10,8 +10,7 @@ from attnscope.text import title_words
 Measure = Callable[[str], float]
 """How wide a text is."""
 
-FINEST = 0.5
-"""How much narrower a line must become to be tried: half a column, or half the size of a letter."""
+FINEST = 0.5  # how much narrower a line must become to be tried: half a column, or half the size of a letter
 
 
 def fill_lines(items: Sequence[str], room: float, gap: str, measure: Measure) -> list[str]:

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SHEETS = 6
-"""Sheets that are kept: heads of one text differ in their notes, too."""
+SHEETS = 6  # sheets that are kept: heads of one text differ in their notes, too
 
 
 @dataclass(eq=False)

@@ -262,8 +262,7 @@ def _draw_panel(axes: Axes, view: Faithful, name: str, top: float) -> None:
 
 WIDE_STACK = 4.5  # inches of a bar, where no width is asked for
 TALLEST = 12.0  # inches of all bars
-LETTERED = 0.13
-"""Inches of a part that has its letter in it."""
+LETTERED = 0.13  # inches of a part that has its letter in it
 
 
 def stack_figure(view: Stack, style: Style) -> Figure:
@@ -298,8 +297,7 @@ def stack_figure(view: Stack, style: Style) -> Figure:
 LONGEST, ROW, BESIDE, APART = 3.2, 0.2, 0.55, 0.6
 """Inches of the bars, of a row, between bars and map; rows between the two blocks of bars."""
 
-CELL, WIDEST = 0.26, 4.2
-"""Inches of a cell of the map, and of the whole map at most."""
+CELL, WIDEST = 0.26, 4.2  # inches of a cell of the map, and of the whole map at most
 
 
 def terms_figure(view: Terms, style: Style) -> Figure:

@@ -29,16 +29,12 @@ if TYPE_CHECKING:
 
 LARGEST = 4.6  # inches of a table's longer side
 NARROWEST = 5.4  # inches of a picture in which a title has room
-NAMED = 0.055
-"""Inches of a cell from which every head has its name beside it."""
+NAMED = 0.055  # inches of a cell from which every head has its name beside it
 
 BETWEEN = 0.5
-COVERED = 0.12
-"""The share of a name from which others cover it too much to be read."""
-
+COVERED = 0.12  # the share of a name from which others cover it too much to be read
 DOT = 4.7  # points across
-FAINTEST = 0.12
-"""Where on the colour map the last layer lies: its very end would vanish on white."""
+FAINTEST = 0.12  # where on the colour map the last layer lies: its very end would vanish on white
 
 
 def distances_figure(view: HeadDistances, style: Style) -> Figure:

@@ -97,8 +97,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
 
 FORMATS = PICTURES
 
-DPI = 150
-"""Dots per inch of a PNG where none are asked for."""
+DPI = 150  # dots per inch of a PNG where none are asked for
 
 METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None},
@@ -242,8 +241,7 @@ def figure_of(view: Drawable, style: Style) -> Figure:
     return figure
 
 
-SHOWN = 1200
-"""Milliseconds that each picture stays."""
+SHOWN = 1200  # milliseconds that each picture stays
 
 
 def save_film(

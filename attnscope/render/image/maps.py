@@ -36,20 +36,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WRITTEN = 0.1
-"""Inches of a cell from which a weight can be read in it."""
-
-SHORT, LONGEST = 6, 12
-"""Letters of a unit beside its number, and of a line of a longer one."""
-
-LOWEST = 0.16
-"""Inches of a row under a spectrogram, at least: a token is read beside it."""
-
-STRIP = 0.5
-"""Inches of a spectrogram above a map."""
-
-WEIGHT = "weight"
-"""The group id of the weights that are written into cells."""
+WRITTEN = 0.1  # inches of a cell from which a weight can be read in it
+SHORT, LONGEST = 6, 12  # letters of a unit beside its number, and of a line of a longer one
+LOWEST = 0.16  # inches of a row under a spectrogram, at least: a token is read beside it
+STRIP = 0.5  # inches of a spectrogram above a map
+WEIGHT = "weight"  # the group id of the weights that are written into cells
 
 
 def heatmap_figure(view: Heatmap, style: Style) -> Figure:
@@ -185,8 +176,7 @@ def pair_figure(view: HeadPair, style: Style) -> Figure:
     return drawn.figure
 
 
-LABELLED = 60
-"""Places of an axis that are labelled one by one, at most."""
+LABELLED = 60  # places of an axis that are labelled one by one, at most
 
 
 def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
@@ -203,8 +193,7 @@ def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
 
 MASKED, GROUND = (226, 226, 226), (255, 255, 255)
 
-BESIDE = 2
-"""Cells that a key next to a row takes in the thumbnail of a long text."""
+BESIDE = 2  # cells that a key next to a row takes in the thumbnail of a long text
 
 
 def grid_figure(view: Grid, style: Style) -> Figure:

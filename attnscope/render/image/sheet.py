@@ -29,15 +29,13 @@ if TYPE_CHECKING:
 
 
 BASE = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
-SHAPING = (3, 11)
-"""The matplotlib that joins letters and sets text from right to left."""
+SHAPING = (3, 11)  # the matplotlib that joins letters and sets text from right to left
 
 FONTS = {
     **dict.fromkeys(("CJK", "Hiragana", "Katakana", "Ideographic", "Hangul"), "Noto Sans CJK"),
     "emoji and symbols": "Noto Emoji",
 }
-OTHERS = "the Noto Sans of its script"
-"""Free fonts to name where one is lacking."""
+OTHERS = "the Noto Sans of its script"  # free fonts to name where one is lacking
 
 INVISIBLE = "\u200c\u200d\ufe0e\ufe0f"
 
@@ -152,23 +150,12 @@ def script(character: str) -> str:
 
 
 POINT = 1 / 72  # inches
-LINES = 3
-"""Lines of a title, at most."""
-
-BOLD = 1.15
-"""How much wider bold letters are."""
-
-MARGIN = 0.17
-"""Inches beside a text, a little more than a sheet has."""
-
-KNOWN = 0x250
-"""The first character whose width is not looked up: another font may draw it."""
-
-CLOSING = "”’…·.,;:!?)]。、」』） \u2069"
-"""What stands with the letters before it."""
-
-MARKS = "“”‘’…–·→×"
-"""Other characters that the fonts of pictures have."""
+LINES = 3  # lines of a title, at most
+BOLD = 1.15  # how much wider bold letters are
+MARGIN = 0.17  # inches beside a text, a little more than a sheet has
+KNOWN = 0x250  # the first character whose width is not looked up: another font may draw it
+CLOSING = "”’…·.,;:!?)]。、」』） \u2069"  # what stands with the letters before it
+MARKS = "“”‘’…–·→×"  # other characters that the fonts of pictures have
 
 
 def fence(text: str) -> str:
@@ -257,8 +244,7 @@ GAP = 0.15  # inches
 LINE = SMALL * 1.3 * POINT  # from line to line of a caption
 COLUMN, TO_VALUE = 2.45, 1.1  # inches from column to column of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
-NAME, VALUE, BASELINE = "name", "value", "baseline"
-"""The group ids of a sheet's own texts."""
+NAME, VALUE, BASELINE = "name", "value", "baseline"  # the group ids of a sheet's own texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,16 +400,11 @@ def frame(axes: Axes, sides: Sequence[str] = SIDES, colour: str = "#888888") -> 
         spine.set(linewidth=0.5, color=colour, zorder=5, visible=side in sides)
 
 
-ROW, LABEL_COLUMN = "row", "column"
-"""The group ids of labels, in an SVG and in a figure's texts."""
-
+ROW, LABEL_COLUMN = "row", "column"  # the group ids of labels, in an SVG and in a figure's texts
 PAD = 2.5  # points between a label and the map
 LONGEST = 18
-READABLE = 7.4
-"""Points from one label to the next, below which letters touch."""
-
-LOOSE = 12.0
-"""The same of moments, between which an eye finds its way."""
+READABLE = 7.4  # points from one label to the next, below which letters touch
+LOOSE = 12.0  # the same of moments, between which an eye finds its way
 
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 """Seconds from one moment that is written to the next."""

@@ -24,8 +24,7 @@ from attnscope.views import Described
 from attnscope.views.heatmap import FAINT, FEW
 from attnscope.views.token import Scene
 
-LARGEST, MASKED = 254, 255
-"""The byte of the largest weight, and the byte of a masked cell."""
+LARGEST, MASKED = 254, 255  # the byte of the largest weight, and the byte of a masked cell
 
 POWER = 1.5
 """Bytes stand for weights ** (1 / POWER): small weights keep more digits than in equal steps, while a
@@ -94,14 +93,9 @@ def unpack(text: str, rows: int, columns: int) -> Array:
     return codes if raw[:1] == PLAIN else np.cumsum(codes, axis=0, dtype=np.uint8)
 
 
-SIDE = 640
-"""Pixels of a picture's longer side, at most."""
-
-LOSSLESS = 1 << 18
-"""Bytes that a PNG may take; what is larger becomes a JPEG."""
-
-HEARD = (1024, 128)
-"""Frames and bands of a spectrogram, at most."""
+SIDE = 640  # pixels of a picture's longer side, at most
+LOSSLESS = 1 << 18  # bytes that a PNG may take; what is larger becomes a JPEG
+HEARD = (1024, 128)  # frames and bands of a spectrogram, at most
 
 
 def data_uri(scene: Scene) -> tuple[str, int, int]:
@@ -122,8 +116,7 @@ def data_uri(scene: Scene) -> tuple[str, int, int]:
     return f"data:image/{kind};base64,{base64.b64encode(target.getvalue()).decode()}", *image.size
 
 
-THUMBNAIL = 32
-"""Rows and columns of a thumbnail in the overview."""
+THUMBNAIL = 32  # rows and columns of a thumbnail in the overview
 
 Layers = Iterable[tuple[int, Weights]]
 Words = Mapping[tuple[str, int], Sequence[Described]]
@@ -244,8 +237,7 @@ SCRIPTS = (
     "scene.js", "vector.js", "save.js", "app.js", "listen.js",
 )  # fmt: skip
 
-AT_ONCE = 512 * 512
-"""The most weights that are kept as they are, for a third of a megabyte."""
+AT_ONCE = 512 * 512  # the most weights that are kept as they are, for a third of a megabyte
 
 
 def page(

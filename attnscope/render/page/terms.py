@@ -17,8 +17,7 @@ from attnscope.text import clean
 from attnscope.views import HeadMap
 from attnscope.views.charts import MovedWords, Term, Terms
 
-CELL = 26
-"""Pixels of one head."""
+CELL = 26  # pixels of one head
 
 
 def terms_page(view: Terms, maps: Sequence[HeadMap], cmap: str | None = None) -> str:

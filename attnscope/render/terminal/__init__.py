@@ -42,8 +42,7 @@ from attnscope.views.heatmap import HeadPair, Heatmap
 from attnscope.views.table import Table
 from attnscope.views.token import TokenView
 
-TEXT_OF = itemgetter(0)
-"""The text of a segment; this is asked ten thousand times a frame."""
+TEXT_OF = itemgetter(0)  # the text of a segment; this is asked ten thousand times a frame
 
 
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {

@@ -35,16 +35,12 @@ from attnscope.views.charts import Curves, MovedWords, Stack, Term, Terms
 from attnscope.views.heads import AlignedTexts, Ranking, Step
 from attnscope.views.token import Bars, TokenView
 
-INDENT = 2
-"""Columns before a command, at least; as far in as a head's reason where there is room."""
+INDENT = 2  # columns before a command, at least; as far in as a head's reason where there is room
 
 LABEL_WIDTH = 24
 LONGEST_BAR = 48
-SHORTEST_BAR = 8
-"""Columns of a full bar, beside which the part of a picture is written."""
-
-SIDE_BY_SIDE = 100
-"""Columns from which the two lists of a focus stand beside each other."""
+SHORTEST_BAR = 8  # columns of a full bar, beside which the part of a picture is written
+SIDE_BY_SIDE = 100  # columns from which the two lists of a focus stand beside each other
 
 
 def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
@@ -191,8 +187,7 @@ def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str,
         yield line
 
 
-WIDEST = 3
-"""Columns of a mark, at most."""
+WIDEST = 3  # columns of a mark, at most
 
 
 def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
@@ -270,11 +265,8 @@ def _cells(shares: Sequence[float], room: int) -> list[int]:
     return [stop - start for start, stop in pairwise(ends)]
 
 
-LONGEST_TERM = 56
-"""Columns of all bars, to both sides of zero."""
-
-LABEL = 28
-"""Columns of a label, at most."""
+LONGEST_TERM = 56  # columns of all bars, to both sides of zero
+LABEL = 28  # columns of a label, at most
 
 
 def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:

@@ -29,8 +29,7 @@ from attnscope.render.terminal.surface import (
 from attnscope.views.distances import DistanceMap, HeadPlane
 
 WIDEST, TALLEST, LOWEST = 120, 26, 6
-ASPECT = 2.1
-"""How much taller than wide a character is."""
+ASPECT = 2.1  # how much taller than wide a character is
 
 CROWDED = 0.22
 """The share of the plane that tiles with names may cover; beyond it they carry their layer alone."""
@@ -107,8 +106,7 @@ def _place_tiles(
 NUMBERED, SQUARE = 6, 2
 """Columns of a cell with a number in it, and of one without that still has its line to itself."""
 
-NAMED, TALLEST_DISTANCES = 24, 40
-"""Rows up to which each has a line of its own, in colour and without."""
+NAMED, TALLEST_DISTANCES = 24, 40  # rows up to which each has a line of its own, in colour and without
 
 
 @dataclass(frozen=True, slots=True)

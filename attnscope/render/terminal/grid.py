@@ -27,29 +27,14 @@ from attnscope.render.terminal.surface import (
 )
 from attnscope.views.grid import CELLS, Grid, thumbnail_levels
 
-SCREEN = 48
-"""Lines for all heads where there is no screen."""
-
-CLEAR = 5
-"""Columns and half-lines from which a thumbnail shows most that is in it."""
-
-CLEAR_SHADED = 9
-"""The same without colour, where a head is chosen."""
-
-AROUND, AROUND_LOOSE = 4, 7
-"""Lines of title, names and legend, and with the subtitle and lines of air."""
-
-LARGEST = 17
-"""Columns of a large thumbnail whose keys do not have one each."""
-
-WHOLE = 24
-"""Up to so many keys, each has a column of its own in a large thumbnail."""
-
-MAP = 5
-"""Columns of the map of a long text, at least, beside those of the keys next to a row."""
-
-LONG = 0.75
-"""The height of a long text's thumbnail, of its width."""
+SCREEN = 48  # lines for all heads where there is no screen
+CLEAR = 5  # columns and half-lines from which a thumbnail shows most that is in it
+CLEAR_SHADED = 9  # the same without colour, where a head is chosen
+AROUND, AROUND_LOOSE = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
+LARGEST = 17  # columns of a large thumbnail whose keys do not have one each
+WHOLE = 24  # up to so many keys, each has a column of its own in a large thumbnail
+MAP = 5  # columns of the map of a long text, at least, beside those of the keys next to a row
+LONG = 0.75  # the height of a long text's thumbnail, of its width
 
 ITSELF, WRITTEN = "▾", "━"
 """Stand above the column of the token itself, and above those of what the model wrote."""

@@ -51,13 +51,11 @@ from attnscope.views.grid import LayerStrip, Series
 from attnscope.views.heads import HeadMap, number
 from attnscope.views.heatmap import HeadPair, Heatmap
 
-NUMBERED = 4
-"""Columns of a cell that has its number in it."""
+NUMBERED = 4  # columns of a cell that has its number in it
 
 LABEL_WIDTH = 20
 HEADER_HEIGHT = 12
-TALLEST = 40
-"""Rows up to which each one gets a line of its own."""
+TALLEST = 40  # rows up to which each one gets a line of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +225,7 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
         yield from ([Segment(line, DIM)] for line in flow_items(["columns:", *columns], surface.width, "   "))
 
 
-BESIDE = 110
-"""Columns from which the two heads stand beside each other."""
+BESIDE = 110  # columns from which the two heads stand beside each other
 
 LABEL = 18
 
@@ -278,8 +275,7 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
         ]
 
 
-NARROWEST, WIDEST = 9, 17
-"""Columns of a thumbnail; a figure and a role have room in the first."""
+NARROWEST, WIDEST = 9, 17  # columns of a thumbnail; a figure and a role have room in the first
 
 
 def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:

@@ -14,18 +14,12 @@ from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, colour_bar, fit_text, side_by_side
 from attnscope.views.token import Overlay
 
-WIDEST = 64
-"""Columns of a picture, where there is room for more."""
-
-NARROWEST = 34
-"""Columns from which a picture stands beside another one."""
-
-TALLEST = 28
-"""Lines of a picture."""
+WIDEST = 64  # columns of a picture, where there is room for more
+NARROWEST = 34  # columns from which a picture stands beside another one
+TALLEST = 28  # lines of a picture
 
 BETWEEN = 3
-ITSELF = "×"
-"""What stands in the middle of the patch that looks or is looked at."""
+ITSELF = "×"  # what stands in the middle of the patch that looks or is looked at
 
 
 def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Iterator[Line]:

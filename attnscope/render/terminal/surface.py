@@ -115,11 +115,8 @@ def flow_items(items: Sequence[str], width: int, gap: str) -> list[str]:
 
 Line: TypeAlias = "list[Segment]"
 
-TONES = 64
-"""Colours of a map that the terminal uses; fewer than a table has, so that styles are found ready."""
-
-FAINT = 0.65
-"""How much of its ink faint text has; the rest is the colour of its cell."""
+TONES = 64  # colours of a map that the terminal uses; fewer than a table has, so that styles are found ready
+FAINT = 0.65  # how much of its ink faint text has; the rest is the colour of its cell
 
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
 MARK, BRACKET = Style(bold=True, reverse=True), Style(bold=True)
@@ -131,8 +128,7 @@ SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 
 SHADES = (" ", "░", "▒", "▓", "█")
 ASCII_SHADES = (" ", ".", "o", "O", "#")
-SHADE_FROM = (0.05, 0.25, 0.5, 0.75)
-"""Shade 1 begins at the level 0.05, shade 2 at 0.25, ..."""
+SHADE_FROM = (0.05, 0.25, 0.5, 0.75)  # where shades 1, 2, 3 and 4 begin
 
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
 CONTROLS |= {code: f"‹{code:04X}›" for code in (*range(128, 160), *range(0x202A, 0x202F), 0x2066, 0x2067)}

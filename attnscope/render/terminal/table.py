@@ -14,8 +14,7 @@ from attnscope.render.terminal.surface import TONES, Palette, style_on
 from attnscope.text import visible
 from attnscope.views.table import BREAK, Cell, Table
 
-WIDE = 100
-"""Columns from which a table that has a narrow form is shown in full."""
+WIDE = 100  # columns from which a table that has a narrow form is shown in full
 
 
 def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:

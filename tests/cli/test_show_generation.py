@@ -1,6 +1,7 @@
 """``show --generate`` and ``show --chat`` as a user meets them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tests.models.folders import minilm
 from tests.models.test_generation import DECODERS, writer_folder
 
 TEXT = "The cat sat on the mat"
+REPEATED = Path(__file__).parents[2] / "sample_inputs/repeated.txt"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -39,8 +41,9 @@ def test_everything_at_a_glance_shows_the_written_tokens_too(run):
     out = run("show", TEXT, "-m", "own-causal", "--generate", "5").out
     assert "3 layers × 4 heads · 12 tokens" in out
     assert "generated 5 tokens, greedy, from token 7 on: " in " ".join(out.split())
-    opened = run("show", f"{TEXT} because it was", "-m", "own-causal", "--generate", "5").out
-    assert f"attnscope show --generate 5 -m own-causal '{TEXT} because it was' --head" in opened
+    repeated = ("-f", REPEATED, "--max-tokens", "60")  # which the induction heads find
+    opened = run("show", *repeated, "-m", "own-causal", "--generate", "5").out
+    assert f"attnscope show -f {REPEATED} --max-tokens 60 --generate 5 -m own-causal --head" in opened
 
 
 def test_a_head_a_token_and_the_weights_are_those_of_one_generation(run, folder, tmp_path):

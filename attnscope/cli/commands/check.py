@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from attnscope.cli.deliver import PLAIN, deliver
 from attnscope.cli.heads import select
 from attnscope.cli.options import CorpusOptions, LayerOptions, NumbersOptions, TextNamed, WeighedModelOptions
 from attnscope.cli.source import load_model, read_source, reading
+from attnscope.cli.waiting import notify
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,5 +76,5 @@ def check(
         deliver("check", of_checked(checked, asked.tolerance), output, PLAIN, model.metadata)
         if asked.save is not None:
             save_snapshot(result, asked.save)
-            print(f"saved {asked.save}", file=sys.stderr)
+            notify(f"saved {asked.save}")
     raise SystemExit(0 if checked.holds else 1)

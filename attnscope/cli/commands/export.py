@@ -23,7 +23,7 @@ from attnscope.cli.options import (
 )
 from attnscope.cli.retired import tell_retired
 from attnscope.cli.source import read_source, reading
-from attnscope.cli.waiting import STOPPED
+from attnscope.cli.waiting import STOPPED, notify
 from attnscope.errors import OutputError
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def export(
         )
     for warning in done.warnings:
         print(f"attnscope: {warning}", file=sys.stderr)
-    print(f"saved {len(done.manifest['files']):,} files and manifest.json in {output.out}", file=sys.stderr)
+    count = len(done.manifest["files"])
+    notify(f"saved {count:,} file{'s' * (count != 1)} and manifest.json in {output.out}")
     if output.as_json:
         print_answer("export", done.manifest)
 

@@ -174,6 +174,9 @@ function listen() {
   on("out", "click", () => zoom(1 / 1.4));
   system.addEventListener("change", dress);
   new ResizeObserver(fitWidth).observe(document.body);
+  const board = element("board"); // all heads fit a sheet of A4 or Letter
+  window.addEventListener("beforeprint", () => { board.style.zoom = Math.min(1, 660 / board.offsetWidth); });
+  window.addEventListener("afterprint", () => { board.style.zoom = ""; });
 }
 
 function start() {

@@ -160,4 +160,4 @@ def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> Non
     heads = all_heads(model, model.prepare("The cat sat on the mat."), Selection())
     (kind,) = content(page_of(heads))["kinds"]
     for layer, site in zip(kind["layers"], heads.layers.record.sites, strict=True):
-        assert f"{site.difference:.1g} from what the model computed" in layer["proof"]
+        assert f"(relative error {site.difference:.1g})" in layer["proof"]

@@ -1,7 +1,7 @@
 """What a user can fix, as one small tree of exceptions.
 
 Every message is one full sentence that says what exists and what to do. The command line prints it
-on standard error and exits with code 1; the library raises it.
+on standard error and exits with code 2; the library raises it.
 
     AttnscopeError
     ├── InputError       the text, its file or its length
@@ -21,6 +21,10 @@ class AttnscopeError(Exception):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(clean(message))
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook prints: the sentence, and no line of this package."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class InputError(AttnscopeError):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope.errors import InputError
 from attnscope.notebook.run import Run
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class Reader:
     ) -> Run:
         """One pass over a text, a pair, images, a video, a sound, or tensors by the names of arguments.
 
-        ``part`` is from which second of a sound to which it is heard. ``generate`` lets the model write up to
-        so many tokens, and shows them too. Raises ``InputError`` for what the model cannot read,
+        ``part`` is the seconds of a sound from and to which it is read. ``generate`` appends up to that many
+        generated tokens. Raises ``InputError`` for what the model cannot read,
         ``ModelError`` for a model that fails.
         """
         from attnscope.models.keeping import keep_trace
@@ -59,6 +60,10 @@ class Reader:
 
         model, files = self._model, image if video is None else video
         tensors = text if isinstance(text, Mapping) else None
+        beside = image is not None or video is not None or audio is not None
+        for each in (second, None if beside or tensors is not None else text):
+            if each is not None and not str(each).strip():
+                raise InputError("the text is empty: give at least one word")
         request = InputRequest(
             text=None if text is None or tensors is not None else str(text),
             second=second,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.attention import Head
-from attnscope.errors import AttnscopeError, OutputError
+from attnscope.errors import AttnscopeError, InputError, OutputError, SelectionError
 from attnscope.notebook.shown import Display, Drawing, FigureTable, HeadDrawing, HeadsPage
 
 if TYPE_CHECKING:
+    from attnscope.models.inputs import ModelInput
     from attnscope.models.kept import FileModel
     from attnscope.questions.check import Verdict
     from attnscope.questions.layers import AllHeads
@@ -21,12 +23,21 @@ def _select(head: Head | str | None = None, **asked: Any) -> Selection:
     """What is looked at; a head by its address, or as it is written. Raises ``SelectionError``."""
     from attnscope.questions.selection import Selection, head_of
 
+    if head is not None and not isinstance(head, (Head, str)):
+        raise SelectionError(f"{head!r} is no head: write its address, like 'L2H1'")
     return Selection(None if head is None else head_of(head), **asked)
+
+
+def _need_texts(asked: tuple[object, ...], example: str) -> None:
+    """Raise ``SelectionError`` for what is not written as texts."""
+    for each in asked:
+        if not isinstance(each, str):
+            raise SelectionError(f"{each!r} is no text: write {example}")
 
 
 @dataclass(eq=False, repr=False)
 class Run(Display):
-    """One text that went through one model. Shown by itself it is every head at a glance.
+    """One text that went through one model. A cell that ends in it shows every head and those worth a look.
 
     Behind it stands a trace, in memory or in a file, or a file of weights: it needs the model no more.
     ``words`` merges the pieces of words, ``hide_special`` leaves special tokens out and notes what they take.
@@ -39,6 +50,10 @@ class Run(Display):
         if self.kept is None:
             raise AttnscopeError("nothing is known yet: look at the run when its with block has ended")
         return self.kept
+
+    @property
+    def _given(self) -> tuple[FileModel, ModelInput]:
+        return self._pass, self._pass.prepared
 
     @property
     def model(self) -> str:
@@ -69,7 +84,7 @@ class Run(Display):
         """Every head as a thumbnail, and those most worth a look."""
         from attnscope.questions.overview import of_overview, overview
 
-        result = overview(self._pass, self._pass.prepared, _select(words=words, hide_special=hide_special))
+        result = overview(*self._given, _select(words=words, hide_special=hide_special))
         return Drawing(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
 
     def head(
@@ -85,7 +100,7 @@ class Run(Display):
         from attnscope.questions.head import of_head, one_head
 
         asked = _select(head=head, words=words, hide_special=hide_special, scale=scale)
-        result = one_head(self._pass, self._pass.prepared, asked)
+        result = one_head(*self._given, asked)
         return HeadDrawing(of_head(result), result, self._pass.weights(result.figures.address), cmap)
 
     def token(
@@ -104,13 +119,13 @@ class Run(Display):
         from attnscope.questions.token import of_token, one_token
 
         asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
-        return Drawing(of_token(one_token(self._pass, self._pass.prepared, asked)), cmap)
+        return Drawing(of_token(one_token(*self._given, asked)), cmap)
 
     def stats(self) -> FigureTable:
         """The figures of every head, those first whose role stands farthest above its baseline."""
         from attnscope.questions.stats import measure_heads
 
-        measured = measure_heads(self._pass, self._pass.prepared, _select())
+        measured = measure_heads(*self._given, _select())
         return FigureTable(replace(measured, heads=tuple(measured.meeting(()))))
 
     def compare(
@@ -125,6 +140,8 @@ class Run(Display):
         from attnscope.questions.compare import compare_all_heads, of_heads
 
         mine = self._pass
+        if not isinstance(other, (Run, NoneType)):
+            raise InputError(f"{other!r} is no run: compare(model.read(text))")
         if other is None:
             result = of_heads(compare_all_heads(mine, [mine.prepared], _select(head=head)), None)
         else:
@@ -138,8 +155,9 @@ class Run(Display):
         """
         from attnscope.questions.find import find_heads, of_found, parse_questions
 
+        _need_texts(questions, "a question, like 'it -> cat'")
         asked = [question for each in questions for question in parse_questions(each)]
-        return Drawing(of_found(find_heads(self._pass, self._pass.prepared, asked, _select())), cmap)
+        return Drawing(of_found(find_heads(*self._given, asked, _select())), cmap)
 
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
@@ -164,9 +182,11 @@ class Run(Display):
         hide_special: bool = False,
         cmap: str | None = None,
     ) -> Drawing:
-        """What the tokens of the last layer are made of, through all layers and heads; or one token."""
+        """How much each token of the text contributes to each token of the last layer, or to one token."""
         from attnscope.questions.flow import follow_flow, of_flow
 
+        if method not in (methods := ("rollout", "flow")):
+            raise SelectionError(f"no method {method!r}: there are {', '.join(methods)}")
         prepared, asked = self._pass.prepared, _select(words=words, hide_special=hide_special)
         named = None if token is None else str(token)
         result = follow_flow(self._pass, prepared, method, asked, token=named)
@@ -178,9 +198,10 @@ class Run(Display):
         from attnscope.questions.check import claim
         from attnscope.questions.stats import measure_heads
 
+        _need_texts(claims, "a claim, like 'L2H1.previous > 0.9'")
         asked = [claim(each) for each in claims]
         names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
-        heads = measure_heads(self._pass, self._pass.prepared, _select(), names=names).heads
+        heads = measure_heads(*self._given, _select(), names=names).heads
         return tuple(each.judge(heads) for each in asked)
 
     def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> HeadsPage:
@@ -222,7 +243,7 @@ class Run(Display):
     def _all(self, **asked: Any) -> AllHeads:
         from attnscope.questions.layers import all_heads
 
-        return all_heads(self._pass, self._pass.prepared, _select(**asked))
+        return all_heads(*self._given, _select(**asked))
 
     def __repr__(self) -> str:
         return "a run whose with block has not ended" if self.kept is None else repr(self.overview())

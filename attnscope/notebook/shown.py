@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import OneHead
     from attnscope.questions.stats import Stats
+    from attnscope.views.table import Table
 
 
 class Display:
-    """What prints itself as text in a console, and as an image or as HTML in a notebook."""
+    """What prints itself as text in a console, and as HTML or an image in a notebook."""
 
     def _repr_html_(self) -> str | None:
         return None
@@ -87,13 +88,19 @@ class Drawing(Display):
         return self._images[0]
 
     def _repr_html_(self) -> str | None:
-        """Several images under each other; nothing where one image is all."""
-        if len(self._images) == 1:
+        """All images under each other, and the heads worth a look; nothing where one image is all."""
+        from attnscope.views.heads import Ranking
+
+        rankings = [view for view in self._answer.views if isinstance(view, Ranking)]
+        if len(self._images) == 1 and not rankings:
             return None
         coded = (base64.b64encode(image).decode() for image in self._images)
-        return "\n".join(
-            f'<img src="data:image/png;base64,{image}" style="max-width:100%">' for image in coded
-        )
+        parts = [f'<img src="data:image/png;base64,{image}" style="max-width:100%">' for image in coded]
+        for ranking in rankings:
+            parts.append(f"<p><b>{html.escape(ranking.title)}</b></p>" if ranking.heads else "")
+            parts.append(_html_table((), [(each.head, each.reason, each.command) for each in ranking.heads]))
+            parts += [f"<p>{html.escape(note)}</p>" for note in ranking.notes]
+        return "\n".join(parts)
 
 
 class HeadDrawing(Drawing):
@@ -122,7 +129,7 @@ class HeadDrawing(Drawing):
         return ax
 
 
-def as_text(draw: Callable[[Console], None]) -> str:
+def as_text(draw: Callable[[Console], object]) -> str:
     """What is drawn on a console as wide as the terminal, in Jupyter, too."""
     from rich.console import Console
 
@@ -164,37 +171,38 @@ class FigureTable(Display):
         return [dict(zip(map(str, header), row, strict=True)) for row in rows]
 
     def frame(self) -> Any:
-        """The rows as a ``pandas.DataFrame``. Raises ``AttnscopeError`` where there is no pandas."""
+        """The rows as a ``pandas.DataFrame`` by the address of the head.
+
+        Raises ``AttnscopeError`` where there is no pandas.
+        """
         try:
             import pandas
         except ModuleNotFoundError as error:
             raise AttnscopeError(
                 "a frame needs pandas, which is not installed: pip install pandas"
             ) from error
-        return pandas.DataFrame(self.rows)
+        return pandas.DataFrame(self.rows, index=[str(head.address) for head in self.heads])
+
+    @property
+    def _table(self) -> Table:
+        from attnscope.questions.stats import figure_table
+
+        return figure_table(self.measured, self.heads)
 
     def __repr__(self) -> str:
-        from attnscope.questions.stats import figure_table
         from attnscope.render.terminal import print_view
 
-        def print_table(console: Console) -> None:
-            print_view(figure_table(self.measured, self.heads), console)
-
-        return as_text(print_table)
+        return as_text(lambda console: print_view(self._table, console))
 
     def _repr_html_(self) -> str:
-        """A line a head; each figure with its baseline behind it, without measures that are 0 everywhere."""
-        rows = self.rows
-        names = [
-            name
-            for name in (rows[0] if rows else ())
-            if not name.endswith(_BASELINE) and any(_says_something(row[name]) for row in rows)
+        """A line a head, with the columns of ``attnscope stats``."""
+        table = self._table
+        rows = [
+            [cell if isinstance(cell, str) else "".join(text for text, _ in cell) for cell in row]
+            for row in table.rows
         ]
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-        body = "\n".join(
-            "<tr>" + "".join(f"<td>{_cell(row, name)}</td>" for name in names) + "</tr>" for row in rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
+        return _html_table([column.name.replace("\n", " ").strip() for column in table.columns], rows) + notes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -221,24 +229,11 @@ class HeadsPage(Display):
         )
 
 
-NOTHING = 0.005
-"""A measure that is nowhere larger prints as 0.00 for every head, and is left out."""
-
-_BASELINE = "_baseline"
-
-
-def _says_something(value: Any) -> bool:
-    return not isinstance(value, float) or abs(value) >= NOTHING
-
-
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    value, measure = row[name], {"score": "role", "role": None}.get(name, name)
-    baseline = row.get(f"{measure}{_BASELINE}")
-    if value is None:
-        return "–"
-    behind = "" if baseline is None else f" <small>({_round(baseline)})</small>"
-    return (_round(value) if isinstance(value, float) else html.escape(str(value))) + behind
-
-
-def _round(value: float) -> str:
-    return f"{round(value, 2) + 0.0:.2f}"  # no -0.00
+def _html_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of HTML whose first column is its index."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    lines = ["<table>", f"<thead><tr>{head}</tr></thead><tbody>" if names else "<tbody>"]
+    for index, *cells in rows:
+        line = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        lines.append(f"<tr><th>{html.escape(index)}</th>{line}</tr>")
+    return "\n".join((*lines, "</tbody></table>"))

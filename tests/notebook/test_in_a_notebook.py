@@ -49,7 +49,9 @@ def outputs():
 def test_a_picture_is_an_image_and_the_text_of_it(outputs, cell):
     (shown,) = outputs[cell]
     assert shown.output_type == "execute_result"
-    pixels = imread(io.BytesIO(base64.b64decode(shown.data["image/png"])))
+    page = shown.data.get("text/html", "")
+    image = page.partition("base64,")[2].partition('"')[0] or shown.data["image/png"]
+    pixels = imread(io.BytesIO(base64.b64decode(image)))
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20
     assert "attention" in shown.data["text/plain"]
     assert "\x1b" not in shown.data["text/plain"]
@@ -74,6 +76,7 @@ def test_tables_pages_and_figures_are_shown_as_notebooks_show_them(outputs):
 def test_a_mistake_is_the_packages_sentence(outputs):
     (error,) = outputs["run.head('L9H9')"]
     assert error.ename == "SelectionError"
+    assert error.traceback == [f"SelectionError: {error.evalue}"]
     assert "layers 0-3, heads 0-7" in error.evalue
 
 

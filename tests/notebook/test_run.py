@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import attnscope
-from attnscope.errors import InputError, ModelError, OutputError, SelectionError
+from attnscope.errors import InputError, ModelError, OutputError
 from tests.cli.run import runner
 from tests.models import speech
 from tests.models.folders import gpt2, t5
@@ -153,15 +153,18 @@ def test_figures_come_as_a_frame_and_as_rows(cat):
     frame = table.frame()
     assert isinstance(frame, pandas.DataFrame)
     assert len(frame) == len(table.heads) == len(cat.heads) == 32
-    picked = frame[(frame.layer == 2) & (frame["head"] == 1)].iloc[0]
+    picked = frame.loc["encoder L2H1"]
     assert picked.role == "previous"
     (head,) = (head for head in table.heads if head.name == "L2H1")
     assert picked.previous == head.figures["previous"].value
-    assert "<td>previous</td>" in table._repr_html_()
+    page = table._repr_html_()
+    assert "<tr><th>L2H1</th><td>previous</td>" in page
+    assert page.partition("</thead>")[0].count("<th>") <= 10
 
 
 def test_a_notebook_gets_an_image_text_or_a_table(cat, tmp_path):
-    for shown in (cat, cat.head("L2H1"), cat.token("cat"), cat.compare()):
+    assert set(cat._repr_mimebundle_()) == {"text/plain", "text/html"}
+    for shown in (cat.head("L2H1"), cat.token("cat")):
         bundle = shown._repr_mimebundle_()
         assert bundle["image/png"].startswith(b"\x89PNG")
         assert bundle["text/plain"] == repr(shown)
@@ -292,9 +295,29 @@ def test_an_image_is_read_and_shown(tmp_path):
     assert "patches" in seen.token("1,1").numbers
 
 
-def test_a_head_that_is_not_there_is_met_with_those_that_are(cat):
-    with pytest.raises(SelectionError, match="layers 0-3, heads 0-7"):
-        cat.head("L9H0")
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda run: run.head("L9H9"), "no head L9H9: this model has layers 0-3, heads 0-7"),
+        (lambda run: run.head(3), "3 is no head: write its address, like 'L2H1'"),
+        (lambda run: run.token(99), "no token '99'"),
+        (lambda run: run.compare("x"), "'x' is no run"),
+        (lambda run: run.find(3), "3 is no text: write a question"),
+        (lambda run: run.check(3), "3 is no text: write a claim"),
+        (lambda run: run.flow("x"), "no method 'x': there are rollout, flow"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence_without_a_traceback(cat, call, sentence):
+    with pytest.raises(attnscope.AttnscopeError) as raised:
+        call(cat)
+    (line,) = raised.value._render_traceback_()
+    assert sentence in line
+
+
+@pytest.mark.parametrize("texts", [("",), ("  ",), ("The cat", "")])
+def test_an_empty_text_is_refused_as_the_command_refuses_it(own, texts):
+    with pytest.raises(InputError, match="the text is empty: give at least one word"):
+        own.read(*texts)
 
 
 def test_a_sound_is_read_with_what_is_said_in_it(tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,7 @@ def press(monkeypatch):
                 lines = [strip.text for strip in strips if strip.text.strip()]
                 screens.append([line for line in lines if "a trace of" not in line])
 
+    monkeypatch.setattr(import_module("attnscope.cli.commands.browse"), "has_terminal", lambda: True)
     monkeypatch.setattr("attnscope.browser.Browser.run", lambda app: asyncio.run(drive(app)))
     return screens
 

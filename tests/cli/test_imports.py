@@ -65,7 +65,11 @@ TAB = (
     "os.environ.update(_ATTNSCOPE_COMPLETE='bash_complete', COMP_WORDS=' '.join(words))\n"
     "os.environ['COMP_CWORD'] = str(len(words) - 1)\n"
 ) + COMMAND
-UNSHOWN = "from attnscope.browser import Browser; Browser.run = lambda browser: None\n" + COMMAND
+UNSHOWN = (
+    "from attnscope.browser import Browser; Browser.run = lambda browser: None\n"
+    "from importlib import import_module\n"
+    "import_module('attnscope.cli.commands.browse').has_terminal = lambda: True\n"
+) + COMMAND
 ROWS = (
     "from attnscope.attention import Head; from attnscope.storage.trace import read_trace\n"
     "import sys; print(read_trace(sys.argv[1]).weights(Head('L2H1')).shape)"

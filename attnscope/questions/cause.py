@@ -47,11 +47,11 @@ What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]
 """What of a head is put into another pass."""
 
 PARTS: Mapping[What, tuple[str, Sequence[str]]] = {
-    "output": ("the output", ()),
-    "q": ("the queries", ("query",)),
-    "k": ("the keys", ("key",)),
-    "v": ("the values", ("value",)),
-    "pattern": ("the weights", ("query", "key")),
+    "output": ("outputs", ()),
+    "q": ("queries", ("query",)),
+    "k": ("keys", ("key",)),
+    "v": ("values", ("value",)),
+    "pattern": ("weights", ("query", "key")),
 }
 """What each is in words, and which terms of the call it is."""
 
@@ -413,9 +413,9 @@ def cut(
     if not found:
         sites = [site.site for site in record.sites if selection.meets(site.site)]
         raise SelectionError("; ".join(explain_nothing(question, prepared, sites) for question in questions))
-    way = "the other weights of the row make up for it" if how == "renormalize" else "its weight is dropped"
+    way = "renormalized" if how == "renormalize" else "zeroed after the softmax"
     return Intervention(
-        changed=f"{', '.join(map(str, questions))} cut ({way})",
+        changed=f"cut {', '.join(map(str, questions))} ({way})",
         prediction=prediction.description,
         unit=scored.unit,
         score=float(scored.score(before)),
@@ -467,9 +467,8 @@ def patch(
             together = None
         else:
             _, found, together, record = _sweep(mine, patch_heads(other), selection, heads, whole)
-    direction = "the text's into the other's" if not noise else "the other text's into the text's"
     return Intervention(
-        changed=f"{PARTS[what][0]} of a head, {direction} pass",
+        changed=f"patch {PARTS[what][0]} of {'the other text into this' if noise else 'this into the other'}",
         prediction=prediction.description,
         unit=mine.unit,
         score=float(score),
@@ -541,11 +540,11 @@ def of_intervention(result: Intervention) -> Answer:
     effect = "effect" if result.reference is None else "recovered"
     lines = [f"{result.unit} {result.score:.3f}"]
     if result.reference is not None:
-        lines.append(f"of the other text {result.reference:.3f}")
+        lines.append(f"{result.reference:.3f} in the other text")
     if result.together is not None:
-        all_ = result.together
+        count, all_ = len(result.heads), result.together
         named = f"{effect} {all_.effect:+.3f}, score {all_.score:.3f}, KL {all_.divergence:.3f} nats"
-        lines.append(f"these {len(result.heads):,} heads at once: {named}")
+        lines.append(f"all {count:,} heads at once: {named}" if count > 1 else named)
     estimate = ["estimated from one gradient, not run: leave out --fast for the exact effects"]
     head = ("head", "kind") if several else ("head",)
     table = Table(
@@ -561,7 +560,7 @@ def of_intervention(result: Intervention) -> Answer:
             for each in result.heads[:LISTED]
         ),
         title=f"{result.changed} · {result.title}",
-        subtitle=f"{result.prediction}; {'; '.join(lines)}",
+        subtitle="; ".join([result.prediction, *lines]),
         notes=(*estimate[: result.estimated], *result.notes),
     )
     maps = _maps(result, effect, several)

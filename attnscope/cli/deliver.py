@@ -93,9 +93,9 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     notify(f"saved {out}")
 
 
-def print_plain(numbers: Any) -> None:
+def print_plain(numbers: Any, *, indent: int | None = None) -> None:
     """Print dictionaries, lists, texts and numbers as JSON; what is no finite number is ``null`` there."""
-    print(escape_json(json.dumps(_finite(numbers), ensure_ascii=False, allow_nan=False)))
+    print(escape_json(json.dumps(_finite(numbers), ensure_ascii=False, allow_nan=False, indent=indent)))
 
 
 def print_answer(command: str, numbers: Mapping[str, Any]) -> None:

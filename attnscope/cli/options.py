@@ -31,10 +31,10 @@ class TextsOptions:
 
     panel = MANY
     texts: Path | None = option(
-        "Read a corpus: a text a line (.txt), JSON lines (.jsonl), .parquet, or a folder of .txt files."
+        "Read a corpus: .txt (one text per line), .jsonl, .parquet, or a folder of .txt files."
     )
-    field: str = option("Where .jsonl and .parquet keep the text; text if not given.", default="text")
-    limit: int | None = option("Stop after so many texts.", min=1)
+    field: str = option("The .jsonl field or .parquet column that holds the text.", default="text")
+    limit: int | None = option("Stop after N texts.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class CorpusOptions(TextsOptions):
     """A corpus that is measured as a whole, and may be stopped and gone on with."""
 
     panel = MANY
-    strict: bool = flag("End at the first text that cannot be read, not skip it.")
-    checkpoint: Path | None = option("Keep the sums in this file; the same command resumes from it.")
+    strict: bool = flag("Stop at the first text that cannot be read; by default it is skipped.")
+    checkpoint: Path | None = option("Save the sums in this file; the same command resumes from it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,7 @@ class HeadOptions(LayerOptions):
 class ShownHeads(HeadOptions):
     """All heads, one head, or one token of them."""
 
-    token: str | None = option(
-        "A word, a token's number, or a patch as row,column: what it looks at, and who looks at it."
-    )
+    token: str | None = option("One token: a word, its number, or a patch as row,column.")
 
 
 Metadata: TypeAlias = dict[str, Any]
@@ -93,18 +91,16 @@ class ModelOptions:
         panel=MOST_USED,
         complete=complete_model,
     )
-    tokenizer: str = option(
-        "For FILE.py:NAME: the model whose tokenizer to use, or its folder.", default="own"
-    )
+    tokenizer: str = option("For FILE.py:NAME: a model whose tokenizer is used, or a folder.", default="own")
     device: str = option("auto, cpu, cuda or mps.", default="auto")
     device_map: str | None = option(
-        "auto: spread a model too large for one device over all there are; needs accelerate."
+        "auto: split a model that is too large for one device across all of them (needs accelerate)."
     )
     dtype: str = option("auto, float32, float16 or bfloat16.", default="auto")
     revision: str | None = option("Branch, tag or commit on the hub.")
-    trust_remote_code: bool = flag("Run Python code that comes with the model. It can do anything you can.")
-    allow_pickle: bool = flag("Load pickled weights where there are no safetensors.")
-    offline: bool = flag("Use models that are already here; nothing goes to the network.")
+    trust_remote_code: bool = flag("Run Python code from the model's repository. It can do anything you can.")
+    allow_pickle: bool = flag("Load pickled weights if there are no safetensors.")
+    offline: bool = flag("Use local models only, without network access.")
 
     def __post_init__(self) -> None:
         if self.offline:
@@ -129,14 +125,15 @@ class WeighedModelOptions(ModelOptions):
 
     panel = WHERE
     weigh: Weigh = option(
-        "A cell is the weight itself (raw), or its share in what the head adds (norm), in the same with the "
-        "residual and behind the layer norm (norm-residual), in how far it turns without the key (zeroing), "
-        "or in what raises a prediction (gradient); stats --explain says more.",
+        "raw: the attention weight. As shares of a row: norm, the norm of weight × value × output projection "
+        "(Kobayashi et al. 2020); norm-residual, with residual and layer norm (Kobayashi et al. 2021); "
+        "zeroing, the change of the output without the value (Mohebbi et al. 2023); gradient, weight × "
+        "gradient of the prediction (Chefer et al. 2021). stats --explain NAME has the formula.",
         default="raw",
     )
     target: str | None = option(
-        "With --weigh gradient: the prediction, a word at the end of the text, the number of a "
-        "token, or a classifier's class (of a token: CLASS@TOKEN); default: most likely."
+        "With --weigh gradient: the predicted word, a token's number, or a class (of one token: "
+        "CLASS@TOKEN); default: most likely."
     )
 
     @property
@@ -175,12 +172,12 @@ class PictureOptions:
     """How a picture that is saved is drawn."""
 
     panel = PICTURE
-    cmap: str | None = option("Colour map; a wrong name lists them.", complete=complete_cmap)
-    dpi: float = option("Dots per inch of a PNG.", min=10, max=1200, default=150)
+    cmap: str | None = option("Colour map; an unknown name lists them.", complete=complete_cmap)
+    dpi: float = option("Resolution of a PNG in dots per inch.", min=10, max=1200, default=150)
     size: float | None = option(
-        "Width of a picture in inches; as large as is legible if not given.", min=1, max=100
+        "Width of a picture in inches; default: as wide as its labels need.", min=1, max=100
     )
-    font: str | None = option("A font family to prefer, of those installed.")
+    font: str | None = option("An installed font family.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +185,16 @@ class PrintedOptions(PictureOptions):
     """How a picture that is printed or saved is drawn, and what stands around one that is saved."""
 
     panel = PICTURE
-    title: str | None = option("A title of your own for a picture that is saved.")
-    no_title: bool = flag("Save a picture without any title.", "--no-title")
-    no_figures: bool = flag("Save a picture without the figures and notes below it.", "--no-figures")
-    annotate: bool = flag("Write the weights into the cells of one head that is saved.")
+    title: str | None = option("The title of a saved picture.")
+    no_title: bool = flag("Save a picture without a title.", "--no-title")
+    no_figures: bool = flag("Save a picture without figures and notes.", "--no-figures")
+    annotate: bool = flag("Write the weights into the cells of a saved head.")
     graphics: Literal["auto", "kitty", "sixel", "iterm", "cells"] = option(
-        "Coloured cells, or real pixels by kitty, sixel or iterm; auto asks the terminal, and draws cells "
-        "where it does not answer. Never in a pipe. Auto and sixel need textual-image.",
+        "cells, or pixels by the protocol of kitty, sixel or iterm; auto asks the terminal. auto and sixel "
+        "need textual-image.",
         default="cells",
     )
-    plain: bool = flag("Shades instead of colours.")
+    plain: bool = flag("Use shades instead of colours.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,40 +242,34 @@ class SourceOptions:
     text: str | None = argument("The text; - reads standard input.")
     second_text: str | None = argument(SECOND)
     file: Path | None = option("Read the text from a file.", "--file", "-f", panel=MOST_USED)
-    line: int | None = option("Take one line of the input, counted from 1; a tab in it parts a pair.")
+    line: int | None = option("Read one line of the input, counted from 1; a tab in it separates a pair.")
     saved: Path | None = option(
         "Read a .trace that --keep wrote, or weights (.npz, .npy, .safetensors, .json), in place of a model.",
         "--from",
         panel=MOST_USED,
     )
-    keep: Path | None = option(
-        "Keep the pass in FILE.trace: every command looks at it again with --from, without the model."
-    )
-    no_cache: bool = flag("Run the model, though the pass is cached (see attnscope cache).", "--no-cache")
+    keep: Path | None = option("Save the pass to FILE.trace; --from reads it again without the model.")
+    no_cache: bool = flag("Run the model even if the pass is cached.", "--no-cache")
     image: list[Path] | None = option(
-        "An image for a model that reads them; with a text, for one that reads both. Several: --image A "
-        "--image B; they stand where the text says <image>, or before it."
+        "An image, alone or with a text. Repeat it for several; they go where the text says <image>, or "
+        "before it."
     )
-    video: Path | None = option(
-        "With a text: a GIF, APNG or WebP, or a folder of frames in order of names, for a model of videos."
-    )
-    audio: Path | None = option(
-        "A WAV or FLAC file for a model that hears; the text is what is said in it, for one that writes."
-    )
-    from_second: float = option("With --audio: hear the sound from that second on.", min=0, default=0.0)
-    to_second: float | None = option("With --audio: hear it up to that second.", min=0)
+    video: Path | None = option("A video with a text: GIF, APNG, WebP, or a folder of frames sorted by name.")
+    audio: Path | None = option("A WAV or FLAC file; for a speech-to-text model, the text is its transcript.")
+    from_second: float = option("With --audio: the first second that is read.", min=0, default=0.0)
+    to_second: float | None = option("With --audio: the last second that is read.", min=0)
     inputs: Path | None = option(
-        "Tensors for the model's forward instead of a text, .safetensors, .npz or .pt."
+        "Tensors for the model's forward instead of a text: .safetensors, .npz or .pt."
     )
-    max_tokens: int | None = option("Cut the text at that many tokens.", min=1)
-    truncate: bool = flag("Cut a text that is longer than the model's positions.")
-    generate: int | None = option("Generate up to that many tokens, and show them too.", min=1)
+    max_tokens: int | None = option("Cut the text after N tokens.", min=1)
+    truncate: bool = flag("Cut a text to the number of positions of the model.")
+    generate: int | None = option("Generate up to N tokens and show them too.", min=1)
     temperature: float = option(
-        "With --generate: 0 takes the most likely token; above 0, tokens are sampled.", min=0, default=0.0
+        "With --generate: the sampling temperature; 0 takes the most likely token.", min=0, default=0.0
     )
-    seed: int = option("With --temperature: what to draw.", min=0, largest=LARGEST_SEED, default=0)
+    seed: int = option("With --temperature: the random seed.", min=0, largest=LARGEST_SEED, default=0)
     chat: bool = flag(
-        "Give the text as a user's message, in the model's chat format; or all messages as JSON."
+        "Format the text as a user message with the model's chat template; a JSON list is a whole chat."
     )
     system: str | None = option("With --chat: a system message.")
 

@@ -107,8 +107,8 @@ def boxes_of(pictures: Sequence[Picture]) -> Mapping[int, Edges]:
     return {id_: edges for picture in pictures for id_, edges in picture.boxes.items()}
 
 
-TOP = 10
-"""Tokens that are listed on each side."""
+TOP, SPARE = 10, 3
+"""Tokens that are listed on each side, and as many more where those are all."""
 
 BESIDE = 5
 """As many beside a picture that shows them all."""
@@ -252,7 +252,9 @@ def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int, boxes: M
         [made.opened.reshape(len(made.opened), -1) for made in maps]
     )  # [head, place]
     size = len(places)
-    return rank_places(_mean(maps)[:size], np.asarray(opened[:, :size].any(0)), places, top, boxes)
+    allowed = np.asarray(opened[:, :size].any(0))
+    top = top if allowed.sum() > top + SPARE else size
+    return rank_places(_mean(maps)[:size], allowed, places, top, boxes)
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:

@@ -431,7 +431,7 @@ def test_nothing_is_kept_where_that_is_said(run, monkeypatch, looks, folder):
     run("show", TEXT, "-m", folder)
     assert not came_from_there(run("show", TEXT, "-m", folder))
     assert not looks.exists()
-    assert "nothing is kept" in run("cache").out
+    assert "nothing is cached" in run("cache").out
 
 
 def test_what_needs_the_model_runs_it(run, looks, folder):

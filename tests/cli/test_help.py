@@ -35,6 +35,9 @@ def test_the_list_of_commands_begins_with_those_that_people_use_most(run):
     names = re.findall("^  ([a-z]+) ", printed, re.M)
     assert names[:5] == ["show", "browse", "stats", "find", "compare"]
     assert printed.index("More:") > printed.index("  check ")
+    assert {*NAMES} <= {*names}
+    summaries = printed.partition("Options:")[0]
+    assert not re.search("^ {9}", summaries, re.M)  # a line each
 
 
 @pytest.mark.parametrize("name", NAMES)

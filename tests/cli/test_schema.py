@@ -138,3 +138,12 @@ def test_an_audit_that_finds_what_mixes_tokens_too(run, tmp_path):
     ran = run("info", "-m", f"{tmp_path}/mixing.py:Mixing", "--audit", "--json")
     assert json.loads(ran.out)["mixers"]
     validate(ran, "info", run)
+
+
+def test_a_schema_is_indented_in_a_terminal(run, monkeypatch):
+    piped = run("schema", "show").out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    shown = run("schema", "show").out
+    assert piped.count("\n") == 1
+    assert shown.startswith('{\n  "$schema"')
+    assert json.loads(shown) == json.loads(piped)

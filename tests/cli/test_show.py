@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -317,3 +318,11 @@ def test_a_text_of_few_tokens_names_no_pattern(run):
     ran = run("show", TEXT)
     assert ran.out.count("attnscope show") == 5
     assert "too few tokens" not in ran.out
+
+
+@pytest.mark.parametrize(("count", "listed"), [(13, 13), (14, 10)])
+def test_a_token_lists_all_others_where_few_are_left(run, count, listed):
+    words = " ".join(["dog"] * (count - 2))
+    ran = run("show", words, "--token", "1")
+    assert len(re.findall(r"\d+  0\.\d\d ", ran.out.partition("is looked at by")[0])) == listed
+    assert ("more, each" in ran.out) == (listed < count)

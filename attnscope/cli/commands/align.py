@@ -60,7 +60,7 @@ class AlignOutput:
 
 @command
 def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None:
-    """Print when each word of a sound is said, by the cross attention of a speech-to-text model.
+    """Print when each word of a recording is said, by cross attention.
 
     The attention of heads that follow the sound is smoothed, averaged, and followed by dynamic time warping,
     as transformers does it for Whisper. A model with a CTC head says it itself, by the letters of its frames.

@@ -22,17 +22,16 @@ WIDEST = 32
 class CacheOptions:
     """What to do with them."""
 
-    clear: bool = flag("Remove all of them.")
+    clear: bool = flag("Remove all cached passes.")
 
 
 @command
 def cache(asked: CacheOptions) -> None:
-    """List the cached passes, which answer for the same text and model without another run.
+    """List or remove cached passes.
 
-    A text is kept with what the model computed of it, where that takes no more than 64 MB: any of fewer than
-    512 tokens, and longer ones of small models. The folder is one that only you can read, 300 MB at most; the
-    oldest go first. --no-cache runs the model again. ATTNSCOPE_CACHE=off keeps nothing, and
-    ATTNSCOPE_CACHE=FOLDER keeps it elsewhere.
+    A pass of up to 64 MB is cached, with its text: any of fewer than 512 tokens, and longer ones of small
+    models. Only you can read the folder. It holds 300 MB; the oldest passes are removed first. --no-cache
+    runs the model again, ATTNSCOPE_CACHE=off caches nothing, ATTNSCOPE_CACHE=FOLDER changes the folder.
 
     Examples:
 
@@ -45,7 +44,7 @@ def cache(asked: CacheOptions) -> None:
 
     folder = cache_folder()
     if folder is None:
-        print(f"nothing is kept: {VARIABLE} is off")
+        print(f"nothing is cached: {VARIABLE} is off")
     elif asked.clear:
         count = clear_passes()
         print(f"removed {count:,} pass{'es' * (count != 1)} from {folder}")

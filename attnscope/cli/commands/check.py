@@ -37,7 +37,7 @@ def check(
     output: NumbersOptions,
     model: WeighedModelOptions,
 ) -> None:
-    """Check claims about heads: exit code 0 if all of them hold, 1 if not.
+    """Check claims about heads: exit code 0 if all hold, 1 if one fails.
 
     A claim names a head and a measure (attnscope stats --list), any or all heads, or a count of heads.
 

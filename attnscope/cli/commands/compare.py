@@ -115,7 +115,7 @@ def compare(
     picture: PrintedOptions,
     model: WeighedModelOptions,
 ) -> None:
-    """Compare attention heads: all of them, two, or all of them on two texts or in two models.
+    """Compare heads with each other, on two texts, or in two models.
 
     The distance of two heads is the Jensen-Shannon divergence of their rows, averaged: 0 nats where both
     look the same way, 0.693 where they share no token.

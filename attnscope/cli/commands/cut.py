@@ -65,7 +65,7 @@ def cut(
     picture: PrintedOptions,
     model: ModelOptions,
 ) -> None:
-    """Cut the attention of one part of a text to another, and see what the prediction loses.
+    """Cut attention between parts of a text; measure the prediction.
 
     Each head is cut alone, then all of them at once. The effect is the change of the target's
     log-probability in nats, or of the logit difference with --against; KL says how far the whole

@@ -61,7 +61,7 @@ def export(
     picture: PictureOptions,
     model: WeighedModelOptions,
 ) -> None:
-    """Write every head as a file: for a paper, a web page, or the next program.
+    """Write every head to files: pictures, pages or arrays.
 
     A picture of each head (L05H03.png), of each layer (L05.png) and of all heads (overview.png), or all heads
     in one file of data (heads.npz); and manifest.json, which says what they came from, with a checksum of

@@ -68,7 +68,7 @@ def flow(
     picture: PrintedOptions,
     model: ModelOptions,
 ) -> None:
-    """Follow attention through all layers: how much each input token contributes to each position.
+    """Follow attention through all layers, back to the input tokens.
 
     Rows are the tokens of the last layer, or of --layer, columns the tokens of the text; a row sums to 1.
     Of several layers (--layer 0-5), each is a small map.

@@ -40,7 +40,7 @@ def info(
     output: NumbersOptions,
     model: ModelOptions,
 ) -> None:
-    """List every attention call of a model's forward pass, and the layers that have none.
+    """List the attention calls of a model, and the layers that have none.
 
     A short text goes through once as the model is, and once with its own output_attentions, so that the
     table can say where the model itself would report other weights than those that it used.

@@ -48,7 +48,7 @@ def logits(
     picture: PrintedOptions,
     model: ModelOptions,
 ) -> None:
-    """Show how much each head adds to a token's logit (direct logit attribution).
+    """Direct logit attribution: what each head adds to a token's logit.
 
     Heads, feed-forward layers, embeddings and biases sum to the score. With --head: the words whose logits
     that head raises and lowers most.

@@ -35,7 +35,7 @@ class LossOptions(ModelOptions):
 
 @command
 def loss(asked: LossOptions) -> None:
-    """Print a model's loss on text files: mean cross-entropy in nats per token.
+    """Print a model's cross-entropy on text files, in nats per token.
 
     Uniform guessing gives ln(vocabulary size). Each line of a file is a document. A Hugging Face model reads
     each line alone, cut at --length tokens; for an encoder of attnscope train, lines are joined with [SEP].

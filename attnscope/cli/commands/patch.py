@@ -37,7 +37,7 @@ def patch(
     picture: PrintedOptions,
     model: ModelOptions,
 ) -> None:
-    """Put each head of one text into the pass of another: which heads bring the prediction back?
+    """Activation patching: which heads restore a prediction?
 
     The effect is the share of the score's difference between the two texts that comes back, 1 for all of
     it. Both texts need the same number of tokens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,10 +34,10 @@ class SchemaOptions:
 
 @command
 def schema(asked: SchemaOptions) -> None:
-    """Print what a command answers with --json, as JSON Schema: every field, and what it holds.
+    """Print the JSON Schema of what a command prints with --json.
 
-    The number at the end of its $id is the version: it rises when a field goes, or means something else.
-    Every answer says of which schema it is, as its first field.
+    The number at the end of $id is the version; it rises when a field is removed or changes its meaning.
+    The first field of every answer names its schema.
 
     Examples:
 
@@ -46,4 +47,4 @@ def schema(asked: SchemaOptions) -> None:
     """
     from attnscope.questions.schemas import schema_of
 
-    print_plain(schema_of(asked.of))
+    print_plain(schema_of(asked.of), indent=2 if sys.stdout.isatty() else None)

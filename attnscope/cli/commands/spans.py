@@ -92,7 +92,7 @@ def spans(
     picture: PrintedOptions,
     model: WeighedModelOptions,
 ) -> None:
-    """Show how much each part of a text looks at each: sentences, lines, paragraphs, or parts with names.
+    """Show the attention between parts of a text: sentences, lines, ...
 
     A cell is the attention that a token of the row's part gives, on average, to all tokens of the column's
     part. Without --pair the map is the mean over all heads, or over those of --layer, or one --head.

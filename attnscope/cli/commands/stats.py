@@ -108,7 +108,7 @@ def stats(
     picture: PrintedOptions,
     model: WeighedModelOptions,
 ) -> None:
-    """Measure every head on a text, at any length that the model reads, or over all texts of a corpus.
+    """Measure every head on a text or a corpus.
 
     Heads are sorted by how far the figure of their role lies above its baseline, the same figure on even
     attention. Figures are averages over rows; --explain says which rows count. Over a corpus, ± is the

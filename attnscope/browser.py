@@ -28,6 +28,7 @@ from attnscope.render.terminal import PrintedView
 from attnscope.render.terminal.heatmap import token_at
 from attnscope.render.terminal.overlay import patch_under
 from attnscope.render.terminal.surface import Surface
+from attnscope.text import clean
 from attnscope.views import SCALES, Drawable, TokenView
 
 T = TypeVar("T")
@@ -329,7 +330,7 @@ class Browser(App[None]):
             return
         for warning in warnings:
             self.notify(warning, severity="warning", markup=False)
-        self.notify(f"saved {path}", markup=False)
+        self.notify(clean(f"saved {path}"), markup=False)
 
     def action_keys(self) -> None:
         """Say what each key does."""

@@ -7,6 +7,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable
+from contextvars import ContextVar
 
 LONGEST = 1000
 """Characters of a token's label, at most: nobody reads more of one."""
@@ -30,6 +31,10 @@ ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: right-to-left text ca
 _JOINERS = "\u200c\u200d"  # they shape letters and emoji, and are harmless inside a text
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Categories of Unicode: control, format, surrogate and private characters, line and paragraph separators."""
+
+
+_FORMULA = re.compile(r"(?![-+]?\d[\d.]*(e[-+]?\d+)?$)[-=+@\t\r]")
+"""How a text begins that spreadsheets calculate; a number is none."""
 
 
 class _Pictures(dict[int, str]):
@@ -93,6 +98,16 @@ def escape_json(text: str) -> str:
     unseen = {c for c in set(text) if unicodedata.category(c) in _UNSEEN and c not in "\n" + _JOINERS}
     wide = {ord(c): json.dumps(c)[1:-1] for c in unseen}
     return text.translate(wide)
+
+
+raw_csv = ContextVar("raw_csv", default=False)
+"""Whether texts in CSV are left as they are, also where a spreadsheet takes them for a formula."""
+
+
+def csv_cell(value: object) -> object:
+    """A cell of CSV; a text that a spreadsheet would take for a formula has an apostrophe before it."""
+    formula = isinstance(value, str) and _FORMULA.match(value) and not raw_csv.get()
+    return f"'{value}" if formula else value
 
 
 def is_framed(text: str) -> bool:

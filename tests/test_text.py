@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.errors import InputError, OutputError, first_line
 from attnscope.storage.arrays import read_weights
-from attnscope.text import Untrusted, clean, round_short, visible
+from attnscope.text import Untrusted, clean, csv_cell, raw_csv, round_short, visible
 
 HOSTILE = "\x1b]0;owned\x07 a\u202eb\u2066c\u2069 \x9b2J \r\n<script>alert(1)</script> --> \udcff"
 """A window's title, text turned round, a screen wiped, a line forged, a page's script, half a character."""
@@ -59,3 +59,16 @@ def test_small_numbers_keep_two_digits():
 @pytest.mark.parametrize("code", [0xFFFE, 0xFFFF, 0x1FFFE, 0x10FFFF])
 def test_what_is_no_character_reads_as_its_number(code: int) -> None:
     assert clean(f"a{chr(code)}b") == f"a‹{code:04X}›b"
+
+
+@pytest.mark.parametrize("text", ["=SUM(A1)", "+x", "-", "@z", "\tx", "\r=1", "-1+2"])
+def test_a_text_that_a_spreadsheet_calculates_has_an_apostrophe_in_csv(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+    raw_csv.set(True)
+    assert csv_cell(text) == text
+    raw_csv.set(False)
+
+
+@pytest.mark.parametrize("cell", ["a", "", "1", "-1", "-1.5e-07", " =x", -1, 0.5, None])
+def test_other_cells_of_csv_are_left_as_they_are(cell: object) -> None:
+    assert csv_cell(cell) == cell

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import NoReturn
 
@@ -78,8 +78,34 @@ def app() -> None:
     raise SystemExit(0)
 
 
+class _StandardError(io.TextIOWrapper):
+    """Standard error that may be closed or full: what cannot be written is lost, and the answer is not."""
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with suppress(OSError, ValueError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with suppress(OSError, ValueError):
+            super().flush()
+
+
+def _stand_by_stderr() -> None:
+    """Let a command run to its end, and answer, whatever standard error is."""
+    if sys.stderr is None:  # closed: else the next file that is opened would take its number, and its words
+        while (number := os.open(os.devnull, os.O_RDWR)) < 2:
+            pass
+        sys.stderr = _StandardError(os.fdopen(number, "wb"))
+    elif type(sys.stderr) is io.TextIOWrapper:
+        sys.stderr = _StandardError(sys.stderr.buffer, sys.stderr.encoding, line_buffering=True)
+
+
 def main() -> None:
     """Run the command line. What a user can fix ends in one sentence on stderr and exit code 2."""
+    _stand_by_stderr()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what an encoding has no letter for becomes a question mark
             stream.reconfigure(errors="replace")

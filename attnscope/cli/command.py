@@ -32,7 +32,7 @@ from attnscope.cli.settings import defaults_of, read_settings
 from attnscope.cli.waiting import set_verbosity
 from attnscope.errors import AttnscopeError
 from attnscope.registry import docstring
-from attnscope.text import LARGEST
+from attnscope.text import LARGEST, raw_csv
 
 MOST_USED = "Options"
 TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
@@ -245,12 +245,14 @@ class Command(click.Command):
         self.params += [
             _said(["--quiet", "-q"], lambda context: set_verbosity(-1)),
             _said(["--verbose", "-v"], lambda context: set_verbosity(1)),
+            _said(["--raw-csv"], lambda context: raw_csv.set(True)),
             _said(["--help-all"], lambda context: self._print_help(context)),
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take what is typed: an argument may begin with a minus, ``"-2 -> cat"``."""
         set_verbosity(0)
+        raw_csv.set(False)
         with suppress(*[AttnscopeError] * ctx.resilient_parsing):  # Tab never complains
             ctx.meta[SETTINGS] = read_settings()
             ctx.default_map = defaults_of(ctx, ctx.meta[SETTINGS])
@@ -314,7 +316,7 @@ def write_rows(formatter: click.HelpFormatter, panel: str, rows: list[tuple[str,
         formatter.write("".join(f"{'':{width}}{line}\n" for line in lines))
 
 
-def _said(names: list[str], say: Callable[[click.Context], None]) -> click.Option:
+def _said(names: list[str], say: Callable[[click.Context], object]) -> click.Option:
     """A flag that is obeyed before all others are read."""
     heed = lambda context, _, asked: say(context) if asked else None  # noqa: E731
     return click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=heed)

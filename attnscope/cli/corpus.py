@@ -13,6 +13,7 @@ import click
 
 from attnscope.cli.options import CorpusOptions, SourceOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
+from attnscope.text import clean
 
 if TYPE_CHECKING:
     from attnscope.models import Model
@@ -79,7 +80,7 @@ def corpus_run(
             hint = "give --checkpoint FILE to resume"
             if checkpoint is not None:
                 hint = f"the same command resumes from {checkpoint}"
-            print(f"attnscope: stopped; {hint}", file=sys.stderr)
+            print(clean(f"attnscope: stopped; {hint}"), file=sys.stderr)
             raise SystemExit(STOPPED) from None
 
 

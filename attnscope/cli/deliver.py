@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli.options import PICTURES, Metadata, PrintedOptions
 from attnscope.cli.waiting import is_quiet, notify
 from attnscope.errors import OutputError
-from attnscope.text import escape_json
+from attnscope.text import clean, csv_cell, escape_json
 
 if TYPE_CHECKING:
     from attnscope.models import ModelInput
@@ -49,7 +49,8 @@ def deliver(
     if getattr(output, "as_json", False):
         print_answer(command, {**answer.numbers, **(metadata or {})})
     elif getattr(output, "as_csv", False):
-        csv.writer(sys.stdout, lineterminator="\n").writerows(answer.table() if answer.table else ())
+        rows = ([csv_cell(value) for value in row] for row in (answer.table() if answer.table else ()))
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
     elif out is None:
         from rich.console import Console
 
@@ -142,7 +143,7 @@ def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
             font=picture.font,
             annotate=picture.annotate,
         ):
-            print(f"attnscope: {warning}", file=sys.stderr)
+            print(clean(f"attnscope: {warning}"), file=sys.stderr)
         notify(f"saved {path}")
 
 

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 from attnscope.progress import Listener, listening
+from attnscope.text import clean
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -36,7 +37,7 @@ def is_quiet() -> bool:
 def notify(sentence: str) -> None:
     """Print what was done beside the answer, such as a file that was saved, on standard error."""
     if not is_quiet():
-        print(sentence, file=sys.stderr)
+        print(clean(sentence), file=sys.stderr)
 
 
 Draw: TypeAlias = Callable[[float, str], None]

@@ -300,36 +300,45 @@ RARE = 10
 def of_gold(result: GoldResult, top: int = 1) -> Answer:
     """For each label the ``top`` heads that find most answers, with their errors where there is room."""
     table = replace(_table(result, top, wide=True), narrow=_table(result, top, wide=False))
-    return Answer((table,), {}, lambda: result, lambda: _csv_rows(result))
+    return Answer((table,), {}, lambda: result, lambda: _csv_rows(result, top))
 
 
-def _csv_rows(result: GoldResult) -> Iterator[list[Any]]:
-    """The names of the columns, then a line for each head of each label and direction."""
+def _comparable(result: GoldResult) -> dict[str, list[tuple[LabelScores, GoldScore]]]:
+    """The heads of each label in both directions, best first, without a direction that is hardly asked."""
+    by_label: dict[str, list[tuple[LabelScores, GoldScore]]] = {}
+    for each in result.labels:
+        by_label.setdefault(each.label, []).extend((each, head) for head in each.heads)
+    for label, rows in by_label.items():
+        most = max(head.rows for _, head in rows)
+        rows = [row for row in rows if row[1].rows * RARE >= most]
+        by_label[label] = sorted(rows, key=lambda row: (-row[1].chosen, -row[1].weight, row[1].head))
+    return by_label
+
+
+def _csv_rows(result: GoldResult, top: int) -> Iterator[list[Any]]:
+    """The columns, then a line for each head of each label and direction; ``printed`` marks the table's."""
+    printed = {id(head) for rows in _comparable(result).values() for _, head in rows[:top]}
     for number, each in enumerate(result.labels):
         for place, head in enumerate(each.heads):
             figures = plain(head)
             if not number and not place:
-                yield ["label", "direction", *figures]
-            yield [each.label, each.way, *figures.values()]
+                yield ["label", "direction", *figures, "printed"]
+            yield [each.label, each.way, *figures.values(), id(head) in printed]
 
 
 def _table(result: GoldResult, top: int, *, wide: bool) -> Table:
-    by_label: dict[str, list[tuple[LabelScores, GoldScore]]] = {}
-    for each in result.labels:
-        by_label.setdefault(each.label, []).extend((each, head) for head in each.heads)
-    every = [head for rows in by_label.values() for _, head in rows]
+    by_label = _comparable(result)
+    every = [head for each in result.labels for head in each.heads]
     several = len({head.head.kind for head in every}) > 1
     rate = any(head.aer is not None for head in every)
     left = ("label", "direction", "head", *(("kind",) if several else ()))
     figures = ("right", "fixed", "weight", *(("AER",) if rate else ()), "asked")
     lines: list[tuple[str, ...]] = []
     dim: set[int] = set()
-    better = rare = 0
+    better = 0
+    shown = {(label, each.way) for label, rows in by_label.items() for each, _ in rows}
+    rare = len({(each.label, each.way) for each in result.labels} - shown)
     for label, rows in by_label.items():
-        most = max(head.rows for _, head in rows)
-        rare += len({each.way for each, head in rows if head.rows * RARE < most})
-        rows = [row for row in rows if row[1].rows * RARE >= most]
-        rows.sort(key=lambda row: (-row[1].chosen, -row[1].weight, row[1].head))
         better += rows[0][1].accuracy > rows[0][1].fixed
         for number, (each, head) in enumerate(rows[:top]):
             if head.accuracy <= head.fixed:

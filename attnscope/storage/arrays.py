@@ -64,7 +64,7 @@ from attnscope.storage.tensors import (
     read_arrays,
     restore_axis,
 )
-from attnscope.text import Untrusted
+from attnscope.text import Untrusted, csv_cell
 
 DAMAGE = (
     ValueError, TypeError, IndexError, OverflowError, OSError, EOFError, RuntimeError, zipfile.BadZipFile,
@@ -334,7 +334,7 @@ def _nest(texts: Array) -> str:
 
 @FORMATS.register("csv")
 def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
-    """One line for each weight that the mask left open; tokens are written as they are."""
+    """One line for each weight that the mask left open."""
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["kind", "layer", "head", "query", "query_token", "key", "key_token", "weight"])
@@ -343,6 +343,6 @@ def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
         texts = _texts(weights)
         for head, row, column in np.argwhere(open_cells).tolist():
             query, key = weights.queries[row], weights.keys[column]
-            weight = texts[head, row, column]
-            table.writerow([kind, layer, head, query.start, query.text, key.start, key.text, weight])
+            sides = [query.start, csv_cell(query.text), key.start, csv_cell(key.text)]
+            table.writerow([kind, layer, head, *sides, texts[head, row, column]])
     text.detach()

@@ -18,6 +18,7 @@ from typing import Any
 from attnscope.errors import InputError, OutputError
 from attnscope.storage.arrays import FORMATS as DATA
 from attnscope.storage.files import hash_file, read_json, write_whole
+from attnscope.text import escape_json
 
 PICTURES = ("png", "svg", "pdf")
 """The formats of pictures."""
@@ -181,5 +182,5 @@ def _read_unfinished(folder: Path) -> str | None:
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     """Write the manifest; the same content gives the same bytes."""
-    text = json.dumps(content, ensure_ascii=False, indent=1)
+    text = escape_json(json.dumps(content, ensure_ascii=False, indent=1))
     write_whole(folder / MANIFEST, (text + "\n").encode())

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import jsonschema
 import pytest
@@ -46,6 +47,9 @@ def test_json_is_what_its_schema_says_and_csv_has_the_same(run, bank, tmp_path):
         for row, (label, direction, head) in zip(rows, flat, strict=True):
             assert (row["label"], row["direction"]) == (label, direction)
             assert float(row["accuracy"]) == head["accuracy"]
+        table = sorted(re.findall(r"L\d+H\d+", run("find", "--gold", file).out))
+        assert sorted(f"L{row['layer']}H{row['head']}" for row in rows if row["printed"] == "True") == table
+        assert sum(row["printed"] == "True" for row in rows) == len({row["label"] for row in rows})
     assert {each["label"] for each in seen["labels"]} == {"article", "all"}
 
 

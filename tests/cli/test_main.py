@@ -246,3 +246,13 @@ def test_what_an_encoding_cannot_write_is_replaced(monkeypatch):
     cli.main()
     stream.flush()
     assert stream.buffer.getvalue().split() == [b"caf?", b"?", b"?"]
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2> >(true)"])
+@pytest.mark.parametrize(("head", "code"), [("L0H0", 0), ("L9H9", 2)])
+def test_the_answer_is_printed_and_the_code_is_right_whatever_standard_error_is(redirection, head, code):
+    command = f"{sys.executable} -m attnscope show 'a cat sat' --head {head} {redirection}"
+    done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == code
+    assert done.stdout.startswith("L0H0") == (code == 0)

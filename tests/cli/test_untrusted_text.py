@@ -120,3 +120,19 @@ def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_pat
     ran = run("show", "-m", folder, "--image", broken)
     assert ran.code == 2
     assert not steering(ran.err)
+
+
+def test_the_name_of_a_folder_steers_nothing_when_files_are_saved(tmp_path, run, monkeypatch) -> None:
+    folder = tmp_path / "a\x1b[31m\u202e"
+    folder.mkdir()
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder))
+    for command in (
+        ("show", "a cat", "--head", "L0H0", "-o", folder / "a.svg"),
+        ("export", "a\u202ecat", "-o", folder / "all", "--layers", "0", "--heads", "0", "--format", "npz"),
+        ("cache",),
+        ("cache", "--clear"),
+    ):
+        ran = run(*command)
+        assert ran.code == 0
+        assert not steering(ran.out + ran.err)
+    assert not steering((folder / "all" / "manifest.json").read_text("utf-8"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnscope.cli.command import command, flag
+from attnscope.text import clean
 
 if TYPE_CHECKING:
     from attnscope.storage.cache import CachedPass
@@ -47,13 +48,13 @@ def cache(asked: CacheOptions) -> None:
         print(f"nothing is cached: {VARIABLE} is off")
     elif asked.clear:
         count = clear_passes()
-        print(f"removed {count:,} pass{'es' * (count != 1)} from {folder}")
+        print(f"removed {count:,} pass{'es' * (count != 1)} from {clean(str(folder))}")
     else:
         entries = list_passes()
         if entries:
             print_view(_table(entries))
         size = sum(entry.size for entry in entries) / 1e6
-        print(f"{len(entries):,} pass{'es' * (len(entries) != 1)}, {size:.1f} MB in {folder}")
+        print(f"{len(entries):,} pass{'es' * (len(entries) != 1)}, {size:.1f} MB in {clean(str(folder))}")
 
 
 def _table(entries: list[CachedPass]) -> Table:

@@ -25,6 +25,7 @@ from attnscope.cli.retired import tell_retired
 from attnscope.cli.source import read_source, reading
 from attnscope.cli.waiting import STOPPED, notify
 from attnscope.errors import OutputError
+from attnscope.text import clean
 
 if TYPE_CHECKING:
     from attnscope.storage.folder import ExportPlan
@@ -108,7 +109,7 @@ def export(
             command=write("export", source, attention, axes, replace(output, force=False), picture, model),
         )
     for warning in done.warnings:
-        print(f"attnscope: {warning}", file=sys.stderr)
+        print(clean(f"attnscope: {warning}"), file=sys.stderr)
     count = len(done.manifest["files"])
     notify(f"saved {count:,} file{'s' * (count != 1)} and manifest.json in {output.out}")
     if output.as_json:
@@ -127,5 +128,5 @@ def _going_on(folder: Path, contents: ExportPlan) -> Iterator[None]:
         words = f"{folder} holds nothing unfinished"
         if done is not None:
             words = f"{folder} holds {done:,} complete files; the same command resumes"
-        print(f"attnscope: stopped; {words}", file=sys.stderr)
+        print(clean(f"attnscope: stopped; {words}"), file=sys.stderr)
         raise SystemExit(STOPPED) from None

@@ -13,7 +13,7 @@ import click
 
 from attnscope.cli.command import REQUIRED, argument, command, flag, option
 from attnscope.cli.waiting import STOPPED, progress_bar
-from attnscope.text import LARGEST_SEED
+from attnscope.text import LARGEST_SEED, clean
 
 if TYPE_CHECKING:
     from attnscope.training.run import Outcome, Recipe
@@ -179,11 +179,11 @@ def _print(outcome: Outcome, recipe: Recipe, out: Path) -> None:
     config, progress = recipe.config, outcome.progress
     size = sum(parameter.numel() for parameter in outcome.encoder.parameters())
     shape = f"{config.layers} layers × {config.heads} heads, width {config.width}"
-    print(f"model      {out}: {shape}, {size:,} parameters")
+    print(f"model      {clean(str(out))}: {shape}, {size:,} parameters")
     print(
         f"trained    {progress.step:,} steps, {progress.tokens:,} tokens, {progress.seconds / 60:.1f} minutes"
     )
-    print(f"held out   {', '.join(outcome.held_out)}")
+    print(f"held out   {clean(', '.join(outcome.held_out))}")
     print(f"loss       {progress.held_out[-1][1]:.3f} nats a predicted token on held-out text")
 
 
@@ -202,7 +202,7 @@ def _precision(wanted: str, device: str) -> str:
 
 
 def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
+    print(clean(sentence), file=sys.stderr)
 
 
 @contextmanager

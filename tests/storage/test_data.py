@@ -96,7 +96,7 @@ def test_csv_has_a_line_for_every_open_weight(tmp_path) -> None:
     assert len(rows) == 3 * 2 * 25 + 2 * 15
     row = rows[25 + 7]
     assert [row[name] for name in ("kind", "layer", "head", "query", "query_token", "key", "key_token")] == [
-        "encoder", "0", "1", "1", "\n", "2", "=1+1",
+        "encoder", "0", "1", "1", "\n", "2", "'=1+1",
     ]  # fmt: skip
     assert np.float32(row["weight"]) == kinds()["encoder"][0][1].values[1, 1, 2]
 

@@ -62,6 +62,12 @@ LONGEST = 240
 OPTION = re.compile(r"--?[^\W\d_]")
 """How an option begins: -2, "-2 -> cat" and "- a line of a list" are none."""
 
+ALWAYS = (
+    ("-q, --quiet", "Print neither notes nor progress."),
+    ("-v, --verbose", "Print how long each step took."),
+)
+"""Options of every command."""
+
 SETTINGS = "attnscope.settings"
 """Where a command's context has what the user set."""
 
@@ -294,6 +300,8 @@ class Command(click.Command):
             panel = "Arguments" if word.is_argument else word.panel
             if everything or panel in panels:
                 panels.setdefault(panel, []).append(word.row)
+        if everything:
+            panels[MOST_USED] += ALWAYS
         panels[MOST_USED].append(("-h, --help", "Print this page; --help-all prints every option."))
         for panel, rows in panels.items():
             if rows:

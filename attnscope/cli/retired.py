@@ -14,6 +14,7 @@ RETIRED: Mapping[str, str] = {
     "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
     "sounds in --gold": "--gold of timed words was retired: align --rank finds the heads that follow a sound",
     "--fresh": "--fresh is now --no-cache",
+    "--feeds": "--feeds is now --composition",
     "--install-completion": "--install-completion is now --completion bash, zsh or fish",
     ".gif": "GIF was retired: export --format apng",
 }

@@ -60,7 +60,7 @@ class Feed:
         return self.score - self.baseline
 
 
-@record("which head feeds which (--feeds)")
+@record("which head feeds which (--composition)")
 @dataclass(frozen=True, eq=False)
 class Feeds:
     """Every way of every pair of heads, the one farthest above its baseline first, and what to know.

@@ -235,7 +235,7 @@ def test_a_corpus_that_cannot_be_read_says_where(run, tmp_path):
 
 
 def test_feeds_names_the_heads_that_feed_one_from_the_weights_alone(run):
-    ran = run("compare", "L1H0", "--feeds", "-m", "own-causal")
+    ran = run("compare", "L1H0", "--composition", "-m", "own-causal")
     assert ran.code == 0
     assert "what feeds the keys of L1H0 · K-composition" in ran.out
     start = next(number for number, line in enumerate(ran.out.splitlines()) if line.startswith("head "))
@@ -244,7 +244,7 @@ def test_feeds_names_the_heads_that_feed_one_from_the_weights_alone(run):
 
 
 def test_feeds_of_all_heads_are_ranked_and_printed_as_json_and_csv(run):
-    words = ("compare", "--feeds", "-m", "own-causal")
+    words = ("compare", "--composition", "-m", "own-causal")
     seen = json.loads(run(*words, "--json").out)["feeds"]
     assert len(seen) == 144
     lifts = [each["score"] - each["baseline"] for each in seen]
@@ -255,12 +255,18 @@ def test_feeds_of_all_heads_are_ranked_and_printed_as_json_and_csv(run):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("L1H0", "L2H0", "--feeds"), "name one head"),
-        (("L1H0", "--feeds", "--weigh", "norm"), "the weights alone tell"),
-        (("--feeds", "-o", "map.png"), "name the head"),
+        (("L1H0", "L2H0", "--composition"), "name one head"),
+        (("L1H0", "--composition", "--weigh", "norm"), "not valid with --composition"),
+        (("--composition", "-o", "map.png"), "name the head"),
     ],
 )
 def test_feeds_refuses_what_says_nothing_with_it(run, words, said):
     ran = run("compare", *words, "-m", "own-causal")
     assert ran.code == 2
     assert said in " ".join(ran.err.split())
+
+
+def test_a_second_text_behind_the_first_is_told_to_go_behind_with_text(run):
+    ran = run("compare", "The cat sat.", "The dog sat.")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--with-text 'The dog sat.'" in ran.err

@@ -28,6 +28,8 @@ def test_help_all_has_every_option_and_its_text_word_for_word(run, name):
     printed = " ".join(run(name, "--help-all").out.split())
     for word in find_command(name).words:
         assert " ".join(" ".join(word.row).split()) in printed
+    assert "--quiet" in printed
+    assert "--verbose" in printed
 
 
 def test_the_list_of_commands_begins_with_those_that_people_use_most(run):

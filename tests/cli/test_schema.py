@@ -30,7 +30,7 @@ ASKED = {
     "compare": [
         [],
         ["--head", "1"],
-        ["L1H0", "--feeds", "-m", "own-causal"],
+        ["L1H0", "--composition", "-m", "own-causal"],
         OTHER,
         [*OTHER, "--head", "L1H1"],
         ["--with-model", "own"],

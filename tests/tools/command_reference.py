@@ -31,6 +31,7 @@ user types. So an option is said once, and has one name wherever it stands.
 docstring, and add its name to those of [commands/](commands/__init__.py). Then write this page anew;
 tests/cli/test_reference.py says which options each command must have.
 
+Every command has `-q` (neither notes nor progress) and `-v` (how long each step took).
 Exit codes: 0 done, and all claims of `check` hold; 1 a claim fails; 2 everything that could not be done, with
 one sentence on standard error; 130 after Ctrl-C.
 """

@@ -2,7 +2,7 @@
 
 ``python -m tests.tools.induction``: a Llama (rotary, grouped queries) and a GPT-NeoX (rotary, parallel
 blocks) of two layers, a minute each. In both, the head that looks one token back must be the first of
-`compare --feeds` for the keys of every induction head (Olsson et al. 2022).
+`compare --composition` for the keys of every induction head (Olsson et al. 2022).
 """
 
 from __future__ import annotations

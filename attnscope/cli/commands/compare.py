@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from attnscope.cli.options import (
     WeighedModelOptions,
     check_picture,
 )
-from attnscope.cli.source import SourceInput, open_two, read_source, reading, reopen
+from attnscope.cli.source import HEAD, SourceInput, open_two, read_source, reading, reopen
 from attnscope.errors import InputError, OutputError, SelectionError
 from attnscope.text import read_number
 
@@ -46,8 +47,9 @@ class Contrast:
         "Another model on the same text: how far each head drifted, or its best match."
     )
     with_trace: Path | None = option("A file that --keep made, of another text, model or checkpoint.")
-    feeds: bool = flag(
-        "Which earlier heads write what one head, L1H2, reads, or any: by the weights, without a text."
+    composition: bool = flag(
+        "Q-, K- and V-composition (Elhage et al. 2021): how much of what an earlier head writes one head, "
+        "L1H2, or any reads; from the weights, without a text."
     )
 
 
@@ -77,7 +79,7 @@ ANY = "The quick brown fox jumps over the lazy dog."
 """A text that the model runs on, to see which of its weights are whose; any will do."""
 
 
-def show_feeds(
+def show_composition(
     source: SecondNamed,
     contrast: Contrast,
     output: CompareOutput,
@@ -86,12 +88,12 @@ def show_feeds(
 ) -> None:
     """Compose the weights of all heads, and print or save what feeds the head that is named, or any."""
     named = list(contrast.heads or ())
-    refuse(len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --feeds")
-    refuse(model.metadata, "--weigh", "the weights alone tell: nothing is weighed")
+    refuse(len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition")
+    refuse(model.metadata, "--weigh", "not valid with --composition, which reads the model's weights")
     fed = parse_head(named[0]) if named else None
     check_picture(output.out, picture.cmap, one=True, signed=True)
     nameless = output.out is not None and fed is None
-    refuse(nameless, "--out", "name the head whose map is saved: compare L1H2 --feeds")
+    refuse(nameless, "--out", "name the head whose map is saved: compare L1H2 --composition")
     given = read_source(source if source.names_one else replace(source, text=ANY), model)
     from attnscope.questions.composition import find_feeds, of_feeds
 
@@ -128,15 +130,15 @@ def compare(
 
     attnscope compare "The cat sat on the mat." --with-text "The dog sat on the mat."
 
-    attnscope compare L1H0 --feeds -m own-causal
+    attnscope compare L1H0 --composition -m own-causal
 
     attnscope compare --texts sentences.txt -m my-bert --with-model my-fine-tuned-bert --csv
     """
     if source.text is not None and _names_head(source, corpus, contrast):
         contrast = replace(contrast, heads=[source.text, *(contrast.heads or ())])
         source = replace(source, text=None)
-    if contrast.feeds:
-        return show_feeds(source, contrast, output, picture, model)
+    if contrast.composition:
+        return show_composition(source, contrast, output, picture, model)
     selection = _select(attention, axes)
     _check(contrast, corpus, source, selection)
     pair = [parse_head(name, attention) for name in contrast.heads or ()]
@@ -164,7 +166,7 @@ def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -
     if any(each is not None for each in (source.file, source.saved, source.inputs, corpus.texts)):
         return True
     try:
-        return (bool(source.image) or contrast.feeds) and bool(Head(str(source.text)))
+        return (bool(source.image) or contrast.composition) and bool(Head(str(source.text)))
     except SelectionError:
         return False
 
@@ -186,6 +188,8 @@ def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, select
     asked = bool(named) + text + model + (contrast.with_trace is not None)
     numbered, number = selection.number is not None, selection.number
     refuse(asked > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace")
+    second = named[0] if len(named) == 1 and not HEAD.fullmatch(named[0]) else None
+    refuse(second, "HEADS", f"a second text goes behind --with-text: --with-text {shlex.quote(str(second))}")
     refuse(
         named and len(named) != 2,
         "HEADS",

@@ -331,7 +331,10 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
     version = None if pickled else np.lib.format.read_magic(file)
     if version is not None and version not in HEADERS:
         raise ValueError(f"{name} is in version {version[0]}.{version[1]} of the format, not 1.0 or 2.0")
-    shape, _, dtype = ((), False, np.dtype(object)) if version is None else HEADERS[version](file)
+    try:
+        shape, _, dtype = ((), False, np.dtype(object)) if version is None else HEADERS[version](file)
+    except Exception as error:  # NumPy parses it as Python, whose parsers have errors of their own
+        raise ValueError(f"the header of {name} is damaged ({first_line(error)})") from None
     if dtype.hasobject:
         raise ValueError("it holds pickled objects, which could run code; save plain arrays instead")
     claimed = math.prod(shape) * dtype.itemsize

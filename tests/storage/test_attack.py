@@ -1,0 +1,103 @@
+"""Files damaged at random: each is read, or refused in one sentence, without end or gigabytes for none."""
+
+import json
+import random
+import resource
+
+import numpy as np
+import pytest
+
+from attnscope.errors import AttnscopeError
+from attnscope.models import load
+from attnscope.models.keeping import keep_trace
+from attnscope.storage.arrays import read_weights
+from attnscope.storage.gold import read_gold
+from attnscope.storage.trace import read_trace, write_trace
+
+MOST = 512 << 20
+"""Bytes that all files of a kind may take together."""
+
+NUMBERS = ["-1", "0", "3", "1e308", "9" * 30, "true", "null", "[]", '"a"', "1048577", "131073"]
+
+
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """Bytes with some turned, cut out, doubled, or a number of a header's JSON replaced by another."""
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        place, length = chance.randrange(len(content) or 1), chance.choice((1, 8, 100))
+        begun, rest = content[:place], content[place:]
+        kind = chance.randrange(5)
+        if kind == 0 and content:
+            content = begun + bytes([chance.randrange(256)]) + rest[1:]
+        elif kind == 1:
+            content = begun + rest[length:]
+        elif kind == 2:
+            content = begun + rest[:length] + rest
+        elif kind == 3:
+            content = begun + b"x"
+        else:
+            digits = [n for n in range(min(len(content), 3000)) if content[n : n + 1].isdigit()]
+            if digits:
+                place = chance.choice(digits)
+                content = content[:place] + chance.choice(NUMBERS).encode() + content[place + 1 :]
+    return content
+
+
+def read_all_weights(path):
+    """Every weight of a file."""
+    return [weights.values.sum() for layers in read_weights(path).kinds.values() for _, weights in layers]
+
+
+def read_all_rows(path):
+    """Every row of a trace, and its masks."""
+    from attnscope.attention import Head
+
+    trace = read_trace(path)
+    for call in trace.description.calls:
+        head = Head(call.layer, 0, call.kind)
+        trace.weights(head), trace.allowed(head)
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    """A sound file of each form."""
+    folder = tmp_path_factory.mktemp("sound")
+    rows = np.random.default_rng(0).random((2, 4, 4)).astype(np.float32)
+    np.save(folder / "a.npy", rows)
+    np.savez(folder / "a.npz", a=rows, tokens=np.array(list("abcd")))
+    (folder / "a.json").write_text(json.dumps({"a": rows.tolist()}))
+    model = load("own")
+    trace = keep_trace(model, model.prepare("The cat sat."))
+    write_trace(trace, folder / "a.trace")
+    from safetensors.numpy import save_file
+
+    save_file({"a": rows}, folder / "a.safetensors")
+    (folder / "a.jsonl").write_text('{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}\n' * 3)
+    word = "\t_\t_\t_\t_\t0\troot\t_\tEntity=(e1)\n"
+    (folder / "a.conllu").write_text(f"# newdoc\n1\tcat{word}\n1\tdog{word}")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "read", "count"),
+    [
+        (("a.npy", "a.npz", "a.json", "a.safetensors"), read_all_weights, 200),
+        (("a.trace",), read_all_rows, 200),
+        (("a.jsonl", "a.conllu"), lambda path: list(read_gold(path).entries()), 300),
+    ],
+)
+def test_a_damaged_file_is_read_or_refused_in_one_sentence(names, read, count, seeds, tmp_path):
+    chance = random.Random(7)
+    sentences: list[str] = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    for number in range(count):
+        sound = seeds / names[number % len(names)]
+        path = tmp_path / f"{number}{sound.suffix}"
+        path.write_bytes(damaged(sound.read_bytes(), chance))
+        try:
+            read(path)
+        except AttnscopeError as error:
+            sentences.append(str(error))
+        path.unlink()
+    assert not [sentence for sentence in sentences if "\n" in sentence]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < MOST

@@ -305,6 +305,8 @@ def _through(
     crossed = next((mixing.axes[site] for site in sites if site.kind == "cross"), None)
     axes_of_both = crossed or (range(0), mixing.axes[sites[0]][0])
     own, other = map(len, axes_of_both)
+    size = 8 * len(sites) * (own**2 + own * other + other**2)
+    require(size, f"the flow between {own + other:,} tokens in {len(sites)} layers", "cut the text")
     steps = []
     for site in sites:
         matrix, across = mixing.matrices[site], site.kind == "cross"

@@ -100,3 +100,10 @@ def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run,
 
 def flat(text):
     return " ".join(text.split())
+
+
+def test_a_file_of_kilobytes_whose_flow_takes_gigabytes_is_one_sentence(run, tmp_path):
+    np.save(tmp_path / "a.npy", np.full((1, 1, 120_000), 1 / 120_000, np.float32))
+    ran = run("flow", "--from", tmp_path / "a.npy")
+    assert ran.code == 2
+    assert "the flow between 120,001 tokens in 1 layers would take 115.2 GB" in ran.err

@@ -39,7 +39,7 @@ class TextsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(TextsOptions):
-    """A corpus that is measured as a whole, and may be stopped and gone on with."""
+    """A corpus that is measured as a whole, and may be stopped and resumed."""
 
     panel = MANY
     strict: bool = flag("Stop at the first text that cannot be read; by default it is skipped.")
@@ -236,7 +236,7 @@ SECOND = "A second text: its pair, or the target of an encoder-decoder."
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """One text, or what stands in its place, and what a model writes on."""
+    """One text, or what is read in its place, and what a model generates."""
 
     panel = TEXT
     text: str | None = argument("The text; - reads standard input.")

@@ -32,20 +32,20 @@ class SoundOptions:
 
     panel = TEXT
     sound: Path = argument("A WAV or FLAC file.", REQUIRED)
-    text: str | None = argument("What is said in it; the model writes it if not given.")
-    file: Path | None = option("Read what is said from a file.", "--file", "-f", panel=MOST_USED)
+    text: str | None = argument("Its transcript; default: what the model transcribes.")
+    file: Path | None = option("Read the transcript from a file.", "--file", "-f", panel=MOST_USED)
     heads: str | None = option(
-        "The heads to go by: L3H1,L4H2; those that the model names, or all of the upper half of its layers, "
-        "if not given.",
+        "The heads to align by, like L3H1,L4H2; default: those that the model's config names, or all of the "
+        "upper half of its layers.",
         panel=WHERE,
     )
     rank: bool = flag(
-        "Rank the heads by how much of their attention goes forward through the sound.", panel=WHERE
+        "Rank the heads by how much of their attention moves forward through the sound.", panel=WHERE
     )
-    from_second: float = option("Hear the sound from that second on.", min=0, default=0.0)
-    to_second: float | None = option("Hear it up to that second.", min=0)
-    generate: int | None = option("Generate at most that many tokens.", min=1)
-    truncate: bool = flag("Hear only the beginning of a sound that is too long for the model.")
+    from_second: float = option("The first second that is read.", min=0, default=0.0)
+    to_second: float | None = option("The last second that is read.", min=0)
+    generate: int | None = option("Generate up to N tokens.", min=1)
+    truncate: bool = flag("Read only the beginning of a sound that is too long for the model.")
 
 
 @dataclass(frozen=True, kw_only=True)

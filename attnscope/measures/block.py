@@ -129,11 +129,30 @@ class Block:
         """The same block with even attention, ``1 / n_i`` on each of its open keys."""
         share = self.allowed.to(finest(self.rows.device)) / self.open_keys.clamp_min(1)[..., None]
         before = None if self.before is None else self.before.baseline()
-        return Block(share, self.allowed, self.start, self.queries, self.keys, before)
+        return EvenBlock(share, self.allowed, self.start, self.queries, self.keys, before)
 
     def last(self) -> Block:
         """The last row, to stand before the next block."""
         return Block(self.rows[..., -1:, :].clone(), self.allowed[..., -1:, :].clone())
+
+
+class EvenBlock(Block):
+    """A block with even attention, whose figures are known from the open keys."""
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """The logarithm of how many they are.  -> [batch or 1, head or 1, row]"""
+        return self.open_keys.clamp_min(1).log()
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """The weight of each of them.  -> [batch or 1, head or 1, row]"""
+        return self.total / self.open_keys.clamp_min(1)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """One, or 0 where none is open.  -> [batch or 1, head or 1, row]"""
+        return self.open_keys.clamp_max(1)
 
 
 def finest(device: torch.device) -> torch.dtype:

@@ -176,14 +176,12 @@ class AtKey(Form):
     needs = ("positions",)
     rows = "rows whose key exists"
 
-    def of_block(self, block: Block) -> KeySum:
+    def of_block(self, block: Block) -> PerRow:
         """Measure the rows of a block."""
-        import torch
-
-        size = block.rows.shape[-1]
-        key = self.function(block.positions)[:, None]  # [row, 1]
-        number = torch.arange(size, device=key.device) == key
-        return KeySum(number[None], ((key >= 0) & (key < size))[:, 0].expand(block.open_keys.shape))
+        size, key = block.rows.shape[-1], self.function(block.positions)  # [row]
+        there = (key >= 0) & (key < size)
+        place = key.clamp(0, size - 1)[:, None].expand(*block.rows.shape[:-1], 1)
+        return PerRow(block.rows.gather(-1, place)[..., 0], there.expand(block.open_keys.shape))
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
         """Ask for the weight on that key."""

@@ -70,3 +70,14 @@ def test_weights_too_small_for_a_logarithm_add_no_entropy() -> None:
     rows = torch.tensor([[[[1.0, 0.0, 1e-45, 1e-40]]]])
     block = Block(rows, torch.ones(1, 1, 1, 4, dtype=torch.bool))
     assert MEASURES["entropy"](block).value.item() == pytest.approx(0, abs=1e-37)
+
+
+@given(st.integers(0, 2**16))
+@settings(max_examples=20, deadline=None)
+def test_even_attention_has_the_figures_of_its_rows(seed: int) -> None:
+    """The closed forms, against the same rows measured weight by weight; some rows have no open key."""
+    allowed = torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(seed)) < 0.4
+    even = Block(torch.zeros(2, 3, 5, 7), allowed).baseline()
+    plain = Block(even.rows, even.allowed)
+    for name in ("entropy", "largest", "total"):
+        torch.testing.assert_close(getattr(even, name), getattr(plain, name), rtol=1e-12, atol=1e-12)

@@ -123,7 +123,16 @@ class Moved:
     def labels(self, which: Which) -> Tensor:
         """What the function makes of the labels."""
         func = Tensor.reshape if self.name == "view" else self.func  # labels may lie elsewhere in memory
-        result = func(*(_filled(arg, which) for arg in self.args), **self.kwargs)
+        args = [_filled(arg, which) for arg in self.args]
+        if (self.name, len(args)) in (("roll", 3), ("cat", 2)) and type(args[-1]) is int:
+            # what rotates channels copies no labels
+            parts, axis = args[0] if self.name == "cat" else args[:1], args[-1]
+            first: Tensor = parts[0].narrow(axis, 0, 1)
+            if all(part.stride(axis) == 0 and torch.equal(first, part.narrow(axis, 0, 1)) for part in parts):
+                shape = list(first.shape)
+                shape[axis] = sum(part.shape[axis] for part in parts)
+                return first.expand(shape)
+        result = func(*args, **self.kwargs)
         labels: Tensor = result if self.part is None else result[self.part]
         return labels
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -94,7 +96,7 @@ class PastAttention(Tracker):
             return None
         if any(part.is_sparse for part in given):
             return EDGES
-        way = next((way for pattern, way in WAYS if pattern.search(name)), None)
+        way = _known_way(name)
         if way is not None:
             return way if self._mixes(seen, given) else None
         if name in MULTIPLYING and seen.product is not None:
@@ -165,7 +167,8 @@ class PastAttention(Tracker):
             if (
                 places is None
                 or not -places.ndim <= axis < places.ndim
-                or is_constant(places % STRETCH, axis)
+                or is_constant(places, axis)
+                or is_constant(_without_copies(places)[0] % STRETCH, axis)
             ):
                 continue
             if not whole or not bool((places % 1 > 0).any()):
@@ -184,10 +187,26 @@ class PastAttention(Tracker):
             return None
         if not (self._are_tokens(left) or self._are_tokens(right)):
             return None
+        mine, theirs = _without_copies(mine, theirs)
         if bool((mine % 1 > 0).any()) != bool((theirs % 1 > 0).any()):
             return SPREAD
         apart = (mine.floor() != theirs.floor()) & (mine > 0) & (theirs > 0)
         return SHIFTED if bool((apart & (mine // STRETCH == theirs // STRETCH)).any()) else None
+
+
+@cache
+def _known_way(name: str) -> str | None:
+    return next((way for pattern, way in WAYS if pattern.search(name)), None)
+
+
+def _without_copies(*labels: Tensor) -> list[Tensor]:
+    """Labels without the axes along which all of them repeat themselves, such as channels."""
+    shape = torch.broadcast_shapes(*(each.shape for each in labels))  # type: ignore[no-untyped-call]
+    wide = [each.expand(shape) for each in labels]
+    for axis, size in enumerate(shape):
+        if all(each.stride(axis) == 0 for each in wide):
+            wide = [each.narrow(axis, 0, min(1, size)) for each in wide]
+    return wide
 
 
 def _moves(node: Node | None) -> bool:

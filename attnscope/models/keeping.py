@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from attnscope import __version__
-from attnscope.attention import Attention, Axis, Kind, Site, Token
+from attnscope.attention import Attention, Axis, Kind, Token
 from attnscope.axes import coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
 from attnscope.capture.placing.without_attention import why_empty
@@ -41,6 +41,10 @@ from attnscope.storage.trace.replay import replay
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+MOST_PASSES = 16
+"""Passes of one recording that are held: training may run thousands."""
 
 
 class UnkeptPass(ModelError):
@@ -224,28 +228,48 @@ def _trace_size(module: nn.Module, tokens: int) -> int | None:
 
 
 @dataclass(eq=False)
-class LastPass:
-    """An observer that holds one pass: a site that comes again with several queries begins another."""
+class RecordedPasses:
+    """An observer that holds passes; a site that comes again begins another, unless it is a next step."""
 
-    steps: Steps = field(default_factory=Steps)
-    met: set[Site] = field(default_factory=set)
-    passes: int = 1
+    steps: list[Steps] = field(default_factory=lambda: [Steps()])
+    starts: list[int] = field(default_factory=lambda: [0])  # how many calls were seen before each
+    seen: int = 0
+    dropped: int = 0
 
     def observe(self, attention: Attention) -> None:
         """Hold one call."""
-        if attention.site in self.met and len(attention.queries) > 1:
-            self.steps, self.met, self.passes = Steps(), set(), self.passes + 1
-        self.met.add(attention.site)
-        self.steps.observe(attention)
+        if not self.steps[-1].goes_on(attention):
+            self.steps.append(Steps())
+            self.starts.append(self.seen)
+            if len(self.steps) > MOST_PASSES:
+                del self.steps[0], self.starts[0]
+                self.dropped += 1
+        self.steps[-1].observe(attention)
+        self.seen += 1
 
     def kept(
         self, module: nn.Module, name: str, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]]
-    ) -> TracedModel:
-        """The pass as a trace. Raises ``ModelError`` if there is none."""
-        if not self.met:
+    ) -> list[Callable[[], TracedModel]]:
+        """What makes a trace of each pass. Raises ``ModelError`` if there is none."""
+        if not self.seen:
             raise ModelError(f"{name} has no attention to show: {why_empty(module, record)}")
-        notes = (f"the last of {self.passes:,} passes",) if self.passes > 1 else ()
-        replay = self.steps.replay(record, axes)
+        return [partial(self._trace, number, module, name, record, axes) for number in range(len(self.steps))]
+
+    def _trace(
+        self,
+        number: int,
+        module: nn.Module,
+        name: str,
+        record: Record,
+        axes: Mapping[Kind, tuple[Axis, Axis]],
+    ) -> TracedModel:
+        count, start = len(self.steps) + self.dropped, self.starts[number]
+        which = "the last" if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"
+        notes = (f"{which} of {count:,} passes: run.passes has each",) if count > 1 else ()
+        if self.dropped:
+            notes = (f"{which} of {count:,} passes: run.passes has the last {MOST_PASSES}",)
+        sites = record.sites[start : [*self.starts, self.seen][number + 1]]
+        replay = self.steps[number].replay(replace(record, sites=sites), axes)
         tokens = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
         prepared = ModelInput({}, axes, tokens, notes, replay=replay)
         return TracedModel(make_trace(replay.shown_to, prepared, describe_module(name, module)))

@@ -145,16 +145,18 @@ def record(
 ) -> Iterator[Run]:
     """Watch whatever a module runs inside the block, training too; when it ends, the run can be looked at.
 
-    ``tokens`` label the axes that have their length. Of several passes the last is shown, but the steps of a
-    generation are shown as one text. Raises ``ModelError`` if no attention ran.
+    ``tokens`` label the axes that have their length. The steps of a generation are one pass, as long as each
+    one's keys begin with those of the one before. Of several passes the last is shown, and ``run.passes`` has
+    each. Raises ``ModelError`` if no attention ran.
     """
     from attnscope.capture import recording
-    from attnscope.models.keeping import LastPass, axes_of_texts
+    from attnscope.models.keeping import RecordedPasses, axes_of_texts
 
-    run, last, axes = Run(), LastPass(), axes_of_texts(tokens)
-    with recording(module, [last], axes) as record:
+    run, held, axes = Run(), RecordedPasses(), axes_of_texts(tokens)
+    with recording(module, [held], axes) as record:
         yield run
-    run.kept = last.kept(module, name or type(module).__name__, record, axes)
+    *run.earlier, last = held.kept(module, name or type(module).__name__, record, axes)
+    run.kept = last()
 
 
 @contextmanager

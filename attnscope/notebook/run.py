@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +45,12 @@ class Run(Display):
     """
 
     kept: FileModel | None = None
+    earlier: Sequence[Callable[[], FileModel]] = field(default=(), repr=False)
+
+    @property
+    def passes(self) -> tuple[Run, ...]:
+        """Each pass of a recording that was held; this is the last one."""
+        return (*(Run(make()) for make in self.earlier), self)
 
     @property
     def _pass(self) -> FileModel:

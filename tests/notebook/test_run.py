@@ -253,7 +253,8 @@ def test_what_a_module_runs_inside_a_block_is_recorded_while_it_learns():
         for _ in range(3):
             module(given).sum().backward()
     assert module.training
-    assert run.notes == ("the last of 3 passes",)
+    assert run.notes == ("the last of 3 passes: run.passes has each",)
+    assert len(run.passes) == 3
     assert run.tokens == tuple("abcda")
     assert run.head("L1H3").weights.shape == (5, 5)
     first = module.layers[0].self_attn

@@ -32,6 +32,11 @@ class Steps:
         key = attention.site.name, attention.site.call
         self._sites.setdefault(key, _Steps(self._masks)).add(attention)
 
+    def goes_on(self, attention: Attention) -> bool:
+        """Whether a call is the next step at its site: its keys begin with the last ones there, by content."""
+        steps = self._sites.get((attention.site.name, attention.site.call))
+        return steps is None or steps.goes_on(attention)
+
     def joined(self, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> tuple[Attention, ...]:
         """One attention a site and call, in the order in which they first ran.
 
@@ -71,6 +76,16 @@ class _Steps:
     calls: list[Attention] = field(default_factory=list)
     spans: list[tuple[_Keys, int, int] | None] = field(default_factory=list)  # where each call's keys are
     keys: dict[tuple[int, ...], _Keys] = field(default_factory=dict)  # by batch, heads and size
+    latest: Tensor | None = None  # the last call's keys, or its values
+
+    def goes_on(self, attention: Attention) -> bool:
+        before, states, known = self.calls[-1], _states(attention), self.latest
+        if known is None or states is None:
+            return False
+        if attention.offset is None or before.offset is None:
+            return attention.offset is before.offset and _same_keys(known, states)
+        count, end = attention.offset, before.offset + len(before.queries)
+        return 0 < count <= end and _same_keys(known[..., end - count : end, :], states[..., :count, :])
 
     def add(self, attention: Attention) -> None:
         read, span = attention.read, None
@@ -87,6 +102,11 @@ class _Steps:
         elif isinstance(read, HeldRows):
             opened = None if read.open_keys is None else read.open_keys.clone()
             read = HeldRows(read.weights.clone(), opened)
+        states = _states(attention)
+        if span is not None:
+            self.latest = span[0].whole()[..., span[1] : span[2], :]
+        else:
+            self.latest = None if states is None else states.clone()
         self.calls.append(replace(attention, read=read, values=None))
         self.spans.append(span)
 
@@ -104,6 +124,20 @@ class _Steps:
         keys = first.keys if first.offset is None else range(starts[-1])
         rows = SteppedRows(tuple(reads), tuple(starts), tuple(shifts), len(keys))
         return replace(first, queries=range(starts[-1]), keys=keys, read=rows)
+
+
+def _same_keys(one: Tensor, other: Tensor) -> bool:
+    """Whether keys are the same, bit for bit; some kernels get them repeated for each query head."""
+    if one.ndim != other.ndim or one.ndim < 3 or min(one.shape[-3], other.shape[-3]) < 1:
+        return torch.equal(one, other)
+    heads = max(one.shape[-3], other.shape[-3])
+    one, other = (keys.repeat_interleave(heads // keys.shape[-3], -3) for keys in (one, other))
+    return torch.equal(one, other)
+
+
+def _states(attention: Attention) -> Tensor | None:
+    """What says whether a call goes on from another: its keys, or else its values."""
+    return attention.read.call.key if isinstance(attention.read, ScoredRows) else attention.values
 
 
 def _with_keys(call: Attention, span: tuple[_Keys, int, int] | None) -> RowSource:

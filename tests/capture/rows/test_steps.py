@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 
+import attnscope
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.capture import Keep, Steps, recording
 from attnscope.capture.rows.steps import SteppedRows
@@ -167,3 +169,90 @@ def test_a_call_that_does_not_go_on_keeps_keys_of_its_own():
         torch.testing.assert_close(weights[:, :, :6, :6], first.weights)
         torch.testing.assert_close(weights[:, :, 6:, 6:], second.weights)
         assert not weights[:, :, 6:, :6].any()
+
+
+class Ring(torch.nn.Module):
+    """A decoder of one head whose cache holds position p at p mod 4; ``cropped`` puts it back by some."""
+
+    def __init__(self, size=4):
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in range(3))
+        self.keys, self.values = torch.zeros(1, 1, size, 8), torch.zeros(1, 1, size, 8)
+
+    def forward(self, x, start):
+        at = torch.arange(start, start + x.shape[1]) % self.keys.shape[2]
+        self.keys[:, :, at], self.values[:, :, at] = self.k(x)[:, None], self.v(x)[:, None]
+        mask = torch.arange(self.keys.shape[2]) <= torch.arange(start, start + x.shape[1])[:, None]
+        call = torch.nn.functional.scaled_dot_product_attention
+        return call(self.q(x)[:, None], self.keys.clone(), self.values.clone(), attn_mask=mask)
+
+
+def score_candidates(model, ids):
+    """Three next tokens scored on one cache, which is cropped after each."""
+    cache = hf.DynamicCache(config=model.config)
+    model(input_ids=ids[:, :2], past_key_values=cache)
+    for token in (5, 6, 7):
+        model(input_ids=torch.tensor([[token]]), past_key_values=cache)
+        cache.crop(-1)
+    return [(3, 3), (1, 3), (1, 3)]
+
+
+def read_two_texts(model, ids):
+    model(input_ids=ids)
+    model(input_ids=ids[:, :1])
+    model(input_ids=ids + 1)
+    return [(9, 9), (1, 1), (9, 9)]
+
+
+def go_on_in_chunks(model, ids):
+    cache = hf.DynamicCache(config=model.config)
+    for start, stop in ((0, 4), (4, 7), (7, 9)):
+        model(input_ids=ids[:, start:stop], past_key_values=cache)
+    return [(9, 9)]
+
+
+def fill_a_static_cache(model, ids):
+    cache = hf.StaticCache(config=model.config, max_cache_len=16)
+    for start, stop in ((0, 7), (7, 8), (8, 9)):
+        model(input_ids=ids[:, start:stop], past_key_values=cache, use_cache=True)
+    return [(9, 9)]
+
+
+@pytest.mark.parametrize("way", [score_candidates, read_two_texts, go_on_in_chunks, fill_a_static_cache])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_passes_are_joined_where_the_keys_of_one_go_on_in_the_next(family, way):
+    model = FAMILIES[family].build()
+    with torch.inference_mode(), attnscope.record(model) as run:
+        shapes = way(model, torch.randint(4, 99, (1, 9)))
+    assert [each.head("L1H3").weights.shape for each in run.passes] == shapes
+    notes = [note for note in run.notes if "passes" in note]
+    count = f"the last of {len(shapes)} passes: run.passes has each"
+    assert notes == ([count] if len(shapes) > 1 else [])
+
+
+def test_a_candidate_on_a_cropped_cache_has_the_weights_of_its_own_text():
+    model = FAMILIES["llama"].build()
+    ids = torch.randint(4, 99, (1, 9))
+    with torch.inference_mode(), attnscope.record(model) as run:
+        score_candidates(model, ids)
+    text = torch.cat([ids[:, :2], torch.tensor([[7]])], 1)
+    eager = FAMILIES["llama"].build("eager")
+    with torch.inference_mode():
+        whole = eager(input_ids=text, output_attentions=True).attentions[1]
+    np.testing.assert_allclose(run.head("L1H3").weights, whole[0, 3, -1:], atol=1e-6)
+
+
+def test_steps_on_a_ring_buffer_are_passes_of_their_own():
+    torch.manual_seed(0)
+    model, x = Ring().eval(), torch.randn(1, 7, 8)
+    rows = []
+    with torch.inference_mode(), attnscope.record(model) as run:
+        for start, stop in ((0, 3), *((place, place + 1) for place in range(3, 7))):
+            model(x[:, start:stop], start)
+            query, keys = model.q(x[:, start:stop]), model.keys[0, 0]
+            rows.append((query[0] @ keys.mT / 8**0.5)[:, :stop].softmax(-1))
+    maps = [each.head("L0H0").weights for each in run.passes]
+    assert maps[0].shape == (4, 4)  # position 3 went where none was
+    np.testing.assert_allclose(maps[0][3], rows[1][0], atol=1e-6)
+    for mine, theirs in zip(maps[1:], rows[2:], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)

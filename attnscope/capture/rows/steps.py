@@ -33,7 +33,7 @@ class Steps:
         self._sites.setdefault(key, _Steps(self._masks)).add(attention)
 
     def goes_on(self, attention: Attention) -> bool:
-        """Whether a call is the next step at its site: its keys begin with the last ones there, by content."""
+        """Whether a call is the next step of its site: the last keys there come first."""
         steps = self._sites.get((attention.site.name, attention.site.call))
         return steps is None or steps.goes_on(attention)
 

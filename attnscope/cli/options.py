@@ -261,6 +261,9 @@ class SourceOptions:
     inputs: Path | None = option(
         "Tensors for the model's forward instead of a text: .safetensors, .npz or .pt."
     )
+    repeat_random: int | None = option(
+        "Read N random tokens twice instead of a text; heads that copy stand out.", min=2
+    )
     max_tokens: int | None = option("Cut the text after N tokens.", min=1)
     truncate: bool = flag("Cut a text to the number of positions of the model.")
     generate: int | None = option("Generate up to N tokens and show them too.", min=1)

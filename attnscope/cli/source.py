@@ -238,13 +238,14 @@ class SourceInput:
         asked = self.asked
         same = ("audio", "chat", "system", "generate", "temperature", "seed", "max_tokens", "truncate")
         prepared = InputRequest(
-            text=(self.text or None) if asked.pictures or asked.audio else self.text,
+            text=self.text or None,
             second=self.second,
             pictures=asked.pictures,
             video=asked.video is not None,
             begin=asked.from_second,
             end=asked.to_second,
             tensors=asked.inputs,
+            repeat_random=asked.repeat_random,
             **{name: getattr(asked, name) for name in same},
         ).prepare(model, waiting)
         if asked.keep is None:
@@ -280,6 +281,7 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     text = asked.text is not None or asked.file is not None
     writes = asked.chat or asked.generate is not None
     image, audio, video = bool(asked.image), asked.audio is not None, asked.video is not None
+    drawn = asked.repeat_random is not None
     inputs, saved, second = asked.inputs is not None, asked.saved is not None, asked.second_text
     beside_file = replace(asked, saved=None) != untyped(type(asked)) or model != untyped(type(model))
     is_head = second and HEAD.fullmatch(second) and not isinstance(asked, SecondNamed)
@@ -300,12 +302,14 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
         (inputs and text, "TEXT", "give a text or --inputs, not both"),
         (inputs and writes, "--chat, --generate", "only valid with a text, not with --inputs"),
         (asked.system is not None and not asked.chat, "--system", "only valid with --chat"),
+        (drawn and (text or image or audio or inputs), "--repeat-random", "takes the place of a text"),
+        (drawn and (asked.chat or second), "--repeat-random", "not valid with --chat or a second text"),
         (asked.generate is None and asked.temperature > 0, "--temperature", "only valid with --generate N"),
     ):
         refuse(wrong, option, sentence)
     if asked.keep is not None:
         check_place(asked.keep, (".trace",), "the name of a trace ends in .trace")
-    alone = saved or inputs or ((image or audio) and not text)
+    alone = saved or inputs or drawn or ((image or audio) and not text)
     source = SourceInput(asked, model, *(("",) if alone else read_text(asked)))
     two = asked.chat and source.second is not None
     refuse(two, "--chat", "a chat is one text: use --system for a message before it")

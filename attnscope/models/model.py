@@ -161,6 +161,19 @@ class Model(ABC):
         raises ``InputError``, or is cut if ``truncate`` is set; the notes say so.
         """
 
+    def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
+        """``count`` random tokens twice, in the place of a text. Raises ``InputError``."""
+        raise InputError(f"{self.name} reads no text of random tokens: leave out --repeat-random")
+
+    def _require_room(self, count: int, tokens: int) -> None:
+        """Raise ``InputError`` where ``count`` tokens twice, ``tokens`` with special ones, are too many."""
+        if self.positions is not None and tokens > self.positions:
+            most = count - -(-(tokens - self.positions) // 2)
+            raise InputError(
+                f"{count:,} random tokens twice are {tokens:,} tokens, and {self.name} reads at most "
+                f"{self.positions:,}: pass --repeat-random {most}"
+            )
+
     def prepare_all(
         self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
     ) -> list[ModelInput | InputError]:

@@ -57,7 +57,7 @@ class InputRequest:
     """A text, or what stands in its place or beside it, and how much the model writes on.
 
     ``tensors`` are by the names of arguments, or a file of them; ``begin`` and ``end`` are seconds of the
-    sound.
+    sound; ``repeat_random`` tokens are read twice in the place of a text.
     """
 
     text: str | None = None
@@ -68,6 +68,7 @@ class InputRequest:
     begin: float = 0.0
     end: float | None = None
     tensors: Mapping[str, Tensor] | Path | None = None
+    repeat_random: int | None = None
     chat: bool = False
     system: str | None = None
     generate: int | None = None
@@ -101,6 +102,8 @@ class InputRequest:
 
             named = self.tensors
             return prepare_tensors(model, named) if isinstance(named, Path) else model.prepare_tensors(named)
+        if self.repeat_random is not None:
+            return model.repeat_random(self.repeat_random, self.seed)
         if self.text is None:
             raise InputError("what is to be read? give a text, an image, or tensors by name")
         cut, truncate = self.max_tokens, self.truncate

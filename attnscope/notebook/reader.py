@@ -40,6 +40,7 @@ class Reader:
         video: str | Path | None = None,
         audio: str | Path | None = None,
         part: tuple[float, float | None] = (0.0, None),
+        repeat_random: int | None = None,
         chat: bool = False,
         system: str | None = None,
         generate: int | None = None,
@@ -50,9 +51,9 @@ class Reader:
     ) -> Run:
         """One pass over a text, a pair, images, a video, a sound, or tensors by the names of arguments.
 
-        ``part`` is the seconds of a sound from and to which it is read. ``generate`` appends up to that many
-        generated tokens. Raises ``InputError`` for what the model cannot read,
-        ``ModelError`` for a model that fails.
+        ``part`` is the seconds of a sound from and to which it is read. ``repeat_random`` tokens are read
+        twice in the place of a text. ``generate`` appends up to that many generated tokens. Raises
+        ``InputError`` for what the model cannot read, ``ModelError`` for a model that fails.
         """
         from attnscope.models.keeping import keep_trace
         from attnscope.models.kept import TracedModel
@@ -73,6 +74,7 @@ class Reader:
             begin=part[0],
             end=part[1],
             tensors=tensors,
+            repeat_random=repeat_random,
             chat=chat,
             system=system,
             generate=generate,

@@ -119,3 +119,19 @@ def test_the_command_names_them_too(folder, text, monkeypatch, capsys):
     (head,) = json.loads(ran.out)["heads"]
     assert (head["layer"], head["head"]) == (1, 0)
     assert head["role"]["sentence"].startswith("looks at what followed the same token earlier")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_tokens_twice_show_induction_on_the_second_half(folder, seed, monkeypatch, capsys):
+    run, half = runner(monkeypatch, capsys), len(WORDS)
+    asked = ("--repeat-random", half, "--seed", seed, "-m", folder)
+    ran = run("stats", *asked, "--json")
+    answer = json.loads(ran.out)
+    assert any("induction is measured on the second half" in note for note in answer["notes"])
+    for head in answer["heads"]:
+        address = f"L{head['layer']}H{head['head']}"
+        weights = json.loads(run("show", *asked, "--head", address, "--json").out)["weights"]
+        rows = range(1 + half, 1 + 2 * half)  # behind [CLS] and the first half
+        looked = sum(weights[row][row - half + 1] for row in rows) / half
+        assert head["figures"]["induction"]["value"] == pytest.approx(looked, abs=1e-6)
+        assert (looked > 0.99) == (address == "L1H0")

@@ -4,6 +4,8 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from attnscope.errors import InputError
+from attnscope.models import load
 from attnscope.models.text.tokens import tokens_of, tokens_of_ids, without_marks
 from tests.models.folders import LINES, gpt2, minilm, t5
 
@@ -115,3 +117,33 @@ def test_without_offsets_the_spelling_tells_words_apart(spellings, words):
 )
 def test_a_spelling_is_made_readable(spelling, text):
     assert without_marks(spelling) == text
+
+
+@pytest.fixture(scope="module", params=["own", "own-causal", "gpt2", "t5"])
+def reads(request, tmp_path_factory):
+    made = {"gpt2": gpt2, "t5": t5}.get(request.param)
+    return load(request.param if made is None else made(tmp_path_factory.mktemp(request.param)))
+
+
+def test_random_tokens_stand_twice_between_the_special_tokens_of_a_text(reads):
+    prepared = reads.repeat_random(8, seed=3)
+    inputs = next(iter(prepared.inputs.values()))
+    assert inputs[0].tolist() == [token.id for token in prepared.tokens]
+    plain = [token.id for token in prepared.tokens if not token.special]
+    assert plain[:8] == plain[8:]
+    assert len(set(plain)) == 8
+    around = [token.id for token in reads.prepare("cat").tokens if token.special]
+    assert [token.id for token in prepared.tokens if token.special] == around
+    assert all(field.shape[-1] == len(prepared.tokens) for field in prepared.inputs.values())
+    assert reads.repeat_random(8, seed=3).tokens == prepared.tokens
+    assert reads.repeat_random(8, seed=4).tokens != prepared.tokens
+    assert reads.run(prepared, []).sites
+
+
+def test_as_many_random_tokens_are_offered_as_there_is_room_for(reads):
+    if reads.positions is None:
+        return
+    with pytest.raises(InputError, match=r"pass --repeat-random (\d+)") as refused:
+        reads.repeat_random(reads.positions)
+    most = int(str(refused.value).rpartition(" ")[2])
+    assert reads.positions - len(reads.repeat_random(most).tokens) in (0, 1)

@@ -31,7 +31,7 @@ from attnscope.models.model import Model, accepts, fit_tokens, hears
 from attnscope.models.regions import find_owners
 from attnscope.models.request import read_messages
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
-from attnscope.models.text.tokens import Encoded
+from attnscope.models.text.tokens import Encoded, repeat_random
 from attnscope.progress import tell
 
 
@@ -175,6 +175,19 @@ class HuggingFaceModel(Model):
         if second is not None and not has_separator(encoded.tokens):
             note = f"{self.name} joins the two texts without a separator"
             encoded = encoded._replace(notes=(*encoded.notes, note))
+        return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
+
+    def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
+        """``count`` random tokens twice, between the special tokens of a text, on both sides of a pair."""
+        if "input_ids" not in self._reads:
+            return super().repeat_random(count, seed)
+        config: Any = self.module.config
+        rows = getattr(config.get_text_config(), "vocab_size", None)
+        size = min(len(self.reader.tokenizer), rows or len(self.reader.tokenizer))
+        encoded = repeat_random(self.reader.read(["a"]), self.reader.vocabulary, size, count, seed)
+        self._require_room(count, len(encoded.tokens))
+        if self.encoder_decoder:
+            return self._source_and_target(encoded, None, False)
         return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
 
     def prepare_image(

@@ -17,7 +17,7 @@ from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Fit, Model, fit_tokens
 from attnscope.models.text.generation import Sampling, describe_generation, generate_ids, strip_end
-from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, tokens_of
+from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, repeat_random, tokens_of
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -139,6 +139,14 @@ class ReaderModel(Model):
             truncate=truncate,
         )
         encoded = self.reader.read(text, second, fit)
+        return self.label(encoded.tokens, encoded.notes)
+
+    def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
+        """``count`` random tokens twice, between the special tokens of a text."""
+        frame = self.reader.read("a", None, lambda count: (None, ()))
+        size = self.reader.tokenizer.get_vocab_size()
+        encoded = repeat_random(frame, self.reader.vocabulary, size, count, seed)
+        self._require_room(count, len(encoded.tokens))
         return self.label(encoded.tokens, encoded.notes)
 
     def generate(

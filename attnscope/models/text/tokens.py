@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.attention import Token
-from attnscope.errors import ModelError
+from attnscope.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -213,6 +213,37 @@ class Vocabulary:
                 texts += [BROKEN] * len(waiting) + [without_marks(alone) or token.text]
                 waiting = []
         return texts + [BROKEN] * len(waiting)
+
+
+def repeat_random(frame: Encoded, vocabulary: Vocabulary, size: int, count: int, seed: int) -> Encoded:
+    """``count`` different random tokens, twice, in the place of the text of ``frame``.
+
+    They are drawn from the first ``size`` entries, of which those that read as letters or digits count. What
+    stands before an equal token is always another copy, so that induction is measured on the second half.
+    Raises ``InputError`` where the vocabulary is too small.
+    """
+    import torch
+
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
+    spelled = zip(order, vocabulary.spell(order), strict=True)
+    legible = [id_ for id_, text in spelled if text and id_ not in vocabulary.special and _is_legible(text)]
+    if count > len(legible):
+        raise InputError(f"the vocabulary has {len(legible):,} tokens to draw from: ask for no more")
+    special = [token.special for token in frame.tokens]
+    start = special.index(False)
+    stop = len(special) - special[::-1].index(False)
+    tokens = (*vocabulary.extend(frame.tokens[:start], legible[:count] * 2), *frame.tokens[stop:])
+    fields = {
+        name: [*field[:start], *field[start : start + 1] * (2 * count), *field[stop:]]
+        for name, field in frame.fields.items()
+    } | {"input_ids": [token.id for token in tokens]}
+    note = f"{count:,} random tokens twice (seed {seed}): induction is measured on the second half"
+    return Encoded(tokens, (note,), fields)
+
+
+def _is_legible(spelling: str) -> bool:
+    text = without_marks(spelling)
+    return text.isascii() and text.isalnum()
 
 
 def _words_vocabulary(tokens: Sequence[Token]) -> int:

@@ -19,6 +19,7 @@ from attnscope.questions.flow import Flow
 from attnscope.questions.gold import GoldResult
 from attnscope.questions.head import OneHead
 from attnscope.questions.info import Survey
+from attnscope.questions.lens import Lens
 from attnscope.questions.logits import Writes
 from attnscope.questions.manifest import Manifest
 from attnscope.questions.overview import Overview
@@ -31,7 +32,7 @@ from attnscope.views.charts import Curves, Faithful
 ANSWERS: dict[str, tuple[Any, ...]] = {
     "show": (Overview, OneHead, TokenView),
     "stats": (Stats, Curves, Faithful),
-    "logits": (Writes,),
+    "logits": (Writes, Lens),
     "ablate": (Ablation, Stats),
     "cut": (Intervention,),
     "patch": (Intervention,),

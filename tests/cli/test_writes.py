@@ -104,3 +104,16 @@ def test_a_page_holds_a_text_that_looks_like_markup_as_text():
 def test_layers_alone_are_refused(run, folder):
     ran = run("logits", TEXT, "-m", folder, "--layer", "1")
     assert (ran.code, "only valid with --head" in ran.err) == (2, True)
+
+
+def test_by_layer_prints_a_line_a_layer_with_the_rank_of_the_target(run, folder):
+    asked = ("logits", TEXT, "-m", folder, "--by", "layer", "--target", "mat")
+    ran = run(*asked)
+    layers = json.loads(run(*asked, "--json").out)["layers"]
+    lines = [line.split() for line in ran.out.splitlines() if line.strip()[:1].isdigit()]
+    assert [line[:3] for line in lines] == [
+        [str(each["layer"]), f"{each['rank']:,}", f"{each['log_probability']:.2f}"] for each in layers
+    ]
+    for refused in (("--head", "L1H2"), ("-o", "lens.png")):
+        ran = run(*asked, *refused)
+        assert (ran.code, "layer prints a table" in ran.err) == (2, True)

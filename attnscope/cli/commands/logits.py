@@ -1,9 +1,10 @@
-"""``attnscope logits``: direct logit attribution, what each part of a model adds to one score."""
+"""``attnscope logits``: what each part of a model adds to a score, and the prediction after each layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from attnscope.cli.command import MOST_USED, command, option, refuse
 from attnscope.cli.deliver import deliver
@@ -33,6 +34,15 @@ class ScoreOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogitsOptions(ScoreOptions):
+    """And what it is taken apart into."""
+
+    by: Literal["head", "layer"] = option(
+        "head: what each head adds; layer: the prediction after each layer (logit lens).", default="head"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogitsOutput(NumbersOptions):
     """Where the answer goes."""
 
@@ -42,7 +52,7 @@ class LogitsOutput(NumbersOptions):
 @command
 def logits(
     source: SourceOptions,
-    asked: ScoreOptions,
+    asked: LogitsOptions,
     attention: HeadOptions,
     output: LogitsOutput,
     picture: PrintedOptions,
@@ -51,23 +61,33 @@ def logits(
     """Direct logit attribution: what each head adds to a token's logit.
 
     Heads, feed-forward layers, embeddings and biases sum to the score. With --head: the words whose logits
-    that head raises and lowers most.
+    that head raises and lowers most. With --by layer: the final norm and the output head on the residual
+    stream after each layer (logit lens).
 
     Examples:
 
     attnscope logits "The cat sat on the" -m openai-community/gpt2 --target mat --against floor
 
     attnscope logits "The king said that he would" -m own-causal --head L3H1
+
+    attnscope logits "The king said that he would" -m own-causal --by layer --target be
     """
     refuse(attention.layers and not attention.head, "--layer", "only valid with --head")
+    by_layer = asked.by == "layer"
+    refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
     head = None if attention.head is None else parse_head(attention.head, attention)
     if output.out is not None:
         check_place(output.out, (*PICTURES, ".html"))
     check_picture(output.out, picture.cmap, one=False, signed=True)
     given = read_source(source, model)
+    from attnscope.questions.lens import logit_lens, of_lens
     from attnscope.questions.logits import direct_effects, of_writes
 
     loaded, prepared = given.open(predicting=True)
     with reading(loaded, prepared):
-        result = direct_effects(loaded, prepared, asked.target, asked.against, head)
-    deliver("logits", of_writes(result, head), output, picture)
+        if by_layer:
+            answer = of_lens(logit_lens(loaded, prepared, asked.target, asked.against))
+        else:
+            effects = direct_effects(loaded, prepared, asked.target, asked.against, head)
+            answer = of_writes(effects, head)
+    deliver("logits", answer, output, picture)

@@ -1,0 +1,175 @@
+"""The logit lens: what a model would predict if it ended after each of its layers.
+
+nostalgebraist 2020. The last norm and the output head are the model's own: the rows of all layers are put in
+the place of what the last layer gave, and what is behind it runs as it does in any pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from attnscope.capture import Record, recording
+from attnscope.capture.projections import first_tensor
+from attnscope.capture.record import tolerance
+from attnscope.errors import ModelError
+from attnscope.models import Model, ModelInput
+from attnscope.models.targets import Prediction, place_prediction, score_prediction
+from attnscope.models.text.tokens import without_marks
+from attnscope.questions.ablate import KeptLayers, Likeliest
+from attnscope.questions.answer import Answer
+from attnscope.questions.sentences import name_pass
+from attnscope.records import Meaning, Notes, record
+from attnscope.views.table import Column, Table
+
+LIKELIEST = 5
+"""Tokens that are named of each layer."""
+
+
+@record("a prediction read off after a layer")
+@dataclass(frozen=True)
+class LayerPrediction:
+    """What the final norm and the output head make of the residual stream after a layer."""
+
+    layer: Annotated[int, Meaning("its number")]
+    rank: Annotated[int, Meaning("the rank of the target, 1 if no token is more likely")]
+    log_probability: Annotated[float, Meaning("the log-probability of the target, in nats")]
+    difference: Annotated[float | None, Meaning("its logit less that of --against; null without it")]
+    likeliest: Annotated[Likeliest, Meaning("the most likely tokens, and their probabilities")]
+
+
+@record("the logit lens (--by layer)")
+@dataclass(frozen=True)
+class Lens:
+    """The prediction after every layer; that after the last one is the model's own."""
+
+    target: Annotated[str, Meaning("the target")]
+    prediction: Annotated[str, Meaning("the prediction of the whole model, in words")]
+    layers: Annotated[tuple[LayerPrediction, ...], Meaning("every layer, the first one first")]
+    title: Annotated[str, Meaning("the model and the text")]
+    notes: Notes
+
+
+def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: str | None = None) -> Lens:
+    """The prediction of ``target`` after every layer, each with the likeliest tokens.
+
+    Raises ``ModelError`` for a model without an output head, or without layers one behind the other.
+    """
+    if prepared.replay is not None:
+        raise ModelError("a trace holds no weights of the model: give the model and the text")
+    place_prediction(model, prepared, target)  # a model without a head is refused in its own words
+    kept = KeptLayers(model.module)
+    with torch.no_grad(), model.threads(prepared):
+        with kept.keeping(lambda: 0), recording(model.module, [], prepared.axes, warn=False) as seen:
+            prediction = score_prediction(model, prepared, target, against)
+        _keep_last_list(model, kept, seen)
+        logits = _read_off(model, prepared, kept, prediction).double().cpu()  # [layer, vocabulary]
+    chosen, other = prediction.chosen, prediction.against
+    probabilities = logits.softmax(-1)
+    found = []
+    for layer, (each, shares) in enumerate(zip(logits, probabilities, strict=True)):
+        top = shares.topk(min(LIKELIEST, len(shares)))
+        found.append(
+            LayerPrediction(
+                layer=layer,
+                rank=1 + int((each > each[chosen]).sum()),
+                log_probability=float(each.log_softmax(-1)[chosen]),
+                difference=None if other is None else float(each[chosen] - each[other]),
+                likeliest=tuple(
+                    (_spell(model, id_), share)
+                    for id_, share in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+                ),
+            )
+        )
+    return Lens(
+        target=_spell(model, chosen),
+        prediction=prediction.description,
+        layers=tuple(found),
+        title=name_pass(model, prepared),
+        notes=(*model.notes, *prepared.notes, *seen.notes),
+    )
+
+
+def _spell(model: Model, id_: int) -> str:
+    return without_marks(model.objective.vocabulary.decode([id_]))
+
+
+def _keep_last_list(model: Model, kept: KeptLayers, seen: Record) -> None:
+    """Forget what ran behind the last layer with attention. Raises ``ModelError`` where there is none."""
+    names = [f"{site.site.name}." for site in seen.sites]
+    attending = [at for at, ran in enumerate(kept.ran) if any(n.startswith(f"{ran.layer}.") for n in names)]
+    if not attending:
+        raise ModelError(f"{model.name} has no list of layers to look behind")
+    list_ = _list_of(kept.ran[attending[-1]].layer)
+    last = max(at for at, ran in enumerate(kept.ran) if _list_of(ran.layer) == list_)
+    del kept.ran[last + 1 :]
+
+
+def _list_of(layer: str) -> str:
+    return layer.rpartition(".")[0]
+
+
+def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: Prediction) -> Tensor:
+    """The logits behind each layer of the last list. Raises ``ModelError`` where layers give no stream.
+
+    The layers' rows stand in the place of as many tokens; no layer runs again.  -> [layer, vocabulary]
+    """
+    final, length = kept.ran[-1], model.objective.ids(prepared).shape[1]
+    ran = [each.output for each in kept.ran if _list_of(each.layer) == _list_of(final.layer)]
+    streams = [states for each in ran if (states := first_tensor(each)) is not None]
+    shapes = {states.shape for states in streams}
+    if len(streams) < len(ran) or len(shapes) > 1 or streams[-1][..., 0].numel() != length:
+        raise ModelError(f"the layers of {model.name} do not each give one state a token")
+    rows = torch.stack([states.reshape(length, -1)[prediction.at] for states in streams])  # [layer, width]
+    found = []
+    for some in torch.split(rows, length):
+        changed = torch.cat([some, streams[-1].reshape(length, -1)[len(some) :]]).view_as(streams[-1])
+        kept.ran[-1] = final._replace(output=_replace(final.output, streams[-1], changed))
+        with kept.giving(0):
+            places = torch.arange(len(some), device=model.device)
+            found.append(model.logits(prepared, torch.zeros_like(places), places).float())
+    logits = torch.cat(found)
+    own = prediction.logits[0]
+    near = tolerance(streams[-1].dtype) * max(1.0, float(own.abs().max()))
+    if not float((logits[-1] - own).abs().max()) <= near:
+        raise ModelError(f"what {model.name} does behind its last layer is not done token by token")
+    return logits
+
+
+def _replace(output: Any, states: Tensor, changed: Tensor) -> Any:
+    return tree_map(lambda part: changed if part is states else part, output)
+
+
+def of_lens(result: Lens) -> Answer:
+    """A line a layer: the target's rank and log-probability, and the likeliest tokens."""
+    against = any(each.difference is not None for each in result.layers)
+    named = ("layer", "rank", "log-prob", *(["difference"] if against else []))
+    table = Table(
+        (*(Column(name, True, "keep") for name in named), Column("most likely", long="wrap")),
+        tuple(
+            (
+                f"{each.layer}",
+                f"{each.rank:,}",
+                f"{each.log_probability:.2f}",
+                *([f"{each.difference:+.2f}"] if each.difference is not None else []),
+                tuple(_pieces(each.likeliest, result.target)),
+            )
+            for each in result.layers
+        ),
+        title=f"logit lens · {result.title}",
+        subtitle=result.prediction,
+        notes=(f"rank and log-probability (nats) of {result.target!r} after each layer", *result.notes),
+    )
+    return Answer((table,), {}, lambda: result)
+
+
+def _pieces(likeliest: Sequence[tuple[str, float]], target: str) -> Iterator[tuple[str, str]]:
+    """Tokens with their probabilities in per cent, the target in bold."""
+    for token, share in likeliest:
+        yield f"{token} ", "bold" if token == target else ""
+        yield f"{share:.0%}  ", "dim"

@@ -2,7 +2,7 @@
 // What is open, and everything that changes it. Each change draws what depends on it, once a frame.
 
 const state = { kind: 0, row: 0, head: 0, mode: "map", scale: "auto", cmap: PAGE.cmap,
-  token: null, side: "query", cell: null, pointer: null };
+  between: "", few: true, token: null, side: "query", cell: null, pointer: null };
 let current = null; // the open head: bytes, rows, columns, axes, and the scale that is shown
 
 const layerNow = () => PAGE.kinds[state.kind].layers[state.row];
@@ -12,9 +12,12 @@ const headName = () => nameOf(state);
 // Whether the model wrote a token itself.
 const wrote = ([, number]) => PAGE.kinds[state.kind].kind === "decoder" && PAGE.written !== null && number >= PAGE.written;
 
-function headShape(row, head) {
-  const axes = PAGE.axes[PAGE.kinds[state.kind].layers[row].axes];
-  return { kind: state.kind, row, head, axes, rows: axes.queries.length, columns: axes.keys.length };
+// A head of the kind that is open: its axes, and its bytes between the texts that are chosen.
+async function readHead(row, head) {
+  const { kind, between } = state, layer = PAGE.kinds[kind].layers[row];
+  const { axes, down, across } = axesBetween(layer.axes, between);
+  const bytes = bytesBetween(await headBytes(kind, layer, head), PAGE.axes[layer.axes].keys.length, down, across);
+  return { kind, row, head, axes, rows: axes.queries.length, columns: axes.keys.length, bytes };
 }
 
 let opening = true; // the page opens with the map of one head; everything else follows a frame later
@@ -24,9 +27,9 @@ async function openHead(row, head) {
   state.row = Math.min(Math.max(row, 0), layers.length - 1);
   state.head = Math.min(Math.max(head, 0), layerNow().heads - 1);
   const number = ++asked;
-  const bytes = await headBytes(state.kind, layerNow(), state.head);
+  const found = await readHead(state.row, state.head);
   if (number !== asked) return; // another head was chosen meanwhile
-  current = { ...headShape(state.row, state.head), bytes };
+  current = found;
   const { axes } = current;
   if (compared.length && compared[0].axes !== axes) compared.length = 0; // of other tokens
   const limit = (state.side === "query" ? axes.queries : axes.keys).length;
@@ -107,7 +110,17 @@ function restyle(change) {
   drawAll();
 }
 
+// Of a pair of texts, show one that looks at one alone; what is ticked stays.
+async function lookBetween(between) {
+  const ticked = compared.splice(0);
+  Object.assign(state, { between, token: null });
+  for (const each of ticked) Object.assign(each, await readHead(each.row, each.head), { scale: null, full: null });
+  if (state.between === between) compared.push(...ticked);
+  await openHead(state.row, state.head);
+}
+
 function pin(token, side = state.side) {
+  layered.over = null;
   state.token = token;
   state.side = side;
   state.pointer = null;
@@ -219,6 +232,7 @@ function openKind(kind, layer = PAGE.kinds[kind].layers[0].layer, head = 0) {
   if (state.kind !== kind || !overview.layers.length) {
     state.kind = kind;
     compared.length = 0;
+    element("texts").hidden = PAGE.kinds[kind].layers.every(({ axes }) => PAGE.axes[axes].second === null);
     buildOverview();
     if (!opening) drawThumbnails();
   }

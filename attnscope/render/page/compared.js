@@ -22,9 +22,8 @@ async function tick(row = state.row, head = state.head) {
 }
 
 async function addHead(row, head) {
-  const one = headShape(row, head);
-  one.bytes = await headBytes(one.kind, PAGE.kinds[one.kind].layers[row], head);
-  if (one.kind !== state.kind || compared.some(sameHead(row, head))) return; // much may have changed meanwhile
+  const { between } = state, one = await readHead(row, head);
+  if (one.kind !== state.kind || between !== state.between || compared.some(sameHead(row, head))) return; // much may have changed meanwhile
   if (compared.length && compared[0].axes !== one.axes) compared.length = 0; // of other tokens
   if (compared.length === MOST) {
     const spare = compared.findIndex((each) => !each.on);

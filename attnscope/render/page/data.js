@@ -27,6 +27,25 @@ function bytesOf(base64) {
   return bytes;
 }
 
+// Of a pair of texts, which one looks at which: the axes with the rows and the columns of the others left out, and
+// where these begin and end.
+const BETWEEN = { AA: [0, 0], AB: [0, 1], BA: [1, 0], BB: [1, 1] };
+const axesBetween = remembered((number, between) => {
+  const whole = PAGE.axes[number], { queries, keys, second } = whole;
+  if (second === null || !between) return { axes: whole, down: [0, queries.length], across: [0, keys.length] };
+  const [down, across] = BETWEEN[between].map((text) => (text ? [second, queries.length] : [0, second]));
+  const axes = { ...whole, queries: queries.slice(...down), keys: keys.slice(...across), square: between[0] === between[1] };
+  return { axes, down, across };
+});
+
+function bytesBetween(bytes, columns, down, across) {
+  if (down[1] * columns === bytes.length && across[1] === columns && !down[0] && !across[0]) return bytes;
+  const wide = across[1] - across[0], part = new Uint8Array((down[1] - down[0]) * wide);
+  for (let row = down[0]; row < down[1]; row++)
+    part.set(bytes.subarray(row * columns + across[0], row * columns + across[1]), (row - down[0]) * wide);
+  return part;
+}
+
 // Read piece by piece rather than through a Response, whose turns would wait while the page still arrives.
 async function inflated(bytes, size) {
   const stream = new DecompressionStream("deflate-raw"), writer = stream.writable.getWriter();

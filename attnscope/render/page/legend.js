@@ -13,6 +13,7 @@ function drawLegend() {
   element("mapped").hidden = element("zoom").hidden = !map;
   element("closed").hidden = !map || !current.bytes.includes(CLOSED);
   element("drawn").hidden = !drawn;
+  element("few").hidden = !drawn || drawnHeads().length < 2 || state.token !== null;
   element("high").textContent = highest();
   element("direction").textContent = direction();
   element("least").textContent = leastLine();
@@ -27,8 +28,9 @@ const direction = () => (state.mode === "lines" ? "left looks at right" : "rows 
 
 function leastLine() {
   const focus = focusNow(), least = faintest(drawnHeads().length, focus.row !== null || focus.column !== null);
+  const few = showsFew(focus) ? "; the five strongest of each token" : "";
   const bars = state.token === null ? "" : `; a full bar is ${current.scale === "fixed" ? "1" : "the largest"}`;
-  return (current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`) + bars;
+  return (current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`) + few + bars;
 }
 
 // Lines of three strengths as they are drawn now, each with its number.

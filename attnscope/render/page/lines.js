@@ -48,12 +48,13 @@ function paintLines(context, width, height, scrolled = 0) {
   const y = (i) => 4 + (i + 0.5) * LINE - scrolled;
   const inView = (i) => y(i) > -LINE && y(i) < height + LINE;
   const alone = focus.row !== null || focus.column !== null;
+  const few = showsFew() && strongestLines(heads);
   const some = (chosen, count) => (chosen === null ? [...Array(count).keys()] : [chosen]);
   heads.forEach((head, place) => {
     const lane = alone ? (place - (heads.length - 1) / 2) * ((LINE - 5) / heads.length) : 0;
     context.strokeStyle = css(`--head${head.slot}`);
-    const drawn = [];
-    for (const row of some(focus.row, rows)) for (const column of some(focus.column, columns)) {
+    const drawn = few ? few.filter((line) => line.place === place && (inView(line.row) || inView(line.column))) : [];
+    for (const row of few ? [] : some(focus.row, rows)) for (const column of some(focus.column, columns)) {
       const strength = strengthOf(head, row, column);
       if (strength >= faintest(heads.length, alone) && (inView(row) || inView(column))) drawn.push({ strength, row, column });
     }
@@ -69,6 +70,32 @@ function paintLines(context, width, height, scrolled = 0) {
   context.textBaseline = "middle";
   drawTokens(context, axes.queries, "right", lines.labels - 6, y, inView, focus.row ?? focus.other);
   drawTokens(context, axes.keys, "left", width - lines.labels + 6, y, inView, focus.column ?? focus.other);
+}
+
+// Of all tokens the lines of several heads are many: the five strongest of each token are drawn, or all.
+const FEW = 5;
+const showsFew = (focus = focusNow()) => state.few && drawnHeads().length > 1 && focus.row === null && focus.column === null;
+
+function showFew(few) {
+  state.few = few;
+  element("few").firstChild.checked = few;
+  drawPictures();
+}
+
+function strongestLines(heads) {
+  const key = [state.kind, state.scale, state.between, ...heads.map(nameOf)].join();
+  if (strongestLines.key === key) return strongestLines.found;
+  const found = Array.from({ length: current.rows }, (_, row) => {
+    const best = [];
+    for (let column = 0; column < current.columns; column++) heads.forEach((head, place) => {
+      const strength = strengthOf(head, row, column);
+      if (strength < faintest(heads.length, false) || (best.length === FEW && strength <= best[FEW - 1].strength)) return;
+      best.splice(best.findLastIndex((each) => each.strength >= strength) + 1, 0, { strength, row, column, place });
+      best.length = Math.min(best.length, FEW);
+    });
+    return best;
+  });
+  return Object.assign(strongestLines, { key, found: found.flat() }).found;
 }
 
 // Weaker lines than that are not drawn: where many heads are, the bars tell them, and of all tokens they hide others.

@@ -11,6 +11,7 @@ const KEYS = {
   t: () => tick(),
   l: () => changeMode(),
   s: () => restyle({ scale: { auto: "fixed", fixed: "row", row: "head", head: "auto" }[state.scale] }),
+  f: () => showFew(!state.few),
   d: flip,
   p: () => save("png"),
   v: () => save("svg"),
@@ -161,6 +162,8 @@ function listen() {
   window.addEventListener("scroll", hideTip, { passive: true });
   window.addEventListener("hashchange", followLink);
   on("kind", "change", (event) => openKind(+event.target.value));
+  on("between", "change", (event) => lookBetween(event.target.value));
+  on("few", "change", (event) => showFew(event.target.checked));
   on("mode", "change", (event) => changeMode(event.target.value));
   on("scale", "change", (event) => restyle({ scale: event.target.value }));
   on("cmap", "change", (event) => restyle({ cmap: event.target.value }));
@@ -192,6 +195,7 @@ function start() {
   buildWorth();
   listen();
   startScene();
+  startColumns();
   wide = document.body.clientWidth;
   followLink();
   requestAnimationFrame(() => setTimeout(drawRest));

@@ -160,6 +160,7 @@ class PageContents:
                 "queries": self._labels(queries),
                 "keys": self._labels(keys),
                 "square": queries == keys,
+                "second": _second(queries) if queries == keys else None,
                 "words": self.scene is not None  # those that stand beside the parts of a picture
                 and any(not place.special and not self.scene.ids_of(place) for place in keys),
             }
@@ -219,6 +220,11 @@ class PageContents:
             }
 
 
+def _second(places: Sequence[Place]) -> int | None:
+    """Where the second text of a pair begins, behind what parts it from the first."""
+    return next((i for i, place in enumerate(places) if place.word is not None and place.word[0] == 1), None)
+
+
 def _describe(head: Described) -> list[Any]:
     readings = [
         [
@@ -234,7 +240,7 @@ def _describe(head: Described) -> list[Any]:
 
 SCRIPTS = (
     "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "legend.js", "side.js",
-    "scene.js", "vector.js", "save.js", "app.js", "listen.js",
+    "columns.js", "scene.js", "vector.js", "save.js", "app.js", "listen.js",
 )  # fmt: skip
 
 AT_ONCE = 512 * 512  # the most weights that are kept as they are, for a third of a megabyte

@@ -16,6 +16,7 @@ function drawSide() {
   element("side").style.setProperty("--one", openColour());
   drawText();
   drawLists();
+  drawColumns();
   drawScene();
 }
 

@@ -161,7 +161,7 @@ def test_the_legend_says_what_is_drawn(opened) -> None:
     opened.run("tickLayer()")
     opened.until("compared.length === 12")
     opened.run("pin(null)")
-    assert opened.run("element('least').textContent") == "below 0.1 no line"
+    assert opened.run("element('least').textContent") == "below 0.1 no line; the five strongest of each token"
     opened.run("pin(2)")
     assert opened.run("element('least').textContent") == "below 0.05 no line; a full bar is 1"
     opened.run("restyle({ scale: 'row' })")

@@ -1,0 +1,185 @@
+"""A token in every head of the layer, one text of a pair, and the strongest lines of a layer, in Chromium."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attnscope.attention import Token
+from attnscope.axes import weights
+from attnscope.render.colour import steps, table
+from attnscope.render.page.page import Code, page
+from tests.render.page.browser import CHROMIUM
+from tests.render.screen import random_head
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
+]
+
+WORDS = ("[CLS]", "the", "cat", "[SEP]", "it", "sat", "here", "[SEP]")
+COUNT, SECOND, HEADS = len(WORDS), 4, 5
+PAIR = tuple(
+    Token(text, 7, special=text[0] == "[", segment=int(i >= SECOND), word=None if text[0] == "[" else i)
+    for i, text in enumerate(WORDS)
+)
+
+
+def head(layer: int, number: int) -> np.ndarray:
+    """What the page can hold of a head, with what its rows may not see as NaN.  [query, key]"""
+    values = random_head(COUNT, seed=10 * layer + number).values
+    codes = Code().bytes_of(values, np.tril(np.ones((COUNT, COUNT), bool)) | (layer == 0))
+    return Code().weights_of(codes)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    seen = {0: None, 1: np.tril(np.ones((COUNT, COUNT), bool))}
+    layers = []
+    for layer, mask in seen.items():
+        values = np.nan_to_num(np.stack([head(layer, number) for number in range(HEADS)]))
+        layers.append((layer, weights(values, PAIR, PAIR, *(() if mask is None else (mask,)))))
+    found = tmp_path_factory.mktemp("page") / "page.html"
+    found.write_text(page({"encoder": layers}, title="a pair"), "utf-8")
+    return found
+
+
+@pytest.fixture
+def opened(chromium, path):
+    chromium.size(1400, 900)
+    chromium.dark(False)
+    chromium.send("Page.navigate", url="about:blank")
+    chromium.open(path)
+    yield chromium
+    assert chromium.troubles == []
+
+
+def open_head(page, layer: int, number: int) -> None:
+    page.run(f"openHead({layer}, {number})")
+    page.until(f"headName() === 'L{layer}H{number}' && current.row === {layer} && current.head === {number}")
+
+
+def point_at(page, token: int) -> None:
+    """Move the pointer over a token of the list."""
+    box = f"document.querySelectorAll('.text [role=option]')[{token}].getBoundingClientRect()"
+    page.move(*page.run(f"((box) => [box.left + box.width / 2, box.top + box.height / 2])({box})"))
+    page.until(f"layered.shown?.token === {token}")
+
+
+def band(page, head: int, token: int) -> tuple[float, float]:
+    """Where the cell of a head and a token is in the window."""
+    return page.run(
+        "((box) => [box.left + layered.labels + "
+        f"{head + 0.5} * layered.cell, box.top + layered.top + {token + 0.5} * ROW])"
+        "(element('bands').getBoundingClientRect())"
+    )
+
+
+def colours(page) -> np.ndarray:
+    """The colours of all cells.  [token, head, channel]"""
+    pixel = (
+        "element('bands').getContext('2d').getImageData(layered.labels + (head + 0.5) * layered.cell, "
+        "layered.top + (token + 0.5) * ROW, 1, 1).data"
+    )
+    cells = (
+        f"Array.from({{ length: {COUNT} }}, (_, token) => Array.from({{ length: {HEADS} }}, "
+        f"(_, head) => [...{pixel}]))"
+    )
+    return np.array(page.run(cells))[..., :3]
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+@pytest.mark.parametrize("scale", ["auto", "fixed"])
+def test_a_token_under_the_pointer_is_shown_in_every_head_of_the_layer(opened, side, scale) -> None:
+    open_head(opened, 1, 2)
+    opened.run(f"restyle({{ scale: '{scale}' }})")
+    opened.run(f"pin(0, '{side}')")
+    point_at(opened, 5)
+    all_heads = np.stack([head(1, number) for number in range(HEADS)], -1)  # [query, key, head]
+    expected = all_heads[5] if side == "query" else all_heads[:, 5]
+    top = 1 if scale == "fixed" else np.nanmax(expected)
+    known = np.isfinite(expected)
+    drawn = table("ember")[steps(np.nan_to_num(expected) / top)]
+    np.testing.assert_allclose(colours(opened)[known], drawn[known], atol=3)
+    assert (~known).any()
+    assert opened.run("state.token") == 0  # what is chosen stays chosen
+    verb = "looks at" if side == "query" else "is looked at by"
+    assert opened.run("element('who').textContent") == f"sat 5 {verb}, in every head of layer 1"
+
+
+def test_a_chosen_token_is_shown_too_and_its_strongest_are_told(opened) -> None:
+    opened.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
+    opened.press("ArrowRight")
+    opened.until("layered.shown?.token === 1")
+    best = [int(head(0, number)[1].argmax()) for number in range(HEADS)]
+    told = [f"H{number} {WORDS[key]} {head(0, number)[1, key]:.2f}" for number, key in enumerate(best)]
+    said = opened.run("element('ranks').getAttribute('aria-label')")
+    assert said == f"the looks at, most in each head: {', '.join(told)}"
+    opened.press("Escape")
+    opened.until("element('layer').hidden")
+
+
+def test_a_column_says_its_weight_and_opens_its_head(opened) -> None:
+    point_at(opened, 2)
+    opened.move(*band(opened, 3, 6))
+    opened.until("!element('tip').hidden")
+    name, *_, weight = opened.run("element('tip').textContent").split()
+    assert (name, float(weight)) == ("L0H3", pytest.approx(head(0, 3)[2, 6], abs=6e-4))
+    opened.click(*band(opened, 3, 6))
+    opened.until("element('name').textContent === 'L0H3 · encoder'")
+
+
+@pytest.mark.parametrize("between", ["AA", "AB", "BA", "BB"])
+def test_of_a_pair_one_text_that_looks_at_one_is_shown_alone(opened, between) -> None:
+    parts = {"A": slice(0, SECOND), "B": slice(SECOND, COUNT)}
+    opened.run("tick(0, 1)")
+    opened.until("compared.length === 1")
+    opened.run(
+        f"element('between').value = '{between}', element('between').dispatchEvent(new Event('change'))"
+    )
+    opened.until(f"current.axes === axesBetween(0, '{between}').axes && compared.length === 1")
+    for number, bytes_ in ((0, "current"), (1, "compared[0]")):
+        found = opened.run(f"Array.from({bytes_}.bytes, (byte) => WEIGHT[byte])")
+        expected = head(0, number)[parts[between[0]], parts[between[1]]]
+        np.testing.assert_allclose(np.array(found).reshape(expected.shape), expected, atol=1e-6)
+    assert opened.run("current.axes.keys.map(([text]) => text)") == list(WORDS[parts[between[1]]])
+    opened.run("element('between').value = '', element('between').dispatchEvent(new Event('change'))")
+    opened.until(f"current.rows === {COUNT}")
+
+
+def test_a_text_alone_has_no_choice_of_texts(chromium, tmp_path) -> None:
+    alone = PAIR[:SECOND]
+    field = weights(np.full((1, SECOND, SECOND), 0.25), alone, alone)
+    (tmp_path / "page.html").write_text(page({"encoder": [(0, field)]}, title="x"), "utf-8")
+    chromium.open(tmp_path / "page.html")
+    assert chromium.run("element('texts').hidden")
+
+
+LINES_DRAWN = (
+    "(() => { let drawn = 0; const stroke = CanvasRenderingContext2D.prototype.stroke;"
+    "CanvasRenderingContext2D.prototype.stroke = function () { drawn++; return stroke.call(this); };"
+    "drawLines(); CanvasRenderingContext2D.prototype.stroke = stroke; return drawn; })()"
+)
+
+
+def test_a_layer_begins_with_the_five_strongest_lines_of_each_token(opened) -> None:
+    opened.run("changeMode('lines')")
+    opened.run("tickLayer()")
+    opened.until(f"compared.length === {HEADS}")
+    strengths = np.stack([head(0, number) for number in range(HEADS)], 1).reshape(COUNT, -1)
+    drawn = strengths >= 0.1
+    assert drawn.sum(-1).max() > 5
+    assert opened.run(LINES_DRAWN) == np.minimum(drawn.sum(-1), 5).sum()
+    kept = opened.run("strongestLines(drawnHeads()).map((line) => [line.row, line.place, line.column])")
+    chosen = {
+        (row, *divmod(int(place), COUNT))
+        for row, each in enumerate(strengths)
+        for place in np.argsort(-each, kind="stable")[:5]
+        if each[place] >= 0.1
+    }
+    assert {tuple(line) for line in kept} == chosen
+    opened.run("element('few').firstChild.click()")
+    assert opened.run(LINES_DRAWN) == drawn.sum()
+    opened.press("f")
+    assert opened.run("element('few').firstChild.checked")
+    assert opened.run("element('least').textContent").endswith("the five strongest of each token")

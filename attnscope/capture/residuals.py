@@ -134,7 +134,7 @@ class Residuals(Projections):
             return
         if given.shape != added.output.shape or not torch.equal(given, added.output):
             return
-        if (norm := _norm_of(call, given, gave)) is not None:
+        if (norm := find_norm(call, given, gave)) is not None:
             self._added = added._replace(output=gave.detach().clone(), inner=norm)
 
     def _look(self, added: _Added, call: Call, output: object) -> None:
@@ -153,7 +153,7 @@ class Residuals(Projections):
         own = added.own is not None and added.inner is None and _is_sum(total, added.own, added.output)
         if not own:
             self.residuals[added.site] = Residual(before, total, inner=added.inner)
-        elif (norm := _norm_of(call, total, output)) is not None:
+        elif (norm := find_norm(call, total, output)) is not None:
             self.residuals[added.site] = Residual(before, total, output.detach().clone(), norm)
 
     def _look_beside(self, added: _Added, call: Call, output: object) -> None:
@@ -191,7 +191,7 @@ def _gap(total: Tensor, *parts: Tensor) -> float:
     return float(((total.double() - sum(wide[1:], wide[0])).abs() / near.clamp(min=TINY)).amax())
 
 
-def _norm_of(call: Call, given: Tensor, gave: Tensor) -> Norm | None:
+def find_norm(call: Call, given: Tensor, gave: Tensor) -> Norm | None:
     """The norm that a module is, by its formulas: a layer norm, or by the root of the mean square."""
     weight, bias = getattr(call.module, "weight", None), getattr(call.module, "bias", None)
     eps = next((each for name in EPS if isinstance(each := getattr(call.module, name, None), float)), 1e-5)

@@ -13,6 +13,7 @@ from attnscope.questions.cause import Intervention
 from attnscope.questions.check import Checked
 from attnscope.questions.compare import Comparison, HeadComparison
 from attnscope.questions.composition import Feeds
+from attnscope.questions.copying import Copying
 from attnscope.questions.depth import DepthComparison
 from attnscope.questions.find import FindResult
 from attnscope.questions.flow import Flow
@@ -48,7 +49,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "spans": (SpanMaps, WrittenAttention, FindResult),
     "align": (SpokenText, MonotoneHeads),
     "flow": (Flow, Faithful),
-    "info": (Survey, Audit),
+    "info": (Survey, Audit, Copying),
     "check": (Checked,),
     "export": (Manifest,),
 }

@@ -194,3 +194,20 @@ def test_it_begins_with_what_the_model_is(run, tmp_path):
     ):
         assert words in first
     assert "512 positions" in run("info", "own").out
+
+
+def test_copying_lists_every_head_from_the_weights_alone(run, saved):
+    folder = saved(
+        transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=400))
+    )
+    one, other = (
+        json.loads(run("info", folder, text, "--copying", "--json").out) for text in ("A cat", "It was")
+    )
+    for mine, theirs in zip(one["heads"], other["heads"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+    assert len(one["heads"]) == 8
+    assert all(0 <= head["copies"] <= 1 and -1 <= head["eigenvalues"] <= 1 for head in one["heads"])
+    printed = run("info", folder, "--copying").out
+    assert "own logit rises most" in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80
+    assert run("info", folder, "--copying", "--audit").code == 2

@@ -29,6 +29,7 @@ class AuditOptions:
     audit: bool = flag(
         "Prove that tokens are mixed by the attention that is shown, and name what else mixes."
     )
+    copying: bool = flag("Say which heads copy the tokens they look at, from the weights (OV circuits).")
     defaults: bool = flag("List the defaults that you set, and where: see the README on configuration.")
 
 
@@ -49,6 +50,9 @@ def info(
     shown answers as before. A module whose numbers then move with more than one token mixes tokens by itself:
     by attention that was missed, a convolution, a recurrence, a pooling. Each is named.
 
+    With --copying: for each head the share of tokens whose own logit rises most when the head looks at them,
+    and the signs of the eigenvalues of its OV circuit (Elhage et al. 2021).
+
     Examples:
 
     attnscope info own
@@ -58,6 +62,8 @@ def info(
     attnscope info facebook/dinov2-base --image cat.png
 
     attnscope info model.py:Model --inputs inputs.npz --audit
+
+    attnscope info openai-community/gpt2 --copying
     """
     from attnscope.questions.answer import Answer
 
@@ -72,14 +78,21 @@ def info(
         source = replace(source, text=named.first, second_text=source.text)
     if not source.names_one:
         source = replace(source, text=TEXT)
+    refuse(asked.audit and asked.copying, "--copying", "not valid with --audit")
     from attnscope.questions.audit import audit
-    from attnscope.questions.info import Survey, describe_model, of_survey, survey_model
+    from attnscope.questions.copying import measure_copying, of_copying
+    from attnscope.questions.info import describe_model, of_survey, survey_model
     from attnscope.views.table import Column, Table
 
-    loaded, prepared = read_source(source, model).open(cached=False)
+    loaded, prepared = read_source(source, model).open(cached=False, predicting=asked.copying)
     with reading(loaded, prepared):
-        found = audit(loaded, prepared) if asked.audit else survey_model(loaded, prepared)
-    if isinstance(found, Survey):
-        return deliver("info", of_survey(found, describe_model(loaded, found)), output)
-    sentences = Table((Column(""),), tuple((each,) for each in found.sentences))
-    deliver("info", Answer((sentences,), {}, lambda: found), output)
+        if asked.copying:
+            answer = of_copying(measure_copying(loaded, prepared))
+        elif asked.audit:
+            found = audit(loaded, prepared)
+            sentences = Table((Column(""),), tuple((each,) for each in found.sentences))
+            answer = Answer((sentences,), {}, lambda: found)
+        else:
+            survey = survey_model(loaded, prepared)
+            answer = of_survey(survey, describe_model(loaded, survey))
+    deliver("info", answer, output)

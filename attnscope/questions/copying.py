@@ -1,0 +1,331 @@
+"""Which heads copy what they look at: their OV circuits, from embedding to unembedding, from the weights.
+
+Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: with states as rows, a head that looks
+at a token adds the token's row of ``W_E W_V W_O W_U`` to the logits. It copies if the token's own logit
+rises most, and if the eigenvalues of that matrix, as many as the head has numbers, are positive. Norms on the
+way are folded in: their weights and their centring, while their spread, a positive factor, changes nothing.
+
+Which weights are whose is seen in one pass, by their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Head, Site
+from attnscope.capture import Record, recording
+from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
+from attnscope.capture.observer import quietly
+from attnscope.capture.projections import ALIKE, Circuits, first_tensor, orientations
+from attnscope.capture.residuals import Norm, find_norm
+from attnscope.errors import ModelError
+from attnscope.models import Model, ModelInput
+from attnscope.models.targets import place_prediction, score_prediction
+from attnscope.progress import tell
+from attnscope.questions.answer import Answer
+from attnscope.questions.logits import Address
+from attnscope.records import Meaning, Notes, record
+from attnscope.views import head_map
+from attnscope.views.table import Column, Table
+
+MOST, CHUNK = 4096, 256
+"""Tokens that are tried of a larger vocabulary, evenly spread over it, and those tried at a time."""
+
+LISTED = 8
+"""Heads that are listed; the map and the numbers have all of them."""
+
+
+@record("a head, and how it copies")
+@dataclass(frozen=True)
+class HeadCopying:
+    """What a head's OV circuit does to the tokens that it looks at."""
+
+    head: Address
+    copies: Annotated[float, Meaning("the share of tokens whose own logit rises most")]
+    positive: Annotated[float, Meaning("the share of eigenvalues with a positive real part")]
+    eigenvalues: Annotated[
+        float, Meaning("the sum of the eigenvalues over the sum of their sizes, -1 to 1", shape=float)
+    ]
+
+
+@record("which heads copy, from the weights (--copying)")
+@dataclass(frozen=True)
+class Copying:
+    """Every head that writes to the residual stream, the one that copies most tokens first."""
+
+    heads: Annotated[tuple[HeadCopying, ...], Meaning("every head, the one that copies most tokens first")]
+    tokens: Annotated[int, Meaning("the tokens that were tried")]
+    vocabulary: Annotated[int, Meaning("the tokens of the vocabulary")]
+    title: Annotated[str, Meaning("the model")]
+    notes: Notes
+
+
+class _Step(NamedTuple):
+    """A module that ran, and the last token's row of what it was given and gave."""
+
+    call: Call
+    given: Tensor | None
+    gave: Tensor
+
+
+@dataclass(eq=False)
+class _Steps:
+    """Every module that ran in a pass, in the order in which they ended."""
+
+    ran: list[_Step] = field(default_factory=list)
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        guard = Guard(Record(), lambda: "")
+        stack = ModuleStack(model, lambda: None, lambda call: None, self._leave, lambda: None, guard)
+        with stack.watch():
+            yield
+
+    def _leave(self, call: Call, output: object) -> None:
+        gave = first_tensor(output)
+        if gave is not None and gave.ndim and gave.is_floating_point():
+            with quietly():
+                self.ran.append(_Step(call, None if call.first is None else _last(call.first), _last(gave)))
+
+    def of(self, module: nn.Module) -> _Step | None:
+        """The first call of a module."""
+        return next((step for step in self.ran if step.call.module is module), None)
+
+    def norm_behind(self, states: Tensor) -> Norm | None:
+        """The norm that was given some states."""
+        return next((norm for step in self.ran if _same(step.given, states) and (norm := _norm(step))), None)
+
+    def norm_before(self, states: Tensor, layer: str | None) -> Norm | None:
+        """The norm of a layer that gave some states. Raises ``ModelError`` where another module did."""
+        for step in self.ran:
+            if _same(step.gave, states) and _works(step) and _layer_of(step.call.name) in (None, layer):
+                norm = _norm(step)
+                if norm is None:
+                    raise ModelError(f"{step.call.name} is no norm")
+                return norm
+        return None
+
+
+PASSING = (nn.Dropout, nn.Identity, nn.Embedding)
+"""Modules that make of a state nothing else, and those in which it begins."""
+
+
+def _works(step: _Step) -> bool:
+    """Whether a module computes something itself."""
+    return not isinstance(step.call.module, PASSING) and not [*step.call.module.children()]
+
+
+def _layer_of(name: str) -> str | None:
+    """The path of a module up to its first number."""
+    found = re.match(r"(?:.*?\.)??\d+(?=\.|$)", name)
+    return None if found is None else found[0]
+
+
+def _list_of(name: str) -> str | None:
+    """The path of the list of layers that a module is in."""
+    layer = _layer_of(name)
+    return None if layer is None else layer.rpartition(".")[0]
+
+
+def _last(states: Tensor) -> Tensor:
+    """The last token's states.  [..., width] -> [width]"""
+    return states.reshape(-1, states.shape[-1])[-1].clone() if states.ndim > 1 else states
+
+
+def _same(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+def _norm(step: _Step) -> Norm | None:
+    if step.given is None or not step.given.is_floating_point():
+        return None
+    return find_norm(step.call, step.given[None, None], step.gave[None, None])
+
+
+def measure_copying(model: Model, prepared: ModelInput) -> Copying:
+    """Run the model once to see which weights are whose; the text plays no other part.
+
+    Raises ``ModelError`` for a model without an output head, or with one that is not a norm and a matrix.
+    """
+    if prepared.replay is not None:
+        raise ModelError("a trace holds no weights of the model: give the model")
+    place_prediction(model, prepared, None)  # a model without a head is refused in its own words
+    steps, circuits = _Steps(), Circuits()
+    with (
+        torch.no_grad(),
+        steps.watching(getattr(model, "writer", None) or model.module),
+        circuits.watching(model.module),
+        recording(model.module, [circuits], prepared.axes, warn=False) as seen,
+    ):
+        size = score_prediction(model, prepared, None).logits.shape[-1]
+    attending = [steps.of(model.module.get_submodule(site.name)) for site in circuits.sites]
+    lists = {_list_of(step.call.name) for step in attending if step is not None}
+    embed, unembed, final = _ends_of(model, model.objective.ids(prepared), steps, lists, size)
+    size = min(len(embed), size)
+    met = torch.zeros(unembed.shape[1], embed.shape[1], dtype=torch.float64)  # [width, width], summed over V
+    for one, other in zip(torch.split(embed[:size], CHUNK), torch.split(unembed[:size], CHUNK), strict=True):
+        met += (other.mT @ one).double().cpu()
+    rows = torch.arange(0, size, -(-size // MOST))
+    found: list[HeadCopying] = []
+    left_out = set[int]()
+    writing = [site for site in circuits.sites if site.kind == _writing_kind(circuits)]
+    for done, site in enumerate(writing):
+        tell("layer", done + 1, len(writing))
+        parts = _fold(model, site, circuits, steps, final)
+        if parts is None or parts[0].shape[1] != embed.shape[1] or parts[1].shape[2] != unembed.shape[1]:
+            left_out.add(site.layer)
+            continue
+        for head, (value, output) in enumerate(zip(*parts, strict=True)):
+            copies = _copied(embed, unembed[:size], value, output, rows)
+            values = torch.linalg.eigvals(output.double().cpu() @ met @ value.double().cpu())
+            sizes = float(values.abs().sum())
+            found.append(
+                HeadCopying(
+                    Head(site.layer, head, site.kind),
+                    copies / len(rows),
+                    float((values.real > 0).double().mean()),
+                    float(values.real.sum()) / sizes if sizes else float("nan"),
+                )
+            )
+    notes = [*model.notes, *seen.notes]
+    if left_out:
+        layers = ", ".join(map(str, sorted(left_out)))
+        notes.append(f"layer {layers}: no plain path from the embedding through its values: left out")
+    if not found:
+        raise ModelError(f"no OV circuit of {model.name} can be told from its weights")
+    found.sort(key=lambda each: (-each.copies, -each.eigenvalues))
+    return Copying(tuple(found), len(rows), size, model.title, tuple(notes))
+
+
+def _writing_kind(circuits: Circuits) -> str:
+    """The kind of attention whose heads write to the logits."""
+    return "decoder" if any(site.kind == "decoder" for site in circuits.sites) else "encoder"
+
+
+def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows: Tensor) -> int:
+    """How many tokens of ``rows`` have their own logit raised most by a head.
+
+    [vocabulary, width] twice, [width, size], [size, width]
+    """
+    count, writes = 0, output @ unembed.mT  # [size, vocabulary]
+    for some in torch.split(rows, CHUNK):
+        logits = embed[some] @ value @ writes  # [row, vocabulary]
+        own = logits.gather(1, some[:, None].to(logits.device))[:, 0]
+        count += int(((own >= logits.amax(1)) & (own > 0)).sum())
+    return count
+
+
+def _ends_of(
+    model: Model, ids: Tensor, steps: _Steps, lists: set[str | None], size: int
+) -> tuple[Tensor, Tensor, Norm | None]:
+    """The embedding, the unembedding, and the norm before it.  -> [vocabulary, width] twice
+
+    Raises ``ModelError`` where logits are not a matrix times the normed residual stream.
+    """
+    embeds = [step for step in steps.ran if step.call.first is not None and _reads(step.call.first, ids)]
+    embed = next((each for step in embeds if (each := _table_of(step, int(ids[0, -1]))) is not None), None)
+    if embed is None:
+        raise ModelError(f"the token embedding of {model.name} was not found")
+    inside = [at for at, step in enumerate(steps.ran) if _list_of(step.call.name) in lists - {None}]
+    behind = [step for step in steps.ran[inside[-1] + 1 if inside else 0 :] if _works(step)]
+    matrix = None if not behind else _matrix_of(behind[-1], size)
+    norms = [_norm(step) for step in behind[-2:-1]]
+    if matrix is None or len(behind) > 2 or None in norms:
+        named = ", ".join(step.call.name for step in behind) or "nothing"
+        raise ModelError(
+            f"copying needs an output head that is a norm and a matrix: {model.name} has {named} behind its "
+            "last layer"
+        )
+    return embed.float(), matrix.float(), norms[0] if norms else None
+
+
+def _matrix_of(step: _Step, size: int) -> Tensor | None:
+    """The weight with which a module made scores.  -> [vocabulary, width]"""
+    if step.given is None or len(step.gave) < size or not step.given.is_floating_point():
+        return None
+    bias = getattr(step.call.module, "bias", None)
+    gave = step.gave.float() - (bias.detach().float() if isinstance(bias, Tensor) else 0)
+    for weight in step.call.module.parameters(recurse=False):
+        for lies in orientations(weight.detach(), len(gave), len(step.given)) if weight.ndim == 2 else ():
+            made = lies.float() @ step.given.float()
+            if torch.allclose(made, gave, atol=ALIKE * float(gave.abs().amax())):
+                return lies
+    return None
+
+
+def _reads(given: Tensor, ids: Tensor) -> bool:
+    return given.shape == ids.shape and torch.equal(given, ids)
+
+
+def _table_of(step: _Step, id_: int) -> Tensor | None:
+    """The table of a module of which it gave a row, or a multiple of one."""
+    for weight in step.call.module.parameters(recurse=False):
+        if weight.ndim == 2 and weight.shape[1:] == step.gave.shape and id_ < len(weight):
+            alike = nn.functional.cosine_similarity(weight[id_].detach().float(), step.gave.float(), dim=0)
+            if float(alike) > 1 - ALIKE:
+                return weight.detach()
+    return None
+
+
+def _fold(
+    model: Model, site: Site, circuits: Circuits, steps: _Steps, final: Norm | None
+) -> tuple[Tensor, Tensor] | None:
+    """What the heads of a call read of a token and write to the unembedding, all norms folded in.
+
+    -> [head, width, size], [head, size, width]
+    """
+    reads, wrote = circuits.reads[site].value, circuits.found.get(site)
+    attends = steps.of(model.module.get_submodule(site.name))
+    if reads is None or wrote is None or attends is None or attends.given is None:
+        return None
+    projects = steps.of(model.module.get_submodule(wrote.name)) or attends
+    value, output = reads.float(), wrote.weight.float()
+    try:
+        before = steps.norm_before(attends.given, _layer_of(attends.call.name))
+    except ModelError:
+        return None
+    if before is not None:
+        value = value * _scale(before)[:, None]
+        value = value - value.mean(1, keepdim=True) if before.centred else value
+    for norm in (steps.norm_behind(projects.gave), final):
+        if norm is not None:
+            output = output - output.mean(2, keepdim=True) if norm.centred else output
+            output = output * _scale(norm)
+    return value, output
+
+
+def _scale(norm: Norm) -> Tensor:
+    return norm.scale.flatten().float()
+
+
+def of_copying(result: Copying) -> Answer:
+    """A map of the share of tokens that each head copies, and the heads that copy most."""
+    heads: dict[int, dict[int, float]] = {}
+    for each in result.heads:
+        heads.setdefault(each.head.layer, {})[each.head.head] = each.copies
+    shares = {layer: [of[head] for head in sorted(of)] for layer, of in heads.items()}
+    map_ = head_map(shares, "copies", limits=(0.0, 1.0), title=f"OV copying · {result.title}")
+    named = ("head", "copies", "positive", "eigenvalues")
+    tried = f"{result.tokens:,} of " if result.tokens < result.vocabulary else "all "
+    table = Table(
+        tuple(Column(name, name != "head", "keep") for name in named),
+        tuple(
+            (each.head.name, f"{each.copies:.2f}", f"{each.positive:.2f}", f"{each.eigenvalues:+.2f}")
+            for each in result.heads[:LISTED]
+        ),
+        notes=(
+            f"copies: share of {tried}{result.vocabulary:,} tokens whose own logit rises most where the head "
+            "looks at them",
+            "positive: share of the eigenvalues; eigenvalues: their sum over the sum of their sizes",
+            "from the weights, norms folded in; feed-forward parts are left out",
+            *result.notes,
+        ),
+    )
+    return Answer((map_, table), {}, lambda: result)

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnscope.capture.known_passes import KnownPasses
     from attnscope.capture.observer import Observer
     from attnscope.capture.observers.coarsen import CoarseMap, Coarsen
     from attnscope.capture.observers.rows import Keep, Kept, RowSum, RowSums
@@ -23,6 +24,7 @@ __all__ = [
     "Failure",
     "Keep",
     "Kept",
+    "KnownPasses",
     "LayerWithoutAttention",
     "Observer",
     "Record",
@@ -41,6 +43,7 @@ _WHERE = {
     "Failure": "record",
     "Keep": "observers.rows",
     "Kept": "observers.rows",
+    "KnownPasses": "known_passes",
     "LayerWithoutAttention": "record",
     "Observer": "observer",
     "Record": "record",

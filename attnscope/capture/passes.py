@@ -14,6 +14,7 @@ from attnscope.capture.hooks.compiled import original, uncompiled
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts, WatchingMode
 from attnscope.capture.hooks.functions import attention_functions
 from attnscope.capture.hooks.modules import tensors_in
+from attnscope.capture.known_passes import KnownPasses
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.observer import Observer
@@ -60,12 +61,13 @@ def recording(
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
     """
-    recorder = Recorder(original(model), observers, axes or {}, fused)
+    recorder = Recorder(original(model), observers, axes or {}, fused, KnownPasses.trace())
     functions = attention_functions(recorder.kernel_call)
     with uncompiled(), recorder.stack.watch(), functions, AttentionMode(recorder):
         yield recorder.record
         with recorder.guard:
             recorder.finish()
+    recorder.settle()
     if warn:
         record, ran = recorder.record, bool(recorder.ran)
         empty = [] if record.sites else [f"no attention was seen: {why_empty(recorder.model, record, ran)}"]
@@ -84,18 +86,29 @@ class AttentionMode(WatchingMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run ``func``; the mode itself is off while this method runs."""
-        kwargs, recorder, inside = kwargs or {}, self.recorder, None
+        kwargs, recorder = kwargs or {}, self.recorder
         name = getattr(func, "__name__", "") if recorder.listens else ""
-        chunked = recorder.of(ChunkedModules).notes is not None
+        result = self._run(name, func, args, kwargs)
+        if name and recorder.trace is not None:
+            with recorder.guard:
+                recorder.trace.add(name, func, args, kwargs, result)
+        return result
+
+    def _run(self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, and show it to the trackers that follow the pass."""
+        recorder, inside = self.recorder, None
         if (
             name == "scaled_dot_product_attention"
-            and not chunked
+            and (recorder.is_known or recorder.of(ChunkedModules).notes is None)
             and not is_mapped(*tensors_in(args, kwargs))
         ):
             result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
-            with recorder.guard:
-                recorder.of(Lineage).see(Seen(name, func, args, kwargs, result))
+            if not recorder.is_known:
+                with recorder.guard:
+                    recorder.of(Lineage).see(Seen(name, func, args, kwargs, result))
             return result
+        if recorder.is_known:
+            return func(*args, **kwargs)
         if name in FUSED_FUNCTIONS:
             result, inside = FusedProducts.run(func, args, kwargs)
         else:

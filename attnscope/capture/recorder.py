@@ -15,6 +15,7 @@ from attnscope.capture.hooks.modules import Call, Guard, ModuleStack, tensors_in
 from attnscope.capture.hooks.outputs import ShownWeights
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
+from attnscope.capture.known_passes import PassTrace
 from attnscope.capture.lineage.follow import Lineage, SkipKnownLayers
 from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.lineage.layout import origin_of_kernel, origin_of_weighing
@@ -65,8 +66,11 @@ class Recorder(Pass):
         observers: Sequence[Observer],
         axes: Mapping[Kind, tuple[Axis, Axis]],
         fused: FusedPass | None = None,
+        trace: PassTrace | None = None,
     ) -> None:
         super().__init__()
+        self.trace = trace
+        self.is_known = trace is not None and trace.trusted  # as is settled at the end; no tracker is told
         self.model, self.observers, self.fused = model, observers, fused
         self.record = Record()
         self.guard = Guard(self.record, lambda: self.owner)
@@ -76,6 +80,7 @@ class Recorder(Pass):
         self._sites, self.batch_first = Sites(model, axes), bool(axes)
         self._step = -1
         self.trackers = [self.of(kind) for kind in TRACKERS]
+        self._told = [] if self.is_known else self.trackers
         self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]
 
     # what the pass shows
@@ -112,13 +117,15 @@ class Recorder(Pass):
             result = kernel(*args, **kwargs)
         finally:
             self.frames.pop()
+        self._doubt(bool(frame.weighings))
         with quietly():
             concluded = conclude(frame, result)
             if concluded is None:
                 self.seen += 1
+                self._doubt()
                 self.record.without_attention.append(without_formula(frame, path))
             else:
-                origin = doubt_axes(self.of(Lineage), frame.query, frame.key)
+                origin = None if self.is_known else doubt_axes(self.of(Lineage), frame.query, frame.key)
                 self.take(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
         return result
 
@@ -128,7 +135,8 @@ class Recorder(Pass):
         query: Tensor = args[0] if args else kwargs["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
-        learned = frame is None and self.of(Learned).asks(args, kwargs)
+        learned = frame is None and not self.is_known and self.of(Learned).asks(args, kwargs)
+        self._doubt(learned)
         output, capture = fuse(self.fused, Capture.of_call(call, "sdpa", learned))
         result: Tensor
         if output is None:
@@ -143,9 +151,14 @@ class Recorder(Pass):
 
     def see(self, seen: Seen) -> None:
         """A function of torch ran."""
-        for tracker in self._seeing:
-            if tracker.see(seen):
-                return
+        before = self.seen
+        any(tracker.see(seen) for tracker in self._seeing)  # as far as the first that says so
+        self._doubt(self.seen != before)
+
+    def _doubt(self, doubtful: bool = True) -> None:
+        """A trace of the pass would not tell what was seen."""
+        if doubtful and self.trace is not None:
+            self.trace.plain = False
 
     def see_weighing(self, weighing: Weighing, result: Tensor) -> None:
         """The result of a softmax met its values."""
@@ -178,13 +191,16 @@ class Recorder(Pass):
         """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
         if not self.frames:
             batch = 0 if isinstance(capture, Unknown) else capture.batch
-            origin = origin_of_kernel(self.of(Lineage), args, kwargs, batch) if batch else None
+            ask = batch and not self.is_known
+            origin = origin_of_kernel(self.of(Lineage), args, kwargs, batch) if ask else None
             self.take(capture, self.owner, origin)
         elif isinstance(capture, Capture) and isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)
 
     def finish(self) -> None:
         """Release what is held yet, and note the layers that ran without attention."""
+        if self.is_known:
+            return
         for tracker in self.trackers:
             tracker.finish()
         self.record.without_attention += find_opaque(self.model, self.ran)
@@ -197,6 +213,12 @@ class Recorder(Pass):
             self.of(PastAttention).reasons | self.of(UnnormalizedWeights).reasons,
         )
 
+    def settle(self) -> None:
+        """Make the pass known, or take what is known of it; raises ``UnknownPass`` where nothing is."""
+        if self.trace is not None:
+            self._doubt(bool(self.record.failures or self.record.changes))
+            self.record.without_attention = self.trace.settle(self.record.without_attention)
+
     # what becomes of it
 
     def take(
@@ -205,8 +227,11 @@ class Recorder(Pass):
         """Take what a module showed to the observers, or note what cannot be shown."""
         self.seen += 1
         if isinstance(capture, Unknown):
+            self._doubt()
             return self.record.note(LayerWithoutAttention.at(name, capture.reason))
         self.record.calls.append(name)
+        if self.trace is not None:
+            self.trace.taken.append(capture.read)
         self.captured += 1
         self.placed += origin is not None
         self.pass_on(Taken(capture, name, tuple(self.stack.calls), origin, softmax))
@@ -214,8 +239,10 @@ class Recorder(Pass):
     def pass_on(self, taken: Taken, after: Tracker | None = None) -> None:
         """Tell the trackers behind one, or all, and the observers if none of them holds it."""
         first = self.trackers.index(after) + 1 if after in self.trackers else 0
-        if any(tracker.take(taken) for tracker in self.trackers[first:]):
+        if not self.is_known and any(tracker.take(taken) for tracker in self.trackers[first:]):
             return
+        if self.trace is not None:
+            taken = replace(taken, capture=self.trace.show(taken.capture))
         capture = taken.capture
         notes = capture.window, capture.refusal, capture.difference
         with replace(self.guard, place=lambda: taken.name):
@@ -228,7 +255,7 @@ class Recorder(Pass):
     # where the pass is
 
     def _begin_pass(self) -> None:
-        for tracker in self.trackers:
+        for tracker in self._told:
             tracker.begin()
         self._step += 1
         self._sites.begin_pass()
@@ -236,9 +263,13 @@ class Recorder(Pass):
 
     def _enter(self, call: Call) -> None:
         self.ran.add(call.name)
-        for tracker in self.trackers:
+        if self.trace is not None and len(self.stack.calls) == 1:
+            self.trace.begin(call)
+        for tracker in self._told:
             tracker.enter(call)
 
     def _leave(self, call: Call, output: object) -> None:
-        for tracker in self.trackers:
+        before = self.seen
+        for tracker in self._told:
             tracker.leave(call, output)
+        self._doubt(self.seen != before)

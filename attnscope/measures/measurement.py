@@ -229,7 +229,7 @@ class Measurement:
 
     def _add(self, site: Site, sums: Sums, absent: Mapping[str, str]) -> None:
         if site in self._sums:
-            self._sums[site].add(sums)
+            self._sums[site] = self._sums[site] + sums
             self._absent[site] = {
                 name: reason for name, reason in self._absent[site].items() if name in absent
             }
@@ -263,7 +263,7 @@ class Measurement:
         if list(self.measures) != list(other.measures):
             raise ValueError(f"cannot merge {list(other.measures)} into {list(self.measures)}")
         for site, sums in other._sums.items():
-            self._add(site, sums.copy(), other._absent[site])
+            self._add(site, sums, other._absent[site])
 
     def figures(self) -> list[HeadFigures]:
         """The figures of every head so far, sites in the order of their first calls."""
@@ -298,8 +298,8 @@ class Measurement:
         measurement = cls(state["measures"])
         for entry in state["sites"]:
             sums = Sums.from_state(entry["sums"])
-            if len(sums.rows) != len(measurement.measures):
-                raise ValueError(f"there are sums of {len(sums.rows)} measures")
+            if sums.numbers.shape[1] != len(measurement.measures):
+                raise ValueError(f"there are sums of {sums.numbers.shape[1]} measures")
             measurement._add(read_site(entry["site"]), sums, entry["absent"])
         return measurement
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from attnscope.attention import Kind, Site
@@ -26,9 +26,15 @@ def read_site(state: Mapping[str, Any]) -> Site:
     return site
 
 
-@dataclass
+NAMES = (
+    "rows", "value", "baseline", "lone_rows", "lone_value", "lone_baseline",
+    "texts", "text_value_squared", "text_value_rows", "text_rows_squared",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Sums:
-    """What has been added up for one site: ``[measure, head]`` float64, counts being exact up to 2^53.
+    """What has been added up for one site: ``[name, measure, head]`` float64, counts being exact up to 2^53.
 
     ``rows``, ``value`` and ``baseline`` add up the rows with a choice (two open keys or more);
     ``lone_*`` the rows that count with one open key. ``texts`` counts the texts in which a row counted; the
@@ -36,42 +42,20 @@ class Sums:
     rows, and the squared number of rows: the standard error is made of them.
     """
 
-    rows: Tensor
-    value: Tensor
-    baseline: Tensor
-    lone_rows: Tensor
-    lone_value: Tensor
-    lone_baseline: Tensor
-    texts: Tensor
-    text_value_squared: Tensor
-    text_value_rows: Tensor
-    text_rows_squared: Tensor
+    numbers: Tensor  # in the order of ``NAMES``
 
     @classmethod
     def of_texts(cls, choice: Tensor, lone: Tensor) -> Sums:
         """Add up the texts of a batch, both ``[rows|value|baseline, measure, text, head]``."""
+        import torch
+
         rows, value, _baseline = choice + lone  # [measure, text, head]
-        return cls(
-            rows=choice[0].sum(1),
-            value=choice[1].sum(1),
-            baseline=choice[2].sum(1),
-            lone_rows=lone[0].sum(1),
-            lone_value=lone[1].sum(1),
-            lone_baseline=lone[2].sum(1),
-            texts=(rows > 0).double().sum(1),
-            text_value_squared=value.square().sum(1),
-            text_value_rows=(value * rows).sum(1),
-            text_rows_squared=rows.square().sum(1),
-        )
+        spread = torch.stack([(rows > 0).double(), value.square(), value * rows, rows.square()])
+        return cls(torch.cat([choice, lone, spread]).sum(2))
 
-    def add(self, other: Sums) -> None:
-        """Add the other's sums to these."""
-        for field in fields(self):
-            getattr(self, field.name).add_(getattr(other, field.name))
-
-    def copy(self) -> Sums:
-        """The same sums, in memory of their own."""
-        return Sums(*(getattr(self, field.name).clone() for field in fields(self)))
+    def __add__(self, other: Sums) -> Sums:
+        """Both, added up."""
+        return Sums(self.numbers + other.numbers)
 
     def figures(self, lone: bool = True) -> list[list[Figure | None]]:
         """Averages over all rows that counted, or over those with a choice.  -> [head][measure]
@@ -80,16 +64,12 @@ class Sums:
         ``s_t`` over ``n_t`` rows of ``T`` texts and the figure ``f``, it is
         ``sqrt(T / (T - 1) Σ (s_t - f n_t)²) / Σ n_t`` (Cochran 1977, Sampling Techniques, 6.4).
         """
-        rows = self.rows + self.lone_rows if lone else self.rows  # [measure, head]
-        value = (self.value + self.lone_value if lone else self.value) / rows
-        baseline = (self.baseline + self.lone_baseline if lone else self.baseline) / rows
-        squares = (
-            self.text_value_squared
-            - 2 * value * self.text_value_rows
-            + value.square() * self.text_rows_squared
-        )
-        error = (squares.clamp_min(0) * self.texts / (self.texts - 1)).sqrt() / rows
-        columns = [tensor.T.tolist() for tensor in (value, baseline, rows, self.texts, error)]
+        rows, value, baseline = self.numbers[:3] + self.numbers[3:6] if lone else self.numbers[:3]
+        texts, squared, with_rows, rows_squared = self.numbers[6:]
+        value, baseline = value / rows, baseline / rows
+        squares = squared - 2 * value * with_rows + value.square() * rows_squared
+        error = (squares.clamp_min(0) * texts / (texts - 1)).sqrt() / rows
+        columns = [tensor.T.tolist() for tensor in (value, baseline, rows, texts, error)]
         return [
             [
                 Figure(v, b, int(n), int(t), e if lone and t > 1 else None) if n else None
@@ -100,17 +80,17 @@ class Sums:
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
-        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+        return dict(zip(NAMES, self.numbers.tolist(), strict=True))
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sums:
         """The sums that ``state`` wrote down. Raises ``ValueError`` where they do not fit together."""
         import torch
 
-        sums = [torch.tensor(state[field.name], dtype=torch.float64) for field in fields(cls)]
-        if sums[0].ndim != 2 or any(each.shape != sums[0].shape for each in sums):
+        numbers = torch.tensor([state[name] for name in NAMES], dtype=torch.float64)
+        if numbers.ndim != 3:
             raise ValueError("the sums are of several shapes")
-        return cls(*sums)
+        return cls(numbers)
 
 
 def sums_of_statistics(

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from attnscope.attention import Kind, Token
+from attnscope.capture import KnownPasses
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import read_unknown, say_unknown
@@ -274,6 +275,7 @@ class CorpusWork(ABC, Generic[Item]):
     run: CorpusRun
     total: Any
     progress: Progress = field(default_factory=Progress, init=False)
+    known: KnownPasses = field(default_factory=KnownPasses, init=False)
     threads = property(lambda self: workers(self.model))
 
     @abstractmethod
@@ -354,7 +356,9 @@ class CorpusWork(ABC, Generic[Item]):
         left = jobs[begun.batches :]
         mine = left[processes.number :: processes.count]
         round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        with closing(in_order(lambda job: self.forward(*job), mine, self.threads)) as results:
+        with closing(
+            in_order(lambda job: self.known.run(lambda: self.forward(*job)), mine, self.threads)
+        ) as results:
             for start in range(0, len(left), round_):
                 shares = []
                 for number, (batch, _) in enumerate(left[start : start + round_]):

@@ -198,7 +198,7 @@ def test_gradients_are_not_kept() -> None:
     held.read.weights.requires_grad_()  # type: ignore[attr-defined]
     measured = Measurement()
     measured.observe(held)
-    assert not any(sums.value.requires_grad for sums in measured._sums.values())
+    assert not any(sums.numbers.requires_grad for sums in measured._sums.values())
 
 
 def test_baselines_are_not_carried_over_to_other_masks_or_tokens() -> None:

@@ -60,8 +60,7 @@ def test_rows_without_a_choice_count_unless_they_are_left_out():
 
 def test_sums_of_two_halves_are_the_sums_of_the_whole():
     whole = sums_of([4.0, 9.0, 6.0], [1.0, 5.0, 2.5])
-    half = sums_of([4.0], [1.0])
-    half.add(sums_of([9.0, 6.0], [5.0, 2.5]))
+    half = sums_of([4.0], [1.0]) + sums_of([9.0, 6.0], [5.0, 2.5])
     assert figure_of(half) == figure_of(whole)
 
 
@@ -73,4 +72,4 @@ def test_written_down_and_read_back_they_are_the_same():
     sums = sums_of([4.0, 9.0], [1 / 3, 5.0])
     again = Sums.from_state(sums.state())
     assert figure_of(again) == figure_of(sums)
-    assert again.rows.dtype == torch.float64
+    assert again.numbers.dtype == torch.float64

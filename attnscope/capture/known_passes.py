@@ -1,0 +1,179 @@
+"""Passes that run what earlier passes ran, function by function, and so need not be followed again.
+
+Following a pass, to know where its tensors come from, costs more than a small model's pass itself, and over a
+corpus the same program runs many times. Its trace is the functions of torch in their order, each with the
+functions that its tensors came from and with its other arguments. If followed passes of one trace showed all
+of their attention through kernels, in the axes of texts, heads and positions, the next one shows the same.
+Whole numbers among the arguments may be the number of texts or of tokens: each is what it was in all passes
+so far. A pass that differs is run again and followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from attnscope.attention import RowSource
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.record import LayerWithoutAttention
+from attnscope.capture.rows.capture import Capture
+from attnscope.errors import AttnscopeError
+
+Result = TypeVar("Result")
+Shown: TypeAlias = tuple[tuple[bool, bool | None], ...]
+"""Of each call, whether its queries and keys are apart, and of different sequences, as far as is known."""
+
+ITEMS = {"__getitem__", "__setitem__"}
+TAKING = ITEMS | {"gather", "index_select", "take", "take_along_dim", "masked_select"}
+MOVING = {"index_put_", "index_copy_", "scatter_", "masked_scatter_", "sort", "argsort", "topk"}
+"""Functions that put numbers where others say: what one pass shows of them says nothing of the next."""
+
+
+class UnknownPass(AttnscopeError):
+    """A pass that was not followed ran what none before it ran: it has to run again, and be followed."""
+
+
+@dataclass(eq=False)
+class Program:
+    """Followed passes of one trace: what their whole numbers may be, and what the next one shows."""
+
+    first: np.ndarray  # the whole numbers of the first pass  [number]
+    may_be: np.ndarray  # that number, the texts, the tokens, or all tokens of all texts  [4, number]
+    named: list[LayerWithoutAttention]
+
+    def agrees(self, trace: PassTrace) -> np.ndarray:
+        """Which of the four each whole number of a pass is.  -> bool [4, number]"""
+        texts, tokens = trace.shape
+        return np.stack([trace.numbers == known for known in (self.first, texts, tokens, texts * tokens)])
+
+
+@dataclass(eq=False)
+class KnownPasses:
+    """What is known of the passes of one model over a corpus; several threads may ask at once."""
+
+    programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
+    shown: Shown = ()  # by all of them
+    misses: int = 0
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns, which makes one recording; it runs again where its pass is not known."""
+        if self.programs and self.misses < 16:
+            try:
+                with _used(self, True):
+                    return work()
+            except UnknownPass:
+                self.misses += 1
+        with _used(self, False):
+            return work()
+
+    @staticmethod
+    def trace() -> PassTrace | None:
+        """The empty trace of a recording that begins, if its passes are compared."""
+        used = _use.get()
+        return None if used is None else PassTrace(*used)
+
+
+_use: ContextVar[tuple[KnownPasses, bool] | None] = ContextVar("known passes", default=None)
+
+
+@contextmanager
+def _used(known: KnownPasses, trusted: bool) -> Iterator[None]:
+    token = _use.set((known, trusted))
+    try:
+        yield
+    finally:
+        _use.reset(token)
+
+
+@dataclass(eq=False)
+class PassTrace:
+    """What a pass has run so far; ``trusted``: it is not followed, since it may be known."""
+
+    known: KnownPasses
+    trusted: bool
+    plain: bool = True  # nothing ran that a trace does not tell
+    shape: tuple[int, ...] = ()  # texts, tokens
+    numbers: Any = field(default_factory=list)
+    shown: Shown = ()
+    taken: list[RowSource] = field(default_factory=list)  # the attention that kernels computed, in order
+    _steps: list[object] = field(default_factory=list)
+    _makers: dict[int, int] = field(default_factory=dict)  # by the identity of a tensor, rewritten with it
+
+    def begin(self, root: Call) -> None:
+        """A pass begins with this call of the whole model; a trace is of one."""
+        shape = () if root.first is None else tuple(root.first.shape)
+        self.plain &= len(shape) >= 2 and not self.shape
+        self.shape = shape[:2]
+
+    def add(
+        self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """A function ran; what it made of tensors is known by its number, not what it said of them."""
+        made = args[:1] if name == "__setitem__" else result
+        made = made if isinstance(made, (tuple, list)) else [made]
+        made = [part for part in made if isinstance(part, Tensor)]
+        if not made:
+            return
+        self._steps.append((func, self._part(args), self._part(kwargs) if kwargs else None))
+        for part in made:
+            self._makers[id(part)] = len(self._steps)
+        if name in TAKING or name in MOVING:
+            self.plain &= name in TAKING and not _is_indexed(name, args, kwargs)
+
+    def show(self, capture: Capture) -> Capture:
+        """What observers get of a call: where the pass is not followed, with what earlier ones told of it."""
+        number = len(self.shown)
+        if self.trusted and number < len(self.known.shown):
+            apart, crossed = self.known.shown[number]
+            capture = replace(capture, apart=apart, crossed=crossed)
+        self.shown = (*self.shown, (capture.apart, capture.crossed))
+        self.plain &= len(self.taken) == number + 1 and capture.read is self.taken[-1]
+        return capture
+
+    def settle(self, named: list[LayerWithoutAttention]) -> list[LayerWithoutAttention]:
+        """The layers without attention: those found, which are kept, or those of the passes known."""
+        self.numbers, trace = np.array(self.numbers), tuple(self._steps)
+        self.plain &= len(self.shown) == len(self.taken)
+        program = self.known.programs.get(trace)
+        if self.trusted:
+            alike = self.plain and program is not None and self.shown == self.known.shown
+            if program is None or not alike or not (program.agrees(self) | ~program.may_be).all():
+                raise UnknownPass
+            return program.named
+        if self.plain and self.shown == (self.known.shown or self.shown):
+            program = program or Program(self.numbers, np.ones((4, len(self.numbers)), bool), named)
+            program.may_be = program.may_be & program.agrees(self)
+            if program.may_be.any(0).all() and program.named == named:
+                self.known.shown, self.known.programs[trace] = self.shown, program
+        return named
+
+    def _part(self, value: Any) -> object:
+        if isinstance(value, Tensor):
+            return Tensor, self._makers.get(id(value), 0), value.ndim, value.dtype
+        kind = type(value)
+        if kind is int:
+            self.numbers.append(value)
+            return kind
+        if isinstance(value, (tuple, list)):
+            return tuple([self._part(part) for part in value])
+        if kind is dict:
+            return tuple([(name, self._part(part)) for name, part in value.items()])
+        if kind is slice:
+            return self._part((value.start, value.stop, value.step))
+        return value if kind.__hash__ is not None else kind
+
+
+def _is_indexed(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether states are taken by an index that was computed; masks may be."""
+    base, index, *others = list(args) + list(kwargs.values())
+    if name not in ITEMS:
+        indices = [index, *others]
+    else:
+        indices = list(index) if isinstance(index, (tuple, list)) else [index]
+    return any(isinstance(each, Tensor) for each in indices) and base.is_floating_point()

@@ -216,11 +216,13 @@ class HeldRows:
     """Rows of weights that exist already as one tensor, ``[batch, head, query, key]``.
 
     ``open_keys`` is the mask if it is known (bool, broadcastable to the weights). Without it every key
-    with any weight at all in the batch and heads of its row counts as open.
+    with any weight at all in the batch and heads of its row counts as open. ``call`` is what their kernel
+    received, where that is known; nobody has checked that it makes these weights.
     """
 
     weights: Tensor  # [batch, head, query, key]
     open_keys: Tensor | None = None
+    call: AttentionCall | None = None
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """A view of the rows.  -> [batch, head, row, key]"""

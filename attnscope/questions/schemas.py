@@ -23,6 +23,7 @@ from attnscope.questions.info import Survey
 from attnscope.questions.lens import Lens
 from attnscope.questions.logits import Writes
 from attnscope.questions.manifest import Manifest
+from attnscope.questions.neurons import Neurons
 from attnscope.questions.overview import Overview
 from attnscope.questions.spans import SpanMaps, WrittenAttention
 from attnscope.questions.stats import Stats
@@ -31,7 +32,7 @@ from attnscope.views import TokenView
 from attnscope.views.charts import Curves, Faithful
 
 ANSWERS: dict[str, tuple[Any, ...]] = {
-    "show": (Overview, OneHead, TokenView),
+    "show": (Overview, OneHead, TokenView, Neurons),
     "stats": (Stats, Curves, Faithful),
     "logits": (Writes, Lens),
     "ablate": (Ablation, Stats),

@@ -16,7 +16,8 @@ from attnscope.views.table import Titled
 class HeadMap(Titled):
     """One number a head. ``values`` is ``[layer, head]``; NaN where there is no such head or number.
 
-    ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle.
+    ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle. ``marks`` stand before the
+    numbers of rows and columns: numbers of other things than heads have others.
     """
 
     values: Array  # [layer, head]
@@ -25,6 +26,17 @@ class HeadMap(Titled):
     unit: str = ""
     limits: tuple[float, float] = (0.0, 1.0)
     signed: bool = False
+    marks: tuple[str, str] = ("L", "H")
+
+    @property
+    def rows(self) -> list[str]:
+        """The name of each row."""
+        return [f"{self.marks[0]}{layer}" for layer in self.layers]
+
+    @property
+    def columns(self) -> list[str]:
+        """The name of each column."""
+        return [f"{self.marks[1]}{head}" for head in range(self.values.shape[1])]
 
     def levels(self) -> Array:
         """Where each number lies between the limits, 0 to 1; NaN stays.  [layer, head]"""
@@ -76,6 +88,7 @@ def head_map(
     title: str = "",
     subtitle: str = "",
     notes: tuple[str, ...] = (),
+    marks: tuple[str, str] = ("L", "H"),
 ) -> HeadMap:
     """A map from each layer's numbers, one a head; layers may differ in their number of heads.
 
@@ -90,7 +103,9 @@ def head_map(
         known = np.abs(table[np.isfinite(table)])
         top = float(known.max(initial=0)) or 1.0
         limits = (-top if signed else 0.0, top)
-    return HeadMap(table, layers, name, unit, limits, signed, title=title, subtitle=subtitle, notes=notes)
+    return HeadMap(
+        table, layers, name, unit, limits, signed, marks, title=title, subtitle=subtitle, notes=notes
+    )
 
 
 Step = tuple["Place | None", "Place | None"]

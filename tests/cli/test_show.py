@@ -326,3 +326,44 @@ def test_a_token_lists_all_others_where_few_are_left(run, count, listed):
     ran = run("show", words, "--token", "1")
     assert len(re.findall(r"\d+  0\.\d\d ", ran.out.partition("is looked at by")[0])) == listed
     assert ("more, each" in ran.out) == (listed < count)
+
+
+NEURONS = (TEXT, "--head", "L2H0", "--pair", "it -> cat", "--neurons")
+
+
+def test_a_score_is_printed_by_dimension_and_told_in_full_with_json(run):
+    out = run("show", *NEURONS).out
+    assert out.startswith("L2H0 · it 8 → cat 2 · own")
+    answer = json.loads(run("show", *NEURONS, "--json").out)
+    total = float(re.search(r"^= the score +([+-][\d.]+)", out, re.MULTILINE)[1])
+    assert total == pytest.approx(answer["score"], abs=5e-4)
+    assert sum(each["product"] for each in answer["dimensions"]) == pytest.approx(answer["score"])
+    shown = json.loads(run("show", TEXT, "--head", "L2H0", "--json").out)
+    assert answer["weight"] == pytest.approx(shown["weights"][8][2], abs=1e-6)
+
+
+def test_a_score_by_dimension_is_saved_as_picture_and_page(run, tmp_path):
+    for name in ("score.png", "score.html"):
+        assert run("show", *NEURONS, "-o", tmp_path / name).code == 0
+    page = (tmp_path / "score.html").read_text("utf-8")
+    largest = re.findall(r"<bdi>(\d+): ([+-][\d.]+) × ([+-][\d.]+)</bdi>", page)
+    assert len(largest) == 8
+    assert page.count("role='listitem'") == 24  # every dimension
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--neurons"], "name two tokens: --pair"),
+        (["--pair", "it -> cat"], "only valid with --neurons"),
+        (["--pair", "it -> cat", "--neurons"], "name the head: --head L2H0"),
+        ([*NEURONS[1:], "--token", "cat"], "not valid with --neurons"),
+        ([*NEURONS[1:], "--words"], "no --words"),
+        ([*NEURONS[1:], "--weigh", "norm"], "scores are those of the softmax"),
+        ([*NEURONS[1:], "-o", "score.npz"], "its name must end in .png"),
+    ],
+)
+def test_what_a_score_by_dimension_does_not_go_with_is_said(run, options, said):
+    ran = run("show", TEXT, *options)
+    assert ran.code == 2
+    assert said in " ".join(ran.err.split())

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnscope.attention import AttentionCall, OpenKeys
+from attnscope.attention import AttentionCall, HeldRows, OpenKeys
 from attnscope.capture.record import LayerWithoutAttention, tolerance
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.proof import compare_rows
@@ -381,6 +381,9 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
     if isinstance(weights, Tensor) and _are_weights(weights, frame.query):
         capture = Capture.of_weights(weights, _open_keys(frame, weights), "kernel", frame.kernel)
         capture = capture.proved(frame.value, output)
+        if isinstance(capture.read, HeldRows):
+            made = formula(frame, _causalities(frame)[0])
+            capture = replace(capture, read=replace(capture.read, call=made))
     elif len(frame.sdpa) == 1:
         capture = frame.sdpa[0]
         if capture.statistics is None:

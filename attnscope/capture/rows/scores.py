@@ -39,26 +39,32 @@ class ScoredRows:
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        call = self.call
+        with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
+            scores = self.scores(start, stop, heads)
+            if call.sinks is not None:
+                return _with_sink(scores, call.sinks, None if heads is None else list(heads))
+            if not call.biases and not self._masks():
+                return torch.softmax(scores, -1)
+            dead = scores.amax(-1, keepdim=True) == -torch.inf  # [batch, head, row, 1]
+            rows = torch.softmax(scores, -1)  # [batch, head, row, key]
+            return rows.masked_fill(dead, 0.0) if bool(dead.any()) else rows
+
+    def scores(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """What goes into the softmax, -inf where a mask closes a key.  -> [batch, head, row, key]"""
         call, chosen = self.call, None if heads is None else list(heads)
-        masks = self._masks()
         with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
             scores = self._product(start, stop, chosen)
             if call.softcap is not None:
                 scores = call.softcap * torch.tanh(scores / call.softcap)
             for bias in call.biases:
                 scores = scores + _block(bias, start, stop, chosen).to(scores.dtype)
-            for mask in masks:
+            for mask in self._masks():
                 opened = _block(mask, start, stop, chosen)  # mostly one for all heads: a sum is faster there
                 scores = scores + torch.zeros_like(opened, dtype=scores.dtype).masked_fill_(
                     ~opened, -torch.inf
                 )
-            if call.sinks is not None:
-                return _with_sink(scores, call.sinks, chosen)
-            if not call.biases and not masks:
-                return torch.softmax(scores, -1)
-            dead = scores.amax(-1, keepdim=True) == -torch.inf  # [batch, head, row, 1]
-            rows = torch.softmax(scores, -1)  # [batch, head, row, key]
-            return rows.masked_fill(dead, 0.0) if bool(dead.any()) else rows
+            return scores
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""

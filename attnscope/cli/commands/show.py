@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from attnscope.cli.command import PICTURE, command, flag, option, refuse, repeat
+from attnscope.cli.command import PICTURE, WHERE, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options import (
+    PICTURES,
     WHOLE,
     MapOptions,
     NumbersOptions,
@@ -18,8 +19,18 @@ from attnscope.cli.options import (
     SourceOptions,
     WeighedModelOptions,
     check_picture,
+    check_place,
 )
 from attnscope.cli.source import read_source, reading, reopen
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """One score of a head."""
+
+    panel = WHERE
+    pair: str | None = option('Two tokens of the head, query and key: "it -> cat".')
+    neurons: bool = flag("The score of --pair by dimension: query × key, summed to what the softmax gets.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +50,7 @@ class ShowOutput(NumbersOptions):
 def show(
     source: SourceOptions,
     attention: ShownHeads,
+    score: PairOptions,
     axes: MapOptions,
     output: ShowOutput,
     picture: PrintedOptions,
@@ -61,11 +73,15 @@ def show(
 
     attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
 
+    attnscope show "The cat sat because it was tired." --head L0H2 --pair "it -> cat" --neurons
+
     attnscope show --from heads.npz --head L0H2
     """
     head = None if attention.head is None else parse_head(attention.head, attention)
     pictured = head is not None or attention.token is not None
     refuse(output.large and pictured, "--large", "only valid for the overview of all heads")
+    if score.pair is not None or score.neurons:
+        return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
     from attnscope.questions.answer import Answer
@@ -94,4 +110,33 @@ def show(
             answer = of_overview(overview(loaded, prepared, selection, large=output.large), opening)
     if not output.as_json and output.out is None:
         print_written(prepared)
+    deliver("show", answer, output, picture, model.metadata)
+
+
+def _show_neurons(
+    source: SourceOptions,
+    attention: ShownHeads,
+    score: PairOptions,
+    axes: MapOptions,
+    output: ShowOutput,
+    picture: PrintedOptions,
+    model: WeighedModelOptions,
+) -> None:
+    """One score of a head, by dimension."""
+    refuse(score.pair is None, "--neurons", 'name two tokens: --pair "it -> cat"')
+    refuse(not score.neurons, "--pair", "only valid with --neurons")
+    refuse(attention.head is None, "--neurons", "name the head: --head L2H0")
+    refuse(attention.token is not None, "--token", "not valid with --neurons, which has --pair")
+    refuse(axes.words or axes.hide_special, "--neurons", "tokens have scores: no --words, no --hide-special")
+    refuse(model.weigh != "raw", "--weigh", "not valid with --neurons: scores are those of the softmax")
+    if output.out is not None:
+        check_place(output.out, (*PICTURES, ".html"))
+    check_picture(None, picture.cmap, one=True, signed=True)
+    given = read_source(source, model)
+    from attnscope.questions.neurons import of_neurons, take_apart
+
+    loaded, prepared = given.open(cached=False)
+    with reading(loaded, prepared):
+        selection = select(attention, axes, parse_head(attention.head or "", attention))
+        answer = of_neurons(take_apart(loaded, prepared, selection, score.pair or ""))
     deliver("show", answer, output, picture, model.metadata)

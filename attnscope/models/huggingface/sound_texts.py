@@ -9,18 +9,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Token
-from attnscope.axes import HEARD, Array
+from attnscope.axes import HEARD
 from attnscope.errors import InputError
 from attnscope.models.huggingface.images import ask_processor, place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
-from attnscope.models.huggingface.sounds import LENGTHS, SpeechModel, name_moment, sampling_rate
+from attnscope.models.huggingface.sounds import (
+    LENGTHS,
+    SpeechModel,
+    name_moment,
+    sampling_rate,
+    step_seconds,
+    time_axis,
+)
 from attnscope.models.inputs import Heard, ModelInput, SoundPart, text_axes
 from attnscope.models.model import SOUNDS
-from attnscope.models.regions import Moments, find_moments
+from attnscope.models.regions import MIDDLES, find_middles
 from attnscope.models.text.tokens import tokens_of_ids
 from attnscope.storage.sound import Sound, read_sound
 
@@ -34,25 +42,17 @@ def find_begins(module: nn.Module, steps: int, seconds: float, count: int) -> Se
     counts its tokens by a function of its file, or where that counts others.
     """
     for child in module.modules():
-        counter = _counter(child)
-        if counter is None:
+        file, config = sys.modules[type(child).__module__], getattr(child, "config", None)
+        counter = next((found for name in LENGTHS if (found := getattr(file, name, None)) is not None), None)
+        if counter is None or config is None:
             continue
-        counts = counter(torch.arange(1, steps + 1))
+        _, *others = inspect.signature(counter).parameters
+        known = {name: getattr(config, name) for name in others if hasattr(config, name)}
+        counts = counter(torch.arange(1, steps + 1), **known)
         if int(counts[-1]) == count and bool((counts.diff() >= 0).all()):
             first = torch.searchsorted(counts, torch.arange(1, count + 1))  # the length that has each token
             return tuple(round(int(begin) * seconds, 6) for begin in first - first[0])
     return None
-
-
-def _counter(child: nn.Module) -> Any:
-    """From lengths to numbers of tokens, as the file of an encoder's class has it; ``None`` without."""
-    file, config = sys.modules[type(child).__module__], getattr(child, "config", None)
-    function = next((found for name in LENGTHS if (found := getattr(file, name, None)) is not None), None)
-    if function is None or config is None:
-        return None
-    _, *others = inspect.signature(function).parameters
-    known = {name: getattr(config, name) for name in others if hasattr(config, name)}
-    return lambda lengths: function(lengths, **known)
 
 
 SOUND_IDS = ("audio_token_id", "audio_token_index")
@@ -62,6 +62,10 @@ SOUND_IDS = ("audio_token_id", "audio_token_index")
 def stands_for_sounds(config: Any) -> bool:
     """Whether a model has a token that stands for a sound in its text."""
     return any(getattr(config, name, None) is not None for name in SOUND_IDS)
+
+
+MOST_BESIDE_LINE = 0.5
+"""Tokens that the middle of one may lie beside the line through all of them."""
 
 
 class SoundTextModel(HuggingFaceModel):
@@ -76,44 +80,40 @@ class SoundTextModel(HuggingFaceModel):
         if text is None:
             raise InputError(f"{self.name} reads a text beside the sound: give both")
         part = part or SoundPart()
-        processors = ("feature_extractor", "audio_processor")
-        found = (getattr(self._processor, name, None) for name in processors)
-        rate = sampling_rate(self.name, next(filter(None, found), None), 16000)
+        rate = sampling_rate(self.name, self._extractor, 16000)
         sound = read_sound(path, part.begin, part.end).resample(rate)
-        prompt = self._prompt(text)
-        fields, notes = self._read_both(prompt, sound)
+        signs = {getattr(self.module.config, name, None) for name in SOUND_IDS}
+        fields, notes = self._read_both(self._prompt(text), sound, signs)
         inputs = place_fields(fields, self.module)
         name = next((name for name, value in inputs.items() if value.is_floating_point()), None)
         if name is None or "input_ids" not in inputs:
             raise InputError(f"the processor of {self.name} makes nothing of the sound that the model reads")
-
-        def prepare(samples: Array) -> Tensor:
-            changed = Sound(samples, rate)
-            made: Tensor = (self._hear(changed) if notes else self._process(prompt, changed))[name]
-            return made
-
-        count = len(sound.samples), rate
-        moments = find_moments(self.module, {**inputs, **self.settings}, name, prepare, *count)
         ids = inputs["input_ids"][0].tolist()
-        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
+        stand = [position for position, id_ in enumerate(ids) if id_ in signs]
+        begins, unknown = self._find_begins(inputs, name, sound, stand)
+        if begins is None:
+            notes = (f"{unknown}: those of the sound are numbered", *notes)
+        tokens = list(tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids))
+        for number, position in enumerate(stand):
+            begin = 0.0 if begins is None else begins[number]
+            spelled = f"sound · {number}" if begins is None else name_moment(sound.begin + begin, *begins)
+            padding, segment = begin >= sound.seconds, tokens[position].segment
+            tokens[position] = Token(spelled, HEARD + number, special=padding, segment=segment)
         heard = None
-        if moments is None or moments.kind == "cross" or moments.length != len(ids):
-            notes = (
-                "no token stands for a moment of the sound alone: those of the sound are numbered",
-                *notes,
-            )
-            signs = {getattr(self.module.config, name, None) for name in SOUND_IDS}
-            tokens = _number(tokens, [position for position, id_ in enumerate(ids) if id_ in signs])
-        elif (begins := self._begins(inputs, name, sound, moments)) is None:
-            notes = ("time does not go evenly through the tokens of the sound: they are numbered", *notes)
-            tokens = _number(tokens, moments.tokens)
-        else:
-            tokens, heard = _time(tokens, moments.tokens, begins, sound)
-        return ModelInput(inputs, text_axes(tokens), tokens, notes, self.settings, heard=heard)
+        if begins is not None:
+            pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
+            heard = Heard(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
+        labelled = tuple(tokens)
+        return ModelInput(inputs, text_axes(labelled), labelled, notes, self.settings, heard=heard)
 
     @cached_property
     def _processor(self) -> Any:
         return self._load_processor(True)
+
+    @property
+    def _extractor(self) -> Any:
+        names = "feature_extractor", "audio_processor"
+        return next(filter(None, (getattr(self._processor, name, None) for name in names)), None)
 
     def _prompt(self, text: str) -> str:
         """The text with the processor's sign for a sound."""
@@ -125,85 +125,66 @@ class SoundTextModel(HuggingFaceModel):
         begin, end = (getattr(self._processor, f"audio_{name}_token", None) or "" for name in ("bos", "eos"))
         return text if sign in text else f"{begin}{sign}{end}{text}"
 
-    def _read_both(self, prompt: str, sound: Sound) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    def _read_both(
+        self, prompt: str, sound: Sound, signs: set[Any]
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """What the model is given of both, by the processor, or by itself, with a note, where that refuses.
 
         Some take a sound in chats alone. Then as many signs stand for it as the model makes vectors of it.
         """
-        ids = (getattr(self.module.config, name, None) for name in SOUND_IDS)
-        sign = next((id_ for id_ in ids if isinstance(id_, int)), None)
-        extractor = getattr(self._processor, "feature_extractor", None)
+        both = {"text": [prompt], "audio": [sound.samples]}
+        find: Any = getattr(self.module, "get_audio_features", None)
         try:
-            return self._process(prompt, sound), ()
+            return ask_processor(self.name, "sound", self._processor, **both), ()
         except InputError as error:
-            refusal = error
-            if sign is None or extractor is None or not hasattr(self.module, "get_audio_features"):
+            refusal, extractor = error, self._extractor
+            if extractor is None or find is None:
                 raise
         read = self.reader.tokenizer(prompt)["input_ids"]
-        if sign not in read:
+        if signs.isdisjoint(read):
             raise refusal
         most = getattr(extractor, "n_samples", None)
         if isinstance(most, int) and len(sound.samples) > most:
             once = f"{self.name} hears at most {most / sound.rate:g} seconds in a text here"
             raise InputError(f"{once}: choose a part with --from-second and --to-second")
-        fields = self._hear(sound)
-        placed = place_fields(fields, self.module, "get_audio_features")
-        find: Any = self.module.get_audio_features
+        fields = ask_processor(self.name, "sound", extractor, sound.samples, sampling_rate=sound.rate)
         try:
             with torch.inference_mode():
-                vectors: Tensor = find(**placed).pooler_output
+                vectors: Tensor = find(
+                    **place_fields(fields, self.module, "get_audio_features")
+                ).pooler_output
         except Exception:  # it asks for more than the sound: what the processor said is the answer
             raise refusal from None
         count = vectors.flatten(0, -2).shape[0]
-        written = [id_ for one in read for id_ in ([one] * count if one == sign else [one])]
+        written = [id_ for one in read for id_ in ([one] * count if one in signs else [one])]
         note = (
             f"its processor refuses a sound beside a text: {count:,} tokens stand for it, as the model asks"
         )
         return {**fields, "input_ids": torch.tensor([written])}, (note,)
 
-    def _hear(self, sound: Sound) -> Mapping[str, Any]:
-        """What the feature extractor makes of a sound alone."""
-        extractor = self._processor.feature_extractor
-        return ask_processor(self.name, "sound", extractor, sound.samples, sampling_rate=sound.rate)
-
-    def _process(self, prompt: str, sound: Sound) -> Mapping[str, Any]:
-        return ask_processor(self.name, "sound", self._processor, text=[prompt], audio=[sound.samples])
-
-    def _begins(
-        self, inputs: Mapping[str, Tensor], name: str, sound: Sound, moments: Moments
-    ) -> Seconds | None:
-        """When each token of the sound begins: as the model counts them, or evenly; ``None`` if unknown."""
-        count, steps = len(moments.tokens), inputs[name].shape[-1]
-        hop = getattr(getattr(self._processor, "feature_extractor", None), "hop_length", None)
-        if isinstance(hop, int):
-            masks = (mask for mask in inputs.values() if not mask.is_floating_point())
-            mask = next((mask for mask in masks if mask.shape == (1, steps)), None)
-            real = steps if mask is None else int(mask.sum())
-            counted = find_begins(self.module, real, hop / sound.rate, count)
-            if counted is not None:
-                return counted
-        pace = moments.seconds
-        return None if pace is None else tuple(number * pace for number in range(count))
-
-
-def _number(tokens: Sequence[Token], stand: Sequence[int]) -> tuple[Token, ...]:
-    """The tokens of a text, of which those that stand for the sound are numbered."""
-    named = list(tokens)
-    for number, position in enumerate(stand):
-        named[position] = Token(f"sound · {number}", HEARD + number, segment=tokens[position].segment)
-    return tuple(named)
-
-
-def _time(
-    tokens: Sequence[Token], stand: Sequence[int], begins: Seconds, sound: Sound
-) -> tuple[tuple[Token, ...], Heard]:
-    """The tokens of a text, of which those that stand for the sound are named by the time they begin at."""
-    named = list(tokens)
-    for number, (position, begin) in enumerate(zip(stand, begins, strict=True)):
-        name, segment = name_moment(sound.begin + begin, *begins), tokens[position].segment
-        named[position] = Token(name, HEARD + number, special=begin >= sound.seconds, segment=segment)
-    pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
-    return tuple(named), Heard(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
+    def _find_begins(
+        self, inputs: Mapping[str, Tensor], name: str, sound: Sound, stand: Sequence[int]
+    ) -> tuple[Seconds | None, str]:
+        """When each token of the sound begins: as the model counts them, or evenly; else why not."""
+        values, count = inputs[name], len(stand)
+        axis = time_axis(values, self._extractor)
+        steps = values.shape[axis]
+        masks = (mask for mask in inputs.values() if not mask.is_floating_point())
+        mask = next((mask for mask in masks if mask.shape == (1, steps)), None)
+        real = steps if mask is None else int(mask.sum())
+        step = step_seconds(values, real, sound, self._extractor)
+        counted = find_begins(self.module, real, step, count)
+        if counted is not None or not count:
+            return counted, "no token stands for the sound"
+        some = np.unique(np.linspace(0, count - 1, MIDDLES).round().astype(int))
+        given = {**inputs, **self.settings}
+        middles = find_middles(self.module, given, name, [stand[number] for number in some], axis)
+        if middles is None or np.isnan(middles).any():
+            return None, "no token stands for a moment of the sound alone"
+        pace = round(float(np.polyfit(some, middles, 1)[0])) if count > 1 else steps
+        if pace < 1 or (count > 1 and np.abs(middles / pace - some - 0.5).max() > MOST_BESIDE_LINE):
+            return None, "time does not go evenly through the tokens of the sound"
+        return tuple(round(number * pace * step, 6) for number in range(count)), ""
 
 
 TOWERS = ("get_audio_features", "get_text_features")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,12 @@ def find_frames(
     count = _frame_counter(module)
     if count is None:
         return None
-    wide = values.ndim == 3 and values.shape[1] == getattr(extractor, "feature_size", None)
-    steps = values.shape[-1] if wide or _is_wave(values) else values.shape[1]
+    steps = values.shape[time_axis(values, extractor)]
     if count(steps) < 1:
         raise InputError(
             f"{sound.seconds:.3f} seconds are too short for {name}: its encoder makes no frame of it"
         )
-    step = _step_seconds(values, steps if heard is None else heard, sound, extractor)
+    step = step_seconds(values, steps if heard is None else heard, sound, extractor)
     joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that an encoder makes one
     long, full = joined * round(LONG_INPUT / count(LONG_INPUT), 3), count(steps) // joined  # steps in a frame
     if abs(full * long - steps) > FRAMES_CUT * long or (_is_wave(values) and long == 1):
@@ -105,7 +105,13 @@ def find_frames(
     return Frames(full, min(full, max(1, known)), step * long, sound.begin)
 
 
-def _step_seconds(values: Tensor, steps: int, sound: Sound, extractor: Any) -> float:
+def time_axis(values: Tensor, extractor: Any) -> int:
+    """The axis of the steps in what a model is given: a wave, or a spectrogram either way round."""
+    wide = values.ndim == 3 and values.shape[1] == getattr(extractor, "feature_size", None)
+    return values.ndim - 1 if wide or _is_wave(values) else 1
+
+
+def step_seconds(values: Tensor, steps: int, sound: Sound, extractor: Any) -> float:
     """How long a step of what the model is given lasts; ``steps`` of them are the sound, or more."""
     if _is_wave(values):
         return 1 / sound.rate
@@ -164,20 +170,14 @@ def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
     return bands
 
 
-def _frame_counter(module: nn.Module) -> Any:
+def _frame_counter(module: nn.Module) -> Callable[[int], int] | None:
     """From a length to a number of frames, before any adapter; ``None`` if no module says it."""
-    for name in LENGTHS:
-        for child in module.modules():
-            method = getattr(child, name, None)
-            if method is None:
-                continue
-            alone = {"add_adapter": False} if "add_adapter" in inspect.signature(method).parameters else {}
-
-            def count(length: int, method: Any = method, alone: Mapping[str, bool] = alone) -> int:
-                return int(method(torch.tensor(length), **alone))
-
-            return count
-    return None
+    methods = (getattr(child, name, None) for name in LENGTHS for child in module.modules())
+    method = next((method for method in methods if method is not None), None)
+    if method is None:
+        return None
+    alone = {"add_adapter": False} if "add_adapter" in inspect.signature(method).parameters else {}
+    return lambda length: int(method(torch.tensor(length), **alone))
 
 
 CONVOLUTION_COPIES = 3
@@ -190,53 +190,6 @@ def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
     if rate not in RATES:
         raise ModelError(f"the feature extractor of {name} asks for {rate!r} samples a second")
     return int(rate)
-
-
-def extract_features(
-    name: str, extractor: Any, config: Any, path: Path, sound: Sound
-) -> tuple[Mapping[str, Any], int | None]:
-    """What a model may be given of the sound in ``path``, by name, and how many steps of it are no padding.
-
-    The latter if the extractor says it. Raises ``InputError`` for a sound that it refuses, or cuts into
-    pieces.
-    """
-    work = f"what the feature extractor of {name} makes of {path}"
-    with refusable(work, f"the feature extractor of {name} refuses {path}"):
-        how = {**_settings(extractor, config), "sampling_rate": sound.rate, "return_tensors": "pt"}
-        fields = dict(extractor(sound.samples, **how))
-        mask = fields.get("attention_mask")
-        heard = None if mask is None else int(mask[0].sum())
-    for values in fields.values():
-        if isinstance(values, Tensor) and not bool(torch.isfinite(values).all()):
-            raise InputError(f"the feature extractor of {name} makes what is no number of {path}")
-    pieces = 1 if mask is None else len(mask)
-    if pieces > 1:
-        raise InputError(
-            f"{name} cuts {path} into {pieces} pieces that it hears apart: choose a part with --from-second "
-            "and --to-second"
-        )
-    return fields, heard
-
-
-def require_room(name: str, module: nn.Module, sound: Sound) -> None:
-    """Raise ``SizeError`` if the first convolution over the samples would not fit the memory."""
-    first = next((part for part in module.modules() if isinstance(part, nn.Conv1d)), None)
-    if first is not None and first.in_channels == 1:
-        steps = len(sound.samples) // first.stride[0]
-        size = CONVOLUTION_COPIES * steps * first.out_channels * first.weight.element_size()
-        what = f"{sound.seconds:.0f} seconds of sound in {name}"
-        require(size, what, "choose a part with --from-second and --to-second")
-
-
-def _settings(extractor: Any, config: Any) -> Mapping[str, Any]:
-    """What the processor of a type asks its extractor for: a mask wherever that has one of its own accord."""
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-
-    masks = getattr(extractor, "return_attention_mask", True) is not False
-    asked = {"return_attention_mask": True} if masks else {}
-    named = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
-    both = asked | (dict(named) if isinstance(named, Mapping) else {})
-    return {setting: value for setting, value in both.items() if takes(extractor.__call__, setting)}
 
 
 BOUNDARY = "|"
@@ -257,15 +210,11 @@ def spell_letters(ids: Array, seconds: float, tokenizer: Any) -> Letters | None:
     if not isinstance(blank, int):
         return None
     heard = list(dict.fromkeys(ids.tolist()))
-    spellings = tokenizer.convert_ids_to_tokens(heard)
+    spellings = zip(heard, tokenizer.convert_ids_to_tokens(heard), strict=True)
+    begin = frozenset(id_ for id_, spelling in spellings if (spelling or "").startswith(BEGINS))
     read = {token.id: token.text for token in tokens_of_ids(tokenizer, heard, ())}
-    begin = {
-        id_ for id_, spelling in zip(heard, spellings, strict=True) if (spelling or "").startswith(BEGINS)
-    }
     boundary = getattr(tokenizer, "word_delimiter_token_id", None)
-    return Letters(
-        ids, seconds, blank, read, boundary if isinstance(boundary, int) else None, frozenset(begin)
-    )
+    return Letters(ids, seconds, blank, read, boundary if isinstance(boundary, int) else None, begin)
 
 
 def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]:
@@ -276,10 +225,9 @@ def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]
     each = len(letters.ids) // len(tokens)
     named = []
     for number, token in enumerate(tokens):
-        inside = letters.ids[number * each : (number + 1) * each].tolist()
-        kept = [id_ for id_, before in zip(inside, [None, *inside], strict=False) if id_ != before]
+        inside = (id_ for id_, _ in groupby(letters.ids[number * each : (number + 1) * each].tolist()))
         text = "".join(
-            BOUNDARY * (id_ in letters.begin) + letters.read[id_] for id_ in kept if id_ != letters.blank
+            BOUNDARY * (id_ in letters.begin) + letters.read[id_] for id_ in inside if id_ != letters.blank
         )
         name = token.text.removesuffix(" s") + READ + text
         named.append(token if token.special or not text else replace(token, text=name))
@@ -316,54 +264,51 @@ class SpeechModel(HuggingFaceModel):
         name = find_sound_input(self.module) or ""
         values, heard, beside = self._extract(path, sound, name)
         inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
+        written: tuple[Token, ...] | None = None
         if self.encoder_decoder and self.entry == "__call__":
             written, more = self._decoder_tokens(values, name, text, part.truncate)
             notes += more
             inputs["decoder_input_ids"] = self._tensor([token.id for token in written])
-            axes["decoder"] = (written, written)
-        heard_for, looks = None, dict[Kind, tuple[Token, ...]]()
+            axes["decoder"] = written, written
+        settings = self.settings if self.entry == "__call__" else {}
         frames = find_frames(self.name, self.module, values, heard, sound, self._extractor)
         if frames is None:
             notes += (
                 f"what looks at the sound is numbered, without times: {self.name} does not say how long a "
                 "frame is",
             )
-            if self._is_deaf_to_the_end(path, sound, name, values):
+            samples = sound.samples.copy()
+            samples[-max(1, len(samples) // 10) :] = 0
+            silenced = self._extract(path, replace(sound, samples=samples), name)[0]
+            if (samples != sound.samples).any() and torch.equal(values, silenced):
                 notes += (f"the end of the sound is not heard: {self.name}'s feature extractor cuts it off",)
-        else:
-            kinds: tuple[Kind, ...] = ("encoder", "cross") if "decoder_input_ids" in inputs else ("encoder",)
-            looks = dict.fromkeys(kinds, frames.tokens)
-            end = frames.count * frames.seconds
-            if sound.seconds > end + FRAMES_CUT * frames.seconds:  # its extractor cut it, and did not say so
-                notes += self._note_cut(path, sound, end, part)
-            bands = find_bands(values, frames, sound, self._extractor)
-            heard_for = Heard(frames.seconds, frames.heard, bands, sound.begin)
-        for kind, tokens in looks.items():
-            if kind not in axes:
-                axes[kind] = (axes["decoder"][0] if kind == "cross" else tokens, tokens)
-        heard_as = next(iter(looks.values()), ())
-        settings = self.settings if self.entry == "__call__" else {}
-        prepared = ModelInput(inputs, axes, heard_as, notes, settings, heard=heard_for, entry=self.entry)
-        return (
-            self._read_letters(prepared) if heard_for is not None and is_ctc(self.module.config) else prepared
-        )
+            return ModelInput(inputs, axes, (), notes, settings, entry=self.entry)
+        tokens = frames.tokens
+        axes["encoder"] = tokens, tokens
+        if written is not None:
+            axes["cross"] = written, tokens
+        end = frames.count * frames.seconds
+        if sound.seconds > end + FRAMES_CUT * frames.seconds:  # its extractor cut it, and did not say so
+            notes += self._note_cut(path, sound, end, part)
+        bands = find_bands(values, frames, sound, self._extractor)
+        known = Heard(frames.seconds, frames.heard, bands, sound.begin)
+        prepared = ModelInput(inputs, axes, tokens, notes, settings, heard=known, entry=self.entry)
+        return self._read_letters(prepared, known) if is_ctc(self.module.config) else prepared
 
-    def _read_letters(self, prepared: ModelInput) -> ModelInput:
+    def _read_letters(self, prepared: ModelInput, heard: Heard) -> ModelInput:
         """The same with what the CTC head reads at each frame in the names of the frames: one pass."""
-        assert prepared.heard is not None
-        frames, heard = prepared.tokens, prepared.heard
         if self.reader.tokenizer is None or self.writer is None:
             lacks = "vocabulary" if self.writer is not None else "weights"
             return replace(prepared, notes=(*prepared.notes, f"no letters: the CTC head has no {lacks} here"))
         self._require_memory(prepared)
         with torch.inference_mode(), self.threads(prepared), self._quoting(prepared):
             ids = self.writer(**prepared.inputs).logits[0].argmax(-1).cpu().numpy()
-        each = len(ids) // len(frames)
+        each = len(ids) // len(prepared.tokens)
         letters = spell_letters(ids, heard.seconds / each, self.reader.tokenizer) if each else None
         if letters is None:
             why = "its vocabulary has no blank" if each else "its frames are longer than those of the encoder"
             return replace(prepared, notes=(*prepared.notes, f"no letters of the CTC head: {why}"))
-        named = name_letters(frames, letters)
+        named = name_letters(prepared.tokens, letters)
         axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (named, named)}
         return replace(prepared, tokens=named, axes=axes, heard=replace(heard, letters=letters))
 
@@ -397,7 +342,12 @@ class SpeechModel(HuggingFaceModel):
         """The sound at the rate of the extractor, as long as the model hears at once."""
         sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
         if sound.seconds <= self.at_once:
-            require_room(self.name, self.module, sound)
+            first = next((part for part in self.module.modules() if isinstance(part, nn.Conv1d)), None)
+            if first is not None and first.in_channels == 1:  # the samples themselves
+                steps = len(sound.samples) // first.stride[0]
+                size = CONVOLUTION_COPIES * steps * first.out_channels * first.weight.element_size()
+                what = f"{sound.seconds:.0f} seconds of sound in {self.name}"
+                require(size, what, "choose a part with --from-second and --to-second")
             return sound, ()
         notes = self._note_cut(path, sound, self.at_once, part)
         most = round(self.at_once * sound.rate)
@@ -412,20 +362,36 @@ class SpeechModel(HuggingFaceModel):
             )
         return (f"cut: the first {end:g} of {sound.seconds:.1f} seconds are heard",)
 
-    def _is_deaf_to_the_end(self, path: Path, sound: Sound, name: str, values: Tensor) -> bool:
-        """Whether the model is given the same if the last tenth of a sound, no silence itself, is silent."""
-        samples = sound.samples.copy()
-        samples[-max(1, len(samples) // 10) :] = 0
-        if (samples == sound.samples).all():
-            return False
-        without = self._extract(path, replace(sound, samples=samples), name)[0]
-        return values.shape == without.shape and torch.equal(values, without)
-
     def _extract(
         self, path: Path, sound: Sound, name: str
     ) -> tuple[Tensor, int | None, Mapping[str, Tensor]]:
-        """What the model is given of a sound, how many steps of it are no padding, and what else it takes."""
-        fields, heard = extract_features(self.name, self._extractor, self.module.config, path, sound)
+        """What the model is given of a sound, how many steps of it are no padding, and what else it takes.
+
+        The steps are ``None`` if the extractor does not say them. Raises ``InputError`` for a sound that it
+        refuses, or cuts into pieces.
+        """
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+        extractor, config = self._extractor, self.module.config
+        # what the processor of a type asks for: a mask wherever the extractor has one of its own accord
+        masks = getattr(extractor, "return_attention_mask", True) is not False
+        named = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
+        both = {**({"return_attention_mask": True} if masks else {}), **(named or {})}
+        how = {setting: value for setting, value in both.items() if takes(extractor.__call__, setting)}
+        how |= {"sampling_rate": sound.rate, "return_tensors": "pt"}
+        work = f"what the feature extractor of {self.name} makes of {path}"
+        with refusable(work, f"the feature extractor of {self.name} refuses {path}"):
+            fields = dict(extractor(sound.samples, **how))
+            mask = fields.get("attention_mask")
+            heard = None if mask is None else int(mask[0].sum())
+        for values in fields.values():
+            if isinstance(values, Tensor) and not bool(torch.isfinite(values).all()):
+                raise InputError(f"the feature extractor of {self.name} makes what is no number of {path}")
+        if mask is not None and len(mask) > 1:
+            raise InputError(
+                f"{self.name} cuts {path} into {len(mask)} pieces that it hears apart: choose a part with "
+                "--from-second and --to-second"
+            )
         if name not in fields:
             raise ModelError(f"{self.name} reads {name}, and its feature extractor makes {', '.join(fields)}")
         beside = place_fields(fields, self.module, self.entry)

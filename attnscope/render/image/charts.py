@@ -355,9 +355,9 @@ def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Sty
         hatch(axes)
     paint(axes, np.ma.masked_invalid(heads.values), style.cmap, heads.limits)
     quiet: dict[str, Any] = {"size": max(min(7.0, min(wide, tall) * 72 * 0.5), 3.0), "color": GREY}
-    axes.set_title("every head", size=SMALL, color=GREY, loc="left", pad=12)
+    axes.set_title(clean(heads.title), size=SMALL, color=GREY, loc="left", pad=12)
     for head in range(0, heads.values.shape[1], max(1, round(0.22 / wide))):
-        axes.text(head, -0.6, f"H{head}", ha="center", va="bottom", **quiet)
+        axes.text(head, -0.6, heads.columns[head], ha="center", va="bottom", **quiet)
     for row in range(0, len(heads.layers), max(1, round(0.12 / tall))):
-        axes.text(-0.65, row, f"L{heads.layers[row]}", ha="right", va="center", **quiet)
+        axes.text(-0.65, row, heads.rows[row], ha="right", va="center", **quiet)
     frame(axes)

@@ -135,8 +135,8 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
         hatch(axes)
     paint(axes, np.ma.masked_invalid(view.values), style.cmap, view.limits)
     size = min(8.0, cell * 72 * 0.3)
-    axis.above(axes, range(heads), [f"H{head}" for head in range(heads)], size)
-    axis.beside(axes, range(layers), [f"L{layer}" for layer in view.layers], size)
+    axis.above(axes, range(heads), view.columns, size)
+    axis.beside(axes, range(layers), view.rows, size)
     frame(axes)
     if cell >= 0.3:
         texts = np.array([[number(value) for value in row] for row in view.values])

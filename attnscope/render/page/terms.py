@@ -84,18 +84,18 @@ def _heads(heads: HeadMap, name: str) -> Iterator[str]:
     rows, columns = heads.values.shape
     entries = steps(np.nan_to_num(heads.levels(), nan=0.5))
     yield f"<section><h2>{_text(heads.title)}</h2>"
-    yield f"<p class='quiet'>{_text(heads.name)}, {_text(heads.unit)}</p>"
+    yield f"<p class='quiet'>{_text(', '.join(filter(None, (heads.name, heads.unit))))}</p>"
     wide, tall = 34 + CELL * columns, 20 + CELL * rows
     yield f"<div class='wide'><svg class='heads' role='list' width='{wide}' height='{tall}'>"
-    for head in range(columns):
-        yield f"<text x='{34 + CELL * (head + 0.5)}' y='14' text-anchor='middle'>H{head}</text>"
-    for row, layer in enumerate(heads.layers):
-        yield f"<text x='28' y='{20 + CELL * (row + 0.65):.1f}' text-anchor='end'>L{layer}</text>"
+    for head, column in enumerate(heads.columns):
+        yield f"<text x='{34 + CELL * (head + 0.5)}' y='14' text-anchor='middle'>{column}</text>"
+    for row, layer in enumerate(heads.rows):
+        yield f"<text x='28' y='{20 + CELL * (row + 0.65):.1f}' text-anchor='end'>{layer}</text>"
         for head in range(columns):
             value = float(heads.values[row, head])
             if np.isnan(value):
                 continue
-            said = f"L{layer}H{head} {value:+.3f}"
+            said = f"{layer}{heads.columns[head]} {value:+.3f}"
             place = f"x='{34 + CELL * head}' y='{20 + CELL * row}' width='{CELL - 1}' height='{CELL - 1}'"
             colour = _colour(name, entries[row, head])
             yield f"<rect role='listitem' aria-label='{said}' {place} fill='{colour}'>"

@@ -340,9 +340,11 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     """The whole table; where it is too wide, heads follow below in a second one."""
     palette = surface.palette(signed=view.signed)
     texts = [[number(value) for value in row] for row in view.values]
-    label = max((len(f"L{layer}") for layer in view.layers), default=0) + 1
-    heads = view.values.shape[1]
-    cell = max([4, *(len(text) + 2 for row in texts for text in row), len(f"H{heads - 1}") + 1])
+    rows, columns = view.rows, view.columns
+    label, heads = max(map(len, rows), default=0) + 1, len(columns)
+    cell = max(
+        [4, *(len(text) + 2 for row in texts for text in row), *(len(name) + 1 for name in columns[-1:])]
+    )
     beside = max(1, (surface.width - label) // cell)
     beside = -(-heads // -(-heads // beside)) if heads else 1  # equal halves rather than a remainder
     tones = np.round(np.nan_to_num(view.levels()) * (TONES - 1)).astype(int)
@@ -350,10 +352,10 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
         shown = range(start, min(start + beside, heads))
         if start:
             yield []
-        names = "".join(f"H{head} ".rjust(cell) for head in shown)
+        names = "".join(f"{columns[head]} ".rjust(cell) for head in shown)
         yield [Segment(" " * label + names.rstrip(), DIM)]
-        for row, layer in enumerate(view.layers):
-            line = [Segment(f"L{layer}".ljust(label), DIM)]
+        for row, name in enumerate(rows):
+            line = [Segment(name.ljust(label), DIM)]
             for head in shown:
                 text = texts[row][head]
                 style = style_on(palette, int(tones[row, head])) if text and surface.colour else None

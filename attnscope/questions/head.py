@@ -17,6 +17,7 @@ from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Heard
 from attnscope.questions.answer import Answer
+from attnscope.questions.loss import Losses
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import (
     kind_title,
@@ -69,6 +70,7 @@ class OneHead:
     heatmap: Heatmap
     figures: Annotated[HeadFigures, Meaning("its figures", name="head")]
     site: Annotated[SiteRecord, Meaning("its attention call")]
+    losses: Losses = None
 
     @property
     @derived("what to know about the model, the text and the answer")
@@ -98,11 +100,12 @@ class OneHead:
         ]
 
 
-def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
+def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = None) -> OneHead:
     """Run the model once, and keep and measure the one head that is meant.
 
-    Where it exists in several kinds of attention the first is shown, and a note names the others. Raises
-    ``SelectionError`` if there is no such head.
+    Where it exists in several kinds of attention the first is shown, and a note names the others. The
+    ``losses`` of its columns stand below it. Raises ``SelectionError`` if there is no such head, or if its
+    columns are other tokens.
     """
     selection = selection_of(asked)
     if selection.head is None:
@@ -149,7 +152,12 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
         picture = replace(picture, written=prepared.written)
     if made.site.kind == "cross":
         picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
-    return OneHead(picture, figures, site)
+    if losses is not None:
+        columns = [token.text for token in prepared.axes[made.site.kind][1] if not isinstance(token, int)]
+        if columns != [each.token for each in losses]:
+            raise SelectionError("the loss is that of other tokens than these columns: name --kind decoder")
+        picture = replace(picture, losses=tuple(each.loss for each in losses))
+    return OneHead(picture, figures, site, losses)
 
 
 def of_head(result: OneHead) -> Answer:

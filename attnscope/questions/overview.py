@@ -13,6 +13,7 @@ from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles, 
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
+from attnscope.questions.loss import Losses, of_token_losses
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
     kind_title,
@@ -40,6 +41,7 @@ class Overview:
     heads: Annotated[tuple[HeadFigures, ...], Meaning("every head that is meant")]
     record: Annotated[Record, Parts(sites="every attention call")]
     notes: Notes
+    losses: Losses = None
 
 
 def overview(model: Model, prepared: ModelInput, selection: Selection, *, large: bool = False) -> Overview:
@@ -105,5 +107,6 @@ def of_overview(
     elif not command and not opening:
         notes = (*notes, "... stands for the command that you gave")
     ranking = Ranking(tuple(ranked), title="Worth a look" if ranked else "", notes=notes)
+    strips = [] if result.losses is None else [of_token_losses(result.losses)]
     pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
-    return Answer((*result.grids.values(), ranking), pictures, lambda: result)
+    return Answer((*result.grids.values(), *strips, ranking), pictures, lambda: result)

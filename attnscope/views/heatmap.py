@@ -49,7 +49,8 @@ class Heatmap(Titled):
     has the largest). ``signed`` maps show differences, with 0 in the middle of a diverging colour map.
     ``block`` says how many rows and columns of the head one cell stands for, ``written`` which token is the
     first that the model wrote itself. ``bands`` is how loud the sound is that the columns stand for, the
-    lowest first, drawn above them.
+    lowest first, drawn above them; ``losses`` is how badly each token of the columns is predicted, in nats,
+    drawn below them.
     """
 
     weights: Weights  # [query, key]
@@ -60,6 +61,23 @@ class Heatmap(Titled):
     block: tuple[int, int] = (1, 1)
     written: int | None = None
     bands: Array | None = None  # [band, moment], 0 to 1
+    losses: tuple[float | None, ...] | None = None
+
+    @property
+    def strip(self) -> tuple[float | None, ...] | None:
+        """The mean loss of the tokens of each column; ``None`` where none of them is predicted."""
+        if self.losses is None:
+            return None
+        known = [
+            [each for each in self.losses[key.start : key.stop] if each is not None]
+            for key in self.weights.keys
+        ]
+        return tuple(sum(each) / len(each) if each else None for each in known)
+
+    @property
+    def most(self) -> float:
+        """The largest loss of a column."""
+        return max((each for each in self.strip or () if each is not None), default=0.0) or 1.0
 
     @property
     def values(self) -> Array:
@@ -84,6 +102,7 @@ class Heatmap(Titled):
         if self.written is not None:
             said.append(f"bold, from token {self.written} on: written by the model")
         said += ["numbers are per cent"] if per_cent else []
+        said += [] if self.losses is None else [f"loss: nats, the strip up to {self.most:.1f}"]
         return "; ".join([*said, masked] if self.masked.any() else said)
 
     def levels(self) -> Array:

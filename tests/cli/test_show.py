@@ -367,3 +367,23 @@ def test_what_a_score_by_dimension_does_not_go_with_is_said(run, options, said):
     ran = run("show", TEXT, *options)
     assert ran.code == 2
     assert said in " ".join(ran.err.split())
+
+
+def test_the_loss_of_each_token_stands_under_the_map(run, tmp_path):
+    asked = ("show", "--repeat-random", "8", "-m", "own-causal", "--loss")
+    losses = json.loads(run(*asked, "--json").out)["losses"]
+    head = json.loads(run(*asked, "--head", "L1H0", "--json").out)
+    assert head["losses"] == losses
+    known = [each["loss"] for each in losses if each["loss"] is not None]
+    assert len(known) == 16
+    assert np.mean(known[:8]) > 5 * np.mean(known[8:])  # the model has induction heads
+    assert f"mean {np.mean(known):.2f}" in run(*asked).out
+    (strip,) = (
+        line for line in run(*asked, "--head", "L1H0").out.splitlines() if line.strip().startswith("loss ")
+    )
+    marks = ["▁▂▃▄▅▆▇█"[round(7 * each / max(known))] * 2 for each in known]
+    assert "".join(marks) in strip
+    assert run(*asked, "--head", "L1H0", "-o", tmp_path / "loss.png").code == 0
+    for wrong in (("--token", "1"), ("-o", tmp_path / "all.png")):
+        ran = run(*asked, *wrong)
+        assert (ran.code, "--loss" in ran.err) == (2, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class ShowOutput(NumbersOptions):
         "--out",
         "-o",
     )
+    loss: bool = flag("Show how badly each token is predicted, in nats, under the map.", panel=PICTURE)
     large: bool = flag("Show every head large, over several screens.", "--large", panel=PICTURE)
 
 
@@ -75,11 +76,17 @@ def show(
 
     attnscope show "The cat sat because it was tired." --head L0H2 --pair "it -> cat" --neurons
 
+    attnscope show --repeat-random 20 -m own-causal --loss
+
     attnscope show --from heads.npz --head L0H2
     """
     head = None if attention.head is None else parse_head(attention.head, attention)
     pictured = head is not None or attention.token is not None
     refuse(output.large and pictured, "--large", "only valid for the overview of all heads")
+    refuse(output.loss and (attention.token or score.pair), "--loss", "not valid with --token or --pair")
+    refuse(
+        output.loss and output.out and head is None, "--loss", "a picture has it under one head: add --head"
+    )
     if score.pair is not None or score.neurons:
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
@@ -87,12 +94,13 @@ def show(
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import of_head, one_head
     from attnscope.questions.layers import all_heads, whole_layers
+    from attnscope.questions.loss import token_losses
     from attnscope.questions.overview import of_overview, overview
     from attnscope.questions.token import of_token, one_token
 
     selection = select(attention, axes, head, token=attention.token)
     whole = output.out is not None and output.out.suffix.lower() in WHOLE
-    loaded, prepared = given.open(saving=output.out is not None)
+    loaded, prepared = given.open(predicting=output.loss, saving=output.out is not None)
     with reading(loaded, prepared):
         if whole and output.out is not None:
             given_ = loaded, prepared, selection
@@ -100,14 +108,16 @@ def show(
                 (), {}, dict, layers=lambda: whole_layers(*given_).data, heads=partial(all_heads, *given_)
             )
             return save_data(answer, output.out, picture)
+        losses = token_losses(loaded, prepared) if output.loss else None
         if selection.token is not None:
             answer = of_token(one_token(loaded, prepared, selection))
         elif head is not None:
-            answer = of_head(one_head(loaded, prepared, selection))
+            answer = of_head(one_head(loaded, prepared, selection, losses))
         else:
             again, anew = reopen(source, model)
             opening = repeat("show", again, axes, picture, anew)
-            answer = of_overview(overview(loaded, prepared, selection, large=output.large), opening)
+            seen = overview(loaded, prepared, selection, large=output.large)
+            answer = of_overview(replace(seen, losses=losses), opening)
     if not output.as_json and output.out is None:
         print_written(prepared)
     deliver("show", answer, output, picture, model.metadata)

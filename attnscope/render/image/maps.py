@@ -40,6 +40,7 @@ WRITTEN = 0.1  # inches of a cell from which a weight can be read in it
 SHORT, LONGEST = 6, 12  # letters of a unit beside its number, and of a line of a longer one
 LOWEST = 0.16  # inches of a row under a spectrogram, at least: a token is read beside it
 STRIP = 0.5  # inches of a spectrogram above a map
+LOSSES = 0.4  # inches of the losses below it
 WEIGHT = "weight"  # the group id of the weights that are written into cells
 
 
@@ -64,7 +65,8 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     _, column_texts, column_size = axis.labels(keys, cell)
     strip = 0.0 if view.bands is None else STRIP + 0.04
     above = axis.room(column_texts, column_size) + strip
-    margins = (axis.room(row_texts, row_size), right, above, 0.1)
+    below = 0.1 if view.strip is None else LOSSES + 0.16
+    margins = (axis.room(row_texts, row_size), right, above, below)
     notes = notes_below(view)
     drawn = sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
     axes = top = drawn.part()
@@ -82,7 +84,19 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
         _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
     frame(axes)
     draw_colour_bar(axes, style, ticks)
+    if view.strip is not None:
+        _draw_losses(drawn.part(0, tall * rows + 0.06, None, LOSSES), view, view.strip, style)
     return drawn.figure
+
+
+def _draw_losses(axes: Axes, view: Heatmap, strip: Sequence[float | None], style: Style) -> None:
+    """A bar under each column: how badly its tokens are predicted."""
+    axes.bar(range(len(strip)), [each or 0.0 for each in strip], width=0.9, color=style.bar)
+    axes.set_xlim(-0.5, len(strip) - 0.5)
+    axes.set_ylim(0, view.most)
+    frame(axes, ("bottom",), "#bbbbbb")
+    axis.beside(axes, [view.most / 2], ["loss"], SMALL)
+    axis.beside(axes, [0, view.most], ["0", f"{view.most:.1f} nats"], SMALL, right=True)
 
 
 def notes_below(view: Heatmap) -> tuple[str, ...]:

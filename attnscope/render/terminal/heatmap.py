@@ -80,6 +80,8 @@ def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) ->
         yield from _half_rows(view, tones, layout, palette, row)
     else:
         yield from _rows(view, tones, layout, surface, palette, row)
+    if view.strip is not None:
+        yield _loss_line(view, view.strip, layout, surface)
     yield []
     yield from _legend(view, layout, surface, palette)
     yield from readings(view.readings, surface)
@@ -203,6 +205,20 @@ def _half_rows(
     for line, cells in enumerate(half_block_lines(numbers, palette)):
         row = marked if marked == 2 * line + 1 else 2 * line
         yield [_row_label(view, row, layout, marked), Segment(" "), *cells]
+
+
+def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout, surface: Surface) -> Line:
+    """How badly the tokens of each column are predicted: the taller the mark, the worse."""
+    line = [Segment(fit_text("loss", layout.label, right=True), DIM), Segment(" ")]
+    for loss in strip:
+        if loss is None:
+            line.append(Segment(centre("·", layout.cell), DIM))
+            continue
+        mark = surface.spark(loss / view.most)
+        number = f"{loss:.{int(loss < 9.95)}f}"
+        text = (mark + number).ljust(layout.cell) if layout.cell >= NUMBERED else mark * layout.cell
+        line.append(Segment(text, surface.bar_style()))
+    return list(Segment.simplify(line))
 
 
 def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette) -> Iterator[Line]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.attention import Attention
+from attnscope.attention import Attention, Head, Site
 from attnscope.axes import Array, Coarsening, Place
-from attnscope.capture import SiteRecord
+from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers.coarsen import Axes, CoarseMap, Coarsen, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
@@ -117,10 +118,78 @@ MOST_TRIED = 1000
 """Tokens among which the nearest to a name that is none of them is looked for."""
 
 
-def one_token(model: Model, prepared: ModelInput, selection: Selection) -> TokenView:
-    """Run the model once, and rank the row and the column of the token that is meant.
+@dataclass(frozen=True, eq=False)
+class SeenToken:
+    """One token in the sites that have it: its rows and columns in all heads, and the places on both axes."""
 
-    With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
+    place: Place
+    sites: Sequence[SiteRecord]
+    looks_at: Sequence[CoarseMap]
+    looked_at_by: Sequence[CoarseMap]
+    queries: Sequence[Place]
+    keys: Sequence[Place]
+    pictures: Sequence[Picture]
+    title: str
+    notes: tuple[str, ...]
+    record: Record
+
+    def mean(self, which: str) -> TokenView:
+        """Its row and its column on average over all heads; ``which`` says over which."""
+        return self._view(which, self.looks_at, self.looked_at_by)
+
+    def head(self, site: Site, head: int, mass: float | None = None) -> TokenView:
+        """The same in one head. With a ``mass``: the smallest set of keys that holds so much of the row."""
+        rows, columns = (
+            [made.only(head) for made in maps if made.site == site]
+            for maps in (self.looks_at, self.looked_at_by)
+        )
+        return self._view(Head(site.layer, head).name, rows, columns, mass)
+
+    def _view(
+        self, which: str, rows: Sequence[CoarseMap], columns: Sequence[CoarseMap], mass: float | None = None
+    ) -> TokenView:
+        place, notes, boxes = self.place, self.notes, boxes_of(self.pictures)
+        row, column = (_mean(maps) if maps else None for maps in (rows, columns))
+        open_row = _opened(rows)[: len(self.keys)] if rows else None
+        open_column = _opened(columns)[: len(self.queries)] if columns else None
+        if place.id is not None and place.id in boxes:
+            notes += (f"{place.label} is {describe_box(boxes[place.id])}, in pixels of the picture",)
+        drawn = row
+        if mass is not None and row is not None and open_row is not None:
+            pictured = bool(self.pictures) and any(key.pictured for key in self.keys)
+            among = open_row & np.array([not pictured or key.pictured for key in self.keys])
+            open_row, column = hold_mass(row[: len(among)], among, mass), None
+            drawn, what = open_row, "patches" if pictured else "keys"
+            share = f"{mass:.0%} of the weight on {what}"
+            notes += (f"{open_row.sum()} of {among.sum()} {what} are shown: the fewest that hold {share}",)
+        overlays, left_out = lay_over(
+            self.pictures,
+            place,
+            None if drawn is None else (drawn, self.keys),
+            None if column is None else (column, self.queries),
+        )
+        top = BESIDE if overlays else TOP
+
+        def rank(values: Array | None, opened: Array | None, axis: Sequence[Place]) -> Bars | None:
+            if values is None or opened is None:
+                return None
+            most = top if opened.sum() > top + SPARE else len(axis)
+            return rank_places(values[: len(axis)], opened, axis, most, boxes)
+
+        return TokenView(
+            label=place.label,
+            position=place.start,
+            looks_at=rank(row, open_row, self.keys),
+            looked_at_by=rank(column, open_column, self.queries),
+            title=f"{which} · {self.title}",
+            notes=(*notes, *left_out),
+            overlays=overlays,
+        )
+
+
+def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenToken:
+    """Run the model once, and keep the row and the column of the token that is meant, in every head.
+
     In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
     of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
     """
@@ -136,40 +205,56 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Token
     groups = list(sized.values())
     found = (group for group in groups if any(_meant(*_coarsenings(group, prepared, selection), selection)))
     sites = next(found, groups[0])
-    lead, meant_sites = sites[0].site.kind, {site.site for site in sites}
+    meant_sites = {site.site for site in sites}
     queries, keys = _coarsenings(sites, prepared, selection)
     meant = _meant(queries, keys, selection)
-    if meant.row:
-        place, again = queries.places[meant.row[0]], [queries.places[other].start for other in meant.row[1:]]
-    elif meant.column:
-        place, again = keys.places[meant.column[0]], [keys.places[other].start for other in meant.column[1:]]
-    else:
+    numbers, axis = (meant.row, queries) if meant.row else (meant.column, keys)
+    if not numbers:
         raise SelectionError(_nowhere(selection, prepared, queries, keys))
-    looks_at = [made for made in rows.maps if made.site in meant_sites]
-    looked_at_by = [made for made in columns.maps if made.site in meant_sites]
+    place, again = axis.places[numbers[0]], [axis.places[other].start for other in numbers[1:]]
+    looks_at, looked_at_by = (
+        [made for made in side.maps if made.site in meant_sites] for side in (rows, columns)
+    )
     notes = (*model.notes, *prepared.notes, *record.notes)
     notes += tuple(note_maps(looks_at or looked_at_by, prepared))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {number_ranges(again)} too",)
-    boxes = boxes_of(prepared.pictures)
-    if place.id is not None and place.id in boxes:
-        notes += (f"{place.label} is {describe_box(boxes[place.id])}, in pixels of the picture",)
-    overlays, left_out = lay_over(
-        prepared.pictures,
+    title = f"{name_pass(model, prepared)} · {kind_title(sites[0].site.kind)}"
+    return SeenToken(
         place,
-        (_mean(looks_at), keys.places) if looks_at else None,
-        (_mean(looked_at_by), queries.places) if looked_at_by else None,
+        sites,
+        looks_at,
+        looked_at_by,
+        queries.places,
+        keys.places,
+        prepared.pictures,
+        title,
+        notes,
+        record,
     )
-    top = BESIDE if overlays else TOP
-    return TokenView(
-        label=place.label,
-        position=place.start,
-        looks_at=_rank(looks_at, keys.places, top, boxes) if looks_at else None,
-        looked_at_by=_rank(looked_at_by, queries.places, top, boxes) if looked_at_by else None,
-        title=f"{_which(selection, sites)} · {name_pass(model, prepared)} · {kind_title(lead)}",
-        notes=(*notes, *left_out),
-        overlays=overlays,
-    )
+
+
+def one_token(model: Model, prepared: ModelInput, selection: Selection) -> TokenView:
+    """Run the model once, and rank the row and the column of the token that is meant.
+
+    With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
+    Raises ``SelectionError`` if there is no such token, layer or head.
+    """
+    seen = see_token(model, prepared, selection)
+    return seen.mean(_which(selection, seen.sites))
+
+
+def hold_mass(weights: Array, among: Array, mass: float) -> Array:
+    """The smallest set of places, ``among`` these, that holds the share ``mass`` of their weight.
+
+    [place], bool [place] -> bool [place]
+    """
+    weights = np.where(among, weights, 0).astype(np.float64)
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]  # what heavier ones hold
+    kept = np.zeros(len(weights), bool)
+    kept[order] = before < mass * weights.sum() - 1e-9
+    return kept
 
 
 def of_token(result: TokenView) -> Answer:
@@ -246,15 +331,11 @@ def _which(selection: Selection, sites: Sequence[SiteRecord]) -> str:
     return f"mean of {heads} heads of {where}"
 
 
-def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int, boxes: Mapping[int, Edges]) -> Bars:
-    """The heads' mean, ranked, of the places that any head may look at; what was left aside is not listed."""
-    opened: Array = np.concatenate(
-        [made.opened.reshape(len(made.opened), -1) for made in maps]
-    )  # [head, place]
-    size = len(places)
-    allowed = np.asarray(opened[:, :size].any(0))
-    top = top if allowed.sum() > top + SPARE else size
-    return rank_places(_mean(maps)[:size], allowed, places, top, boxes)
+def _opened(maps: Sequence[CoarseMap]) -> Array:
+    """The places that any head may look at; what was left aside is none of them.  -> [place]"""
+    opened = [made.opened.reshape(len(made.opened), -1) for made in maps]  # [head, place] each
+    found: Array = np.any(np.concatenate(opened), axis=0)
+    return found
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:

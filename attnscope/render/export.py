@@ -7,17 +7,20 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from attnscope import __version__
-from attnscope.errors import SelectionError
+from attnscope.axes import Weights
+from attnscope.errors import OutputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
-from attnscope.questions.layers import AllHeads, all_heads
+from attnscope.questions.layers import AllHeads, WholeLayers, all_heads
 from attnscope.questions.manifest import ExportedFile, write_down
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import number_ranges
+from attnscope.questions.token import SeenToken, see_token
 from attnscope.records import plain
 from attnscope.render.image import DPI, Album
 from attnscope.render.image.draw import save_film
@@ -26,6 +29,7 @@ from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
     ALL,
     FILM,
+    PICTURES,
     ExportPlan,
     Name,
     begin_manifest,
@@ -60,6 +64,7 @@ def save_export(
     cmap: str | None = None,
     force: bool = False,
     command: str | None = None,
+    mass: float | None = None,
 ) -> Exported:
     """Run the model once, and write pictures and data of all heads that are meant into a folder.
 
@@ -67,8 +72,9 @@ def save_export(
     one grid of thumbnails a layer (``L05.png``) and one of all (``overview.png``), led by the kind of
     attention where there are several. Of each that is data, a page or an animated image (layer after layer):
     one file of all heads (``heads.npz``). At last ``manifest.json``. ``size`` is the width of a picture in
-    inches, ``command`` is told in the manifest. Every file appears whole or not at all, and the same call
-    writes the same bytes.
+    inches, ``command`` is told in the manifest. With a token in the selection: that token in each head alone,
+    with a ``mass`` the fewest keys that hold so much of its weight. Every file appears whole or not at all,
+    and the same call writes the same bytes.
 
     An export that was killed is completed by the same call. Raises ``OutputError`` where any other file would
     be overwritten and ``force`` is not set, where the folder
@@ -76,19 +82,27 @@ def save_export(
     """
     folder = Path(folder)
     contents = ExportPlan(formats, selection.layers, heads)
+    if selection.token is not None and contents.wholes:
+        raise OutputError(f"a token has pictures alone: --format {','.join(PICTURES)}")
     with claim_folder(folder):
         tokens = [[str(place) for place in axis] for axes in prepared.axes.values() for axis in axes]
-        options = (selection, formats, sorted(heads or ()), dpi, size, font, cmap, command)
+        options = (selection, formats, sorted(heads or ()), dpi, size, font, cmap, command, mass)
         asked = [__version__, model.name, fingerprint(model.module), tokens, *map(repr, options)]
         identity = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
         if not force:
             refuse_existing(folder, contents, identity)
-        result = all_heads(model, prepared, selection)
-        most = max(len(weights.values) for weights in result.weights.values())
+        result = None if selection.token is not None else all_heads(model, prepared, selection)
+        if result is not None:
+            layers, most = result.layers, max(len(weights.values) for weights in result.weights.values())
+            jobs = list(_pictures(result, contents)) if contents.pictures else []
+        else:
+            seen = see_token(model, prepared, selection)
+            kinds: dict[str, list[tuple[int, Weights]]] = {site.site.kind: [] for site in seen.sites}
+            layers = WholeLayers(kinds, model.title, "", seen.notes, seen.record)
+            jobs, most = list(_token_pictures(seen, contents, mass)), max(site.heads for site in seen.sites)
         if missing := sorted(head for head in heads or () if head >= most):
             raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
-        jobs = list(_pictures(result, contents)) if contents.pictures else []
         begin_manifest(folder, contents, identity)
         total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
         for name, view in jobs:
@@ -99,19 +113,21 @@ def save_export(
                 files.append(ExportedFile(**describe_file(path), **name))
                 tell("file", len(files), total)
         for form in contents.wholes:
+            assert result is not None
             path = folder / f"{ALL}.{form}"
             if path.suffix == PAGE:
                 save_page(result, path, cmap)
             elif form == FILM:
-                film = (
-                    result.layer(kind, n) for kind, layers in result.layers.kinds.items() for n, _ in layers
+                grids = chain.from_iterable(
+                    (result.layer(kind, number) for number, _ in pairs)
+                    for kind, pairs in layers.kinds.items()
                 )
-                warnings |= dict.fromkeys(save_film(film, path, dpi=dpi, cmap=cmap, width=size, font=font))
+                warnings |= dict.fromkeys(save_film(grids, path, dpi=dpi, cmap=cmap, width=size, font=font))
             else:
-                save_layers(result.layers, path)
+                save_layers(layers, path)
             files.append(ExportedFile(**describe_file(path)))
             tell("file", len(files), total)
-        manifest = plain(write_down(model, prepared, result.layers, command, tuple(warnings), tuple(files)))
+        manifest = plain(write_down(model, prepared, layers, command, tuple(warnings), tuple(files)))
         write_manifest(folder, manifest)
     return Exported(folder, manifest, tuple(warnings))
 
@@ -129,3 +145,16 @@ def _pictures(
             for head in range(len(weights.values)):
                 if contents.heads is None or head in contents.heads:
                     yield led | {"layer": layer, "head": head}, partial(result.head, kind, layer, head)
+
+
+def _token_pictures(
+    seen: SeenToken, contents: ExportPlan, mass: float | None
+) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
+    """One token in each head, by layer and head."""
+    several = len({site.site.kind for site in seen.sites}) > 1
+    for record in seen.sites:
+        site = record.site
+        for head in range(record.heads):
+            if contents.heads is None or head in contents.heads:
+                name = {"kind": site.kind} if several else {}
+                yield name | {"layer": site.layer, "head": head}, partial(seen.head, site, head, mass)

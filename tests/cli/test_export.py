@@ -38,6 +38,28 @@ def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 
 
+def test_one_token_is_drawn_in_each_head_as_show_draws_it(run, tmp_path):
+    arguments = ("--token", "cat", "--dpi", "40")
+    assert (
+        run("export", TEXT, *arguments, "-o", tmp_path / "out", "--layers", "1", "--heads", "0-2").code == 0
+    )
+    names = [f"L01H0{head}.png" for head in range(3)]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*names, "manifest.json"]
+    run("show", TEXT, *arguments, "--head", "L1H2", "-o", tmp_path / "shown.png")
+    assert (tmp_path / "out" / "L01H02.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
+
+
+def test_a_token_is_drawn_with_the_keys_that_hold_a_share_alone(run, tmp_path):
+    arguments = (TEXT, "--token", "cat", "--layers", "2", "--heads", "1", "--format", "svg")
+    drawn = {}
+    for name, more in {"all": (), "few": ("--keep-mass", "0.5")}.items():
+        assert run("export", *arguments, *more, "-o", tmp_path / name).code == 0
+        drawn[name] = (tmp_path / name / "L02H01.svg").read_text("utf-8")
+    assert drawn["all"] != drawn["few"]
+    command = json.loads((tmp_path / "few" / "manifest.json").read_text("utf-8"))["command"]
+    assert "--keep-mass 0.5" in command
+
+
 def test_a_file_of_weights_is_exported_without_a_model(run, tmp_path):
     run("show", TEXT, "-o", tmp_path / "heads.npz")
     ran = run(
@@ -75,6 +97,9 @@ def test_files_that_are_there_stop_it_before_the_model_is_loaded(run, tmp_path):
         ),
         (["--format", "png,gif"], "no format 'gif': there are png, svg, pdf, apng"),
         (["--format", "GIF"], "GIF was retired: export --format apng"),
+        (["--token", "cat", "--format", "npz"], "a token has pictures alone: --format png,svg,pdf"),
+        (["--keep-mass", "0.6"], "only valid with --token"),
+        (["--token", "dog"], "no token 'dog'"),
         (["--cmap", "rainbough"], "no colour map 'rainbough'"),
         (["--font", "No Such Sans"], "no font 'No Such Sans' is installed"),
         (["--layers", "0-9"], "no layer 4-9: this model has layers 0-3"),

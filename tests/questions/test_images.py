@@ -1,5 +1,7 @@
 """Looking at images: what is drawn over a picture is the model's own eager attention."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from attnscope.questions.head import one_head
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
-from attnscope.questions.token import one_token
+from attnscope.questions.token import hold_mass, one_token, see_token
 from tests.models import images
 
 
@@ -159,3 +161,32 @@ def test_a_merged_patch_has_no_place_in_the_picture(windows):
     assert not focus.overlays
     with pytest.raises(SelectionError, match="tokens 0-63"):
         one_token(model, prepared, Selection(Head("L2H0"), token="2,3"))
+
+
+@pytest.mark.parametrize("mass", [0.3, 0.6, 1.0])
+def test_a_mask_holds_the_fewest_patches_with_a_share_of_the_weight_in_each_head(seen, mass):
+    model, prepared, weights = seen
+    token = see_token(model, prepared, Selection(layers=(1,), token="CLS"))
+    for head in range(2):
+        view = token.head(token.sites[0].site, head, mass)
+        row = weights[1, head, 0, 5:]
+        heaviest = np.sort(row)[::-1].cumsum() / row.sum()
+        count = 1 + int((heaviest[:-1] < mass - 1e-6).sum())
+        shown = view.overlays[0].looks_at
+        assert set(np.flatnonzero(shown)) == set(np.argsort(-row)[:count])
+        assert shown.shape == (4, 4)
+        assert view.looked_at_by is None
+        assert f"{count} of 16 patches are shown" in view.notes[-1]
+        assert view.title.startswith(f"L1H{head} · ")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mass", [0.05, 0.5, 0.6, 0.95])
+def test_no_smaller_set_of_places_holds_as_much(seed, mass):
+    draw = np.random.default_rng(seed)
+    weights, among = draw.dirichlet([0.4] * 8), draw.random(8) < 0.8
+    kept, whole = hold_mass(weights, among, mass), weights[among].sum()
+    assert not (kept & ~among).any()
+    assert weights[kept].sum() >= mass * whole - 1e-9
+    smaller = itertools.combinations(np.flatnonzero(among), int(kept.sum()) - 1)
+    assert all(weights[list(places)].sum() < mass * whole for places in smaller)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -146,6 +146,11 @@ class CoarseMap:
     def opened(self) -> Array:
         """Where the mask leaves something open in any of the batch.  -> [head or 1, row, column]"""
         return _array(np.any(self.open, 0) if isinstance(self.open, np.ndarray) else self.open.any(0))
+
+    def only(self, head: int) -> CoarseMap:
+        """One head alone."""
+        opened = self.open if self.open.shape[1] == 1 else self.open[:, head : head + 1]
+        return replace(self, values=self.values[:, head : head + 1], open=opened)
 
     def label(self) -> tuple[Weights, float]:
         """The mean over the batch with its labels, and the share of attention that was left aside."""

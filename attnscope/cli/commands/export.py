@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, write
+from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, refuse, write
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.options import (
@@ -36,6 +36,10 @@ class ExportedHeads(LayerOptions):
     """Layers and heads, several of each."""
 
     heads: str | None = option("Pictures of these heads of each layer only, like 0-3,7.", panel=WHERE)
+    token: str | None = option("One token in each head, and no whole heads: a word, its number, or a patch.")
+    keep_mass: float | None = option(
+        "With --token: the fewest keys that hold this share of its weight (0.6), as a mask.", min=0, max=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +78,14 @@ def export(
 
     attnscope export "The cat sat on the mat." -o paper --layers 0-3,7 --heads 2 --format pdf,svg --size 3.3
 
+    attnscope export --image dog.png -m facebook/dino-vits8 --token CLS --layers 11 --keep-mass 0.6 -o dog
+
     attnscope export -f paper.txt --truncate -m openai-community/gpt2 -o data --format npz,html
     """
     layers = parse_numbers(attention.layers, "--layer")
+    refuse(
+        attention.keep_mass is not None and attention.token is None, "--keep-mass", "only valid with --token"
+    )
     given = read_source(source, model)
     check_picture(None, picture.cmap, one=False)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
@@ -92,7 +101,7 @@ def export(
     from attnscope.render.export import save_export
 
     loaded, prepared = given.open(saving=True)
-    selection = select(attention, axes)
+    selection = select(attention, axes, token=attention.token)
     with reading(loaded, prepared), _going_on(output.out, contents):
         done = save_export(
             loaded,
@@ -106,6 +115,7 @@ def export(
             font=picture.font,
             cmap=picture.cmap,
             force=output.force,
+            mass=attention.keep_mass,
             command=write("export", source, attention, axes, replace(output, force=False), picture, model),
         )
     for warning in done.warnings:

@@ -91,7 +91,7 @@ def _draw_picture(
         verb, weights = shown.maps[number - 1]
         levels = resize(levels_of(weights, tops[verb]), *pixels.shape[:2])
         below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        light = f"full light is {tops[verb]:.2g}"
+        light = "bright: shown" if weights.dtype == bool else f"full light is {tops[verb]:.2g}"
         axes.annotate(light, (0, 0), (0, -3), va="top", **QUIET, **below)
         pixels = blend(pixels, levels, style.cmap)
     axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")

@@ -22,7 +22,6 @@ from attnscope.capture.lineage.layout import origin_of_kernel, origin_of_weighin
 from attnscope.capture.lineage.nodes import QueryKeyOrigin
 from attnscope.capture.lineage.split_calls import SplitCalls
 from attnscope.capture.lineage.standing import doubt_axes, judge
-from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.between import AcrossTexts, ChannelSoftmaxes
 from attnscope.capture.placing.chunked import ChunkedModules
@@ -34,7 +33,7 @@ from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.kernels import Frame, conclude, formula, fuse, sdpa_call, without_formula
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.single_heads import Repeats, SingleHeads
-from attnscope.capture.rows.weighing import Weighing, is_mapped
+from attnscope.capture.rows.weighing import MAPPED, Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
 from attnscope.fused.fused_pass import FusedPass
 
@@ -45,7 +44,6 @@ TRACKERS: tuple[type[Tracker], ...] = (
     Lineage,  # before those who ask where a tensor comes from
     ChannelSoftmaxes,  # before those who need not know of weights that met their values
     Trails,
-    UnnormalizedWeights,
     PastAttention,
     AcrossTexts,
     AttentionFunctions,
@@ -160,30 +158,33 @@ class Recorder(Pass):
         if doubtful and self.trace is not None:
             self.trace.plain = False
 
-    def see_weighing(self, weighing: Weighing, result: Tensor) -> None:
-        """The result of a softmax met its values."""
-        lineage = self.of(Lineage)
-        stands = judge(lineage, weighing, result)
+    def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
+        """The result of a softmax met its values; False if these are no tokens."""
+        stands = judge(self.of(Lineage), weighing, result)
         owner = weighing.trail.owner(self.path)
         if not stands.tokens:
             self.of(Learned).weigh(self.call_of(owner), weighing.weighed)
             self.placed += 1
-            self.of(UnnormalizedWeights).see_gates(weighing)
             self.seen += 1  # a module may show gates as it would show attention
-            return
+            return False
         if weighing.trail.mixed or weighing.trail.signed:
             self.seen += 1
-            return self.record.note(no_distribution(owner, weighing.trail.mixed))
-        if self.frames:
+            self.record.note(no_distribution(owner, weighing.trail.mixed))
+        elif self.frames:
             self.frames[-1].weighings.append(weighing)
-            return
-        if is_mapped(weighing.weights):
-            return self.take(Unknown(MAPPED), owner)
+        elif is_mapped(weighing.weights):
+            self.take(Unknown(MAPPED), owner)
+        else:
+            self._take_weighing(weighing, result, owner, stands.learned)
+        return True
+
+    def _take_weighing(self, weighing: Weighing, result: Tensor, owner: str, learned: bool) -> None:
+        """Take the weights that a module's own code multiplied with its values."""
         heads = heads_of(getattr(self.call_of(owner), "module", None))
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
-        origin = origin_of_weighing(lineage, weighing, batch, heads)
-        capture = Capture.of_weighing(weighing, batch, heads, stands.learned)
-        if stands.learned and capture.queries > 1:
+        origin = origin_of_weighing(self.of(Lineage), weighing, batch, heads)
+        capture = Capture.of_weighing(weighing, batch, heads, learned)
+        if learned and capture.queries > 1:
             self.of(ChannelSoftmaxes).expect(weighing, result)
         self.take(capture, owner, origin, weighing.trail.softmax)
 
@@ -206,12 +207,7 @@ class Recorder(Pass):
         self.record.without_attention += find_opaque(self.model, self.ran)
         known = {site.site.name for site in self.record.sites}
         self.record.without_attention += self.of(Learned).memories(known)
-        note_layers(
-            self.record,
-            self.model,
-            self.ran,
-            self.of(PastAttention).reasons | self.of(UnnormalizedWeights).reasons,
-        )
+        note_layers(self.record, self.model, self.ran, self.of(PastAttention).reasons)
 
     def settle(self) -> None:
         """Make the pass known, or take what is known of it; raises ``UnknownPass`` where nothing is."""

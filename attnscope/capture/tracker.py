@@ -81,8 +81,8 @@ class Pass(ABC):
         return next((call for call in reversed(self.stack.calls) if call.name == name), None)
 
     @abstractmethod
-    def see_weighing(self, weighing: Weighing, result: Tensor) -> None:
-        """The result of a softmax met its values."""
+    def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
+        """The result of a softmax met its values; False if these are no tokens."""
 
     @abstractmethod
     def take(

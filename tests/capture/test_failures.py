@@ -7,9 +7,9 @@ from torch import nn
 from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks import modules as stack
 from attnscope.capture.hooks import outputs, softmax, torch_functions
-from attnscope.capture.lineage import unnormalized
 from attnscope.capture.placing import chunked as chunked_modules
 from attnscope.capture.placing import kinds as sites
+from attnscope.capture.placing import mixing
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs
@@ -87,10 +87,10 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder.Recorder, "take", gpt2),
     (recorder.Repeats, "take", gpt2),
     (recorder, "note_layers", gpt2),
-    (unnormalized.UnnormalizedWeights, "see", softmaxed),
-    (unnormalized.UnnormalizedWeights, "_weigh", rectified),
+    (mixing.PastAttention, "see", softmaxed),
+    (mixing.PastAttention, "_multiplies", rectified),
     (chunked_modules, "layout_of", gpt2),
-    (chunked_modules, "from_chunks", chunked),
+    (chunked_modules, "capture_chunks", chunked),
     (outputs, "find_weights", softmaxed),
     (sites, "is_cross", gpt2),
     (softmax, "masked_keys", softmaxed),

@@ -110,8 +110,7 @@ class Trails(Tracker):
         elif name in PRODUCTS:
             weighing = self._weighing(seen)
             if weighing is not None:
-                self.recorder.see_weighing(weighing, result)
-                return True
+                return self.recorder.see_weighing(weighing, result)
             self._multiply(seen)
         elif name in SOFTMAX:
             given = seen.given("input", "dim")
@@ -123,6 +122,10 @@ class Trails(Tracker):
         elif name in ("conv1d", "conv2d"):
             self._mix(seen.given("input")["input"], result)
         return None
+
+    def follows(self, tensor: Tensor) -> bool:
+        """Whether a tensor is what a softmax made."""
+        return bool(self._trails) and tensor in self._trails
 
     def _project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
         """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""

@@ -17,7 +17,6 @@ from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.lineage.split_calls import INSIDE
 from attnscope.capture.lineage.standing import asks_itself
-from attnscope.capture.lineage.unnormalized import MAPPED
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.without_attention import why_opaque
 from attnscope.capture.rows.capture import Capture, Unknown
@@ -29,7 +28,7 @@ from attnscope.capture.rows.kernels import (
     capture_flex,
     capture_projection,
 )
-from attnscope.capture.rows.weighing import is_mapped
+from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Tracker
 
 UNSEEN = "it ran inside of torch's fused encoder layer, which is not watched under a TorchDispatchMode"

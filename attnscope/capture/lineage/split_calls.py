@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnscope.attention import RowSource
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.layout import (
     UNMOVABLE,
@@ -27,6 +26,7 @@ from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.placed import Part, PlacedRows
 from attnscope.capture.rows.proof import join_differences
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
@@ -303,80 +303,3 @@ def at_its_rows(piece: Piece) -> Capture:
 def _index(places: Tensor, axis: Tensor, offset: int) -> Tensor:
     """Where places stand on an axis, counted from ``offset``; -1: no position."""
     return torch.where(places < 0, -1, torch.searchsorted(axis, places.contiguous()) - offset)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One call, and where its rows and slots belong; -1: nowhere."""
-
-    read: RowSource
-    text: Tensor  # [batch, head, query]
-    head: Tensor  # [batch, head, query]
-    row: Tensor  # [batch, head, query]
-    key: Tensor  # [batch, head, query or 1, slot]
-
-    def is_alike(self, heads: int) -> bool:
-        """Whether all heads have the same rows, slots and masks."""
-        if self.head.shape[1] != heads or self.read.allowed(0, 1).shape[1] > 1:
-            return False
-        alike = all(bool((of == of[:, :1]).all()) for of in (self.text, self.row, self.key))
-        return alike and bool((self.head == self.head[:1, :, :1]).all())
-
-
-@dataclass(frozen=True, eq=False)
-class PlacedRows:
-    """Rows of several parts; where several say something of one row and key, it adds up."""
-
-    parts: tuple[Part, ...]
-    texts: int
-    heads: int
-    keys: int
-
-    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        chosen = range(self.heads) if heads is None else heads
-        taken = sorted(set(chosen))
-        rows = self._gathered(start, stop, taken, of_mask=False)
-        return rows if list(chosen) == taken else rows[:, [taken.index(head) for head in chosen]]
-
-    def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that a part had and its mask left open, bool.  -> [batch, head or 1, row, key]"""
-        alike = all(part.is_alike(self.heads) for part in self.parts)
-        return self._gathered(start, stop, range(1 if alike else self.heads), of_mask=True) > 0
-
-    def _gathered(self, start: int, stop: int, heads: Sequence[int], of_mask: bool) -> Tensor:
-        """What the parts say of some rows and heads, at its keys.  -> [batch, head, row, key]"""
-        device = self.parts[0].row.device
-        number = torch.full((self.heads,), -1, device=device)
-        number[list(heads)] = torch.arange(len(heads), device=device)
-        count, wide = stop - start, self.keys + 1  # the last column is for slots that belong nowhere
-        sums: Tensor | None = None
-        for part in self.parts:
-            mine = (part.row >= start) & (part.row < stop) & (number[part.head] >= 0)  # [batch, head, query]
-            first, last = _span(mine.any(0).any(0))
-            lanes = mine.any(0).any(-1).nonzero()[:, 0]
-            mine = mine[:, lanes, first:last]
-            if of_mask:
-                values = part.read.allowed(first, last).float()
-                values = values if values.shape[1] == 1 else values[:, lanes]
-                values = values.expand(*mine.shape, -1)
-            else:
-                values = part.read.rows(first, last, lanes.tolist())
-            if sums is None:
-                sums = values.new_zeros(self.texts * len(heads) * count * wide)
-            key = part.key if part.key.shape[2] == 1 else part.key[:, :, first:last]
-            key = key[:, lanes].expand(*values.shape)[mine]  # [place, slot]
-            text, head, row = (
-                of[:, lanes, first:last][mine][:, None] for of in (part.text, part.head, part.row)
-            )
-            place = ((text * len(heads) + number[head]) * count + row - start) * wide
-            column = torch.where(key < 0, self.keys, key)
-            sums.index_add_(0, (place + column).flatten(), values[mine].flatten())
-        assert sums is not None
-        return sums.view(self.texts, len(heads), count, wide)[..., :-1]
-
-
-def _span(mine: Tensor) -> tuple[int, int]:
-    """The first and the last place that is chosen, as bounds."""
-    places = mine.nonzero()[:, 0]
-    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from attnscope.attention import HeldRows
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.outputs import tensors_of
 from attnscope.capture.lineage.functions import SOFTMAX, Seen
 from attnscope.capture.observer import quietly
 from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.rows.placed import Part, PlacedRows
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.weighing import masked_keys
 from attnscope.capture.tracker import Tracker
@@ -79,166 +80,81 @@ class ChunkedModules(Tracker):
         self.notes = None
         with quietly():
             notes.returned = next(tensors_of(output), None)
-            rows = layout(call.module, call.tensors, notes)
-            self.recorder.take(from_chunks(rows, type(call.module).__name__), call.name)
+            laid = layout(call.module, call.tensors, notes)
+            self.recorder.take(capture_chunks(laid, type(call.module).__name__), call.name)
+
+
+Proof: TypeAlias = tuple[PlacedRows, Tensor, Tensor]
+"""Rows, what they were multiplied with, and what that gave: both [batch, head, position, size]."""
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
-    """Weights of every query on some keys, each with its key's number; a key may come several times."""
+class Laid:
+    """One call with every weight at its key."""
 
-    weights: Tensor  # [batch, head, query, slot]
-    keys: Tensor  # [batch or 1, head or 1, query, slot]
-    masked: Tensor | None = None  # bool, broadcastable to the weights
-
-
-@dataclass(frozen=True, eq=False)
-class WholeRows:
-    """Rows over all keys, in the place of whatever chunks say of those queries."""
-
-    places: Tensor  # [batch, row]: which query each row is; -1 for none
-    weights: Tensor  # [batch, head, row, key]
-    masked: Tensor | None = None
-
-
-Numbers: TypeAlias = Callable[["Chunk | WholeRows", slice], Tensor]
-"""Some rows of what a part holds: its weights, or which of its keys are open."""
-
-
-@dataclass(frozen=True, eq=False)
-class Proof:
-    """What weights were multiplied with, and what that gave; ``whole``: values that whole rows have alone."""
-
-    values: Tensor  # [batch, head, key, size]
-    output: Tensor  # [batch, head, query, size]
-    whole: Tensor | None = None
+    rows: PlacedRows
+    proofs: tuple[Proof, ...] = ()
 
     @staticmethod
-    def of(values: Tensor, output: Tensor | None, heads: int, whole: Tensor | None = None) -> Proof | None:
-        """Of tensors with all heads behind each other, [batch, position, head·size]."""
-        if output is None or output.shape != values.shape:
-            return None
-        parts = (None if of is None else split(of, heads) for of in (values, output, whole))
-        return Proof(*parts)  # type: ignore[arg-type]
+    def of(parts: Sequence[Part], values: Tensor | None, output: Tensor | None, real: Tensor) -> Laid:
+        """Parts of one call, without the padding with which a model fills its last chunk up.
 
-
-@dataclass(frozen=True, eq=False)
-class ChunkedRows:
-    """Rows put together from chunks: the sum of all weights on a key."""
-
-    chunks: tuple[Chunk, ...]
-    key_count: int
-    whole: WholeRows | None = None
-    proof: Proof | None = None
-
-    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        return self._spread(start, stop, slice(None) if heads is None else list(heads), _weights)
-
-    def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that some chunk left open, bool.  -> [batch, head, row, key]"""
-        return self._spread(start, stop, slice(None), _open) > 0
-
-    def _spread(self, start: int, stop: int, heads: slice | list[int], numbers: Numbers) -> Tensor:
-        """Numbers of every chunk added up at their keys.  -> [batch, head, row, key]"""
-        parts = [numbers(chunk, slice(start, stop))[:, heads] for chunk in self.chunks]
-        spread = parts[0].new_zeros(*parts[0].shape[:3], self.key_count)
-        for chunk, part in zip(self.chunks, parts, strict=True):
-            keys = chunk.keys[:, :, start:stop]
-            keys = keys if keys.shape[1] == 1 else keys[:, heads]
-            spread.scatter_add_(-1, keys.expand(part.shape), part)
-        if self.whole is not None:
-            places = self.whole.places
-            text, row = ((places >= start) & (places < stop)).nonzero(as_tuple=True)
-            rows = numbers(self.whole, slice(None))[:, heads]
-            spread[text, :, places[text, row] - start] = rows[text, :, row]  # [place, head, key]
-        return spread
+        ``values`` and ``output`` are [batch, position, head·size], ``real`` is bool, [batch, key].
+        """
+        places, (batch, heads, _) = real.any(0).nonzero(), parts[0].row.shape
+        count = int(places.max()) + 1 if len(places) else real.shape[1]
+        kept = tuple(replace(part, key=torch.where(part.key < count, part.key, -1)) for part in parts)
+        rows = PlacedRows(kept, batch, heads, count)
+        if values is None or output is None or output.shape != values.shape:
+            return Laid(rows)
+        values, output = (split(states, heads)[:, :, :count] for states in (values, output))
+        return Laid(rows, ((rows, values, output),))
 
 
 def split(states: Tensor, heads: int) -> Tensor:
     """[batch, position, head·size] -> [batch, head, position, size]"""
-    batch, positions, _ = states.shape
-    return states.reshape(batch, positions, heads, -1).transpose(1, 2)
+    return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
 
 
-def trim(rows: ChunkedRows, real: Tensor) -> ChunkedRows:
-    """The rows without the padding behind the longest text, with which a model fills its last chunk up.
+def put(weights: Tensor, keys: Tensor, masked: Tensor | None = None, rows: Tensor | None = None) -> Part:
+    """Weights of every query on some keys, [batch, head, query, slot], each with its key's number.
 
-    ``real`` is bool, [batch, key].
+    ``keys`` and ``masked`` broadcast to them, ``rows`` to [batch, head, query]: the queries' numbers.
     """
-    places = real.any(0).nonzero()
-    count = int(places.max()) + 1 if len(places) else rows.key_count
-    if count == rows.key_count:
-        return rows
-    chunks = []
-    for chunk in rows.chunks:
-        keys = chunk.keys[:, :, :count]
-        weights = chunk.weights[:, :, :count].masked_fill(keys >= count, 0.0)
-        masked = None if chunk.masked is None else chunk.masked.expand_as(chunk.weights)[:, :, :count]
-        masked = keys >= count if masked is None else masked | (keys >= count)
-        chunks.append(Chunk(weights, keys.clamp(max=count - 1), masked))
-    whole = rows.whole
-    if whole is not None:
-        far = None if whole.masked is None else whole.masked[..., :count]
-        whole = WholeRows(whole.places, whole.weights[..., :count], far)
-    return ChunkedRows(tuple(chunks), count, whole, rows.proof)
+    shape, device = weights.shape[:3], weights.device
+    opened = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    texts, heads, queries = (torch.arange(size, device=device) for size in shape)
+    return Part(
+        HeldRows(weights, opened if masked is None else ~masked.expand(weights.shape)),
+        texts[:, None, None].expand(shape),
+        heads[:, None].expand(shape),
+        (queries if rows is None else rows).expand(shape),
+        keys.expand(*shape[:2], *keys.shape[2:]),
+    )
 
 
-def from_chunks(rows: ChunkedRows | None, kernel: str) -> Capture | Unknown:
+def capture_chunks(laid: Laid | None, kernel: str) -> Capture | Unknown:
     """Self-attention that a module computed in chunks; ``None``: nothing tells at which keys they are."""
-    if rows is None:
+    if laid is None:
         return Unknown(f"{kernel} attends in chunks, and those of this call cannot be put at their keys")
-    batch, heads, queries, _ = rows.chunks[0].weights.shape
-    kind = rows.chunks[0].weights.dtype
+    rows, dtype = laid.rows, laid.rows.parts[0].read.rows(0, 1, [0]).dtype
+    proofs = [proof for proof in laid.proofs if proof[1].dtype == dtype]
     return Capture(
         source="softmax",
         kernel=kernel,
-        batch=batch,
-        heads=heads,
-        key_heads=heads,
-        queries=queries,
-        keys=rows.key_count,
-        dtype=kind,
+        batch=rows.texts,
+        heads=rows.heads,
+        key_heads=rows.heads,
+        queries=rows.keys,
+        keys=rows.keys,
+        dtype=dtype,
         read=rows,
         crossed=False,
-        difference=compare_chunks(rows),
+        difference=max((compare_rows(*proof) for proof in proofs), default=None),
     )
 
 
-def compare_chunks(rows: ChunkedRows) -> float | None:
-    """What ``compare_rows`` says of all rows; None without their values, or if they are of another type."""
-    proof, whole, count = rows.proof, rows.whole, rows.key_count
-    if proof is None or proof.values.dtype != rows.chunks[0].weights.dtype:
-        return None
-    output = proof.output[:, :, :count]
-    if whole is None or proof.whole is None:
-        return compare_rows(rows, proof.values[:, :, :count], output)
-    near, far = output.clone(), output.new_full((*whole.weights.shape[:3], output.shape[3]), torch.nan)
-    text, row = (whole.places >= 0).nonzero(as_tuple=True)
-    far[text, :, row] = output[text, :, whole.places[text, row]]
-    near[text, :, whole.places[text, row]] = torch.nan  # what is no number is not compared
-    keys = torch.arange(count, device=far.device).expand(1, 1, far.shape[2], -1)
-    alone = ChunkedRows((Chunk(whole.weights, keys),), count)
-    return max(
-        compare_rows(replace(rows, whole=None), proof.values[:, :, :count], near),
-        compare_rows(alone, proof.whole[:, :, :count], far),
-    )
-
-
-def _weights(part: Chunk | WholeRows, rows: slice) -> Tensor:
-    """-> [batch, head, row, slot]"""
-    return part.weights[:, :, rows]
-
-
-def _open(part: Chunk | WholeRows, rows: slice) -> Tensor:
-    """1 where a key is open, else 0.  -> [batch, head, row, slot]"""
-    weights = _weights(part, rows)
-    if part.masked is None:
-        return torch.ones_like(weights)
-    return (~part.masked.expand_as(part.weights)[:, :, rows]).to(weights.dtype)
-
-
-def lay_out_longformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
+def lay_out_longformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
     """The rows of one call; ``given`` holds the states [batch, key, size] and the mask [batch, key].
 
     The mask is 0 for tokens with a window, positive for global ones and negative for masked ones.
@@ -250,127 +166,105 @@ def lay_out_longformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> 
     batch, count = mask.shape
     reach = module.one_sided_attn_window_size
     windows = notes.softmaxes[0].weights.transpose(1, 2)  # [batch, head, query, slot]
-    padding = (mask < 0)[:, None, :, None]  # queries that are padding weigh nothing
+    elsewhere = (mask != 0)[:, None, :, None]  # global queries have rows of their own, padding has none
     masked = notes.softmaxes[0].masked
-    masked = padding if masked is None else masked.transpose(1, 2) | padding
+    masked = (elsewhere if masked is None else masked.transpose(1, 2) | elsewhere).expand_as(windows)
+    windows = windows.masked_fill(elsewhere, 0.0)
     most = windows.shape[-1] - (2 * reach + 1)
-    windows = windows.masked_fill(padding, 0.0)
-    near = torch.arange(count, device=mask.device)[:, None] + torch.arange(
-        -reach, reach + 1, device=mask.device
-    )  # [query, slot]; those beyond the ends are masked
-    near = near.clamp(0, count - 1).expand(1, 1, -1, -1)
-    every_mask = masked.expand_as(windows)
-    chunks = [Chunk(windows[..., most:], near, every_mask[..., most:])]
-    heads = windows.shape[1]
-    projected = [result.transpose(0, 1) for _, result in notes.linears]  # the module has the batch second
-    if most == 0:
-        proof = Proof.of(projected[2], notes.returned, heads)
-        return trim(ChunkedRows(tuple(chunks), count, proof=proof), mask >= 0)
-    places = _global_places(mask > 0, most)  # [batch, row]
-    keys = places.clamp(min=0)[:, None, None, :].expand(-1, 1, count, -1)
-    chunks.append(Chunk(windows[..., :most], keys, every_mask[..., :most]))
-    second = notes.softmaxes[1]
-    shape = (batch, -1, most, count)
-    far = None if second.masked is None else second.masked.view(shape)
-    whole = WholeRows(places, second.weights.view(shape), far)
-    proof = Proof.of(projected[2], notes.returned, heads, projected[5])
-    return trim(ChunkedRows(tuple(chunks), count, whole, proof), mask >= 0)
-
-
-def _global_places(chosen: Tensor, most: int) -> Tensor:
-    """Where the global tokens of each text stand, in order, -1 behind the last.  -> [batch, most]"""
-    places = chosen.new_full((len(chosen), most), -1, dtype=torch.long)
-    for text, row in enumerate(chosen):
+    query = torch.arange(count, device=mask.device)
+    near = query[:, None] + torch.arange(-reach, reach + 1, device=mask.device)  # [query, slot]
+    near = near.clamp(0, count - 1)[None, None]  # those beyond the ends are masked
+    parts = [put(windows[..., most:], near, masked[..., most:])]
+    places = mask.new_full((batch, most), -1, dtype=torch.long)  # of the global tokens of each text
+    for text, row in enumerate(mask > 0):
         at = row.nonzero()[:, 0]
         places[text, : len(at)] = at
-    return places
+    parts.append(put(windows[..., :most], places[:, None, None], masked[..., :most]))
+    projected = [result.transpose(0, 1) for _, result in notes.linears]  # the module has the batch second
+    laid = Laid.of(parts, projected[2], notes.returned, mask >= 0)
+    if most == 0:
+        return laid
+    second, shape = notes.softmaxes[1], (batch, -1, most, count)
+    far = None if second.masked is None else second.masked.view(shape)
+    whole = put(second.weights.view(shape), query[None, None, None], far, places[:, None])
+    proofs = []
+    for rows, values, output in laid.proofs:  # global tokens have values of their own
+        first = PlacedRows((replace(whole, row=query[:most].expand_as(whole.row)),), batch, rows.heads, count)
+        made = output.take_along_dim(places.clamp(min=0)[:, None, :, None], 2)
+        made = made.masked_fill((places < 0)[:, None, :, None], torch.nan)  # no number is not compared
+        proofs.append((first, split(projected[5], rows.heads), made))
+        proofs.append((rows, values, output.masked_fill((mask > 0)[:, None, : rows.keys, None], torch.nan)))
+    return replace(Laid.of([*parts, whole], None, None, mask >= 0), proofs=tuple(proofs))
 
 
-def lay_out_pegasus(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
+def lay_out_pegasus(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
     """The rows of one call: queries and keys are the global tokens and then the tokens."""
     if len(notes.softmaxes) != 2:
         return None
     whole, local = notes.softmaxes  # [batch, head, global, key], [batch, head, block, query, global + query]
     batch, _, first, count = whole.weights.shape
-    block = local.weights.shape[-2]
-    weights = F.pad(local.weights.flatten(2, 3), (0, 0, first, 0))  # [batch, head, query, slot]
-    masked = local.masked
-    if masked is not None:
-        masked = F.pad(masked.expand(local.weights.shape).flatten(2, 3), (0, 0, first, 0), value=True)
-    token = torch.arange(count - first, device=weights.device)
+    block, device = local.weights.shape[-2], whole.weights.device
+    key, token = torch.arange(count, device=device), torch.arange(count - first, device=device)
     start = first + token // block * block  # of each token's block, among the keys
-    near = start[:, None] + torch.arange(block, device=weights.device)  # [token, slot]
-    globally = torch.arange(first, device=weights.device).expand(len(token), -1)
-    keys = F.pad(torch.cat([globally, near], -1), (0, 0, first, 0)).expand(1, 1, -1, -1)
-    places = torch.arange(first, device=weights.device).expand(batch, -1)
-    chunks = (Chunk(weights, keys, masked),)
-    rows = WholeRows(places, whole.weights, whole.masked)
-    return ChunkedRows(chunks, count, rows, _proof(notes, weights.shape[1]))
+    near = start[:, None] + torch.arange(block, device=device)  # [token, slot]
+    slots = torch.cat([key[:first].expand(len(token), -1), near], -1)[None, None]
+    masked = None if local.masked is None else local.masked.expand(local.weights.shape).flatten(2, 3)
+    parts = [
+        put(whole.weights, key[None, None, None], whole.masked),
+        put(local.weights.flatten(2, 3), slots, masked, first + token),
+    ]
+    values = output = None
+    if len(notes.linears) == 8:  # the values of global tokens and tokens, and what their projection was given
+        values = torch.cat([notes.linears[5][1], notes.linears[2][1]], 1)  # [batch, key, head·size]
+        output = torch.cat([notes.linears[6][0], notes.linears[7][0]], 1)
+    return Laid.of(parts, values, output, key.expand(batch, -1) >= 0)
 
 
-def _proof(notes: Notes, heads: int) -> Proof | None:
-    """The values of global tokens and tokens, and what their output projection was given."""
-    if len(notes.linears) != 8:
-        return None
-    values = torch.cat([notes.linears[5][1], notes.linears[2][1]], 1)  # [batch, key, head·size]
-    return Proof.of(values, torch.cat([notes.linears[6][0], notes.linears[7][0]], 1), heads)
-
-
-def lay_out_local(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
+def lay_out_local(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
     """The rows of one call of the attention in chunks of neighbours."""
-    count = given[0].shape[1]
     if len(notes.softmaxes) != 1:
         return None
     (softmax,) = notes.softmaxes
-    proof = _proof_reformer(notes, softmax.weights.shape[1])
     if softmax.weights.ndim == 4:
-        return _plain(softmax, count, proof)
-    order = torch.arange(count, device=softmax.weights.device).expand(1, 1, -1)
-    return trim(ChunkedRows((_chunk(module, softmax, order),), count, proof=proof), _real(given))
+        return _plain(softmax, given, notes)
+    order = torch.arange(given[0].shape[1], device=softmax.weights.device).expand(1, 1, -1)
+    return _of_reformer([put(*_chunk(module, softmax, order))], given, notes)
 
 
-def lay_out_hashed(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
+def lay_out_hashed(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
     """The rows of one call of the attention in chunks of like hashes."""
     count = given[0].shape[1]
     if not notes.softmaxes:
         return None
     softmax = notes.softmaxes[0]
-    proof = _proof_reformer(notes, softmax.weights.shape[1])
     if softmax.weights.ndim == 4:
-        return _plain(softmax, count, proof)
+        return _plain(softmax, given, notes)
     if softmax.weights.shape[-2] != module.chunk_length or not notes.gathers:
         return None  # a step of a generation
     order = notes.gathers[0][..., 0]  # [batch, head, round · place]: which token is sorted there
-    chunked = _chunk(module, softmax, order)
-    rounds = order.shape[-1] // count
-    chunks = []
+    chunked, rounds = _chunk(module, softmax, order), order.shape[-1] // count
+    parts = []
     for number in range(rounds):
         span = slice(number * count, (number + 1) * count)
         back = order[..., span].argsort(-1)[..., None]  # [batch, head, query, 1]: where it was sorted to
-        weights = chunked.weights[..., span, :].take_along_dim(back, 2)
-        keys = chunked.keys[..., span, :].take_along_dim(back, 2)
-        masked = chunked.masked
-        if masked is not None:
-            masked = masked[..., span, :].take_along_dim(back, 2)
-        if rounds > 1:
-            weights = weights * notes.softmaxes[1].weights[:, :, number]  # [batch, head, query, 1]
-        chunks.append(Chunk(weights, keys, masked))
-    return trim(ChunkedRows(tuple(chunks), count, proof=proof), _real(given))
+        weights, keys, masked = (
+            None if part is None else part[..., span, :].take_along_dim(back, 2) for part in chunked
+        )
+        if weights is not None and keys is not None:
+            share = notes.softmaxes[1].weights[:, :, number] if rounds > 1 else 1  # [batch, head, query, 1]
+            parts.append(put(weights * share, keys, masked))
+    return _of_reformer(parts, given, notes)
 
 
-def _proof_reformer(notes: Notes, heads: int) -> Proof | None:
-    """The values, which are projected last, and what the module returns of them."""
-    return Proof.of(notes.linears[-1][1], notes.returned, heads) if notes.linears else None
-
-
-def _real(given: tuple[Tensor, ...]) -> Tensor:
-    """Which tokens are no padding, from the states and the mask that a module was given.  -> [batch, key]"""
+def _of_reformer(parts: Sequence[Part], given: tuple[Tensor, ...], notes: Notes) -> Laid:
+    """Parts with their values, which are projected last, and what the module returns of them."""
     masks = [tensor for tensor in given[1:] if tensor.shape == given[0].shape[:2]]
-    return masks[0].bool() if masks else given[0].new_ones(given[0].shape[:2], dtype=torch.bool)
+    real = masks[0].bool() if masks else given[0].new_ones(given[0].shape[:2], dtype=torch.bool)
+    return Laid.of(parts, notes.linears[-1][1] if notes.linears else None, notes.returned, real)
 
 
-def _chunk(module: Any, softmax: Softmax, order: Tensor) -> Chunk:
-    """The weights of chunks with the tokens that stand in them and beside them.
+def _chunk(module: Any, softmax: Softmax, order: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The weights of chunks with the tokens that stand in them and beside them, and what is masked.
 
     ``order`` is [batch or 1, head or 1, place]; the weights [batch, head, chunk, place, slot].
     """
@@ -380,18 +274,19 @@ def _chunk(module: Any, softmax: Softmax, order: Tensor) -> Chunk:
     keys = torch.cat([chunks.roll(-step, 2) for step in beside], -1)  # [.., .., chunk, slot], the ends joined
     keys = keys.repeat_interleave(size, 2)  # [.., .., place, slot]
     masked = None if softmax.masked is None else softmax.masked.expand(softmax.weights.shape).flatten(2, 3)
-    return Chunk(softmax.weights.flatten(2, 3), keys, masked)
+    return softmax.weights.flatten(2, 3), keys, masked
 
 
-def _plain(softmax: Softmax, count: int, proof: Proof | None) -> ChunkedRows | None:
+def _plain(softmax: Softmax, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
     """Rows over all keys at once, as in texts of up to one chunk; None for a step of a generation."""
+    count = given[0].shape[1]
     if softmax.weights.shape[-2:] != (count, count):
         return None
-    keys = torch.arange(count, device=softmax.weights.device).expand(1, 1, count, -1)
-    return ChunkedRows((Chunk(softmax.weights, keys, softmax.masked),), count, proof=proof)
+    keys = torch.arange(count, device=softmax.weights.device)[None, None, None]
+    return _of_reformer([put(softmax.weights, keys, softmax.masked)], given[:1], notes)
 
 
-Layout: TypeAlias = Callable[[Any, tuple[Tensor, ...], Notes], "ChunkedRows | None"]
+Layout: TypeAlias = Callable[[Any, tuple[Tensor, ...], Notes], "Laid | None"]
 """Makes rows of a module, the tensors that it was given and what it computed; None where it cannot."""
 
 LAYOUTS: dict[str, Layout] = {

@@ -1,8 +1,9 @@
-"""Modules in which tokens reach each other by other functions than products of weights and values.
+"""Modules in which tokens reach each other, but not by a softmax over keys that weighs values.
 
-What a function gives for one position may come from others: convolutions, recurrences, sums along edges of a
-graph, a layer over positions, means that are added to each token. Positions are told by lineage, never by
-names or sizes. Functions that keep entries where they are, or only move them, mix nothing.
+What a function gives for one position may come from others: products that no softmax weighed (sigmoids,
+exponentials that are divided later, sums of keys times values), running sums, convolutions, recurrences,
+edges of a graph, a layer over positions, means that are added to each token. Positions are told by lineage,
+never by names or sizes. Functions that keep entries where they are, or only move them, mix nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.softmax import Learned
+from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.lineage.follow import MULTIPLYING, Lineage
-from attnscope.capture.lineage.functions import ELEMENTWISE, REDUCING, Product, Seen
+from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, REDUCING, Product, Seen
 from attnscope.capture.lineage.layout import find_positions, is_constant
 from attnscope.capture.lineage.nodes import (
     STRETCH,
@@ -29,12 +30,18 @@ from attnscope.capture.lineage.nodes import (
     comes_from_projection,
 )
 from attnscope.capture.placing.without_attention import POOLED, is_torchs_own
-from attnscope.capture.rows.weighing import is_mapped
+from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
 MOST = 2**22
 """Numbers of a tensor up to which positions are looked at."""
 
+NO_SOFTMAX = (
+    "it weighs values by scores that no softmax made (sigmoids, ReLUs, exponentials divided later): its "
+    "weights are not shown"
+)
+SUMMED = "it sums products of two states over tokens (linear attention): no weights from token to token"
+RUNNING = "it adds up what tokens hold, one after another (a running sum): no weights from token to token"
 EDGES = "sums along the edges of a graph"
 TIMES = {"mul", "__mul__", "__rmul__", "multiply"}
 WAYS = (
@@ -93,9 +100,14 @@ class PastAttention(Tracker):
         """How a function mixes tokens; None where it does not."""
         name, given = seen.name, [part for part in seen.tensors if part.is_floating_point()]
         if is_mapped(*given):
-            return None
+            return MAPPED if name in PRODUCTS and any(map(self._are_scores, given)) else None
         if any(part.is_sparse for part in given):
             return EDGES
+        if name == "cumsum" and given:
+            axis: Any = seen.given("input", "dim").get("dim")
+            node = self._node(given[0])
+            projected = type(axis) is int and comes_from_projection(node)
+            return RUNNING if projected and self._varies(given[0], axis) else None
         way = _known_way(name)
         if way is not None:
             return way if self._mixes(seen, given) else None
@@ -114,7 +126,7 @@ class PastAttention(Tracker):
         return None
 
     def _multiplies(self, product: Product) -> str | None:
-        """How a product mixes tokens: by a layer over positions, or as weights that nothing else saw."""
+        """How a product mixes tokens: by a layer over positions, or as what no softmax made weights."""
         gone = set(product.ours) & set(product.theirs) - set(product.out)
         sides = [
             (each, [letters.index(axis) for axis in gone], other) for each, letters, other, _ in product.sides
@@ -123,8 +135,30 @@ class PastAttention(Tracker):
             if self._learned.holds(other):
                 over = _is_turned(self._node(factor)) and any(self._varies(factor, at, True) for at in axes)
                 return LAYER if over else None
-        states = [(each, axes) for each, axes, _ in sides if self._node(each) is not None]  # no scores
-        return POOLED if any(self._varies(each, axis) for each, axes in states for axis in axes) else None
+        trails = self.recorder.of(Trails)
+        scored = [self._are_scores(each) and not trails.follows(each) for each, *_ in sides]
+        varying = [
+            self._node(each) is not None and any(self._varies(each, axis) for axis in axes)
+            for each, axes, _ in sides
+        ]
+        if any(varying):
+            return SUMMED if all(varying) else NO_SOFTMAX if any(scored) else POOLED
+        for (scores, axes, _), are_scores in zip(sides, scored, strict=True):
+            if are_scores and all(scores.shape[axis] == 1 for axis in axes) and self._reach(scores):
+                return NO_SOFTMAX  # one key after another
+        return None
+
+    def _are_scores(self, tensor: Tensor) -> bool:
+        """Whether a product of two states began a tensor."""
+        origin = self._lineage.of(tensor)
+        return origin is not None and origin.right is not None
+
+    def _reach(self, scores: Tensor) -> bool:
+        """Whether scores of one key are of queries at other positions."""
+        origin = self._lineage.of(scores)
+        sides = (None, None) if origin is None or origin.right is None else (origin.node, origin.right)
+        asking, answering = (None if side is None else find_positions(side) for side in sides)
+        return asking is not None and answering is not None and not bool((asking == answering).all())
 
     def _mixes(self, seen: Seen, given: Sequence[Tensor]) -> bool:
         """Whether a function of a kind that mixes was given several tokens."""

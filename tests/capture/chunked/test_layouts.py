@@ -4,14 +4,14 @@ The attention's output is linear in its values. With a unit vector for the value
 weights itself, however the module laid its weights out on the way.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 import transformers as hf
 
 from attnscope.capture import Keep, recording
-from attnscope.capture.placing.chunked import LAYOUTS
+from attnscope.capture.placing import chunked
 
 HEADS, SIZE, LENGTH = 2, 24, 16
 WIDTH = HEADS * SIZE
@@ -224,27 +224,20 @@ def test_weights_at_their_keys_give_what_the_module_made_of_its_values(name):
 )
 def test_weights_put_at_the_keys_beside_theirs_are_said_to_be_wrong(layout, monkeypatch):
     case = CASES[layout]()
-    for name, lay_out in LAYOUTS.items():
-
-        def shifted(*given, lay_out=lay_out):
-            rows = lay_out(*given)
-            chunks = [replace(chunk, keys=(chunk.keys + 1) % rows.key_count) for chunk in rows.chunks]
-            return replace(rows, chunks=tuple(chunks))
-
-        monkeypatch.setitem(LAYOUTS, name, shifted)
+    put = chunked.put
+    monkeypatch.setattr(chunked, "put", lambda weights, keys, *more: put(weights, keys.roll(1, -1), *more))
     _, record, _, _ = recorded(case)
     assert all(site.differs for site in record.sites if site.site.name in case.modules())
 
 
 def test_rows_of_global_tokens_are_proved_by_values_of_their_own(monkeypatch):
     case = CASES["longformer with global tokens"]()
-    lay_out = LAYOUTS["LongformerSelfAttention"]
+    put = chunked.put
 
-    def turned(*given):
-        rows = lay_out(*given)
-        return replace(rows, whole=replace(rows.whole, weights=rows.whole.weights.flip(-1)))
+    def turned(weights, *more):
+        return put(weights if weights.shape[2] == LENGTH else weights.flip(-1), *more)
 
-    monkeypatch.setitem(LAYOUTS, "LongformerSelfAttention", turned)
+    monkeypatch.setattr(chunked, "put", turned)
     _, record, _, _ = recorded(case)
     assert all(site.differs for site in record.sites)
 

@@ -7,7 +7,6 @@ from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.lineage.split_calls import BY_KEYS
-from attnscope.capture.lineage.unnormalized import MADE
 from attnscope.capture.placing.without_attention import POOLED
 
 TEXTS, COUNT, SIZE, HEADS, EACH = 2, 12, 16, 4, 4
@@ -33,7 +32,6 @@ class Attend(nn.Module):
         self.mixing = nn.Parameter(torch.randn(5, COUNT))
         self.static = nn.Parameter(torch.randn(HEADS, COUNT, COUNT))
         self.distances = nn.Parameter(torch.randn(2 * COUNT, EACH))
-        self.dense = nn.Linear(SIZE, COUNT)
 
     def forward(self, x):
         heads = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
@@ -99,13 +97,6 @@ def learned_weights_by_an_einsum(m, q, k, v):
     return weights.expand(TEXTS, -1, -1, -1), torch.einsum("hij,bhje->bhie", weights, v)
 
 
-def weights_of_a_layer(m, q, k, v):
-    """A layer makes the weights of each token, one output for each key (a dense synthesizer)."""
-    weights = m.dense(q.transpose(1, 2).flatten(2))[:, None].softmax(-1)  # alike in all heads
-    mixed = weights[:, 0] @ v.transpose(1, 2).flatten(2)
-    return weights, mixed.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-
 def the_mean_of_all_heads(m, q, k, v):
     """One head that is the mean of all weighs the values of each."""
     weights = (q @ k.mT).softmax(-1).mean(1, keepdim=True)
@@ -127,12 +118,6 @@ def test_one_map_stands_at_the_true_keys(way):
     kept, maps, _ = observe(way)
     assert len(maps) == 1
     torch.testing.assert_close(maps[0], kept, atol=1e-6, rtol=0)
-
-
-def test_weights_that_a_layer_makes_of_each_token_are_named():
-    _, maps, record = observe(weights_of_a_layer)
-    assert not maps
-    assert [(layer.name, layer.reason) for layer in record.without_attention] == [("1", MADE)]
 
 
 def by_parts_of_the_keys(m, q, k, v):

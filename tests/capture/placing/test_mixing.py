@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import Keep, recording
-from attnscope.capture.lineage import unnormalized as why
+from attnscope.capture.placing import mixing as why
 from attnscope.capture.placing.without_attention import POOLED
+from attnscope.capture.rows.weighing import MAPPED
 from tests.capture.tiny import FAMILIES, inputs
 
 TEXTS, SIZE, HEADS, COUNT = 2, 16, 4, 7
@@ -22,6 +23,7 @@ class Stream(nn.Module):
         self.qkv, self.out, self.way = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE), way
         self.shorter, self.table = nn.Linear(COUNT, 3, bias=False), nn.Parameter(torch.randn(HEADS, EACH))
         self.one, self.many, self.both = nn.Linear(EACH, 1), nn.Linear(EACH, 3), nn.Linear(2 * EACH, EACH)
+        self.dense = nn.Linear(EACH, COUNT)
 
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
@@ -30,16 +32,13 @@ class Stream(nn.Module):
 
 
 def weigh(scored):
-    """Attention whose weights are made of its scores in some way, causal or not."""
+    """Attention whose weights are made of its causal scores in some way."""
 
     def way(self, q, k, v):
-        return scored(torch.einsum("bhid,bhjd->bhij", q, k) / 2) @ v
-
-    def causal(self, q, k, v):
         scores = (q @ k.mT / 2).masked_fill(torch.ones(COUNT, COUNT).triu(1).bool(), -torch.inf)
         return torch.einsum("bhij,bhjd->bhid", scored(scores), v)
 
-    return way, causal
+    return way
 
 
 def divide(scores):
@@ -53,19 +52,9 @@ def divide_in_place(scores):
     return powers
 
 
-def softmax_plus_one(scores):
-    powers = scores.exp()
-    return powers / (1 + powers.sum(-1, keepdim=True))
-
-
 def keep_the_largest(scores):
     largest, places = scores.topk(3, -1)
     return torch.zeros_like(scores).scatter_(-1, places, largest.softmax(-1))
-
-
-def square(scores):
-    squares = scores.nan_to_num(0.0, 0.0, 0.0) ** 2
-    return squares / (1 + squares.sum(-1, keepdim=True))
 
 
 def break_sticks(scores):
@@ -82,32 +71,22 @@ def two_hops(scores):
 SCORED = [
     divide,
     divide_in_place,
-    lambda scores: scores.exp_().div_(scores.sum(-1, keepdim=True)),
-    lambda scores: scores.copy_(scores.softmax(-1)),
     keep_the_largest,
+    lambda scores: scores.copy_(scores.softmax(-1)),
     lambda scores: torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)),
-    softmax_plus_one,
     lambda scores: torch.sigmoid(scores - 1),
-    lambda scores: F.relu(scores) / COUNT,
-    F.softplus,
-    square,
     break_sticks,
-    lambda scores: F.one_hot(scores.argmax(-1), COUNT).to(scores.dtype),
-    lambda scores: F.one_hot(scores.max(-1).indices, COUNT).float(),
-    lambda scores: F.gumbel_softmax(scores, hard=True),
-    lambda scores: F.log_softmax(scores, -1).exp(),
     two_hops,
 ]
+
+
+def choose_the_highest(scores):
+    return F.one_hot(scores.argmax(-1), COUNT).to(scores.dtype)
 
 
 def divide_late(self, q, k, v):
     powers = (q @ k.mT).exp()
     return (powers @ v) / powers.sum(-1, keepdim=True)
-
-
-def divide_by_a_column_of_ones(self, q, k, v):
-    mixed = (q @ k.mT).exp() @ torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    return mixed[..., :-1] / mixed[..., -1:]
 
 
 def go_online(size):
@@ -149,10 +128,6 @@ def sum_before(self, q, k, v):
     return (q @ (k.mT @ v)) / (q @ k.sum(2, keepdim=True).mT)
 
 
-def sum_before_by_einsum(self, q, k, v):
-    return torch.einsum("bhnd,bhde->bhne", q.softmax(-1), torch.einsum("bhnd,bhne->bhde", k.exp(), v))
-
-
 def run_a_sum(self, q, k, v):
     q, k = F.elu(q) + 1, F.elu(k) + 1
     state = torch.einsum("bhnd,bhne->bhnde", k, v).cumsum(2)
@@ -162,10 +137,6 @@ def run_a_sum(self, q, k, v):
 def decay(self, q, k, v):
     far = torch.arange(COUNT)[:, None] - torch.arange(COUNT)
     return (q @ k.mT * (0.9 ** far.clamp(min=0)).tril()) @ v
-
-
-def weigh_by_cosines(self, q, k, v):
-    return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT / COUNT @ v
 
 
 def subtract(self, q, k, v):
@@ -186,16 +157,8 @@ def pool_by_a_sum(self, q, k, v):
     return (self.one(torch.tanh(k)).softmax(2) * v).sum(2)
 
 
-def pool_channels_first(self, q, k, v):
-    return torch.sum(v.mT * self.one(k).mT.softmax(-1), dim=-1)
-
-
 def pool_by_an_einsum(self, q, k, v):
     return torch.einsum("bhtd,bht->bhd", v, self.one(k)[..., 0].softmax(-1))
-
-
-def pool_by_several_heads(self, q, k, v):
-    return (self.many(k).softmax(2)[..., None] * v[..., None, :]).sum(2)
 
 
 def attend_by_a_sum(self, q, k, v):
@@ -217,21 +180,15 @@ def add_pairs(self, q, k, v):
     return self.many(torch.tanh(q[:, :, :, None] + k[:, :, None]))[..., 0].softmax(-1) @ v
 
 
-def make_of_pairs(pair):
+def weigh_by_a_layer(self, q, k, v):
+    """A layer makes the weights of each token, one output for each key (a dense synthesizer)."""
+    return self.dense(q).softmax(-1) @ v
+
+
+def weigh_by_a_layer_over_pairs(self, q, k, v):
     """Additive attention whose scores a layer with several outputs makes of pairs."""
-
-    def way(self, q, k, v):
-        return self.many(torch.tanh(pair(self, q, k))).softmax(3)[..., 0] @ v
-
-    return way
-
-
-def expanded(self, q, k):
-    return q[:, :, :, None].expand(-1, -1, -1, COUNT, -1) + k[:, :, None].expand(-1, -1, COUNT, -1, -1)
-
-
-def repeated(self, q, k):
-    return q[:, :, :, None].repeat(1, 1, 1, COUNT, 1) + k[:, :, None].repeat(1, 1, COUNT, 1, 1)
+    pairs = q[:, :, :, None].expand(-1, -1, -1, COUNT, -1) + k[:, :, None].expand(-1, -1, COUNT, -1, -1)
+    return self.many(torch.tanh(pairs)).softmax(3)[..., 0] @ v
 
 
 def mapped(attend):
@@ -240,21 +197,20 @@ def mapped(attend):
 
 
 WAYS = [
-    *((way, why.NO_SOFTMAX) for scored in SCORED for way in weigh(scored)),
-    *((way, why.NO_SOFTMAX) for way in (divide_late, divide_by_a_column_of_ones, go_online(3), go_online(1))),
-    *((way, why.NO_SOFTMAX) for way in (one_pair_after_another, lie_transposed, shared_keys, shorten)),
-    *((way, why.SIGNED) for way in (decay, weigh_by_cosines)),
+    *((weigh(scored), why.NO_SOFTMAX) for scored in SCORED),
+    *((way, why.NO_SOFTMAX) for way in (divide_late, go_online(3), go_online(1), one_pair_after_another)),
+    *((way, why.NO_SOFTMAX) for way in (lie_transposed, shared_keys, decay)),
     (subtract, "some of its weights are negative when they meet the values: no distribution over keys"),
-    *((way, why.SUMMED) for way in (sum_before, sum_before_by_einsum, pool_by_an_einsum)),
+    *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
     (run_a_sum, why.RUNNING),
-    (take, why.CHOSEN),
-    *((way, POOLED) for way in (pool_by_a_sum, pool_channels_first)),
-    *((way, POOLED) for way in (pool_by_several_heads, attend_by_a_sum)),
-    *((way, POOLED) for way in (ask_gathered_keys, ask_row_by_row)),
-    *((make_of_pairs(pair), why.MADE) for pair in (expanded, repeated)),
-    (mapped(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), why.MAPPED),
-    (mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v), why.MAPPED),
-    (mapped(F.scaled_dot_product_attention), why.MAPPED),
+    *((way, why.LAYER) for way in (shorten, take)),
+    (weigh(choose_the_highest), POOLED),
+    *((way, POOLED) for way in (pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row)),
+    (weigh_by_a_layer, POOLED),
+    (weigh_by_a_layer_over_pairs, why.SHIFTED),
+    (mapped(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), MAPPED),
+    (mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v), MAPPED),
+    (mapped(F.scaled_dot_product_attention), MAPPED),
 ]
 
 
@@ -387,7 +343,7 @@ def test_each_layer_of_a_list_is_named_by_its_own_way():
     record, _ = observe(Layers([attend], [decay], [run_a_sum]))
     assert [site.site.name for site in record.sites] == ["layers.0.0"]
     assert [(layer.name, layer.layer, layer.reason) for layer in record.without_attention] == [
-        ("layers.1.0", 1, why.SIGNED),
+        ("layers.1.0", 1, why.NO_SOFTMAX),
         ("layers.2.0", 2, why.RUNNING),
     ]
 
@@ -434,7 +390,7 @@ def test_a_model_that_is_mapped_over_its_texts_runs_as_it_did_and_each_layer_is_
         with recording(model, warn=False) as record:
             assert torch.equal(call(given), alone)
     assert (record.failures, record.sites) == ([], [])
-    assert {layer.reason for layer in record.without_attention} == {why.MAPPED}
+    assert {layer.reason for layer in record.without_attention} == {MAPPED}
     assert len(record.without_attention) == len(model.layers)
 
 
@@ -451,4 +407,4 @@ def test_gradients_of_single_texts_are_taken_as_without_a_recording():
     with recording(model, warn=False) as record:
         again = slopes(weights, x)
     assert all(torch.equal(again[name], expected[name]) for name in expected)
-    assert (record.failures, [layer.reason for layer in record.without_attention]) == ([], [why.MAPPED])
+    assert (record.failures, [layer.reason for layer in record.without_attention]) == ([], [MAPPED])

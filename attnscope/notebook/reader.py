@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """A model that reads texts, each in one pass that is kept in memory as a ``Run``."""
+    """A model that reads texts, each in one pass that is kept in memory as a ``Run``.
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    ``predicting`` loads the same model with the head that it predicts with, where this one may lack it.
+    """
+
+    def __init__(self, model: Model, predicting: Callable[[], Model] | None = None) -> None:
+        self._model, self._predicting = model, predicting
 
     @property
     def name(self) -> str:
@@ -30,6 +34,14 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"<{self.name}: read(text) shows what its attention does>"
+
+    @contextmanager
+    def predicting(self) -> Iterator[Model]:
+        """The model with the head that it predicts with, at rest while the block runs."""
+        if self._predicting is not None:
+            self._model, self._predicting = self._predicting(), None
+        with _at_rest(self._model.module):
+            yield self._model
 
     def read(
         self,
@@ -86,7 +98,7 @@ class Reader:
         with _at_rest(model.module):
             prepared = request.prepare(model)
             with model.threads(prepared):
-                return Run(TracedModel(keep_trace(model, prepared)))
+                return Run(TracedModel(keep_trace(model, prepared)), source=(self.predicting, request))
 
 
 def load(
@@ -107,7 +119,8 @@ def load(
     """
     from attnscope.models import load as load_model
 
-    model = load_model(
+    again = partial(
+        load_model,
         name,
         device=device,
         dtype=dtype,
@@ -117,7 +130,7 @@ def load(
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
-    return Reader(model)
+    return Reader(again(), partial(again, predicting=True))
 
 
 def wrap(

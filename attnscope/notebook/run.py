@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -15,8 +16,12 @@ from attnscope.notebook.shown import Display, Drawing, FigureTable, HeadDrawing,
 if TYPE_CHECKING:
     from attnscope.models.inputs import ModelInput
     from attnscope.models.kept import FileModel
+    from attnscope.models.model import Model
+    from attnscope.models.request import InputRequest
+    from attnscope.questions.cause import How
     from attnscope.questions.check import Verdict
     from attnscope.questions.layers import AllHeads
+    from attnscope.questions.patching import What
     from attnscope.questions.selection import Selection
 
 
@@ -27,6 +32,13 @@ def _select(head: Head | str | None = None, **asked: Any) -> Selection:
     if head is not None and not isinstance(head, (Head, str)):
         raise SelectionError(f"{head!r} is no head: write its address, like 'L2H1'")
     return Selection(None if head is None else head_of(head), **asked)
+
+
+def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
+    """One head, or several. Raises ``SelectionError`` for what is none."""
+    from attnscope.questions.selection import head_of
+
+    return [head_of(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
 
 
 def _need_texts(asked: tuple[object, ...], example: str) -> None:
@@ -40,12 +52,14 @@ def _need_texts(asked: tuple[object, ...], example: str) -> None:
 class Run(Display):
     """One text that went through one model. A cell that ends in it shows every head and those worth a look.
 
-    Behind it stands a trace, in memory or in a file, or a file of weights: it needs the model no more.
+    Behind it stands a trace, in memory or in a file, or a file of weights: it needs the model no more, except
+    to ``cut`` and to ``patch``, which run the ``source`` again.
     ``words`` merges the pieces of words, ``hide_special`` leaves special tokens out and notes what they take.
     """
 
     kept: FileModel | None = None
     earlier: Sequence[Callable[[], FileModel]] = field(default=(), repr=False)
+    source: tuple[Callable[[], AbstractContextManager[Model]], InputRequest] | None = None
 
     @property
     def passes(self) -> tuple[Run, ...]:
@@ -165,6 +179,81 @@ class Run(Display):
         _need_texts(questions, "a question, like 'it -> cat'")
         asked = [question for each in questions for question in parse_questions(each)]
         return Drawing(of_found(find_heads(*self._given, asked, _select())), cmap)
+
+    @contextmanager
+    def _model_at_rest(self) -> Iterator[tuple[Model, InputRequest]]:
+        """The model with its head, and what it read. Raises ``AttnscopeError`` where it is not there."""
+        if self.source is None:
+            raise AttnscopeError("the model is not there any more: read the text with load(name).read(text)")
+        predicting, request = self.source
+        with predicting() as model:
+            yield model, request
+
+    def cut(
+        self,
+        *edges: str,
+        target: str | None = None,
+        against: str | None = None,
+        head: Head | str | Sequence[Head | str] = (),
+        how: How = "renormalize",
+        cmap: str | None = None,
+    ) -> Drawing:
+        """What a prediction loses without an edge: ``run.cut("it -> cat")``, in each head and in all at once.
+
+        ``target`` and ``against`` are words of the prediction, or a class; ``head`` names some heads. Raises
+        ``SelectionError`` for parts that the text has not, ``ModelError`` for a model that does not predict.
+        """
+        from attnscope.questions.cause import cut, of_intervention
+        from attnscope.questions.find import parse_questions
+
+        _need_texts(edges, "an edge, like 'it -> cat'")
+        asked = [question for each in edges for question in parse_questions(each)]
+        with self._model_at_rest() as (model, request):
+            prepared, heads = request.prepare(model), _heads(head)
+            result = cut(model, prepared, asked, heads=heads, how=how, target=target, against=against)
+        return Drawing(of_intervention(result), cmap)
+
+    def patch(
+        self,
+        other: Run | str,
+        *,
+        what: What = "output",
+        target: str | None = None,
+        against: str | None = None,
+        head: Head | str | Sequence[Head | str] = (),
+        noise: bool = False,
+        fast: bool = False,
+        cmap: str | None = None,
+    ) -> Drawing:
+        """How much of the prediction each head brings back into the pass of another text, or of its run.
+
+        ``what`` is output, q, k, v or pattern; with ``noise`` the other text's heads go into this pass;
+        ``fast`` estimates. Raises ``InputError`` for texts of different lengths.
+        """
+        from attnscope.questions.cause import of_intervention
+        from attnscope.questions.patching import patch
+
+        with self._model_at_rest() as (model, request):
+            if isinstance(other, str):
+                theirs = replace(request, text=other)
+            elif isinstance(other, Run) and other.source is not None and self.source is not None:
+                predicting, theirs = other.source
+                if predicting != self.source[0]:
+                    raise InputError("the other run is of another model: read both texts with one reader")
+            else:
+                raise InputError(f"{other!r} is no text and no run of a model: patch(model.read(text))")
+            result = patch(
+                model,
+                request.prepare(model),
+                theirs.prepare(model),
+                heads=_heads(head),
+                what=what,
+                noise=noise,
+                fast=fast,
+                target=target,
+                against=against,
+            )
+        return Drawing(of_intervention(result), cmap)
 
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None

@@ -59,6 +59,16 @@ class Drawing(Display):
         """What to know about the picture."""
         return tuple(self._answer.numbers.get("notes", ()))
 
+    def frame(self) -> Any:
+        """The numbers as a ``pandas.DataFrame``: what the command line prints with ``--csv``.
+
+        Raises ``AttnscopeError`` for an answer that is no table, or where there is no pandas.
+        """
+        if self._answer.table is None:
+            raise AttnscopeError("this answer is no table: read numbers")
+        header, *rows = self._answer.table()
+        return _pandas().DataFrame(rows, columns=header)
+
     def save(self, path: str | Path, *, dpi: float = 150, width: float | None = None) -> None:
         """Write the picture, .png, .svg or .pdf; several kinds of attention make several files.
 
@@ -129,6 +139,14 @@ class HeadDrawing(Drawing):
         return ax
 
 
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise AttnscopeError("a frame needs pandas, which is not installed: pip install pandas") from error
+    return pandas
+
+
 def as_text(draw: Callable[[Console], object]) -> str:
     """What is drawn on a console as wide as the terminal, in Jupyter, too."""
     from rich.console import Console
@@ -175,13 +193,7 @@ class FigureTable(Display):
 
         Raises ``AttnscopeError`` where there is no pandas.
         """
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise AttnscopeError(
-                "a frame needs pandas, which is not installed: pip install pandas"
-            ) from error
-        return pandas.DataFrame(self.rows, index=[str(head.address) for head in self.heads])
+        return _pandas().DataFrame(self.rows, index=[str(head.address) for head in self.heads])
 
     @property
     def _table(self) -> Table:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from attnscope.attention import Head, Kind, Site
 from attnscope.capture import recording
-from attnscope.capture.hooks.gate import edited, gated, replaced, zeroed
+from attnscope.capture.hooks.gate import edited, replaced
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Removal
 from attnscope.models import Model, ModelInput
@@ -206,13 +206,16 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     kind: Kind = "encoder"
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.no_grad(), model.threads(predictions.prepared):
-            with gated(lambda number, heads: None) as gates, recording(model.module, warn=False) as record:
+            with (
+                edited(lambda number, output: None) as gates,
+                recording(model.module, warn=False) as record,
+            ):
                 before = predictions.logits(model)
             gated_sites(model, record, gates)
             meant = [call for call, site in enumerate(record.sites) if selection.heads(site.site, site.heads)]
             require_selected(meant, record, selection)
             kind = record.sites[meant[0]].site.kind
-            with gated(zeroed(meant[0], selection.head.head)):
+            with edited(replaced(selection.head.head, {meant[0]: None})):
                 after = predictions.logits(model)
         pair = (
             torch.stack([before, after]).double().cpu().log_softmax(-1)

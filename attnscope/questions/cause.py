@@ -1,4 +1,4 @@
-"""What a prediction needs: weights taken out of heads, and heads of one text put into the pass of another.
+"""What a prediction needs: each head changed alone, and all of them; edges taken out of heads.
 
 An intervention replaces what a head gives at some rows. The rows come from the formula that every picture is
 drawn from, so a weight that is cut before the softmax is a weight that a mask had closed.
@@ -7,7 +7,7 @@ drawn from, so a weight that is cut before the softmax is a weight that a mask h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Attention, AttentionCall, Axis, Head, Site
+from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.proof import mix
-from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import Classifier
@@ -34,26 +33,13 @@ from attnscope.questions.importance import gated_sites
 from attnscope.questions.logits import Address
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import name_pass, quote_text, require_selected
+from attnscope.questions.sentences import name_pass, require_selected
 from attnscope.records import Meaning, Notes, record
-from attnscope.views import HeadMap, head_map
-from attnscope.views.heads import number
+from attnscope.views.heads import maps_by_kind, number
 from attnscope.views.table import Column, Table
 
 How: TypeAlias = Literal["renormalize", "zero"]
 """Whether the other weights of a row make up for the cut ones, as behind a mask, or stay as they are."""
-
-What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]
-"""What of a head is put into another pass."""
-
-PARTS: Mapping[What, tuple[str, Sequence[str]]] = {
-    "output": ("outputs", ()),
-    "q": ("queries", ("query",)),
-    "k": ("keys", ("key",)),
-    "v": ("values", ("value",)),
-    "pattern": ("weights", ("query", "key")),
-}
-"""What each is in words, and which terms of the call it is."""
 
 BLOCK, LISTED = 512, 8
 """Rows that are computed at a time, and heads that are listed; the map and the numbers have all of them."""
@@ -115,13 +101,14 @@ Change: TypeAlias = Callable[[int, Attention], "Made | None"]
 
 
 @dataclass(eq=False)
-class _Changes:
+class Changes:
     """Observer: makes the change of every call while the pass runs."""
 
     change: Change
     made: list[Made | None] = field(default_factory=list)
 
     def observe(self, attention: Attention) -> None:
+        """Make the change of a call."""
         self.made.append(self.change(len(self.made), attention))
 
     def check(self, number: int, output: Tensor) -> Made | None:
@@ -206,11 +193,11 @@ def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How) -> Made
         total = weights.sum(-1, keepdim=True)
         sink = torch.where((total - 1).abs() < SAME, 0, 1 - total)
         left = left / (left.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(left.dtype).tiny)
-    values = _values(attention)
+    values = mixed_values(attention)
     return Made((picked + first).cpu(), mix(left, values), mix(weights, values))
 
 
-def _values(attention: Attention) -> Tensor:
+def mixed_values(attention: Attention) -> Tensor:
     """What the heads of a call mixed. Raises ``ModelError`` where nobody saw it."""
     values = attention.values
     if values is None or values.shape[2] != len(attention.keys):
@@ -218,56 +205,11 @@ def _values(attention: Attention) -> Tensor:
     return values
 
 
-@dataclass(eq=False)
-class _Other:
-    """Observer: keeps of the other text's pass what a patch needs of every call."""
-
-    what: What
-    calls: list[AttentionCall | Tensor | None] = field(default_factory=list)
-
-    def observe(self, attention: Attention) -> None:
-        self.calls.append(None if self.what == "output" else _call(attention))
-
-    def keep(self, number: int, output: Tensor) -> None:
-        """Keep what a call returned, [batch, query, head, size], as [batch, head, query, size]."""
-        if self.what == "output":
-            self.calls[number] = output.detach().transpose(1, 2).clone()
-
-
-def _call(attention: Attention) -> AttentionCall:
-    if not isinstance(attention.read, ScoredRows):
-        raise ModelError(
-            f"{attention.site.name} shows weights without its queries and keys: patch --what output"
-        )
-    return attention.read.call
-
-
-def patch_heads(other: _Other) -> Change:
-    """Give every head what it had in another text's pass: all of its output, or a part of what makes it."""
-
-    def change(number: int, attention: Attention) -> Made | None:
-        if number >= len(other.calls):
-            raise InputError("the passes of the two texts have different numbers of attention calls")
-        theirs, count = other.calls[number], len(attention.queries)
-        values, rows = _values(attention), torch.arange(count)
-        before = torch.cat(
-            [mix(attention.rows(at, min(at + BLOCK, count)), values) for at in range(0, count, BLOCK)], 2
-        )
-        if isinstance(theirs, Tensor):
-            return Made(rows, theirs, before)
-        changed = replace(_call(attention), **{name: getattr(theirs, name) for name in PARTS[other.what][1]})
-        read = ScoredRows(changed)
-        blocks = [read.rows(at, min(at + BLOCK, count), None) for at in range(0, count, BLOCK)]
-        return Made(rows, torch.cat([mix(block, changed.value) for block in blocks], 2), before)
-
-    return change
-
-
 # the passes
 
 
 @dataclass(frozen=True, eq=False)
-class _Scored:
+class Scored:
     """A prediction whose score is asked for again, in passes that are changed."""
 
     model: Model
@@ -308,8 +250,8 @@ Calls: TypeAlias = Mapping[Head, Sequence[int]]
 """The attention calls of every head that is meant, by number."""
 
 
-def _sweep(
-    scored: _Scored, change: Change, selection: Selection, heads: Sequence[Head], whole: float = 1.0
+def sweep_heads(
+    scored: Scored, change: Change, selection: Selection, heads: Sequence[Head], whole: float = 1.0
 ) -> tuple[Tensor, list[ChangedHead], Effect, Record]:
     """The prediction as it is, with every head changed alone, and with all of them changed at once.
 
@@ -317,7 +259,7 @@ def _sweep(
     not run again. ``whole`` is what an effect is divided by.
     """
     model, made = scored.model, list[Made | None]()
-    changes, kept = _Changes(change), KeptLayers(model.module)
+    changes, kept = Changes(change), KeptLayers(model.module)
     with (
         recording(model.module, [changes], scored.prepared.axes, warn=False) as record,
         edited(lambda number, output: made.append(changes.check(number, output))) as gates,
@@ -325,7 +267,7 @@ def _sweep(
     ):
         before = scored.logits()
     sites = gated_sites(model, record, gates)
-    calls = _calls(sites, gates.heads, selection, heads)
+    calls = calls_of(sites, gates.heads, selection, heads)
     require_selected(list(calls), record, selection)
     if not any(made[call] for mine in calls.values() for call in mine):
         return before, [], Effect(0.0, 0.0, 0.0), record
@@ -336,18 +278,18 @@ def _sweep(
         tell("head", done + 1, len(calls))
         first, skipped = made[mine[0]], kept.skipped(mine[0])
         if len(mine) > 1:
-            after = _together(scored, change, {head: mine})
+            after = change_together(scored, change, {head: mine})
         elif first is None:
             after = before
         else:
-            with kept.giving(mine[0]), edited(partial(_put, {mine[0] - skipped: (first, [head.head])})):
+            with kept.giving(mine[0]), edited(partial(put_heads, {mine[0] - skipped: (first, [head.head])})):
                 after = scored.logits()
         found.append(ChangedHead(**vars(scored.effect(before, after, whole)), head=head))
     found.sort(key=lambda each: -abs(each.effect))
-    return before, found, scored.effect(before, _together(scored, change, calls), whole), record
+    return before, found, scored.effect(before, change_together(scored, change, calls), whole), record
 
 
-def _calls(
+def calls_of(
     sites: Sequence[Site], counts: Sequence[int], selection: Selection, heads: Sequence[Head]
 ) -> Calls:
     """The calls of each head that is meant."""
@@ -360,9 +302,9 @@ def _calls(
     return calls
 
 
-def _together(scored: _Scored, change: Change, calls: Calls) -> Tensor:
+def change_together(scored: Scored, change: Change, calls: Calls) -> Tensor:
     """The prediction with several heads changed in one pass, each as it then is."""
-    changes = _Changes(change)
+    changes = Changes(change)
     chosen: dict[int, list[int]] = {}
     for head, mine in calls.items():
         for call in mine:
@@ -370,13 +312,15 @@ def _together(scored: _Scored, change: Change, calls: Calls) -> Tensor:
 
     def edit(number: int, output: Tensor) -> Tensor | None:
         made = changes.check(number, output)
-        return None if made is None else _put({number: (made, chosen.get(number, []))}, number, output)
+        return None if made is None else put_heads({number: (made, chosen.get(number, []))}, number, output)
 
     with recording(scored.model.module, [changes], scored.prepared.axes, warn=False), edited(edit):
         return scored.logits()
 
 
-def _put(changed: Mapping[int, tuple[Made, Sequence[int]]], number: int, output: Tensor) -> Tensor | None:
+def put_heads(
+    changed: Mapping[int, tuple[Made, Sequence[int]]], number: int, output: Tensor
+) -> Tensor | None:
     """The output of a call with some heads changed.  [batch, query, head, size] -> the same"""
     if number not in changed:
         return None
@@ -404,12 +348,12 @@ def cut(
     output head or whose heads cannot be changed.
     """
     selection = selection or Selection()
-    _require(prepared)
+    require_texts(prepared)
     show_kinds(model.module, prepared)
     with torch.no_grad(), model.threads(prepared):
         prediction = score_prediction(model, prepared, target, against)
-        scored = _Scored(model, prepared, prediction)
-        before, found, together, record = _sweep(scored, cut_edges(questions, how), selection, heads)
+        scored = Scored(model, prepared, prediction)
+        before, found, together, record = sweep_heads(scored, cut_edges(questions, how), selection, heads)
     if not found:
         sites = [site.site for site in record.sites if selection.meets(site.site)]
         raise SelectionError("; ".join(explain_nothing(question, prepared, sites) for question in questions))
@@ -428,95 +372,7 @@ def cut(
     )
 
 
-def patch(
-    model: Model,
-    clean: ModelInput,
-    corrupt: ModelInput,
-    selection: Selection | None = None,
-    *,
-    heads: Sequence[Head] = (),
-    what: What = "output",
-    noise: bool = False,
-    fast: bool = False,
-    target: str | None = None,
-    against: str | None = None,
-) -> Intervention:
-    """Put each head of one text into the pass of the other: how much of the difference comes with it.
-
-    The prediction is that of ``clean``. Heads of ``clean`` go into the pass of ``corrupt``, or the other way
-    with ``noise``. ``fast`` estimates all effects of outputs from one gradient. Raises ``InputError`` for
-    texts of different lengths or with the same score.
-    """
-    selection = selection or Selection()
-    _require(clean, corrupt)
-    donor, base = (corrupt, clean) if noise else (clean, corrupt)
-    other = _Other(what)
-    with torch.no_grad(), model.threads(base):
-        prediction = score_prediction(model, clean, target, against)
-        theirs, mine = _Scored(model, donor, prediction), _Scored(model, base, prediction)
-        with recording(model.module, [other], donor.axes, warn=False), edited(other.keep):
-            reference = theirs.score(theirs.logits())
-        score = mine.score(mine.logits())
-        whole = float(reference - score)
-        if abs(whole) < SAME:
-            raise InputError(
-                f"both texts give the same score ({float(score):.4g}): choose a target that they tell apart"
-            )
-        if fast:
-            found, record = _estimate(mine, other, selection, heads, whole)
-            together = None
-        else:
-            _, found, together, record = _sweep(mine, patch_heads(other), selection, heads, whole)
-    return Intervention(
-        changed=f"patch {PARTS[what][0]} of {'the other text into this' if noise else 'this into the other'}",
-        prediction=prediction.description,
-        unit=mine.unit,
-        score=float(score),
-        reference=float(reference),
-        heads=tuple(found),
-        together=together,
-        estimated=fast,
-        title=f"{name_pass(model, base)} ← {quote_text(donor)}",
-        notes=(*model.notes, *clean.notes, *record.notes),
-    )
-
-
-def _estimate(
-    scored: _Scored, other: _Other, selection: Selection, heads: Sequence[Head], whole: float
-) -> tuple[list[ChangedHead], Record]:
-    """The effect of each head's output from one gradient: the slope of the score times the difference."""
-    if other.what != "output":
-        raise InputError("--fast estimates the effect of outputs: leave out --what")
-    model, added, mine = scored.model, list[Tensor](), list[Tensor]()
-
-    def add(number: int, output: Tensor) -> Tensor:
-        mine.append(output.detach())
-        added.append(torch.zeros_like(output, requires_grad=True))
-        return output + added[-1]
-
-    with (
-        torch.enable_grad(),
-        recording(model.module, warn=False) as record,
-        edited(add) as gates,
-    ):
-        score = scored.score(scored.logits())
-        slopes = torch.autograd.grad(score, added, allow_unused=True)
-    sites = gated_sites(model, record, gates)
-    found = []
-    for head, calls in _calls(sites, gates.heads, selection, heads).items():
-        moved = 0.0
-        for call in calls:
-            theirs, slope = other.calls[call], slopes[call]
-            if slope is not None and isinstance(theirs, Tensor):
-                difference = theirs.transpose(1, 2) - mine[call]
-                moved += float((slope * difference)[:, :, head.head].sum())
-        found.append(ChangedHead(moved / whole, float(score.detach()) + moved, float("nan"), head))
-    require_selected(found, record, selection)
-    found.sort(key=lambda each: -abs(each.effect))
-    return found, record
-
-
-def _require(one: ModelInput, other: ModelInput | None = None) -> None:
+def require_texts(one: ModelInput, other: ModelInput | None = None) -> None:
     """Raise ``ModelError`` for a trace, ``InputError`` for two texts of different token counts."""
     other = other or one
     if one.replay is not None or other.replay is not None:
@@ -563,7 +419,9 @@ def of_intervention(result: Intervention) -> Answer:
         subtitle="; ".join([result.prediction, *lines]),
         notes=(*estimate[: result.estimated], *result.notes),
     )
-    maps = _maps(result, effect, several)
+    unit = "" if effect == "recovered" else result.unit
+    effects = {each.head: each.effect for each in result.heads}
+    maps = maps_by_kind(effects, effect, unit=unit, lead=f"{effect}, ")
     return Answer((table, *maps.values()), maps, lambda: result, table=lambda: _csv_rows(result))
 
 
@@ -572,26 +430,3 @@ def _csv_rows(result: Intervention) -> Iterator[tuple[object, ...]]:
     for each in result.heads:
         head = each.head
         yield head.kind, head.layer, head.head, each.effect, each.score, each.divergence
-
-
-def _maps(result: Intervention, effect: str, several: bool) -> dict[str, HeadMap]:
-    """The effect of every head, by kind; one colour scale for all."""
-    kinds: dict[str, dict[int, dict[int, float]]] = {}
-    for each in result.heads:
-        head = each.head
-        kinds.setdefault(head.kind or "", {}).setdefault(head.layer, {})[head.head] = each.effect
-    top = max((abs(each.effect) for each in result.heads), default=0.0) or 1.0
-    return {
-        kind: head_map(
-            {
-                layer: [heads.get(head, float("nan")) for head in range(max(heads) + 1)]
-                for layer, heads in layers.items()
-            },
-            effect,
-            unit="" if effect == "recovered" else result.unit,
-            limits=(-top, top),
-            signed=True,
-            title=f"{effect}, every {kind} head" if several else f"{effect}, every head",
-        )
-        for kind, layers in kinds.items()
-    }

@@ -25,8 +25,9 @@ from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.models.text.tokens import without_marks
 from attnscope.questions.answer import Answer
 from attnscope.records import Meaning, Parts, derived, record
-from attnscope.views import View, head_map
+from attnscope.views import View
 from attnscope.views.charts import MovedWords, Term, Terms
+from attnscope.views.heads import maps_by_kind
 
 HEADS = 5
 """Heads whose words are told, unless one is named."""
@@ -234,21 +235,7 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
     groups |= {"other mixers": sum(effects.mixers.values())} if effects.mixers else {}
     groups |= {"embeddings": effects.embeddings, "biases": effects.biases}
     rest = order[MOST:]
-    kinds: dict[str, dict[int, dict[int, float]]] = {}
-    for head_, effect in effects.heads.items():
-        kinds.setdefault(head_.kind or "", {}).setdefault(head_.layer, {})[head_.head] = effect
-    top = max(map(abs, effects.heads.values()), default=0.0) or 1.0
-    maps = {
-        kind: head_map(
-            {layer: [heads[each] for each in sorted(heads)] for layer, heads in by_layer.items()},
-            "added to the score",
-            unit="logits",
-            limits=(-top, top),
-            signed=True,
-            title=f"every {kind} head" if several else "every head",
-        )
-        for kind, by_layer in kinds.items()
-    }
+    maps = maps_by_kind(effects.heads, "added to the score", unit="logits")
     view = Terms(
         groups=tuple(Term(*group) for group in groups.items()),
         total=Term("= the score", result.score),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights
 from attnscope.views.heatmap import Measured
 from attnscope.views.table import Titled
@@ -106,6 +107,30 @@ def head_map(
     return HeadMap(
         table, layers, name, unit, limits, signed, marks, title=title, subtitle=subtitle, notes=notes
     )
+
+
+def maps_by_kind(
+    values: Mapping[Head, float], name: str, *, unit: str = "", lead: str = ""
+) -> dict[str, HeadMap]:
+    """A signed map of heads for each kind of attention, all on one scale; ``lead`` begins each title."""
+    kinds: dict[str, dict[int, dict[int, float]]] = {}
+    for head, value in values.items():
+        kinds.setdefault(head.kind or "", {}).setdefault(head.layer, {})[head.head] = value
+    top = max(map(abs, values.values()), default=0.0) or 1.0
+    return {
+        kind: head_map(
+            {
+                layer: [heads.get(head, float("nan")) for head in range(max(heads) + 1)]
+                for layer, heads in layers.items()
+            },
+            name,
+            unit=unit,
+            limits=(-top, top),
+            signed=True,
+            title=f"{lead}every {kind} head" if len(kinds) > 1 else f"{lead}every head",
+        )
+        for kind, layers in kinds.items()
+    }
 
 
 Step = tuple["Place | None", "Place | None"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import matplotlib
@@ -59,6 +60,31 @@ def test_every_picture_has_the_numbers_of_the_command(cat, run, own, tmp_path):
         (cat.flow("flow", hide_special=True), ["flow", TEXT, "--method", "flow", "--hide-special"]),
     ):
         assert answer(run(*asked, "--json")) == json.loads(json.dumps(shown.numbers)), asked
+
+
+@pytest.mark.parametrize("name", ["own-causal", "gpt2"])
+def test_an_edge_is_cut_and_a_head_patched_as_the_commands_do(name, run, tmp_path):
+    name = gpt2(tmp_path) if name == "gpt2" else name
+    if name != "own-causal":
+        transformers.GPT2LMHeadModel.from_pretrained(name).save_pretrained(name)
+    reader = attnscope.load(name)
+    read, other, model = reader.read("A cat sat"), reader.read("A mat sat"), ["-m", name]
+    cut = read.cut("sat -> A", head=["L0H1", "L1H0"])
+    patched = read.patch(other, what="v", noise=True)
+    assert patched.numbers == read.patch("A mat sat", what="v", noise=True).numbers
+    for shown, asked in (
+        (cut, ["cut", "sat -> A", "A cat sat", "--head", "L0H1,L1H0"]),
+        (patched, ["patch", "A cat sat", "--with-text", "A mat sat", "--what", "v", "--noise"]),
+    ):
+        assert answer(run(*asked, *model, "--json")) == json.loads(json.dumps(shown.numbers))
+        table = pandas.read_csv(io.StringIO(run(*asked, *model, "--csv").out))
+        pandas.testing.assert_frame_equal(shown.frame(), table)
+        assert shown._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="of another model"):
+        read.patch(attnscope.load("own").read("A cat sat"))
+    read.save(tmp_path / "cat.trace")
+    with pytest.raises(attnscope.AttnscopeError, match="the model is not there any more"):
+        attnscope.open(tmp_path / "cat.trace").cut("sat -> A")
 
 
 def test_parts_and_claims_are_those_of_the_commands(own, run):

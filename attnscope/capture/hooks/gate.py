@@ -114,16 +114,3 @@ def replaced(head: int, values: Mapping[int, Tensor | None]) -> Edit:
         return other
 
     return edit
-
-
-def zeroed(call: int, head: int) -> Gate:
-    """A gate that takes one head of one call away."""
-
-    def gate(number: int, heads: int) -> Tensor | None:
-        if number != call:
-            return None
-        factors = torch.ones(1, heads)
-        factors[0, head] = 0
-        return factors
-
-    return gate

@@ -53,7 +53,8 @@ def patch(
     """
     refuse(asked.with_text is None, "--with-text", "give the other text")
     refuse(asked.fast and asked.what != "output", "--what", "--fast estimates the effect of outputs alone")
-    from attnscope.questions.cause import of_intervention, patch
+    from attnscope.questions.cause import of_intervention
+    from attnscope.questions.patching import patch
 
     heads = parse_heads(cause, attention)
     check_picture(output.out, picture.cmap, one=True, signed=True)

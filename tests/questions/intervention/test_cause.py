@@ -11,8 +11,9 @@ from attnscope.attention import Head
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
-from attnscope.questions.cause import cut, patch
+from attnscope.questions.cause import cut
 from attnscope.questions.find import parse_questions
+from attnscope.questions.patching import patch
 from tests.models.folders import gpt2, mamba, t5
 from tests.questions.intervention import test_importance
 

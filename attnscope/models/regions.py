@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +15,16 @@ from attnscope.attention import Kind
 from attnscope.axes import Array
 from attnscope.capture import Record, recording
 from attnscope.errors import ModelError, first_line
-from attnscope.models.lattice import Coordinates
 
 PADDING_SHARE = 0.5
 """A number that moves by less than this share of the most, from black to white, is padding."""
+
+
+class Coordinates(NamedTuple):
+    """Where each prepared number lies in one picture, in its pixels; ``nan`` for what is no part of it."""
+
+    x: Array
+    y: Array
 
 
 def find_coordinates(
@@ -30,39 +37,168 @@ def find_coordinates(
     when one alone turns white tell what is that one's. ``prepare`` gets each as [row, column, 3] in uint8,
     ``shapes`` are their rows and columns. ``None`` if pictures of one size are prepared in different sizes.
     """
-    dark = [np.zeros((1, 1)) for _ in shapes]
-    lit = [[np.full((1, 1), 255) if other == one else black for other, black in enumerate(dark)]
-           for one in range(len(shapes))]  # fmt: skip
-    across = [np.rint((np.arange(columns) + 0.5) / columns * 255)[None] for _, columns in shapes]
-    down = [np.rint((np.arange(rows) + 0.5) / rows * 255)[:, None] for rows, _ in shapes]
-    black, right, low, *white = (_prepared(prepare, greys, shapes) for greys in (dark, across, down, *lit))
-    if not all(made.shape == black.shape for made in (right, low, *white)):
+
+    def prepared(greys: Sequence[Array]) -> Array:
+        """What becomes of pictures in shades of grey, that are given for their rows, columns, or all."""
+        pictures = [
+            np.broadcast_to(grey[..., None], (*shape, 3)).astype(np.uint8)
+            for grey, shape in zip(greys, shapes, strict=True)
+        ]
+        numbers: Array = prepare(pictures).double().cpu().numpy()
+        return numbers
+
+    dark, lit = np.zeros((1, 1)), np.full((1, 1), 255)
+    black = prepared([dark] * len(shapes))
+    right = prepared([np.rint((np.arange(columns) + 0.5) / columns * 255)[None] for _, columns in shapes])
+    low = prepared([np.rint((np.arange(rows) + 0.5) / rows * 255)[:, None] for rows, _ in shapes])
+    found = []
+    for one, (rows, columns) in enumerate(shapes):
+        white = prepared([lit if other == one else dark for other in range(len(shapes))])
+        if not black.shape == right.shape == low.shape == white.shape:
+            return None
+        with np.errstate(invalid="ignore", over="ignore"):  # a processor may divide by what it likes
+            span = white - black
+            inside = np.abs(span) > PADDING_SHARE * np.abs(span).max(initial=0)
+            span = np.where(inside, span, np.nan)
+            found.append(Coordinates((right - black) / span * columns, (low - black) / span * rows))
+    return found
+
+
+COARSER = 1.15
+"""Tokens of which the pixels are so many times larger belong to a coarser picture of the same thing."""
+
+SAME_LINE = 0.25
+"""Middles closer to each other than this share of a token's width are of one row or column."""
+
+LEAST_OWNED = 0.5
+"""Where less than this share of a picture's numbers ends in one token alone, no token has a place in it."""
+
+EDGE_SNAP = 0.1
+"""An edge so close to the picture's own, in widths of a token, is the picture's."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The part of a picture that one token stands for.
+
+    ``box`` is left, top, right and bottom, in pixels of the picture as it was given. ``row`` and ``column``
+    count within the tokens of the same ``level``: 0 is the finest, the others show the whole.
+    """
+
+    level: int
+    row: int
+    column: int
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Where the numbers of one token come from: their middle, their extent, and pixels a number."""
+
+    token: int
+    middle: tuple[float, float]
+    size: tuple[float, float]
+    scale: float
+
+
+def find_regions(owners: Array, where: Coordinates, rows: int, columns: int) -> dict[int, Region] | None:
+    """The region of each token that owns numbers of a picture; tokens of padding have none.
+
+    ``owners`` has the number of a token for each number of the prepared picture, or less than 0. ``None`` if
+    two tokens would have the same place, or if too little of the picture ends in one token alone.
+    """
+    inside = np.isfinite(where.x) & np.isfinite(where.y)
+    owned = inside & (owners >= 0)
+    if inside.any() and owned.sum() / inside.sum() < LEAST_OWNED:
         return None
-    return [
-        _place(black, one, right, low, rows, columns)
-        for one, (rows, columns) in zip(white, shapes, strict=True)
+    levels: list[list[_Cell]] = []  # tokens of one scale each
+    for cell in sorted(_cells(owners[owned], where.x[owned], where.y[owned]), key=lambda cell: cell.scale):
+        if not levels or cell.scale > COARSER * levels[-1][-1].scale:
+            levels.append([])
+        levels[-1].append(cell)
+    parts = [part for level in levels for part in _part(level, (columns, rows))]
+    # by the longer side: small pictures of the whole may be squeezed
+    parts.sort(key=lambda cells: np.median([max(cell.size) for cell in cells]))
+    regions: dict[int, Region] = {}
+    for level, part in enumerate(parts):
+        placed = _place_cells(part, level, (columns, rows))
+        if len({(region.row, region.column) for region in placed.values()}) < len(placed):
+            return None
+        regions |= placed
+    return regions
+
+
+def _cells(owners: Array, x: Array, y: Array) -> list[_Cell]:
+    tokens, which = np.unique(owners, return_inverse=True)
+    counts = np.bincount(which)
+    middles = [np.bincount(which, values) / counts for values in (x, y)]
+    variances = [
+        np.bincount(which, (values - middle[which]) ** 2) / counts
+        for values, middle in zip((x, y), middles, strict=True)
     ]
+    sizes = np.sqrt(12 * np.array(variances))  # of numbers that are spread evenly
+    scales = np.sqrt(np.maximum(sizes[0] * sizes[1], 1e-12) / counts)
+    columns = (tokens.tolist(), *(each.tolist() for each in (*middles, *sizes, scales)))
+    return [_Cell(token, (a, b), (w, h), s) for token, a, b, w, h, s in zip(*columns, strict=True)]
 
 
-def _place(black: Array, white: Array, right: Array, low: Array, rows: int, columns: int) -> Coordinates:
-    """Where the numbers lie that move when one picture turns from black to white."""
-    with np.errstate(invalid="ignore", over="ignore"):  # a processor may divide by what it likes
-        span = white - black
-        inside = np.abs(span) > PADDING_SHARE * np.abs(span).max(initial=0)
-        span = np.where(inside, span, np.nan)
-        return Coordinates((right - black) / span * columns, (low - black) / span * rows)
+def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]:
+    """Tokens of one scale, apart where two pictures of the same thing happen to have it.
+
+    Tokens of one picture follow each other: each joins the first in which it covers none.
+    """
+
+    def is_full(cells: Sequence[_Cell]) -> bool:
+        """Whether every place of so many rows and columns is one token's."""
+        places = {(each.row, each.column) for each in _place_cells(cells, 0, picture).values()}
+        rows, columns = ({place[side] for place in places} for side in (0, 1))
+        return len(cells) == len(places) == len(rows) * len(columns)
+
+    parts: list[list[_Cell]] = []
+    for cell in () if is_full(cells) else sorted(cells, key=lambda cell: cell.token):
+        free = (part for part in parts if not any(_overlap(cell, other) for other in part))
+        part = next(free, None)
+        if part is None:
+            parts.append([cell])
+        else:
+            part.append(cell)
+    return parts if parts and all(map(is_full, parts)) else [list(cells)]
 
 
-def _prepared(
-    prepare: Callable[[Sequence[Array]], Tensor], greys: Sequence[Array], shapes: Sequence[tuple[int, int]]
-) -> Array:
-    """What becomes of pictures in shades of grey, that are given for their rows, their columns, or all."""
-    pictures = [
-        np.broadcast_to(grey[..., None], (*shape, 3)).astype(np.uint8)
-        for grey, shape in zip(greys, shapes, strict=True)
-    ]
-    numbers: Array = prepare(pictures).double().cpu().numpy()
-    return numbers
+def _overlap(one: _Cell, other: _Cell) -> bool:
+    """Whether two tokens share more than the edges of their pictures, in both directions."""
+    return all(
+        (size + wide) / 2 - abs(middle - centre) > SAME_LINE * min(size, wide)
+        for middle, centre, size, wide in zip(one.middle, other.middle, one.size, other.size, strict=True)
+    )
+
+
+def _place_cells(cells: Sequence[_Cell], level: int, picture: tuple[int, int]) -> dict[int, Region]:
+    """Rows, columns and boxes of the tokens of one level."""
+    (columns, across), (rows, down) = (_edges(cells, axis, picture[axis]) for axis in (0, 1))
+    return {
+        cell.token: Region(level, row, column, (across[column], down[row], across[column + 1], down[row + 1]))
+        for cell, row, column in zip(cells, rows, columns, strict=True)
+    }
+
+
+def _edges(cells: Sequence[_Cell], axis: int, end: int) -> tuple[list[int], list[float]]:
+    """The number of each cell along one axis, and the edges that neighbours share."""
+    middle = np.array([cell.middle[axis] for cell in cells])
+    half = np.array([cell.size[axis] for cell in cells]) / 2
+    width = 2 * float(np.median(half))
+    order = np.argsort(middle)  # the picture's edge may cut all but a sliver of a token
+    begins = np.diff(middle[order], prepend=-np.inf) > SAME_LINE * width
+    numbers = np.empty(len(cells), int)
+    numbers[order] = np.cumsum(begins) - 1
+    count = int(numbers.max()) + 1
+    sizes = np.bincount(numbers, minlength=count)
+    starts, stops = (np.bincount(numbers, middle + sign * half) / sizes for sign in (-1, 1))
+    edges = np.concatenate([starts[:1], (stops[:-1] + starts[1:]) / 2, stops[-1:]])
+    for place, bound in ((0, 0.0), (-1, float(end))):
+        if abs(edges[place] - bound) < EDGE_SNAP * width:
+            edges[place] = bound
+    return numbers.tolist(), edges.tolist()
 
 
 DIGIT_BASE = 8
@@ -171,38 +307,40 @@ class _Entry:
 
     def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Take what depends on the picture, where a module reads the text."""
-        text, beside = kwargs.get("inputs_embeds"), [*args[1:], *kwargs.values()]
-        layer = text is None and not self._are_ids(kwargs.get("input_ids"))
+        text, beside, ids = (
+            kwargs.get("inputs_embeds"),
+            [*args[1:], *kwargs.values()],
+            kwargs.get("input_ids"),
+        )
+        # what stands between may read some ids of its own
+        of_text = isinstance(ids, Tensor) and self._ids is not None and torch.equal(ids, self._ids)
+        layer = text is None and not of_text
         if layer:  # that looks across is given both
             text = args[0] if args else None
-            beside = [value for value in beside if _is_seen(value) and not self._holds(value, self._embedded)]
-        beside = [value for value in beside if value is not text and self._is_made_of_picture(value)]
-        reads = self._holds(text, self._embedded) if text is not None else not layer
-        if layer and reads and self._holds(text, self._given):  # the picture stands in the text already
-            self.states = text
-            raise _Reached
-        if not reads or ((layer or text is None) and not beside):
+            beside = [value for value in beside if _is_seen(value) and not _holds(value, self._embedded)]
+        beside = [
+            value
+            for value in beside
+            # what a processor made of the picture has not been read yet
+            if value is not text and _holds(value, self._given) and not torch.equal(value, self._given)
+        ]
+        if not (_holds(text, self._embedded) if text is not None else not layer):
             return
-        if not layer and self._holds(text, self._given):
+        if _holds(text, self._given):  # the picture stands in the text already
             self.states = text
         elif beside:
             self.states, self.kind = beside[0], "cross"
+        elif layer or text is None:
+            return
         raise _Reached
 
-    def _is_made_of_picture(self, value: Any) -> bool:
-        """Whether these are states of the picture; what a processor made of it has not been read yet."""
-        return self._holds(value, self._given) and not torch.equal(value, self._given)
 
-    def _are_ids(self, ids: Any) -> bool:
-        """Whether these are the ids of the text: what stands between may read some of its own."""
-        return isinstance(ids, Tensor) and self._ids is not None and torch.equal(ids, self._ids)
-
-    def _holds(self, states: Any, given: Tensor | None) -> bool:
-        """Whether what may be states is made of what was given."""
-        if given is None or not _is_seen(states):
-            return False
-        (found,) = torch.autograd.grad(states.sum(), given, retain_graph=True, allow_unused=True)
-        return found is not None
+def _holds(states: Any, given: Tensor | None) -> bool:
+    """Whether what may be states is made of what was given."""
+    if given is None or not _is_seen(states):
+        return False
+    (found,) = torch.autograd.grad(states.sum(), given, retain_graph=True, allow_unused=True)
+    return found is not None
 
 
 def _is_seen(value: Any) -> bool:

@@ -116,12 +116,17 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
     image = open_image(path)
     with refusable(f"what the image processor makes of {path}", f"the image processor refuses {path}"):
         fields = dict(processor(images=image, return_tensors="pt"))
-    picture = _picture(image, fields.get("pixel_values"), processor, module)
+    values, pixels, grid, tokens = fields.get("pixel_values"), np.asarray(image), None, tuple[Token, ...]()
+    if isinstance(values, Tensor) and values.ndim == 4 and values.shape[1] == 3:
+        pixels, grid = _pixels(values[0], processor), _patch_grid(module, *values.shape[-2:])
     axes: dict[Kind, tuple[Axis, Axis]] = {}
-    if picture.tokens:  # among the patches, and of a pooling head that looks at them all
-        axes = {"encoder": (picture.tokens, picture.tokens), "cross": (range(1), picture.tokens)}
-    inputs = place_fields(fields, module, entry)
-    return ModelInput(inputs, axes, picture.tokens, pictures=(picture,), entry=entry)
+    if grid is not None:  # among the patches, no two of which are equal, and of a head that pools them
+        places = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
+        patches = (Token(place, number) for number, place in enumerate(places, PICTURED))
+        tokens = *_special_tokens(module, BEFORE), *patches, *_special_tokens(module, AFTER, PICTURED // 2)
+        axes = {"encoder": (tokens, tokens), "cross": (range(1), tokens)}
+    picture, inputs = Picture(pixels, grid, tokens), place_fields(fields, module, entry)
+    return ModelInput(inputs, axes, tokens, pictures=(picture,), entry=entry)
 
 
 def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any) -> dict[str, Any]:
@@ -145,19 +150,6 @@ def place_fields(fields: Mapping[str, Any], module: nn.Module, entry: str = "__c
     }
 
 
-def _picture(image: Image, values: Any, processor: Any, module: nn.Module) -> Picture:
-    """What a module sees of an image, of which ``values`` are the numbers."""
-    if not isinstance(values, Tensor) or values.ndim != 4 or values.shape[1] != 3:
-        return Picture(np.asarray(image), None, ())
-    rows, columns = values.shape[-2:]
-    grid = patch_grid(module, rows, columns)
-    tokens: tuple[Token, ...] = ()
-    if grid is not None:
-        before, after = special_tokens(module, BEFORE), special_tokens(module, AFTER, PICTURED // 2)
-        tokens = (*before, *patch_tokens(*grid), *after)
-    return Picture(_pixels(values[0], processor), grid, tokens)
-
-
 def _pixels(values: Tensor, processor: Any) -> Array:
     """What a processor made of an image, as an image again.  [3, row, column] -> [row, column, 3]"""
     pixels: Array = values.float().cpu().numpy().transpose(1, 2, 0)
@@ -170,7 +162,7 @@ def _pixels(values: Tensor, processor: Any) -> Array:
     return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
 
 
-def patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | None:
+def _patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | None:
     """How many patches a module cuts ``rows`` × ``columns`` pixels into, by its first convolution.
 
     ``None`` if it has none that reads the three colours.
@@ -178,17 +170,15 @@ def patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | 
     for child in module.modules():
         if isinstance(child, nn.Conv2d) and child.in_channels == 3 and child.kernel_size[0] > 1:
             padding = (0, 0) if isinstance(child.padding, str) else child.padding
-            steps = [
-                (size + 2 * pad - kernel) // stride + 1
-                for size, pad, kernel, stride in zip(
-                    (rows, columns), padding, child.kernel_size, child.stride, strict=True
-                )
-            ]
-            return (steps[0], steps[1]) if min(steps) > 0 else None
+            down, right = (
+                (size + 2 * padding[side] - child.kernel_size[side]) // child.stride[side] + 1
+                for side, size in enumerate((rows, columns))
+            )
+            return (down, right) if min(down, right) > 0 else None
     return None
 
 
-def special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0) -> tuple[Token, ...]:
+def _special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0) -> Iterator[Token]:
     """The tokens that a module puts beside the patches, by the names of its parameters."""
     parameters = {name.rpartition(".")[2]: weights for name, weights in module.named_parameters()}
     names: list[str] = []
@@ -197,13 +187,4 @@ def special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0)
             weights = parameters[parameter]
             count = weights.shape[-2] if weights.ndim > 1 else 1
             names += [f"[{name}]"] if count == 1 else [f"[{name}{number}]" for number in range(count)]
-    return tuple(Token(name, number, special=True) for number, name in enumerate(names, first))
-
-
-def patch_tokens(rows: int, columns: int, first: int = PICTURED) -> tuple[Token, ...]:
-    """A token for each patch, row by row; no two are equal, as no two patches count as one word."""
-    return tuple(
-        Token(f"{row},{column}", first + row * columns + column)
-        for row in range(rows)
-        for column in range(columns)
-    )
+    return (Token(name, number, special=True) for number, name in enumerate(names, first))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -22,9 +22,15 @@ from attnscope.models.huggingface.images import (
 )
 from attnscope.models.huggingface.reader import FolderReader, write_chat
 from attnscope.models.inputs import Chat, ModelInput, Picture
-from attnscope.models.lattice import Coordinates, Region, find_regions
 from attnscope.models.model import accepts
-from attnscope.models.regions import find_coordinates, find_moved, find_owners
+from attnscope.models.regions import (
+    Coordinates,
+    Region,
+    find_coordinates,
+    find_moved,
+    find_owners,
+    find_regions,
+)
 from attnscope.models.text.tokens import tokens_of_ids
 
 if TYPE_CHECKING:
@@ -47,115 +53,11 @@ UNMADE = "takes images in a form that attnscope does not make: give them with --
 """What is said of models that read pictures, but no pixels."""
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Writes texts with ``count`` pictures, or with one video, for the ``processor`` of a model."""
-
-    name: str
-    processor: Any
-    module: nn.Module
-    count: int
-    video: bool = False
-
-    @property
-    def what(self) -> str:
-        """What stands in the text, in the words of chat templates."""
-        return "video" if self.video else "image"
-
-    def write(self, text: str) -> list[str]:
-        """What may be meant by the text with its pictures: the first is meant of those of one length.
-
-        They stand where the text has the processor's signs or ``<image>``, or before it; there the processor
-        may put them itself. Raises ``InputError`` if the text has signs for more or fewer pictures.
-        """
-        signs = self._signs()
-        written = [sign for sign in (*signs, *self._plain()) if sign in text]
-        if written:
-            if all(text.count(sign) != self.count for sign in written):
-                self._refuse(text.count(written[0]), written[0])
-            return [text]
-        places = text.count(f"<{self.what}>")
-        if places not in (0, self.count):
-            self._refuse(places, f"<{self.what}>")
-        if places:
-            return [text.replace(f"<{self.what}>", sign) for sign in signs] or [text]
-        return [*(sign * self.count + text for sign in signs), text]
-
-    def _refuse(self, places: int, sign: str) -> None:
-        raise InputError(
-            f"the text has {places} × {sign} and there {'is' if self.count == 1 else 'are'} {self.count} "
-            f"{self.what}{'s' * (self.count > 1)}: write it once for each, or leave it out to have them "
-            "before the text"
-        )
-
-    def _signs(self) -> list[str]:
-        """What the template puts for a picture, and what the processor and the config name."""
-        config: Any = self.module.config
-        tokenizer = getattr(self.processor, "tokenizer", None)
-
-        def spell(name: str) -> Any:
-            id_ = getattr(config, name, None)
-            return tokenizer.convert_ids_to_tokens(id_) if tokenizer and isinstance(id_, int) else None
-
-        found = [self._in_template(), *self._plain(), *map(spell, IDS[self.what])]
-        signs = [sign for sign in dict.fromkeys(found) if isinstance(sign, str) and sign]
-        for what in ("vision", self.what):
-            start, end = (
-                spell(f"{what}_{side}_token_id") or getattr(tokenizer, f"{what}_{side}_token", None)
-                for side in ("start", "end")
-            )
-            if isinstance(start, str) and isinstance(end, str):  # which tell a picture from the next one
-                return [sign if start in sign else start + sign + end for sign in signs]
-        return signs
-
-    def _plain(self) -> list[str]:
-        """The processor's own signs, with nothing around them."""
-        named = (getattr(self.processor, name, None) for name in SIGNS[self.what])
-        return [sign for sign in named if isinstance(sign, str) and sign]
-
-    def _in_template(self) -> str | None:
-        """What the chat template puts for a picture between two texts, if it has one and puts it there."""
-        if not getattr(self.processor, "chat_template", None):
-            return None
-        message = {"role": "user", "content": [_text("one"), {"type": self.what}, _text("two")]}
-        try:
-            written = write_chat(self.name, self.processor, [message], reply=False)
-        except (InputError, ModelError):
-            return None
-        between = re.search(r"one(.*)two", written, re.DOTALL)
-        return between[1].strip() or None if between else None
-
-    def write_chat(self, text: str, chat: Chat) -> str:
-        """The text as a user's message with its pictures, by the chat template of the processor."""
-        if not getattr(self.processor, "chat_template", None):
-            raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
-        sign = {"type": self.what}
-        parts = text.split(f"<{self.what}>")
-        if len(parts) == 1:
-            parts = [*[""] * self.count, text]
-        elif len(parts) != self.count + 1:
-            self._refuse(len(parts) - 1, f"<{self.what}>")
-        content = [sign if part is None else _text(part) for one in parts for part in (None, one)][1:]
-        content = [part for part in content if part == sign or str(part["text"]).strip()]
-        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        if chat.system is not None:
-            messages.insert(0, {"role": "system", "content": [_text(chat.system)]})
-        return write_chat(self.name, self.processor, messages, chat.reply)
-
-
-def _text(words: str) -> Mapping[str, str]:
-    return {"type": "text", "text": words}
-
-
 def reads_pictures_in_texts(module: nn.Module) -> bool:
     """Whether a model has a token that stands for a picture in its text, or looks across from its text."""
     named = any(getattr(module.config, name, None) is not None for name in IDS["image"])
     one_tower = hasattr(module, "get_image_features") and not hasattr(module, "get_text_features")
     return named or one_tower or accepts(module, "image_attention_mask")
-
-
-Prepare = Callable[[Sequence[Array]], Mapping[str, Any]]
-"""What a processor makes of pictures, each [row, column, 3] in uint8, field by field."""
 
 
 @dataclass(frozen=True)
@@ -173,48 +75,6 @@ class PictureTokens:
     regions: Sequence[Mapping[int, Region]]
     padding: Collection[int] = ()
     mixed: Collection[int] = ()
-
-    @staticmethod
-    def find(
-        word: str,
-        module: nn.Module,
-        inputs: Mapping[str, Any],
-        fields: Sequence[str],
-        prepare: Prepare,
-        shapes: Sequence[tuple[int, int]],
-    ) -> PictureTokens:
-        """By experiment, of the pixels in ``fields``, the larger first.
-
-        Tiles and a small picture of the whole may be fields of their own: each that places tokens adds its
-        own. Of two towers for the same tokens one may mix them; the other says where they are.
-        """
-        axis: tuple[Kind, int] | None = None
-        read, traced = [], list[_Traced]()
-        for field in fields:
-            owners = find_owners(module, inputs, field)
-            axis = axis or (owners and (owners.kind, owners.length))
-            if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
-                continue
-            read.append(field)
-
-            def prepare_field(arrays: Sequence[Array], field: str = field) -> Tensor:
-                made: Tensor = prepare(arrays)[field]
-                return made
-
-            where = find_coordinates(prepare_field, shapes)
-            if where is None or where[0].x.shape != tuple(owners.tokens.shape):
-                continue  # nobody can tell where these numbers come from
-            one = _Traced(owners.tokens.cpu().numpy(), where)
-            if any(one.regions(shapes)) and not any(other.owned & one.owned for other in traced):
-                traced.append(one)
-        kind, length = axis or ("decoder", 0)
-        if not traced:
-            return PictureTokens(word, kind, length, [{} for _ in shapes])
-        whole = _join(traced)
-        regions = whole.regions(shapes)
-        padding = whole.owned.difference(*regions)
-        mixed = find_moved(module, inputs, read) - padding if kind == "decoder" else set()
-        return PictureTokens(word, kind, length, regions, padding, mixed.difference(*regions))
 
     @property
     def placed(self) -> bool:
@@ -239,19 +99,28 @@ class PictureTokens:
 
     def name_in_text(self, tokens: Sequence[Token], stand: Collection[int]) -> tuple[Token, ...]:
         """The tokens of a text, of which those at ``stand`` and of regions have names of their own."""
-        named, order = [], sorted(stand)
+        named, order, pictures = [], sorted(stand), len(self.regions)
         for position, token in enumerate(tokens):
-            name = self.name(position)
+            name, special = self.name(position), False
+            if name is None and (position in self.padding or (position in stand and self.placed)):
+                name, special = self._name_beside(position), True
+            elif name is None and position in stand:  # pictures have as many tokens each
+                number, (each, more) = order.index(position), divmod(len(order), pictures)
+                which = f"s 1-{pictures}" if more else f" {number // each + 1}"
+                name = f"{self.word}{which} · {number if more else number % each}"
             if name is not None:
-                token = Token(name, PICTURED + position, segment=token.segment)
-            elif position in self.padding or (position in stand and self.placed):
-                name = f"{self._nearest(position)} · {self._describe(position)}"
-                token = Token(name, SEPARATOR + position, special=True, segment=token.segment)
-            elif position in stand:
-                name = self._number(order.index(position), len(order))
-                token = Token(name, PICTURED + position, segment=token.segment)
+                id_ = (SEPARATOR if special else PICTURED) + position
+                token = Token(name, id_, special=special, segment=token.segment)
             named.append(token)
         return tuple(named)
+
+    def _name_beside(self, position: int) -> str:
+        """What a token between those of regions is called: of which picture it is, and what it is there."""
+        last = [max((number for number in each if number < position), default=-1) for each in self.regions]
+        what = "padding" if position in self.padding else "row end"
+        if position in self.mixed:
+            what = f"{sorted(self.mixed).index(position)} of no place"
+        return f"{self.word} {last.index(max(last)) + 1} · {what}"
 
     def name_across(self) -> tuple[Token, ...]:
         """The tokens of pictures that are looked at across a model."""
@@ -263,87 +132,25 @@ class PictureTokens:
             for number, name in enumerate(names)
         )
 
-    def _describe(self, position: int) -> str:
-        """What a token of a picture is that stands for no part of it."""
-        if position in self.mixed:
-            return f"{sorted(self.mixed).index(position)} of no place"
-        return "padding" if position in self.padding else "row end"
-
-    def _nearest(self, position: int) -> str:
-        """The picture to which a token belongs that stands between those of regions."""
-        before = [
-            (max((number for number in regions if number < position), default=-1), place)
-            for place, regions in enumerate(self.regions, 1)
-        ]
-        return f"{self.word} {max(before, key=lambda one: one[0])[1]}"
-
-    def _number(self, number: int, count: int) -> str:
-        """The name of a token of which nobody knows the part; pictures have as many tokens each."""
-        pictures = len(self.regions)
-        if count % pictures:
-            return f"{self.word}s 1-{pictures} · {number}"
-        each = count // pictures
-        return f"{self.word} {number // each + 1} · {number % each}"
-
-    def lay_out(self, images: Sequence[Image], tokens: Sequence[Token]) -> tuple[Picture, ...]:
-        """The pictures with their tokens."""
-        return tuple(
-            _lay_out(image, tokens, regions, f"{self.word} {place}")
-            for place, (image, regions) in enumerate(zip(images, self.regions, strict=True), 1)
-        )
-
-
-class _Traced(NamedTuple):
-    """The token in which each number of some fields ends, and where in each picture it comes from."""
-
-    tokens: Array
-    where: Sequence[Coordinates]
-
-    def regions(self, shapes: Sequence[tuple[int, int]]) -> list[dict[int, Region]]:
-        """The regions of each picture's tokens; of none where they are not apart."""
-        return [
-            find_regions(self.tokens, each, *shape) or {}
-            for each, shape in zip(self.where, shapes, strict=True)
-        ]
-
-    @property
-    def owned(self) -> set[int]:
-        """The tokens in which any number ends."""
-        return {int(number) for number in np.unique(self.tokens) if number >= 0}
-
-
-def _join(traced: Sequence[_Traced]) -> _Traced:
-    """The numbers of some fields as one."""
-    return _Traced(
-        np.concatenate([one.tokens.ravel() for one in traced]),
-        [
-            Coordinates(
-                *(np.concatenate([side.ravel() for side in sides]) for sides in zip(*each, strict=True))
+    def lay_out(self, images: Sequence[Image], tokens: Sequence[Token]) -> Iterator[Picture]:
+        """Each picture as far as its finest tokens reach, with those tokens row by row."""
+        for place, (image, regions) in enumerate(zip(images, self.regions, strict=True), 1):
+            boxes = {tokens[number].id: region.box for number, region in regions.items()}
+            whole = Picture(np.asarray(image), None, (), boxes, f"{self.word} {place}")
+            finest = sorted(
+                (region.row, region.column, number) for number, region in regions.items() if region.level == 0
             )
-            for each in zip(*(one.where for one in traced), strict=True)
-        ],
-    )
-
-
-def _lay_out(image: Image, tokens: Sequence[Token], regions: Mapping[int, Region], name: str) -> Picture:
-    """A picture as far as its finest tokens reach, with those tokens row by row."""
-    finest = {number: region for number, region in regions.items() if region.level == 0}
-    boxes = {tokens[number].id: region.box for number, region in regions.items()}
-    rows, columns = (
-        1 + max((getattr(region, side) for region in finest.values()), default=-1)
-        for side in ("row", "column")
-    )
-    whole = Picture(np.asarray(image), None, (), boxes, name)
-    if not finest or len(finest) != rows * columns:
-        return whole
-    order = sorted(finest, key=lambda number: (finest[number].row, finest[number].column))
-    first, last = finest[order[0]].box, finest[order[-1]].box
-    left, top = int(first[0]), int(first[1])
-    part = image.crop((left, top, max(round(last[2]), left + 1), max(round(last[3]), top + 1)))
-    part.thumbnail((DRAWN_PIXELS, DRAWN_PIXELS))
-    return replace(
-        whole, pixels=np.asarray(part), grid=(rows, columns), tokens=tuple(tokens[n] for n in order)
-    )
+            rows, columns = (1 + max((each[side] for each in finest), default=-1) for side in (0, 1))
+            if not finest or len(finest) != rows * columns:
+                yield whole
+                continue
+            order = [number for *_, number in finest]
+            (left, top, *_), (*_, right, bottom) = regions[order[0]].box, regions[order[-1]].box
+            left, top = int(left), int(top)
+            part = image.crop((left, top, max(round(right), left + 1), max(round(bottom), top + 1)))
+            part.thumbnail((DRAWN_PIXELS, DRAWN_PIXELS))
+            named = tuple(tokens[number] for number in order)
+            yield replace(whole, pixels=np.asarray(part), grid=(rows, columns), tokens=named)
 
 
 TYPE_IDS = "mm_token_type_ids"
@@ -369,6 +176,11 @@ class PictureText:
     settings: Mapping[str, Any]
     video: bool = False
 
+    @property
+    def what(self) -> str:
+        """What stands in the text, in the words of chat templates."""
+        return "video" if self.video else "image"
+
     def read(self, paths: Sequence[Path], text: str, chat: Chat | None) -> ModelInput:
         """The inputs and labelled axes of a text with pictures, or with the frames of a video.
 
@@ -377,16 +189,27 @@ class PictureText:
         """
         images, skipped = self._open(paths)
         count = 1 if self.video else len(images)
-        prompts = Prompts(self.reader.name, self.processor, self.module, count, self.video)
-        written = prompts.write(text) if chat is None else [prompts.write_chat(text, chat)]
-        prompt, fields = self._choose(self._process_all(written, images), written[-1])
+        prompts = self._write(text, count) if chat is None else [self._write_chat(text, count, chat)]
+        made: dict[str, Mapping[str, Any]] = {}
+        refusals: list[InputError] = []
+        for prompt in prompts:
+            try:
+                made[prompt] = self._process(prompt, images)
+            except InputError as error:
+                refusals.append(error)
+        if not made:
+            raise refusals[0]
+        prompt = prompts[-1]  # the text itself, if the processor puts the pictures into it
+        if prompt not in made or not self._signed(made[prompt]):  # it may read a sign as a word more
+            prompt = max(made, key=lambda prompt: len(made[prompt]["input_ids"][0]))
+        fields = made[prompt]
         inputs = place_fields(fields, self.module)
         counts = {
             name: value
             for name, value in fields.items()
             if isinstance(value, list) and accepts(self.module, name) and name not in inputs
         }  # of tiles, which some models take as plain numbers
-        labelled = replace(self, settings={**self.settings, **counts})._label(prompt, images, inputs)
+        labelled = self._label(prompt, images, inputs, {**self.settings, **counts})
         return replace(labelled, notes=(*labelled.notes, *skipped))
 
     def _open(self, paths: Sequence[Path]) -> tuple[Sequence[Image], tuple[str, ...]]:
@@ -399,33 +222,90 @@ class PictureText:
             )
         return open_frames(paths[0])
 
-    def _process_all(self, prompts: Sequence[str], images: Sequence[Image]) -> dict[str, Mapping[str, Any]]:
-        """What the processor makes of each prompt that it takes. Raises ``InputError`` if it takes none."""
-        made: dict[str, Mapping[str, Any]] = {}
-        refused: InputError | None = None
-        for prompt in prompts:
-            try:
-                made[prompt] = self._process(prompt, images)
-            except InputError as error:
-                refused = refused or error
-        if not made:
-            raise refused or InputError(f"{self.reader.name} has no sign for a picture in a text")
-        return made
+    def _write(self, text: str, count: int) -> list[str]:
+        """What may be meant by a text with ``count`` pictures: the first is meant of those of one length.
 
-    def _choose(self, made: Mapping[str, Mapping[str, Any]], text: str) -> tuple[str, Mapping[str, Any]]:
-        """The text itself if the processor puts the pictures into it, else what becomes the most tokens.
-
-        A processor that puts them itself reads a sign for them as a word more.
+        They stand where the text has the processor's signs or ``<image>``, or before it; there the processor
+        may put them itself. Raises ``InputError`` if the text has signs for more or fewer pictures.
         """
-        if text in made and self._signed(made[text]):
-            return text, made[text]
-        chosen = max(made, key=lambda prompt: len(made[prompt]["input_ids"][0]))
-        return chosen, made[chosen]
+        signs, plain, usual = *self._signs(), f"<{self.what}>"
+        written = [sign for sign in (*signs, *plain) if sign in text]
+        if written:
+            if all(text.count(sign) != count for sign in written):
+                self._refuse(text.count(written[0]), written[0], count)
+            return [text]
+        places = text.count(usual)
+        if places not in (0, count):
+            self._refuse(places, usual, count)
+        if places:
+            return [text.replace(usual, sign) for sign in signs] or [text]
+        return [*(sign * count + text for sign in signs), text]
+
+    def _write_chat(self, text: str, count: int, chat: Chat) -> str:
+        """The text as a user's message with its pictures, by the chat template of the processor."""
+        if not getattr(self.processor, "chat_template", None):
+            raise InputError(
+                f"{self.reader.name} has no chat format: leave out --chat to give it the text as it is"
+            )
+        parts = text.split(f"<{self.what}>")
+        if len(parts) == 1:
+            parts = [*[""] * count, text]
+        elif len(parts) != count + 1:
+            self._refuse(len(parts) - 1, f"<{self.what}>", count)
+        content: list[Mapping[str, str]] = []
+        for number, part in enumerate(parts):
+            content += [{"type": self.what}] if number else []
+            content += [_text(part)] if part.strip() else []
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        if chat.system is not None:
+            messages.insert(0, {"role": "system", "content": [_text(chat.system)]})
+        return write_chat(self.reader.name, self.processor, messages, chat.reply)
+
+    def _refuse(self, places: int, sign: str, count: int) -> None:
+        raise InputError(
+            f"the text has {places} × {sign} and there {'is' if count == 1 else 'are'} {count} "
+            f"{self.what}{'s' * (count > 1)}: write it once for each, or leave it out to have them "
+            "before the text"
+        )
+
+    def _signs(self) -> tuple[list[str], list[str]]:
+        """What the template puts for a picture and what else names one; and the processor's own, plain."""
+        config: Any = self.module.config
+        tokenizer = getattr(self.processor, "tokenizer", None)
+
+        def spell(name: str) -> Any:
+            id_ = getattr(config, name, None)
+            return tokenizer.convert_ids_to_tokens(id_) if tokenizer and isinstance(id_, int) else None
+
+        named = (getattr(self.processor, name, None) for name in SIGNS[self.what])
+        plain = [sign for sign in named if isinstance(sign, str) and sign]
+        found = [self._in_template(), *plain, *map(spell, IDS[self.what])]
+        signs = [sign for sign in dict.fromkeys(found) if isinstance(sign, str) and sign]
+        for what in ("vision", self.what):
+            start, end = (
+                spell(f"{what}_{side}_token_id") or getattr(tokenizer, f"{what}_{side}_token", None)
+                for side in ("start", "end")
+            )
+            if isinstance(start, str) and isinstance(end, str):  # which tell a picture from the next one
+                return [sign if start in sign else start + sign + end for sign in signs], plain
+        return signs, plain
+
+    def _in_template(self) -> str | None:
+        """What the chat template puts for a picture between two texts, if it has one and puts it there."""
+        if not getattr(self.processor, "chat_template", None):
+            return None
+        message = {"role": "user", "content": [_text("one"), {"type": self.what}, _text("two")]}
+        try:
+            written = write_chat(self.reader.name, self.processor, [message], reply=False)
+        except (InputError, ModelError):
+            return None
+        between = re.search(r"one(.*)two", written, re.DOTALL)
+        return between[1].strip() or None if between else None
 
     def _signed(self, fields: Mapping[str, Any]) -> set[int]:
         """The positions at which a text has an id that stands for a picture, or which are marked as one."""
         config: Any = self.module.config
-        signs = {getattr(config, name, None) for name in IDS["video" if self.video else "image"]}
+        signs = {getattr(config, name, None) for name in IDS[self.what]}
         marked = fields[POSITION_MASK][0].tolist() if POSITION_MASK in fields else []
         at = {position for position, id_ in enumerate(fields["input_ids"][0].tolist()) if id_ in signs}
         return at | {position for position, is_picture in enumerate(marked) if is_picture}
@@ -444,9 +324,15 @@ class PictureText:
             for name, value in made.items()
         }
 
-    def _label(self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor]) -> ModelInput:
+    def _label(
+        self,
+        prompt: str,
+        images: Sequence[Image],
+        inputs: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
+    ) -> ModelInput:
         """The input with its axes: tokens of pictures are named by their row and column in them."""
-        found = self._find(prompt, images, inputs)
+        found = self._find(prompt, images, inputs, settings)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
         axes: dict[Kind, tuple[Axis, Axis]] = {}
@@ -463,11 +349,21 @@ class PictureText:
             notes = ("no token stands for a part of the picture alone: those of the picture are numbered",)
         elif found.shared > 1:
             notes = (f"each token of the video stands for the same part of {found.shared} frames",)
-        pictures = found.lay_out(images, named)
-        return ModelInput(inputs, axes, tokens, notes, self.settings, pictures=pictures)
+        pictures = tuple(found.lay_out(images, named))
+        return ModelInput(inputs, axes, tokens, notes, settings, pictures=pictures)
 
-    def _find(self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor]) -> PictureTokens:
-        """Which tokens stand for which parts of the pictures."""
+    def _find(
+        self,
+        prompt: str,
+        images: Sequence[Image],
+        inputs: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
+    ) -> PictureTokens:
+        """Which tokens stand for which parts of the pictures, by experiment on the larger fields first.
+
+        Tiles and a small picture of the whole may be fields of their own: each that places tokens adds its
+        own. Of two towers for the same tokens one may mix them; the other says where they are.
+        """
         from PIL import Image as pillow
 
         sizes = {name: value.numel() for name, value in inputs.items() if value.is_floating_point()}
@@ -478,8 +374,47 @@ class PictureText:
         if POSITION_MASK in inputs:  # which says nothing of their parts
             return PictureTokens(word, "decoder", inputs["input_ids"].shape[1], [{} for _ in images])
 
-        def prepare(arrays: Sequence[Array]) -> Mapping[str, Any]:
-            return self._process(prompt, [pillow.fromarray(array) for array in arrays])
+        def place(tokens: Array, where: Sequence[Coordinates]) -> list[dict[int, Region]]:
+            """The regions of each picture's tokens; of none where they are not apart."""
+            return [
+                find_regions(tokens, each, *shape) or {} for each, shape in zip(where, shapes, strict=True)
+            ]
 
-        fields = sorted(sizes, key=lambda name: -sizes[name])
-        return PictureTokens.find(word, self.module, {**inputs, **self.settings}, fields, prepare, shapes)
+        given, axis = {**inputs, **settings}, None
+        read, owned = list[str](), set[int]()
+        traced: list[tuple[Array, list[Coordinates]]] = []  # where the numbers of a field end, and come from
+        for field in sorted(sizes, key=lambda name: -sizes[name]):
+            owners = find_owners(self.module, given, field)
+            axis = axis or (owners and (owners.kind, owners.length))
+            if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
+                continue
+            read.append(field)
+
+            def prepare(arrays: Sequence[Array], field: str = field) -> Tensor:
+                made: Tensor = self._process(prompt, [pillow.fromarray(array) for array in arrays])[field]
+                return made
+
+            where = find_coordinates(prepare, shapes)
+            if where is None or where[0].x.shape != tuple(owners.tokens.shape):
+                continue  # nobody can tell where these numbers come from
+            tokens = owners.tokens.cpu().numpy().ravel()
+            flat = [Coordinates(each.x.ravel(), each.y.ravel()) for each in where]
+            these = set(np.unique(tokens[tokens >= 0]).tolist())
+            if owned.isdisjoint(these) and any(place(tokens, flat)):
+                traced.append((tokens, flat))
+                owned |= these
+        kind, length = axis or ("decoder", 0)
+        if not traced:
+            return PictureTokens(word, kind, length, [{} for _ in shapes])
+        all_where = [
+            Coordinates(*map(np.concatenate, zip(*each, strict=True)))
+            for each in zip(*(where for _, where in traced), strict=True)
+        ]
+        regions = place(np.concatenate([tokens for tokens, _ in traced]), all_where)
+        padding = owned.difference(*regions)
+        mixed = find_moved(self.module, given, read) - padding if kind == "decoder" else set()
+        return PictureTokens(word, kind, length, regions, padding, mixed.difference(*regions))
+
+
+def _text(words: str) -> Mapping[str, str]:
+    return {"type": "text", "text": words}

@@ -58,7 +58,7 @@ Pairing = Callable[[Kind], "tuple[Pairs, Pairs]"]
 
 
 def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pairs]) -> Pairing:
-    """PairDistance the queries and the keys of every kind of attention that is asked for, each once."""
+    """Pair the queries and the keys of every kind of attention that is asked for, each once."""
 
     @cache
     def pairs(kind: Kind) -> tuple[Pairs, Pairs]:
@@ -84,7 +84,7 @@ def paired_rows(pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
 
 
 def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
-    """PairDistance the places of two texts, tokens or words, also those that replace each other.
+    """Pair the places of two texts, tokens or words, also those that replace each other.
 
     Raises ``InputError`` where the texts have no token in common but special ones.
     """
@@ -104,7 +104,7 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
 
 
 def by_word(one: Axis, other: Axis) -> Pairs:
-    """PairDistance the words of one text as two tokenizers cut it.
+    """Pair the words of one text as two tokenizers cut it.
 
     Raises ``InputError`` where they have no word in common.
     """

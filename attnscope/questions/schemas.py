@@ -27,6 +27,7 @@ from attnscope.questions.neurons import Neurons
 from attnscope.questions.overview import Overview
 from attnscope.questions.spans import SpanMaps, WrittenAttention
 from attnscope.questions.stats import Stats
+from attnscope.questions.track import Track
 from attnscope.records import Meaning, schema, shaped
 from attnscope.views import TokenView
 from attnscope.views.charts import Curves, Faithful
@@ -53,10 +54,11 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "info": (Survey, Audit, Copying),
     "check": (Checked,),
     "export": (Manifest,),
+    "track": (Track,),
 }
 """The records that each command may print with ``--json``."""
 
-UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch")
+UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "track")
 """The commands that never weigh what they show."""
 
 WEIGHED = {

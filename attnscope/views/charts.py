@@ -35,7 +35,7 @@ class Curve:
 @record("a measure along the text (--by-position)")
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """One measure of several heads, best first; run ``i`` begins at row ``edges[i]``."""
+    """One measure of several heads, best first; run ``i`` begins at the row or step ``edges[i]``."""
 
     measure: Annotated[str, Meaning("the measure")]
     unit: Annotated[str, Meaning("its unit")]
@@ -46,6 +46,13 @@ class Curves:
     title: Annotated[str, Meaning("what it is")] = ""
     subtitle: Annotated[str, Meaning("the model and what ran")] = ""
     notes: Notes = ()
+    along: str = "row"  # or the step of a checkpoint
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What the first run is, and the last row or step."""
+        last = self.edges[-1] - 1 if self.along == "row" else self.edges[-2]
+        return f"{self.along} {self.edges[0]:,}", f"{last:,}"
 
     @property
     def top(self) -> float:

@@ -29,6 +29,7 @@ class SchemaOptions:
         "info",
         "check",
         "export",
+        "track",
     ] = argument("The command.", REQUIRED, metavar="COMMAND")
 
 

@@ -187,7 +187,7 @@ def curves_figure(view: Curves, style: Style) -> Figure:
         frame(axes, ("bottom",), "#bbbbbb")
         axis.beside(axes, [view.top / 2], [curve.head], NORMAL)
     axis.beside(axes, [0, view.top], ["0", f"{view.top:.2g} {view.unit}"], SMALL, right=True)
-    for side, at, name in (("left", first, f"row {first:,}"), ("right", last, f"{last - 1:,}")):
+    for side, at, name in zip(("left", "right"), (first, last), view.ends, strict=True):
         axes.annotate(name, (at, least), (0, -4), textcoords="offset points", ha=side, va="top", **QUIET)
     return drawn.figure
 

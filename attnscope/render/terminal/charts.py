@@ -210,7 +210,7 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
             Segment(fit_text("".join(mark * each for mark in marks), count * each), faint or style),
             Segment(f"  {end}", faint),
         ]
-    first, last = f"row {view.edges[0]:,}", f"{view.edges[-1] - 1:,}"
+    first, last = view.ends
     yield [Segment(" " * label + first + last.rjust(count * each - len(first)), DIM)]
     yield []
     said = f"a full mark is {round_short(top)} {view.unit}; behind: the first, the last, and the largest"

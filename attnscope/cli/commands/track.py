@@ -1,0 +1,133 @@
+"""``attnscope track``: how heads change over the checkpoints of a training run."""
+
+from __future__ import annotations
+
+import glob
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnscope.cli.command import WHERE, argument, command, flag, option, refuse
+from attnscope.cli.complete import complete_measure
+from attnscope.cli.deliver import deliver
+from attnscope.cli.heads import select
+from attnscope.cli.options import (
+    LayerOptions,
+    ModelOptions,
+    NumbersOptions,
+    PrintedOptions,
+    TextsOptions,
+    check_picture,
+)
+from attnscope.cli.source import load_model
+from attnscope.cli.waiting import notify
+from attnscope.text import clean
+
+if TYPE_CHECKING:
+    from attnscope.models import Model
+
+PAUSE = 10.0
+"""Seconds between two looks for new checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackOptions:
+    """Which checkpoints are read, and what is measured."""
+
+    checkpoints: list[str] | None = argument(
+        "Folders of checkpoints, a pattern in quotes, or a folder that holds checkpoint-* folders."
+    )
+    revisions: str | None = option("With -m: revisions on the hub instead of folders, with commas.")
+    measure: str = option(
+        "Measures, with commas (attnscope stats --list).",
+        default="entropy,first,previous,induction",
+        complete=complete_measure,
+        panel=WHERE,
+    )
+    jsonl: Path | None = option("Keep the figures in this file; checkpoints that it has are not run again.")
+    watch: bool = flag("Wait for new checkpoints until Ctrl-C; needs --jsonl.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackOutput(NumbersOptions):
+    """Where the figures go."""
+
+    as_csv: bool = flag("Print all figures as CSV.", "--csv")
+    out: Path | None = option("Save the curves as .png, .svg or .pdf.", "--out", "-o")
+
+
+@command
+def track(
+    asked: TrackOptions,
+    corpus: TextsOptions,
+    attention: LayerOptions,
+    output: TrackOutput,
+    picture: PrintedOptions,
+    model: ModelOptions,
+) -> None:
+    """Follow heads through training: figures over checkpoints.
+
+    A figure appears at the first step from which on it has gone half of its way from its baseline (the same
+    on even attention) to its last value.
+
+    Examples:
+
+    attnscope track "runs/gpt/checkpoint-*" --texts probe.txt --measure induction,entropy -o curves.png
+
+    attnscope track -m EleutherAI/pythia-70m --revisions step1000,step8000,step64000 --texts probe.txt
+
+    attnscope track runs/gpt --texts probe.txt --jsonl log.jsonl --watch
+    """
+    from attnscope.measures import MEASURES
+    from attnscope.questions.corpus import CorpusRun
+    from attnscope.questions.track import of_track
+    from attnscope.questions.track import track as follow
+    from attnscope.storage.corpus import read_corpus
+
+    refuse(corpus.texts is None, "--texts", "give the texts that heads are measured on")
+    refuse(asked.revisions and not model.model, "--revisions", "name the model with -m")
+    refuse(asked.watch and asked.jsonl is None, "--watch", "give --jsonl FILE, which keeps the figures")
+    refuse(asked.watch and asked.revisions, "--watch", "only valid with folders")
+    refuse(
+        bool(asked.revisions) == bool(asked.checkpoints), "CHECKPOINTS", "give folders, or -m and --revisions"
+    )
+    check_picture(output.out, picture.cmap, one=True)
+    measures = tuple(dict.fromkeys(name.strip() for name in asked.measure.split(",") if name.strip()))
+    for name in measures:
+        MEASURES[name]
+    assert corpus.texts is not None
+    probes, selection = read_corpus(corpus.texts, corpus.field), select(attention)
+
+    def load(name: str) -> Model:
+        return load_model(replace(model, revision=name) if asked.revisions else replace(model, model=name))
+
+    def report(sentence: str) -> None:
+        print(clean(f"attnscope: {sentence}"), file=sys.stderr)
+
+    run = CorpusRun(limit=corpus.limit, truncate=True)
+    seen: list[str] = []
+    while True:
+        names = asked.revisions.split(",") if asked.revisions else find_checkpoints(asked.checkpoints or [])
+        if names != seen:
+            seen = names
+            result = follow(names, load, probes, measures, selection, run=run, log=asked.jsonl, report=report)
+            deliver("track", of_track(result), output, picture)
+        if not asked.watch:
+            return
+        notify(f"{len(seen)} checkpoints; waiting for more, Ctrl-C ends it")
+        try:
+            time.sleep(PAUSE)
+        except KeyboardInterrupt:
+            return
+
+
+def find_checkpoints(names: list[str]) -> list[str]:
+    """The folders that are named, by a pattern, or inside of a folder that is no model itself."""
+    found: list[str] = []
+    for name in names:
+        inside = [str(path) for path in sorted(Path(name).glob("*-[0-9]*")) if path.is_dir()]
+        is_run = Path(name).is_dir() and not (Path(name) / "config.json").exists() and inside
+        found += inside if is_run else sorted(glob.glob(name)) or [name]
+    return found

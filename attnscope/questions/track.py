@@ -1,0 +1,265 @@
+"""The figures of every head over the checkpoints of a training run: what appears, and when."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+from attnscope.errors import AttnscopeError, InputError
+from attnscope.measures import MEASURES, HeadFigures
+from attnscope.models import Model
+from attnscope.questions.answer import Answer
+from attnscope.questions.corpus import CorpusRun
+from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.selection import Selection
+from attnscope.records import Meaning, Notes, record
+from attnscope.storage.corpus import Corpus
+from attnscope.storage.files import parse_json, write_whole
+from attnscope.text import visible
+from attnscope.views import HeadMap, head_map
+from attnscope.views.charts import Curve, Curves
+from attnscope.views.table import Column, Table
+
+LISTED = 6
+"""Heads of each measure that are listed and drawn; --csv and --json have all."""
+
+HALF = 0.5
+"""A figure has appeared where it has gone this share of the way from its baseline to its last value."""
+
+
+@record("a head over the checkpoints")
+@dataclass(frozen=True)
+class Course:
+    """One measure of one head at each checkpoint; ``None`` where it has no such figure there."""
+
+    measure: Annotated[str, Meaning("the measure")]
+    head: Annotated[str, Meaning("its address, with its kind of attention where there are several")]
+    layer: Annotated[int, Meaning("its layer")]
+    values: Annotated[
+        tuple[float | None, ...], Meaning("the figure at each checkpoint; null where there is none")
+    ]
+    baseline: Annotated[tuple[float | None, ...], Meaning("the same on even attention")]
+    appears: Annotated[
+        int | None,
+        Meaning(
+            "the first step from which on it has gone half of its way from its baseline to its last value"
+        ),
+    ]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The first figure and the last."""
+        known = [value for value in self.values if value is not None]
+        return known[0], known[-1]
+
+    @property
+    def change(self) -> float:
+        """How far the figure moved from the first checkpoint to the last."""
+        return self.ends[1] - self.ends[0]
+
+
+@record("heads over the checkpoints of a run")
+@dataclass(frozen=True)
+class Track:
+    """The course of every head, for each measure those first that changed most."""
+
+    checkpoints: Annotated[tuple[str, ...], Meaning("the checkpoints, in the order of their steps")]
+    steps: Annotated[tuple[int, ...], Meaning("the step of each")]
+    courses: Annotated[
+        tuple[Course, ...], Meaning("each measure of each head, those first that changed most")
+    ]
+    notes: Notes
+    title: str = ""
+
+    def of(self, measure: str) -> list[Course]:
+        """The courses of one measure."""
+        return [course for course in self.courses if course.measure == measure]
+
+
+def step_of(name: str, place: int) -> int:
+    """The step that a checkpoint's name ends in (checkpoint-500, step1000); else its place among them."""
+    numbers = re.findall(r"\d+", Path(name).name)
+    return int(numbers[-1]) if numbers and len(numbers[-1]) <= 12 else place
+
+
+def track(
+    checkpoints: Sequence[str],
+    load: Callable[[str], Model],
+    corpus: Corpus,
+    measures: Sequence[str],
+    selection: Selection | None = None,
+    *,
+    run: CorpusRun = CorpusRun(),  # noqa: B008
+    log: Path | None = None,
+    report: Callable[[str], None] = lambda sentence: None,
+) -> Track:
+    """Measure every head at every checkpoint, on the same texts.
+
+    A checkpoint that cannot be read, or whose weights are no numbers, is left out and passed to ``report``.
+    ``log`` keeps what each one gave, a line of JSON a checkpoint: those it has are not run again. Raises
+    ``InputError`` where none can be read, and where the log is of other texts or measures.
+    """
+    named = sorted({step_of(name, place): name for place, name in enumerate(checkpoints)}.items())
+    asked = {"texts": corpus.fingerprint(), "measures": list(measures), "selection": str(selection)}
+    known = {} if log is None or not log.exists() else _read_log(log, asked)
+    found: dict[str, list[dict[str, Any]]] = {}
+    left: list[str] = []
+    for _, name in named:
+        if name not in known:
+            try:
+                model = load(name)
+                _require_numbers(model)
+                heads = corpus_stats(model, corpus, selection, names=tuple(measures), run=run).heads
+            except (AttnscopeError, OSError) as error:
+                left.append(f"{visible(Path(name).name)} is left out: {visible(str(error))}")
+                report(left[-1])
+                continue
+            known[name] = [_figures(head, measures) for head in heads]
+            if log is not None:
+                lines = [json.dumps(asked | {"checkpoint": each, "figures": known[each]}) for each in known]
+                write_whole(log, "".join(f"{line}\n" for line in lines).encode())
+        found[name] = known[name]
+    if not found:
+        raise InputError(
+            left[0] if left else "there is no checkpoint: name folders, or a model and --revisions"
+        )
+    steps = {name: step for step, name in named if name in found}
+    courses = _courses(found, tuple(steps.values()), measures)
+    layouts = {tuple((each["head"], each["kind"]) for each in heads) for heads in found.values()}
+    changed = ("checkpoints differ in their heads",) if len(layouts) > 1 else ()
+    title = f"{len(found)} checkpoints · steps {min(steps.values()):,} to {max(steps.values()):,}"
+    return Track(
+        tuple(found),
+        tuple(steps.values()),
+        tuple(courses),
+        (*changed, *left),
+        f"{title} · {visible(corpus.name)}",
+    )
+
+
+def _figures(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
+    """What a line of the log holds of a head."""
+    known = {name: head.figures[name] for name in measures if name in head.figures}
+    figures = {name: [figure.value, figure.baseline] for name, figure in known.items()}
+    return {"head": head.name, "kind": head.site.kind, "layer": head.site.layer, "figures": figures}
+
+
+def _require_numbers(model: Model) -> None:
+    """Refuse weights that are no numbers, by the name of the first."""
+    for name, weights in model.module.named_parameters():
+        if weights.is_floating_point() and not weights.isfinite().all():
+            raise InputError(f"its weights {name} are not all finite numbers")
+
+
+def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The figures of each checkpoint that a log holds."""
+    known: dict[str, list[dict[str, Any]]] = {}
+    for line in path.read_text("utf-8").splitlines():
+        try:
+            entry = parse_json(line)
+            figures = [
+                (each["head"], each["kind"], each["layer"], dict(each["figures"]))
+                for each in entry["figures"]
+            ]
+            fits = {name: entry[name] for name in asked} == asked
+            known[entry["checkpoint"]] = entry["figures"]
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"{path} is no log of attnscope track: delete it, or name another file"
+            ) from None
+        if not fits or not figures:
+            raise InputError(f"{path} is of other texts, measures or heads: name another file")
+    return known
+
+
+def _courses(
+    found: Mapping[str, list[dict[str, Any]]], steps: Sequence[int], measures: Sequence[str]
+) -> Iterator[Course]:
+    """The course of each measure of each head, those first that changed most."""
+    several = len({each["kind"] for heads in found.values() for each in heads}) > 1
+    tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
+    heads = dict.fromkeys(key for table in tables for key in table)
+    for measure in measures:
+        courses = []
+        for kind, name in heads:
+            rows = [table.get((kind, name), {}) for table in tables]
+            pairs = [row.get("figures", {}).get(measure, (None, None)) for row in rows]
+            values, baseline = (tuple(pair[side] for pair in pairs) for side in (0, 1))
+            if any(value is not None for value in values):
+                layer = next(row["layer"] for row in rows if row)
+                label = f"{kind} {name}" if several else name
+                courses.append(
+                    Course(measure, label, layer, values, baseline, _appears(values, baseline, steps))
+                )
+        yield from sorted(courses, key=lambda course: -abs(course.change))
+
+
+def _appears(
+    values: Sequence[float | None], baseline: Sequence[float | None], steps: Sequence[int]
+) -> int | None:
+    """From which step on a figure stays half of its way from its baseline to its last value, or beyond."""
+    way = [
+        None if value is None or even is None else value - even
+        for value, even in zip(values, baseline, strict=True)
+    ]
+    last = next((each for each in reversed(way) if each is not None), 0.0)
+    appeared = None
+    for step, each in zip(steps, way, strict=True):
+        far = each is not None and last != 0 and each / last >= HALF
+        appeared = (step if appeared is None else appeared) if far else None
+    return appeared
+
+
+def of_track(result: Track) -> Answer:
+    """For each measure its curves, the table of what appears when, and the largest figure of each layer."""
+    views: list[Any] = []
+    pictures = {}
+    for measure in dict.fromkeys(course.measure for course in result.courses):
+        courses, unit = result.of(measure), MEASURES[measure].unit
+        shown = courses[:LISTED]
+        notes = (f"the {len(shown)} of {len(courses)} heads that changed most", *result.notes)
+        last = result.steps[-1] + max((b - a for a, b in pairwise(result.steps)), default=1)
+        curves = tuple(Curve(each.head, each.values, each.baseline) for each in shown)
+        pictures[measure] = Curves(
+            measure, unit, (*result.steps, last), curves, f"{measure} by step", result.title, notes, "step"
+        )
+        rows = tuple(
+            (
+                each.head,
+                *(f"{value:.2f}" for value in (*each.ends, each.change)),
+                "–" if each.appears is None else f"{each.appears:,}",
+            )
+            for each in shown
+        )
+        names = (f"first, {unit}", "last", "change", "appears at step")
+        columns = (Column("head"), *(Column(name, True) for name in names))
+        views += [pictures[measure], Table(columns, rows)]
+        if len(result.steps) > 1:
+            views.append(_layers(measure, courses, len(result.steps)))
+
+    def table() -> Iterator[Sequence[object]]:
+        yield "measure", "head", "step", "value", "baseline", "appears"
+        for each in result.courses:
+            for step, value, even in zip(result.steps, each.values, each.baseline, strict=True):
+                yield each.measure, each.head, step, value, even, each.appears
+
+    return Answer(tuple(views), pictures, lambda: result, table)
+
+
+def _layers(measure: str, courses: Sequence[Course], count: int) -> HeadMap:
+    """The mean of each layer's heads at each checkpoint."""
+    rows: dict[int, list[float]] = {}
+    for layer in sorted({course.layer for course in courses}):
+        lines = [course.values for course in courses if course.layer == layer]
+        columns = [[value for value in column if value is not None] for column in zip(*lines, strict=True)]
+        rows[layer] = [fmean(column) if column else float("nan") for column in columns]
+    unit = MEASURES[measure].unit
+    limits = (0.0, 1.0) if unit == "share" else None
+    title = f"{measure}, the mean of each layer; columns are checkpoints in order"
+    return head_map(rows, measure, unit=unit, limits=limits, title=title, marks=("L", ""))

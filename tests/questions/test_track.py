@@ -1,0 +1,135 @@
+"""Heads over checkpoints: the figures are those of each one's own eager pass, and the log saves work."""
+
+import json
+
+import pytest
+import torch
+import transformers as hf
+
+from attnscope.errors import InputError
+from attnscope.models import load
+from attnscope.questions.track import step_of, track
+from tests.listed import Listed
+from tests.models.folders import gpt2
+
+TEXTS = ["The cat sat on the mat because it was tired.", "Words look back, and heads look at words."]
+SCALES = {100: 0.0, 200: 4.0, 300: 12.0}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three checkpoints of one model; the queries of its second layer grow from step to step."""
+    folder = tmp_path_factory.mktemp("run")
+    plain = hf.GPT2Model.from_pretrained(gpt2(folder / "plain"))
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "plain")
+    first = plain.h[1].attn.c_attn.weight.detach().clone()
+    for step, scale in SCALES.items():
+        with torch.no_grad():
+            plain.h[1].attn.c_attn.weight[:, :32] = scale * first[:, :32]
+            plain.h[1].attn.c_attn.bias[:32] = 0
+        plain.save_pretrained(folder / f"checkpoint-{step}")
+        tokenizer.save_pretrained(folder / f"checkpoint-{step}")
+    return folder
+
+
+def follow(run, names=None, **more):
+    names = names or [str(run / f"checkpoint-{step}") for step in (300, 100, 200)]
+    return track(names, more.pop("load", load), Listed(TEXTS), ["entropy", "first"], **more)
+
+
+def eager_entropy(folder, layer, head):
+    """Mean entropy of the rows of all texts, as the model's own eager attention gives it."""
+    model = hf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    rows = []
+    for text in TEXTS:
+        with torch.inference_mode():
+            given = tokenizer(text, return_tensors="pt")
+            weights = model(**given, output_attentions=True).attentions[layer][0, head].double()
+        rows += torch.special.entr(weights).sum(-1)[1:].tolist()  # the first row has no choice
+    return rows
+
+
+def test_each_checkpoint_has_the_figures_of_its_own_eager_pass(run):
+    result = follow(run)
+    assert result.steps == (100, 200, 300)
+    course = next(each for each in result.of("entropy") if each.head == "L1H2")
+    for step, value in zip(result.steps, course.values, strict=True):
+        rows = eager_entropy(run / f"checkpoint-{step}", 1, 2)
+        assert value == pytest.approx(sum(rows) / len(rows), abs=1e-5)
+
+
+def test_what_changed_most_comes_first_and_what_stayed_did_not_change(run):
+    result = follow(run)
+    assert {each.layer for each in result.of("entropy")[:4]} == {1}
+    assert all(each.change == pytest.approx(0, abs=1e-6) for each in result.of("entropy")[4:])
+
+
+def test_a_figure_appears_where_it_stays_past_half_of_its_way(run):
+    for course in follow(run).of("entropy")[:4]:
+        way = [value - even for value, even in zip(course.values, course.baseline, strict=True)]
+        assert way[0] == pytest.approx(0, abs=1e-5)  # queries of nothing: even attention
+        assert course.appears == (200 if way[1] / way[2] >= 0.5 else 300)
+
+
+def test_a_log_is_taken_up_and_its_checkpoints_are_not_run_again(run, tmp_path):
+    log, names = tmp_path / "log.jsonl", [str(run / f"checkpoint-{step}") for step in (100, 200)]
+    follow(run, names, log=log)
+    loaded = []
+
+    def counting(name):
+        loaded.append(name)
+        return load(name)
+
+    result = follow(run, log=log, load=counting)
+    assert loaded == [str(run / "checkpoint-300")]
+    assert result == follow(run)
+    assert [json.loads(line)["checkpoint"] for line in log.read_text().splitlines()] == [*names, *loaded]
+
+
+@pytest.mark.parametrize("content", ["[]", "no json", '{"checkpoint": 1}'])
+def test_another_file_is_no_log(run, tmp_path, content):
+    (tmp_path / "log.jsonl").write_text(content)
+    with pytest.raises(InputError, match="is no log of attnscope track"):
+        follow(run, log=tmp_path / "log.jsonl")
+    assert (tmp_path / "log.jsonl").read_text() == content
+
+
+def test_a_log_of_other_texts_is_refused(run, tmp_path):
+    follow(run, log=tmp_path / "log.jsonl")
+    with pytest.raises(InputError, match="other texts, measures or heads"):
+        track([str(run / "checkpoint-100")], load, Listed(TEXTS), ["self"], log=tmp_path / "log.jsonl")
+
+
+def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):
+    broken = hf.GPT2Model.from_pretrained(run / "checkpoint-100")
+    with torch.no_grad():
+        broken.h[0].mlp.c_fc.weight[3, 3] = torch.nan
+    broken.save_pretrained(tmp_path / "checkpoint-400")
+    hf.AutoTokenizer.from_pretrained(run / "plain").save_pretrained(tmp_path / "checkpoint-400")
+    (tmp_path / "checkpoint-500").mkdir()
+    told: list[str] = []
+    names = [
+        str(path / f"checkpoint-{step}") for path, step in ((run, 100), (tmp_path, 400), (tmp_path, 500))
+    ]
+    result = follow(run, names, report=told.append)
+    assert result.steps == (100,)
+    assert "checkpoint-400 is left out: its weights h.0.mlp.c_fc.weight are not all finite" in told[0]
+    assert "checkpoint-500 is left out" in told[1]
+    assert tuple(told) == result.notes
+    with pytest.raises(InputError, match="checkpoint-500 is left out"):
+        follow(run, names[2:])
+
+
+def test_checkpoints_of_other_shapes_have_gaps(run, tmp_path):
+    names = [str(run / "checkpoint-100"), gpt2(tmp_path / "checkpoint-900", n_layer=3)]
+    result = follow(run, names)
+    assert "checkpoints differ in their heads" in result.notes
+    assert next(each for each in result.of("entropy") if each.head == "L2H0").values[0] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("run/checkpoint-500", 500), ("step1000", 1000), ("main", 7), ("v2/last", 7)]
+)
+def test_the_step_is_the_last_number_of_a_name(name, step):
+    assert step_of(name, 7) == step

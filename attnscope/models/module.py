@@ -184,13 +184,12 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
     from attnscope.models.huggingface.sounds import SpeechModel
     from attnscope.models.model import hears
 
-    def load_processor(with_text: bool = False) -> Any:
+    def load_processor(kind: str) -> Any:
         if processor is None:
             raise InputError(f"{name} was wrapped without what prepares images: give wrap a processor")
         return processor
 
     writes = getattr(module, "can_generate", None)
-    named: dict[str, Any] = {"preferred": getattr(module, "generation_config", None)} if hears(module) else {}
     return (SpeechModel if hears(module) else HuggingFaceModel)(
         name,
         module,
@@ -198,5 +197,5 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         positions=most_positions(module),
         writer=module if writes is not None and writes() else None,
         load_processor=load_processor,
-        **named,
+        preferred=getattr(module, "generation_config", None),
     )

@@ -47,7 +47,7 @@ def test_a_processor_without_its_package_says_what_to_install(tmp_path, monkeypa
 
     monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", refuse)
     with pytest.raises(ModelError, match=r"processor of .* needs torchvision, .*: pip install torchvision, "):
-        Source(str(tmp_path)).load_processor(with_text=True)
+        Source(str(tmp_path)).load_processor("text")
 
 
 def test_a_package_that_does_not_load_is_told_from_one_that_is_not_there(tmp_path, monkeypatch):

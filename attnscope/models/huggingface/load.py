@@ -92,7 +92,10 @@ def load_huggingface(
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
         raise ModelError("a device map needs the package accelerate: pip install accelerate")
     config = source.load_config()
-    tokenizer = _load_tokenizer(source, config)
+    try:
+        tokenizer = source.load_tokenizer(config)
+    except ModelError as error:  # raised again as soon as one is needed
+        tokenizer = NoTokenizer(error)
     if device.type == "cpu" and device_map is None:
         instead = "take a smaller --dtype, or a smaller model"
         require(weights_size(name, revision, dtype), f"{name} with its weights", instead)
@@ -119,29 +122,23 @@ def load_huggingface(
         _forget_preferences(loaded)
     if isinstance(tokenizer, NoTokenizer) and not accepts(module, "input_ids"):
         tokenizer = None  # models of images have none
-    extractor, processor = source.load_extractor, source.load_processor
-    rows: tuple[tuple[bool, type[HuggingFaceModel], dict[str, Any]], ...] = (
-        (stands_for_sounds(config), SoundTextModel, {"load_processor": processor}),
-        (hears(module), SpeechModel, {"load_processor": extractor, "preferred": preferred}),
-        (
-            hears_too(module) and classes is None,
-            HearingModel,
-            {"load_processor": processor, "load_extractor": extractor},
-        ),
-        (classes is not None, Classifier, {"load_processor": processor}),
-        (True, HuggingFaceModel, {"load_processor": processor}),
+    rows: tuple[tuple[bool, type[HuggingFaceModel]], ...] = (
+        (stands_for_sounds(config), SoundTextModel),
+        (hears(module), SpeechModel),
+        (hears_too(module) and classes is None, HearingModel),
+        (classes is not None, Classifier),
+        (True, HuggingFaceModel),
     )
-    make, loaders = next((make, loaders) for fits, make, loaders in rows if fits)
-    writer = None if kind is AutoModel or headless else loaded
-    return make(name, module, tokenizer, notes, positions=most_positions(module), writer=writer, **loaders)
-
-
-def _load_tokenizer(source: Source, config: Any) -> Any:
-    """The tokenizer, or what says why there is none as soon as one is needed."""
-    try:
-        return source.load_tokenizer(config)
-    except ModelError as error:
-        return NoTokenizer(error)
+    return next(make for fits, make in rows if fits)(
+        name,
+        module,
+        tokenizer,
+        notes,
+        positions=most_positions(module),
+        writer=None if kind is AutoModel or headless else loaded,
+        load_processor=source.load_processor,
+        preferred=preferred,
+    )
 
 
 def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
@@ -150,23 +147,20 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
 
     name, config = source.name, options["config"]
 
-    def load(kind: Any) -> Any:
-        return kind.from_pretrained(name, output_loading_info=True, **options, **source.options)
+    def load(kind: Any) -> tuple[Any, list[str], bool]:
+        loaded, found = kind.from_pretrained(name, output_loading_info=True, **options, **source.options)
+        missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)
+        return loaded, missing, bool(missing and found["unexpected_keys"])
 
     within = built_within(name, lambda: stored_weights(name, source.revision))
     with source.shielded(), within, bounded(f"loading {name}"):
-        loaded, loading = load(kind)
+        loaded, missing, renamed = load(kind)
         other = AutoModelForImageTextToText._model_mapping.get(type(config), None)
-        if kind is AutoModel and other is not None and _finds_other(loading, config, other):
-            kind = AutoModelForImageTextToText  # whose names of weights this release knows
-            loaded, loading = load(kind)
-    return kind, loaded, sorted(key for key in loading["missing_keys"] if "pooler" not in key)
-
-
-def _finds_other(loading: Mapping[str, Any], config: Any, other: type[nn.Module]) -> bool:
-    """Whether weights have other names than the bare model's, because ``other`` with a head was saved."""
-    missing = [key for key in loading["missing_keys"] if "pooler" not in key]
-    return bool(missing and loading["unexpected_keys"]) and other.__name__ in (config.architectures or ())
+        saved = other is not None and other.__name__ in (config.architectures or ())
+        if kind is AutoModel and renamed and saved:  # names of weights that this release knows with a head
+            kind = AutoModelForImageTextToText
+            loaded, missing, _ = load(kind)
+    return kind, loaded, missing
 
 
 def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:

@@ -130,8 +130,9 @@ def _is_cached(record: Record) -> bool:
 class HuggingFaceModel(Model):
     """A transformers model with its tokenizer, if it reads text, and its image processor, if it reads images.
 
-    ``load_processor`` brings the latter with the first image, or what joins it with a text if that is asked
-    for; ``writer`` is it with its language-model head.
+    ``load_processor`` brings what prepares an image, a sound, or one of them in a text, when it is first
+    asked for; ``writer`` is the model with its language-model head, and ``preferred`` the generation config
+    of its folder.
     """
 
     def __init__(
@@ -143,13 +144,15 @@ class HuggingFaceModel(Model):
         *,
         positions: int | None = None,
         writer: Any = None,
-        load_processor: Callable[..., Any],
+        load_processor: Callable[[str], Any],
+        preferred: Any = None,
     ) -> None:
         config: Any = module.config
         super().__init__(name, module, positions, notes)
         self.writer = writer
         self.reader = FolderReader(name, tokenizer)
-        self._load_processor = load_processor
+        self.preferred = preferred
+        self.load_processor = load_processor
         self._reads = [name for name in ("input_ids", "pixel_values") if accepts(module, name)]
         self._towers = hasattr(module, "get_text_features") and hasattr(module, "get_image_features")
         self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
@@ -211,7 +214,7 @@ class HuggingFaceModel(Model):
         if "input_ids" not in self._reads:
             raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
         if in_texts:
-            processor = self._load_processor(True)
+            processor = self.load_processor("text")
             reader = PictureText(self.module, processor, self.reader, self.settings, video)
             prepared = reader.read(paths, text, chat)
             return self._begin_decoder(prepared, (self._begin,)) if self.encoder_decoder else prepared
@@ -223,7 +226,7 @@ class HuggingFaceModel(Model):
         """One picture alone, by the whole model or the method ``entry`` of its image tower."""
         if len(paths) != 1:
             raise InputError(f"{self.name} reads one image at a time here: there are {len(paths)}")
-        return read_image(paths[0], self._load_processor(), self.module, entry)
+        return read_image(paths[0], self.load_processor("image"), self.module, entry)
 
     def _see_beside(self, paths: Sequence[Path], encoded: Encoded) -> ModelInput:
         """One picture and a text: each by a tower of its own, or a text that attends to the picture."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class SoundTextModel(HuggingFaceModel):
 
     @cached_property
     def _processor(self) -> Any:
-        return self._load_processor(True)
+        return self.load_processor("text")
 
     @property
     def _extractor(self) -> Any:
@@ -198,11 +198,7 @@ def hears_too(module: nn.Module) -> bool:
 
 
 class HearingModel(HuggingFaceModel):
-    """A transformers model that reads texts and hears; ``load_extractor`` brings what prepares sounds."""
-
-    def __init__(self, *given: Any, load_extractor: Callable[..., Any], **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._load_extractor = load_extractor
+    """A transformers model that reads texts and hears."""
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
         """A sound for the tower of sounds, or for the encoder of what writes from texts and sounds alike."""
@@ -224,7 +220,7 @@ class HearingModel(HuggingFaceModel):
             self.notes,
             positions=self.positions,
             writer=self.writer,
-            load_processor=self._load_extractor,
+            load_processor=self.load_processor,
             entry=TOWERS[0] if towers else "__call__",
         )
         return speech.prepare_audio(path, text, part)

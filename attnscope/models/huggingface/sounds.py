@@ -237,13 +237,12 @@ def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]
 class SpeechModel(HuggingFaceModel):
     """A transformers model that hears, with its feature extractor, and its tokenizer if it writes.
 
-    ``preferred`` is the folder's generation config: languages, tasks, and the heads that align words;
-    ``entry`` the method of the module that hears, where that is not the whole forward.
+    What its folder prefers names languages, tasks, and the heads that align words; ``entry`` is the method of
+    the module that hears, where that is not the whole forward.
     """
 
-    def __init__(self, *given: Any, preferred: Any = None, entry: str = "__call__", **named: Any) -> None:
+    def __init__(self, *given: Any, entry: str = "__call__", **named: Any) -> None:
         super().__init__(*given, **named)
-        self.preferred = preferred
         self.entry = entry
         if self.encoder_decoder and self.positions is None:
             limit = getattr(self.module.config, "max_target_positions", None)
@@ -326,7 +325,7 @@ class SpeechModel(HuggingFaceModel):
     @cached_property
     def _extractor(self) -> Any:
         """What prepares a sound. Raises ``ModelError`` for one that asks for what no sound has."""
-        extractor = self._load_processor()
+        extractor = self.load_processor("sound")
         extractor = getattr(extractor, "feature_extractor", extractor)
         sampling_rate(self.name, extractor)
         return extractor

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
@@ -61,7 +62,9 @@ def require_on_hub(name: str, revision: str | None) -> None:
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
     except Exception as error:  # every transport has its own exceptions for "nobody answers"
-        near = nearest_name(name, (*BUNDLED, *_cached()))
+        folders = sorted(Path(hub.constants.HF_HUB_CACHE).glob("models--*"))
+        cached = (folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
+        near = nearest_name(name, (*BUNDLED, *cached))
         for kind, sentence in ANSWERS.items():
             if isinstance(error, getattr(errors, kind)):
                 raise ModelError(sentence.format(name=name, revision=revision, near=near)) from None
@@ -71,21 +74,12 @@ def require_on_hub(name: str, revision: str | None) -> None:
         ) from None
 
 
-def _cached() -> Iterator[str]:
-    """The models of the hub that are on this machine."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*")):
-        yield folder.name.removeprefix("models--").replace("--", "/")
-
-
 PIP = re.compile(r"pip install ([^`]+)`")
 """What transformers says to install, once its lines are joined."""
 
-NAMED = (
-    re.compile(r"requires (?:the )?(?:🤗 )?([\w.-]+?) library"),
-    re.compile(r"need to install ([\w.-]+)"),
-    re.compile(r"([\w.-]+) is (?:required|not installed)"),
+NAMED = re.compile(
+    r"requires (?:the )?(?:🤗 )?([\w.-]+?) library|need to install ([\w.-]+)"
+    r"|([\w.-]+) is (?:required|not installed)"
 )
 """How it names what it gives no line of pip for."""
 
@@ -103,45 +97,30 @@ def explain_missing(error: BaseException) -> str | None:
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
-    packages = _find_named(" ".join(str(root).split()))
-    if packages:
-        verb = "is" if len(packages) == 1 else "are"
-        return f"it needs {' and '.join(packages)}, which {verb} not installed: {_advise('', packages)}"
-    if isinstance(root, ModuleNotFoundError) and root.name is not None:
-        return f"it needs the Python module {root.name}: install the package that has it"
-    broken = _find_broken(root)
-    if broken is None:
-        return None
-    return f"the {broken} that is installed does not load ({first_line(root)}): {_advise('-U ', [broken])}"
-
-
-def _find_named(message: str) -> list[str]:
-    """The packages that a message of transformers says to install, each once."""
+    message, options = " ".join(str(root).split()), ""
     words = [word for command in PIP.findall(message) for word in command.split()]
     packages = [word for word in words if not word.startswith("-") and "://" not in word]
-    for pattern in () if packages else NAMED:
-        packages += [name.lower() for name in pattern.findall(message)]
-    return list(dict.fromkeys(packages))
-
-
-def _find_broken(root: BaseException) -> str | None:
-    """The package that transformers imported and that raised, as pip calls it."""
-    broken, trace = None, root.__traceback__
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        if module == "transformers":
-            broken = None
-        elif module not in IMPORTERS:
-            broken = broken or module
-        trace = trace.tb_next
-    return packages_distributions().get(broken, [broken])[0] if broken else None
-
-
-def _advise(options: str, packages: list[str]) -> str:
-    """The line of pip, and which release is meant."""
+    packages = packages or [str(found[found.lastindex or 0]).lower() for found in NAMED.finditer(message)]
+    packages = list(dict.fromkeys(packages))
+    if packages:
+        why = (
+            f"it needs {' and '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not installed"
+        )
+    elif isinstance(root, ModuleNotFoundError) and root.name is not None:
+        return f"it needs the Python module {root.name}: install the package that has it"
+    else:
+        broken = None  # the package that transformers imported and that raised
+        for frame, _ in walk_tb(root.__traceback__):
+            module = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if module not in IMPORTERS:
+                broken = None if module == "transformers" else broken or module
+        if broken is None:
+            return None
+        packages, options = packages_distributions().get(broken, [broken])[:1], "-U "
+        why = f"the {packages[0]} that is installed does not load ({first_line(root)})"
     fitting = any(package in BUILT_FOR_TORCH for package in packages)
     release = f", the release that fits torch {version('torch')}" if fitting else ""
-    return f"pip install {options}{' '.join(packages)}{release}"
+    return f"{why}: pip install {options}{' '.join(packages)}{release}"
 
 
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
@@ -149,6 +128,14 @@ WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --
 
 VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")
 """Files of vocabularies, also under names that the tokenizer's class does not say."""
+
+
+PROCESSORS = {
+    "image": ("AutoImageProcessor", "the image processor of ", "images"),
+    "text": ("AutoProcessor", "the processor of ", "what stands in a text"),
+    "sound": ("AutoFeatureExtractor", "the feature extractor of ", "sound"),
+}
+"""What prepares an image, an image or a sound in a text, or a sound: its class, its name, what it reads."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +196,14 @@ class Source:
 
         with self.shielded("the tokenizer of "), explained(f"the tokenizer of {self.name}"):
             tokenizer = AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
-        self._require_vocabulary(tokenizer)
+        wanted = [name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)]
+        if self.folder is not None and wanted:  # some read bytes, and have no vocabulary
+            names = {file.name for file in self.folder.iterdir()}
+            if not names.intersection(wanted) and not any(VOCABULARY_FILE.fullmatch(name) for name in names):
+                raise ModelError(  # the library makes an empty one
+                    f"{self.name} has no tokenizer: none of {', '.join(wanted)} is in the folder, so its "
+                    "words would all be unknown"
+                )
         try:
             tokenizer.unk_token_id  # noqa: B018
         except RecursionError:  # the library looks for it in place of what is not there
@@ -217,81 +211,52 @@ class Source:
             raise ModelError(lacks) from None
         return tokenizer
 
-    def _require_vocabulary(self, tokenizer: Any) -> None:
-        """Raise ``ModelError`` if a folder has no file of its tokenizer, and gets an empty one."""
-        wanted = [name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)]
-        if self.folder is None or not wanted:  # some read bytes, and have no vocabulary
-            return
-        names = {file.name for file in self.folder.iterdir()}
-        if not names.intersection(wanted) and not any(VOCABULARY_FILE.fullmatch(name) for name in names):
-            raise ModelError(
-                f"{self.name} has no tokenizer: none of {', '.join(wanted)} is in the folder, so its words "
-                "would all be unknown"
-            )
-
-    def load_processor(self, with_text: bool = False) -> Any:
-        """What prepares images, or images in texts, as transformers loads it. Raises ``ModelError``."""
+    def load_processor(self, kind: str) -> Any:
+        """What prepares a ``kind`` of ``PROCESSORS``, as transformers loads it. Raises ``ModelError``."""
         import transformers
 
-        kind = transformers.AutoProcessor if with_text else transformers.AutoImageProcessor
-        what = "the processor of " if with_text else "the image processor of "
-        with self.shielded(what):
+        automatic, called, what = PROCESSORS[kind]
+        with self.shielded(called):
             try:
-                with bounded(what + self.name):
-                    return kind.from_pretrained(self.name, **self.options)
+                with bounded(called + self.name):
+                    return getattr(transformers, automatic).from_pretrained(self.name, **self.options)
             except (OSError, ValueError) as error:
                 if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
-                    what = "what stands in a text" if with_text else "images"
                     raise ModelError(
                         f"{self.name} does not say how it reads {what}: it has no preprocessor_config.json "
                         "that transformers knows"
                     ) from error
                 raise
 
-    def load_extractor(self) -> Any:
-        """What prepares sound, as transformers loads it. Raises ``ModelError``."""
-        import transformers
-
-        what = "the feature extractor of "
-        with self.shielded(what), bounded(what + self.name):
-            return transformers.AutoFeatureExtractor.from_pretrained(self.name, **self.options)
-
-    def _find(self, name: str) -> Path | None:
-        """A file of the model, that is fetched if it is on the hub; ``None`` if there is none."""
-        from transformers.utils import cached_file
-
-        file = cached_file(
-            self.name,
-            name,
-            revision=self.revision,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            _raise_exceptions_for_gated_repo=False,
-        )
-        return None if file is None else Path(file)
-
     def require_harmless(self) -> None:
         """Read the files of settings, and refuse what names other repositories. Raises ``ModelError``."""
         import transformers
+        from transformers.utils import cached_file
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         if self.folder is not None:
             require_plain_files(self.folder)
             require_own_weights(self.folder)
+        absent = ("missing_entries", "connection_errors", "gated_repo")
+        quiet: dict[str, Any] = {f"_raise_exceptions_for_{what}": False for what in absent}
         with self.shielded():
             for name in CONFIGS:
-                file = self._find(name)
+                file = cached_file(self.name, name, revision=self.revision, **quiet)
                 if file is not None:
-                    settings = read_config(self.name, file)
+                    settings = read_config(self.name, Path(file))
                     if not self.trust_remote_code:
                         require_no_repository(self.name, name, settings)
 
 
 def _explain(name: str, error: Exception) -> str:
     """One sentence on why a model did not load."""
+    import transformers
+
     message, missing = str(error), explain_missing(error)
     unknown = "Unrecognized configuration class" in message
+    named = re.search(r"<class '[\w.]*?(\w+)'>", message)  # the config, of which there may be a bare model
+    kind = getattr(transformers, named[1], None) if unknown and named else None
     rows = (
         (missing is not None, f"{name} cannot be loaded: {missing}"),
         (
@@ -304,7 +269,7 @@ def _explain(name: str, error: Exception) -> str:
             "as one; save its encoder in a folder of its own (save_pretrained), and look at that",
         ),
         (
-            unknown and not _has_plain_model(message),
+            kind is not None and kind not in transformers.AutoModel._model_mapping,
             f"{name} cannot be opened as one: transformers has no plain model of its type, which joins "
             "several; save the one that reads and hears in a folder of its own (save_pretrained), and look "
             "at that",
@@ -322,12 +287,3 @@ def _explain(name: str, error: Exception) -> str:
         (True, f"{name} cannot be loaded: {first_line(error)}"),
     )
     return next(sentence for met, sentence in rows if met)
-
-
-def _has_plain_model(message: str) -> bool:
-    """Whether transformers has a model without a head for the config class that it names in an error."""
-    import transformers
-
-    named = re.search(r"<class '[\w.]*?(\w+)'>", message)
-    kind = getattr(transformers, named[1], None) if named else None
-    return kind is None or kind in transformers.AutoModel._model_mapping

@@ -22,11 +22,13 @@ from attnscope.comparison import first_columns, most_on_way
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.sounds import SpeechModel
-from attnscope.models.inputs import SoundPart
+from attnscope.models.inputs import Heard, SoundPart
 from attnscope.models.text.tokens import BROKEN, Vocabulary
+from attnscope.questions.head import loudness
 from attnscope.records import Meaning, Parts, record
 from attnscope.storage.sound import read_sound
 from attnscope.text import visible
+from attnscope.views.charts import SoundMap
 from attnscope.views.table import Column, Table
 
 MARK = "▁"
@@ -74,6 +76,7 @@ class SpokenText:
     begin: Annotated[float, Meaning("the second of the file from which the sound is heard")]
     seconds: Annotated[float, Meaning("the second up to which it is heard")]
     notes: Annotated[tuple[str, ...], Meaning("what to know about the model, the text and the answer")]
+    picture: SoundMap | None = None  # of one window that cross attention has aligned
 
 
 @record("a head")
@@ -178,7 +181,7 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     Raises ``InputError`` where nothing is said, ``SelectionError`` for a head that does not exist.
     """
     speech = require_speech(model, prepared)
-    way = "chosen"
+    way = "the heads that are named"
     if not heads:
         heads, way = speech.alignment_heads, "the alignment heads that the model names"
     result = read_cross(model, prepared, heads)
@@ -187,12 +190,14 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
         way = f"all heads of the layers {half}-{result.layers - 1}, as the model names no alignment heads"
     heard = prepared.heard
     assert heard is not None
-    frames = token_frames(result.weights, getattr(model.module.config, "median_filter_width", WIDTH))
+    smooth = smooth_mean(result.weights, getattr(model.module.config, "median_filter_width", WIDTH))
+    frames = first_columns(-smooth.astype("float64"))
     times = [round(heard.begin + int(frame) * heard.seconds, 6) for frame in frames]
     spoken = spoken_tokens(prepared)[result.first + 1 :]
     tokens = tuple(map(SpokenToken, spoken, times, times[1:]))  # a row looks for the token after its own
     words = join_words(tokens, speech.reader.vocabulary)
-    return _spoken_text(model, prepared, tokens, words, result.heads, way)
+    spoken_text = _spoken_text(model, prepared, tokens, words, result.heads, way)
+    return replace(spoken_text, picture=_draw(spoken_text, heard, smooth[:-1], frames))
 
 
 def _spoken_text(
@@ -211,6 +216,26 @@ def _spoken_text(
     )
 
 
+def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> SoundMap:
+    """The map that was followed, and the path through it.  [token, frame], [token and the end]"""
+    names = ", ".join(head.name for head in result.heads)
+    return SoundMap(
+        smooth,
+        tuple(one.token.text.strip() or "␣" for one in result.tokens),
+        tuple(frames.tolist()),
+        tuple((word.text, round((word.begin - heard.begin) / heard.seconds)) for word in result.words),
+        heard.seconds,
+        heard.begin,
+        None if heard.bands is None else loudness(heard.bands[:, : heard.frames]),
+        title=f"{result.title} · {len(result.words)} words",
+        subtitle=f"by {result.way}{names and ': '}{names}",
+        notes=(
+            "bright: smoothed attention above the tokens' mean; line: the path of dynamic time warping",
+            *result.notes,
+        ),
+    )
+
+
 def rank_monotone(model: Model, prepared: ModelInput) -> MonotoneHeads:
     """All heads by how much of their attention goes forward through the sound, the most first."""
     require_speech(model, prepared)
@@ -222,13 +247,14 @@ def rank_monotone(model: Model, prepared: ModelInput) -> MonotoneHeads:
     return MonotoneHeads(tuple(MonotoneHead(head, share, baseline) for head, share in ranked))
 
 
-def token_frames(weights: Tensor, width: object) -> Array:
-    """The frame in which each row's search begins.  [head, row, frame] -> [row]
+def smooth_mean(weights: Tensor, width: object) -> Array:
+    """The map that dynamic time warping follows.  [head, row, frame] -> [row, frame]
 
-    Each head's weights are standardized over the rows, smoothed by a median over ``width`` frames, averaged,
-    and followed by dynamic time warping: as transformers does it for Whisper.
+    Each head's weights are standardized over the rows, smoothed by a median over ``width`` frames, and
+    averaged: as transformers does it for Whisper.
     """
-    return first_columns(-torch.from_numpy(smooth_rows(weights, width)).mean(0).double().numpy())
+    mean: Array = torch.from_numpy(smooth_rows(weights, width)).mean(0).numpy()
+    return mean
 
 
 def smooth_rows(weights: Tensor, width: object) -> Array:

@@ -170,7 +170,11 @@ def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:
     if heard is None or heard.bands is None or not all(key.heard for key in keys):
         return None
     columns = [heard.bands[:, key.start : key.stop].mean(-1) for key in keys]
-    bands: Array = np.stack(columns, -1)
+    return loudness(np.stack(columns, -1))
+
+
+def loudness(bands: Array) -> Array:
+    """Bands of a sound from 0, the faintest, to 1, the loudest.  [band, frame] -> the same"""
     low, high = bands.min(), bands.max()
     levels: Array = (bands - low) / (high - low if high > low else 1)
     return levels

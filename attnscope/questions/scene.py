@@ -11,6 +11,7 @@ from attnscope.attention import Token
 from attnscope.axes import HEARD, Array
 from attnscope.models import ModelInput
 from attnscope.models.inputs import Heard, Picture
+from attnscope.questions.head import loudness
 from attnscope.views.token import Scene, SceneRegion
 
 SPACE = re.compile(r"\s*")
@@ -116,7 +117,6 @@ def _extent(picture: Picture, finest: list[int]) -> tuple[float, float, float, f
 def _spectrogram(heard: Heard, bands: Array) -> Picture:
     """Low tones at the bottom, loud ones white; a patch is a frame.  [band, frame]"""
     shown = bands[::-1, : heard.frames]
-    low, high = shown.min(), shown.max()
-    grey = np.rint(255 * (shown - low) / (high - low if high > low else 1)).astype(np.uint8)
+    grey = np.rint(255 * loudness(shown)).astype(np.uint8)
     tokens = tuple(Token("", HEARD + frame) for frame in range(heard.frames))
     return Picture(np.repeat(grey[..., None], 3, -1), (1, heard.frames), tokens)

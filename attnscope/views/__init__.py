@@ -8,7 +8,7 @@ A view is built once by its function and drawn by any surface of ``attnscope.ren
 
 from typing import TypeAlias
 
-from attnscope.views.charts import Curves, Faithful, Stack, Terms
+from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
 from attnscope.views.grid import Grid, GridLayer, LayerStrip, grid
 from attnscope.views.heads import AlignedTexts, Described, HeadMap, Ranked, Ranking, head_map
@@ -48,6 +48,6 @@ View: TypeAlias = (
 
 Drawable: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | LayerStrip | HeadPair | Terms"
-    " | Curves | Stack | Faithful"
+    " | Curves | Stack | Faithful | SoundMap"
 )
 """What is saved as a picture."""

@@ -202,3 +202,21 @@ class Terms(Titled):
         values = [term.value for block in self.blocks for term in block]
         low, high = max(0.0, -min(values, default=0.0)), max(0.0, max(values, default=0.0))
         return (low, high) if low + high else (0.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class SoundMap(Titled):
+    """What the tokens of a text give to the frames of a sound, and the path through both.
+
+    ``path`` has the frame in which each token begins, and that in which the last one ends, ``words`` each
+    word and the frame in which it begins. A frame is ``seconds`` long, the first one is at ``begin``.
+    ``bands`` is how loud the sound is, 0 to 1.
+    """
+
+    values: Array  # [token, frame]
+    tokens: tuple[str, ...]
+    path: tuple[int, ...]
+    words: tuple[tuple[str, int], ...]
+    seconds: float
+    begin: float = 0.0
+    bands: Array | None = None  # [band, frame], the lowest first

@@ -45,6 +45,15 @@ def test_json_has_words_tokens_and_heads(answer):
     assert answer["seconds"] == pytest.approx(1.3)
 
 
+def test_the_map_and_its_path_are_saved_as_a_picture(run, whisper, tone, answer, tmp_path):
+    ran = run("align", tone, TEXT, "-m", whisper, "-o", tmp_path / "map.svg")
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err.endswith(f"saved {tmp_path / 'map.svg'}\n")
+    drawn = (tmp_path / "map.svg").read_text("utf-8")
+    labels = [text.replace("\u200e", "").strip() for text in re.findall(r"<!-- (.*?) -->", drawn)]
+    assert {token["text"].strip() or "␣" for token in answer["tokens"]} <= {*labels}
+
+
 def test_subtitles_are_numbered_and_timed(run, whisper, tone, answer):
     out = run("align", tone, TEXT, "-m", whisper, "--format", "srt").out
     blocks = [block.splitlines() for block in out.strip().split("\n\n")]
@@ -126,6 +135,8 @@ def test_what_cannot_be_aligned_ends_in_a_sentence(run, whisper, tone, tmp_path)
         ([tone, TEXT, "-m", whisper, "--heads", "L7H0"], "no cross-attention head L7H0"),
         ([tone, TEXT, "-m", whisper, "--heads", "encoder L0H0"], "is no head of cross attention"),
         ([tone, TEXT, "-m", whisper, "--rank", "--format", "srt"], "it ranks all heads"),
+        ([tone, TEXT, "-m", whisper, "--rank", "-o", tmp_path / "map.png"], "a picture alone"),
+        ([tone, TEXT, "-m", whisper, "-o", tmp_path / "map.html"], "its name must end in .png"),
         ([tone, TEXT, "-m", whisper, "--generate", "4"], "what is said is given"),
         (
             [speech.sound(tmp_path / "long.wav", 3.0), TEXT, "-m", whisper],

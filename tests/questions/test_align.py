@@ -1,5 +1,6 @@
 """When words are said, against transformers' own token timestamps."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,12 @@ from transformers.models.whisper.generation_whisper import WhisperGenerationMixi
 
 from attnscope.attention import Head, Token
 from attnscope.capture import Keep
+from attnscope.comparison import first_columns
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.text.tokens import Vocabulary
-from attnscope.questions.align import SpokenToken, align_words, join_words, rank_monotone, token_frames
+from attnscope.questions.align import SpokenToken, align_words, join_words, rank_monotone, smooth_mean
+from attnscope.render.image import drawing
 from tests.models import speech
 
 LONG = "The cat sat on the mat, it was tired."
@@ -84,7 +87,10 @@ def test_times_are_those_of_transformers_frame_for_frame(folder, tone, monkeypat
         model.run(again, [keep])
         rows = torch.stack([keep.maps[layer].weights[0, head, 4:, :65] for layer, head in HEADS])
         times = made["token_timestamps"][0, 4:-1]
-        assert token_frames(rows, 7).tolist() == (times / 0.02).round().long().tolist()
+        assert (
+            first_columns(-smooth_mean(rows, 7).astype(float)).tolist()
+            == (times / 0.02).round().long().tolist()
+        )
         # the command begins a row before, at the last token that it starts with, to find the first word too
         expected = original(theirs, outputs, heads, num_frames=named["num_frames"], num_input_ids=3)
         seen = align_words(model, again)
@@ -150,6 +156,31 @@ def test_a_planted_head_gives_each_token_its_moment(planted, tmp_path):
     start = len(prepared.axes["decoder"][0]) - len(seen.tokens)
     for number, said in enumerate(seen.tokens[1:-1], start + 1):
         assert abs(said.begin - 0.05 * (number - 1)) < 0.08
+
+
+def test_the_picture_holds_the_map_its_path_and_where_words_begin(planted, tmp_path):
+    model = load(planted, generative=True)
+    result = align_words(
+        model, model.prepare_audio(speech.sound(tmp_path / "a.wav", 2.0), LONG), [Head(1, 1)]
+    )
+    picture = result.picture
+    assert picture.values.shape == (len(result.tokens), speech.FRAMES)
+    assert [frame * picture.seconds for frame in picture.path] == pytest.approx(
+        [*(token.begin for token in result.tokens), result.tokens[-1].end]
+    )
+    assert [(word, frame * picture.seconds) for word, frame in picture.words] == [
+        (word.text, pytest.approx(word.begin)) for word in result.words
+    ]
+    middle = np.array([2.5 * row for row in range(len(picture.values))]) + picture.values[0].argmax()
+    assert np.abs(picture.values.argmax(-1) - middle).max() < 12  # the planted head moves 2.5 frames a token
+    with drawing(picture) as (figure, _):
+        spectrogram = next(axes for axes in figure.axes if not axes.lines or axes.get_ylim()[0] == 0)
+        map_ = next(axes for axes in figure.axes if axes is not spectrogram)
+        line = map_.lines[-1].get_xydata()
+        words = [text.get_text() for text in spectrogram.texts]
+    assert words == [word for word, _ in picture.words]
+    for row, (begin, end) in enumerate(itertools.pairwise(picture.path)):
+        np.testing.assert_array_equal(line[2 * row : 2 * row + 2], [[begin - 0.5, row], [end - 0.5, row]])
 
 
 def test_without_alignment_heads_the_upper_half_is_taken_and_named(planted, tone):

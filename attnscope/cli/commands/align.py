@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Literal
 from attnscope.cli.command import MOST_USED, REQUIRED, TEXT, WHERE, argument, command, flag, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head
-from attnscope.cli.options import ModelOptions, SourceOptions
+from attnscope.cli.options import (
+    PICTURES,
+    ModelOptions,
+    PrintedOptions,
+    SourceOptions,
+    check_picture,
+    check_place,
+)
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
+from attnscope.errors import OutputError
 
 if TYPE_CHECKING:
     from attnscope.attention import Head
@@ -56,10 +64,13 @@ class AlignOutput:
         "A table, subtitles (srt, vtt), or a file of Praat (textgrid).", default="table"
     )
     as_json: bool = flag("Print words, tokens and heads as JSON.", "--json")
+    out: Path | None = option(
+        "Save the map that is followed, its path and the words as .png, .svg or .pdf.", "--out", "-o"
+    )
 
 
 @command
-def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None:
+def align(asked: SoundOptions, output: AlignOutput, picture: PrintedOptions, model: ModelOptions) -> None:
     """Print when each word of a recording is said, by cross attention.
 
     The attention of heads that follow the sound is smoothed, averaged, and followed by dynamic time warping,
@@ -72,6 +83,8 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
 
     attnscope align speech.wav "The cat sat on the mat." -m openai/whisper-tiny --format srt
 
+    attnscope align speech.wav -m openai/whisper-tiny -o alignment.png
+
     attnscope align speech.wav -m my-whisper --rank
 
     attnscope align speech.wav -m facebook/wav2vec2-base-960h
@@ -80,6 +93,15 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     table = output.format == "table"
     refuse(asked.rank and (heads or not table), "--rank", "it ranks all heads, as a table or JSON")
     refuse(output.as_json and not table, "--json", "it is a format of its own: leave out --format")
+    drawn = output.out is not None
+    refuse(
+        drawn and (asked.rank or output.as_json or not table),
+        "--out",
+        "a picture alone: no --rank, no other format",
+    )
+    if output.out is not None:
+        check_place(output.out, PICTURES)
+        check_picture(None, picture.cmap, one=True)
     given = asked.text is not None or asked.file is not None
     refuse(given and asked.generate is not None, "--generate", "what is said is given: leave it out")
     from attnscope.models.inputs import SoundPart
@@ -113,12 +135,21 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
                 result = align_words(loaded, prepared, heads)
     if isinstance(result, MonotoneHeads):
         deliver("align", Answer((result.table,), {}, lambda: result), output)
-    elif output.as_json:
-        deliver("align", Answer((), {}, lambda: result), output)
+    elif output.as_json or output.out is not None:
+        pictures = {} if result.picture is None else {"align": result.picture}
+        if output.out is not None and not pictures:
+            raise OutputError(_WITHOUT_MAP)
+        deliver("align", Answer((), pictures, lambda: result), output, picture)
     elif table:
         _print_words(result)
     else:
         sys.stdout.write(WRITERS[output.format](result))
+
+
+_WITHOUT_MAP = (
+    "there is no map to draw: letters of a CTC head have none, and of a long sound one part has one; "
+    "choose it with --from-second and --to-second"
+)
 
 
 def _require_unsaid(model: Model, asked: SoundOptions, text: str | None) -> None:

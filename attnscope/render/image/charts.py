@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from attnscope.render.image.sheet import (
 )
 from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.text import clean, round_short
-from attnscope.views.charts import Curves, Faithful, Stack, Term, Terms, TokenOrder
+from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Term, Terms, TokenOrder
 from attnscope.views.heads import HeadMap
 from attnscope.views.token import Bar, Bars, Overlay, TokenView
 
@@ -361,3 +362,44 @@ def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Sty
     for row in range(0, len(heads.layers), max(1, round(0.12 / tall))):
         axes.text(-0.65, row, heads.rows[row], ha="right", va="center", **quiet)
     frame(axes)
+
+
+WIDE_SOUND, TALL_TOKEN, STRIP = 6.0, 0.17, 0.5  # inches: of a map, of a token, of the spectrogram above it
+
+
+def sound_map_figure(view: SoundMap, style: Style) -> Figure:
+    """The map with the path over it, the spectrogram and the words above it, seconds below."""
+    rows, frames = view.values.shape
+    labels = [axis.short(clean(token)) for token in view.tokens]
+    left, right = axis.room(labels, SMALL), 0.2
+    width = WIDE_SOUND if style.width is None else max(style.width - left - right, 1.0)
+    apart = axis.READABLE * POINT * frames / width  # frames between two words that can be read
+    shown: list[tuple[str, int]] = []
+    for word, at in view.words:
+        if not shown or at - shown[-1][1] >= apart:
+            shown.append((axis.short(clean(word)), at))
+    strip = 0.0 if view.bands is None else STRIP + 0.04
+    top = axis.room([word for word, _ in shown], SMALL) + strip
+    drawn = sheet(view, width, TALL_TOKEN * rows, (left, right, top, 0.25))
+    axes = above = drawn.part()
+    paint(axes, view.values, style.cmap, (0.0, float(view.values.max(initial=0.0)) or 1.0))
+    if view.bands is not None:
+        above = drawn.part(0, -strip, None, STRIP)
+        extent = (-0.5, frames - 0.5, 0, len(view.bands))
+        above.imshow(view.bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
+        frame(above)
+    ends = np.repeat(view.path, 2)[1:-1] - 0.5  # along a row, then down to the next
+    for colour, wide in (("black", 2.4), ("white", 1.2)):
+        axes.plot(ends, np.repeat(range(rows), 2), color=colour, linewidth=wide, scalex=False, scaley=False)
+    for _, at in shown:
+        above.axvline(at - 0.5, color="#888888", linewidth=0.5)
+    axis.above(above, [at - 0.5 for _, at in shown], [word for word, _ in shown], SMALL, rotation=90)
+    axis.beside(axes, range(rows), labels, SMALL)
+    length = frames * view.seconds
+    step = next((step for step in axis.SECONDS if step * width >= 0.4 * length), axis.SECONDS[-1])
+    for number in range(math.ceil(view.begin / step), int((view.begin + length) / step + 1e-6) + 1):
+        place = (number * step - view.begin) / view.seconds - 0.5
+        below: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top"}
+        axes.annotate(f"{number * step:g} s", (place, rows - 0.5), (0, -3), **QUIET, **below)
+    frame(axes)
+    return drawn.figure

@@ -19,6 +19,7 @@ from attnscope.render.colour import choose_map
 from attnscope.render.image.charts import (
     curves_figure,
     faithful_figure,
+    sound_map_figure,
     stack_figure,
     terms_figure,
     token_figure,
@@ -36,7 +37,7 @@ from attnscope.render.image.sheet import Style, families
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
 from attnscope.views import Drawable
-from attnscope.views.charts import Curves, Faithful, Stack, Terms
+from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.grid import Grid, LayerStrip
 from attnscope.views.heads import HeadMap
@@ -92,6 +93,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Curves: curves_figure,
     Stack: stack_figure,
     Faithful: faithful_figure,
+    SoundMap: sound_map_figure,
 }
 """What draws each view."""
 

@@ -156,8 +156,9 @@ class Record:
 
     ``changes`` are sentences on what ran otherwise than it does without a recording, or may be missing.
     ``calls`` are the paths of the modules at which something was captured, at once when it was: heads that
-    run one by one, each by itself. ``places`` are the modules of which one sentence in ``changes`` is true,
-    with a detail of each.
+    run one by one, each by itself; ``query_axes`` of each the axis of the queries in what a product of
+    weights and values gave, None where a kernel computed it. ``places`` are the modules of which one sentence
+    in ``changes`` is true, with a detail of each.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -165,6 +166,7 @@ class Record:
     failures: list[Failure] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list, compare=False)
+    query_axes: list[int | None] = field(default_factory=list, compare=False)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def note(self, layer: LayerWithoutAttention) -> None:

@@ -226,6 +226,7 @@ class Recorder(Pass):
             self._doubt()
             return self.record.note(LayerWithoutAttention.at(name, capture.reason))
         self.record.calls.append(name)
+        self.record.query_axes.append(capture.query_axis)
         if self.trace is not None:
             self.trace.taken.append(capture.read)
         self.captured += 1

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,15 @@ from attnscope.capture.record import pattern
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.audit_mixer import Mixer, describe_mixers, is_inside, name_mixers, only_choose, sorts
-from attnscope.questions.audit_pass import CallEnd, FirstPass, Freeze, FunctionSteps, places_moved
+from attnscope.questions.audit_pass import (
+    CallEnd,
+    CallKey,
+    FirstPass,
+    Freeze,
+    FunctionSteps,
+    find_tensors,
+    places_moved,
+)
 from attnscope.records import Meaning, Parts, derived, record
 
 NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
@@ -165,13 +173,23 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
         raise InputError("an audit runs the model on other tokens: give a text, not a pass that was recorded")
     search = Search(model, prepared)
     paths = search.find()
-    ran, mixed = search.first.functions, search.find_functions(paths, search.held)
+    ran, mixed = search.first.functions, search.find_functions(paths, Setup(search.held))
     untold = [path for path in paths if path not in mixed]  # what they chose by is held by now
-    for held in {search.mixers[path] for path in untold}:
-        mixed |= search.find_functions([path for path in untold if search.mixers[path] == held], held)
+    for setup in {search.mixers[path] for path in untold}:
+        mixed |= search.find_functions([path for path in untold if search.mixers[path] == setup], setup)
     return Audit(
         search.sites, name_mixers(search.module, paths, ran, mixed, search.sites, search.first.hidden)
     )
+
+
+class Setup(NamedTuple):
+    """What a round of passes does: which modules it holds, and of which calls it moves rows by hand.
+
+    Without such calls another token is moved in each pass.
+    """
+
+    held: frozenset[str] = frozenset()
+    fresh: frozenset[CallKey] = frozenset()
 
 
 class Search:
@@ -182,28 +200,42 @@ class Search:
         self.perturbations = choose_perturbations(prepared)
         self.first = FirstPass()
         self.held: frozenset[str] = frozenset()
-        self.mixers: dict[str, frozenset[str]] = {}  # by path: what was held when it was found
-        self.fresh: set[tuple[str, int]] = set()
+        self.mixers: dict[str, Setup] = {}  # by path: the round that found it
         self.module = original(model.module)
         self.sites = self._run(prepared, Freeze(self.module, self.first))
+        self._sorting: set[str] = set()  # modules that sort tokens, into an order that one around undoes
 
     def find(self) -> list[str]:
-        """The paths of the modules that mix tokens themselves, in the order of the model."""
-        sorting: set[str] = set()  # tokens, into an order that a module around undoes
+        """The paths of the modules that mix tokens themselves, in the order of the model.
+
+        What is behind a captured call is reached by no token where nobody knows which of its rows a token
+        asks for, so these rows are moved by hand: of all such calls at once, and where anything meets then,
+        of each by itself, as rows of one number may be of other tokens in another call (windows).
+        """
         self.perturbations = self._distinct()
-        while True:
-            self._try(self.perturbations, self.held)
-            mixing = self._mixing() - sorting
-            new = mixing - self.held
-            new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
-            if undone := {path for path in new if self._is_undone(path)}:
-                found = self.find_functions(undone, self.held)
-                sorting |= {path for path, by in found.items() if only_choose(by)}
-                new -= sorting
-            self.mixers = dict.fromkeys(new | (mixing & self.held), self.held) | self.mixers
-            self.held = self.held | {path for path in self.paths if pattern(path) in map(pattern, new)}
-            if not (new or self.first.share_out() or self._begin_anew()):
-                return [path for path in self.paths if path in self.mixers]
+        while self._holds_more(Setup(self.held)):
+            pass
+        unasked = frozenset(self.first.calls.keys() - self.first.asked)
+        self._try(Setup(self.held, unasked))
+        if self._mixing() - self._sorting - self.held:
+            for call in sorted(unasked):
+                while self._holds_more(Setup(self.held, frozenset({call}))):
+                    pass
+        return [path for path in self.paths if path in self.mixers]
+
+    def _holds_more(self, setup: Setup) -> bool:
+        """Whether a round of passes shows what has to be held in the next."""
+        self._try(setup)
+        mixing = self._mixing() - self._sorting
+        new = mixing - self.held
+        new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
+        if undone := {path for path in new if self._is_undone(path)}:
+            found = self.find_functions(undone, setup)
+            self._sorting |= {path for path, by in found.items() if only_choose(by)}
+            new -= self._sorting
+        self.mixers = dict.fromkeys(new | (mixing & self.held), setup) | self.mixers
+        self.held = self.held | {path for path in self.paths if pattern(path) in map(pattern, new)}
+        return bool(new) or self.first.share_out()
 
     def _is_undone(self, path: str) -> bool:
         """Whether a module sorts tokens, and one around it, not the whole model, returns unmixed ones."""
@@ -214,27 +246,20 @@ class Search:
         clear = {place.module for place in moves.reached if place.end == "out"} - blurred - {""}
         return any(is_inside(path, outer) for outer in clear)
 
-    def find_functions(self, paths: Collection[str], held: frozenset[str]) -> dict[str, set[str]]:
-        """The functions of torch by which these modules mix tokens while others are held, by module."""
+    def find_functions(self, paths: Collection[str], setup: Setup) -> dict[str, set[str]]:
+        """The functions of torch by which these modules mix tokens in such a round, by module."""
         steps = FunctionSteps(paths)
         if paths:
             self.first.begin()
-            self._run(self.prepared, Freeze(self.module, self.first, held, steps=steps))
-            self._try(self.perturbations, held, steps)
+            self._run(self.prepared, Freeze(self.module, self.first, setup.held, steps=steps))
+            self._try(setup, steps)
         return steps.find_mixing()
-
-    def _begin_anew(self) -> bool:
-        """Whether there are captured calls, not known before, which the change of no token reaches."""
-        if not self.fresh:
-            self.fresh = self.first.calls.keys() - self.first.asked
-            return bool(self.fresh)
-        return False
 
     def _distinct(self) -> list[Perturbation]:
         """The perturbations, one a token: of the pixels of a patch the first."""
         if not any(perturbation.pieces for perturbation in self.perturbations):
             return _sample(self.perturbations)
-        footprints = self._try(self.perturbations, self.held)
+        footprints = self._try(Setup())
         kept: list[tuple[Perturbation, Tensor | None]] = []
         for perturbation, marks in zip(self.perturbations, footprints, strict=True):
             if not (
@@ -243,18 +268,26 @@ class Search:
                 kept.append((perturbation, marks))
         return _sample([perturbation for perturbation, _ in kept])
 
-    def _try(
-        self, perturbations: Sequence[Perturbation], held: frozenset[str], steps: FunctionSteps | None = None
-    ) -> list[Tensor | None]:
-        """One pass for each perturbation; the footprints of their tokens."""
+    def _try(self, setup: Setup, steps: FunctionSteps | None = None) -> list[Tensor | None]:
+        """One pass for each perturbation, or for some rows of the calls; the footprints of the tokens."""
         self.first.begin()
-        count = range(len(perturbations))
-        freezes = [Freeze(self.module, self.first, held, self.fresh, number, steps) for number in count]
-        for perturbation, freeze in zip(perturbations, freezes, strict=True):
+        passes = dict(enumerate(each.changed(self.prepared) for each in self.perturbations))
+        if setup.fresh:
+            passes = dict.fromkeys(self._rows(setup.fresh), self.prepared)
+        footprints = []
+        for number, prepared in passes.items():
             if steps is not None:
                 steps.begin(keeps=False)
-            self._run(perturbation.changed(self.prepared), freeze)
-        return [freeze.footprint for freeze in freezes]
+            freeze = Freeze(self.module, self.first, setup.held, setup.fresh, number, steps)
+            self._run(prepared, freeze)
+            footprints.append(freeze.footprint)
+        return footprints
+
+    def _rows(self, calls: Collection[CallKey]) -> list[int]:
+        """Neighbours, and rows 2, 4, 8 ... further on, of what the calls return."""
+        results = (tensor for call in calls for tensor in find_tensors(self.first.calls[call][1]))
+        longest = max((size for result in results for size in result.shape), default=0)
+        return [row for row in (0, *(2**power for power in range(MOST - 1))) if row < longest]
 
     def _run(self, prepared: ModelInput, freeze: Freeze) -> tuple[Site, ...]:
         model = self.model

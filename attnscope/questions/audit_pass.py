@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,10 @@ COARSE_ROUNDING = 4
 """The same for types of sixteen bits, which sum in single precision and round once."""
 
 
+CallKey: TypeAlias = tuple[str, int]
+"""An attention call: the path of its module, and the how-many-th it is there."""
+
+
 class CallEnd(NamedTuple):
     """What went into a call of a module, or came out of it."""
 
@@ -162,10 +166,9 @@ def differ(before: Tensor, now: Tensor) -> Tensor:
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of real or complex numbers in tuples, lists and dictionaries, in their order."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point() or value.is_complex():
-            yield value
+    """The dense tensors of real or complex numbers in tuples, lists and dictionaries, in their order."""
+    if _is_compared(value):
+        yield value
     elif isinstance(value, Mapping):
         for each in value.values():
             yield from find_tensors(each)
@@ -177,7 +180,7 @@ def find_tensors(value: Any) -> Iterator[Tensor]:
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     """The same with other tensors in the places of those that ``find_tensors`` yields."""
     if isinstance(value, Tensor):
-        return next(tensors) if value.is_floating_point() or value.is_complex() else value
+        return next(tensors) if _is_compared(value) else value
     if isinstance(value, Mapping):
         for key in list(value):
             value[key] = with_tensors(value[key], tensors)  # type: ignore[index]
@@ -186,6 +189,12 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
         parts = [with_tensors(each, tensors) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def _is_compared(value: Any) -> TypeGuard[Tensor]:
+    """Whether a value is a dense tensor of real or complex numbers; of sparse ones torch compares none."""
+    dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+    return dense and (value.is_floating_point() or value.is_complex())
 
 
 def copy_tensors(value: Any) -> Any:
@@ -248,12 +257,12 @@ class FirstPass:
     """
 
     moves: Moves = field(default_factory=Moves)
-    calls: dict[tuple[str, int], tuple[list[Tensor], Any]] = field(default_factory=dict)
+    calls: dict[CallKey, tuple[list[Tensor], Any]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     softmaxes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)  # modules that wrote out a softmax which was captured
     hidden: dict[str, str] = field(default_factory=dict)  # and why
-    asked: set[tuple[str, int]] = field(default_factory=set)  # calls whose queries another token moved
+    asked: set[CallKey] = field(default_factory=set)  # calls whose queries another token moved
     shares: dict[tuple[CallEnd, int], dict[int, Share]] = field(default_factory=dict)
     owners: dict[tuple[CallEnd, int], Tensor] = field(
         default_factory=dict
@@ -289,6 +298,11 @@ RowOf = Callable[[Tensor], Tensor]
 """From which queries moved, [..., query], to the rows of the result."""
 
 
+def _row(tensor: Tensor, axis: int, number: int) -> Tensor:
+    """A view of one row of a tensor, of none where it has fewer."""
+    return tensor.movedim(axis, 0)[number : number + 1]
+
+
 @dataclass(eq=False)
 class ModuleFrame:
     """A module that is running: its path, its how-many-th call, and where what it was given moved."""
@@ -313,7 +327,7 @@ class Freeze(TorchFunctionMode):
         root: nn.Module,
         first: FirstPass,
         held: Collection[str] | None = None,
-        fresh: Collection[tuple[str, int]] = (),
+        fresh: Collection[CallKey] = (),
         number: int = 0,
         steps: FunctionSteps | None = None,
     ) -> None:
@@ -384,7 +398,7 @@ class Freeze(TorchFunctionMode):
                     self.first.calls[key] = copy_tensors(given), copy_tensors(result)
                     self.first.written |= {owner} if turn is None else set()
                     return result
-                return self._held(key, turn, given, result)
+                return self._held(key, turn, self._record.query_axes[-1], given, result)
         finally:
             self._busy -= 1
 
@@ -425,8 +439,13 @@ class Freeze(TorchFunctionMode):
                     result.copy_(before)
         return result
 
-    def _held(self, key: tuple[str, int], turn: RowOf | None, given: list[Tensor], result: Any) -> Any:
-        """The first pass's result, with the rows of this one whose queries, which come first, moved."""
+    def _held(
+        self, key: CallKey, turn: RowOf | None, axis: int | None, given: list[Tensor], result: Any
+    ) -> Any:
+        """The first pass's result, with the rows of this one whose queries, which come first, moved.
+
+        Of a product of weights and values, whose queries lie along ``axis``, nobody knows which moved.
+        """
         if key not in self.first.calls:
             raise ModelError("the model attends more often when one token is another: it cannot be audited")
         earlier, before = self.first.calls[key]
@@ -439,14 +458,16 @@ class Freeze(TorchFunctionMode):
             if bool(asked.any()):
                 self.first.asked.add(key)
             elif key in self.fresh:
-                position = 0 if asked.ndim == 2 else -1
-                asked.movedim(position, 0)[self.number : self.number + 1] = True
-                now = [each + each.abs().amax() + 1 for each in now]
+                _row(asked, 0 if asked.ndim == 2 else -1, self.number).fill_(True)
             rows = turn(asked)
             moved = [
                 rows[..., None].expand_as(each) if each.shape[:-1] == rows.shape else none
                 for each, none in zip(now, moved, strict=True)
             ]
+        elif key in self.fresh and axis is not None:
+            _row(moved[0], axis, self.number).fill_(True)
+        if key in self.fresh and key not in self.first.asked:
+            now = [each.abs().amax() + 1 - each for each in now]  # no shift, which a norm would undo
         return with_tensors(result, map(restore, moved, now, held))
 
     # modules

@@ -29,6 +29,7 @@ class Capture(CallFacts):
     ``crossed`` says whether queries and keys are known to come from different sequences, None where
     nobody said so; ``apart``: queries have no positions among the keys. ``statistics`` are there if the fused
     pass computed the call. ``values`` are what the weights were multiplied with, None where nobody saw it.
+    ``query_axis`` is the axis of the queries in what a product of weights and values gave.
     """
 
     dtype: torch.dtype
@@ -37,6 +38,7 @@ class Capture(CallFacts):
     apart: bool = False
     statistics: Any = None
     values: Tensor | None = None  # [batch, key_head, key, size]
+    query_axis: int | None = None
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str, learned: bool = False) -> Capture:
@@ -88,6 +90,7 @@ class Capture(CallFacts):
         Queries that were ``learned`` stand at no key.
         """
         capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
+        capture = replace(capture, query_axis=weighing.made_axis)
         capture = replace(capture, crossed=True, apart=True) if learned else capture
         product = weighing.product(batch, heads)
         return capture if product is None else capture.proved(*product)

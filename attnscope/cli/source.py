@@ -155,12 +155,10 @@ class SourceInput:
         short = has_short_text(prepared)
         if not short and (key is None or kind == "other" or model.weigh != "raw"):
             return model, prepared
-        from attnscope.models.keeping import hold_long, hold_short
+        from attnscope.models.keeping import hold_pass
 
         with reading(model, prepared):
-            trace = (
-                hold_short(model, prepared) if short else hold_long(model, prepared, fused=kind == "fused")
-            )
+            trace = hold_pass(model, prepared, fused=kind == "fused")
             if trace is None:
                 return model, prepared
             if key is not None and self.key == key:  # no file has changed meanwhile

@@ -19,7 +19,7 @@ from attnscope.fused.fused_pass import FusedPass
 from attnscope.limits import MEASURED_WEIGHTS
 from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.words import measure_words
-from attnscope.models.inputs import Heard, ModelInput
+from attnscope.models.inputs import ModelInput
 from attnscope.models.kept import TracedModel, has_short_text, is_short
 from attnscope.models.model import Model, find_device
 from attnscope.storage.cache import LARGEST
@@ -70,34 +70,21 @@ class _Measuring:
         return tuple(self.measured.figures()) if self.size <= self.most else ()
 
 
-def hold_short(model: Model, prepared: ModelInput) -> Trace | None:
-    """The pass of a short input, looked at as one from a file; ``None`` for a long one, or one that fails."""
-    if not prepared.tokens or not has_short_text(prepared):
-        return None
-    return _hold(partial(model.run, prepared), model, prepared, MEASURED_WEIGHTS)
+def hold_pass(model: Model, prepared: ModelInput, *, fused: bool = False) -> Trace | None:
+    """The pass of a short input, or of one that is small beside ``LARGEST``, looked at as one from a file.
 
-
-def hold_long(model: Model, prepared: ModelInput, *, fused: bool = False) -> Trace | None:
-    """The pass of a long input, if it is small beside ``LARGEST``; ``None`` for any other, or one that fails.
-
-    ``fused``: the fused pass measures all heads in the kernels' place. Beside these nothing is measured.
+    ``fused``: the fused pass measures all heads of a long text in the kernels' place. Beside these no long
+    text is measured. ``None`` for any other input, and for one that fails.
     """
-    size = _trace_size(model.module, len(prepared.tokens))
-    if size is None or size > LARGEST:
-        return None
-    request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
-    run = partial(model.run, prepared, fused=None if request is None else FusedPass(request))
-    return _hold(run, model, prepared, math.inf if fused else 0)
-
-
-def _hold(
-    run: Callable[[Sequence[Observer]], Record],
-    model: Model,
-    prepared: ModelInput,
-    most: float,
-) -> Trace | None:
-    """The pass, measured up to so many weights; ``None`` for one that cannot be kept."""
-    if prepared.arrays is not None:
+    run, most = partial(model.run, prepared), float(MEASURED_WEIGHTS)
+    if not has_short_text(prepared):
+        size = _trace_size(model.module, len(prepared.tokens))
+        if size is None or size > LARGEST:
+            return None
+        request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
+        run = partial(model.run, prepared, fused=None if request is None else FusedPass(request))
+        most = math.inf if fused else 0
+    if not prepared.tokens or prepared.arrays is not None:
         return None
     try:
         trace = make_trace(run, prepared, describe_model(model), model.notes, most=most)
@@ -142,6 +129,10 @@ def make_trace(
         )
         for place, each in enumerate(prepared.pictures)
     )
+    heard, sound = None, prepared.heard
+    if sound is not None:
+        bands = None if sound.bands is None else kept.hold("bands", sound.bands)
+        heard = TracedSound(sound.seconds, sound.frames, sound.begin, bands)
     description = TraceDescription(
         trace=FORMAT,
         attnscope=__version__,
@@ -158,7 +149,7 @@ def make_trace(
             Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
         ),
         images=images,
-        heard=_describe_sound(prepared.heard, kept),
+        heard=heard,
         calls=tuple(
             TracedCall.of(site, number(queries), number(keys), rows)
             for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
@@ -171,28 +162,17 @@ def make_trace(
         words=(),
     )
     trace = Trace(description, kept.arrays)
-    return replace(trace, description=replace(description, words=_measure_words(trace)))
-
-
-def _describe_sound(heard: Heard | None, kept: KeepRows) -> TracedSound | None:
-    if heard is None:
-        return None
-    bands = None if heard.bands is None else kept.hold("bands", heard.bands)
-    return TracedSound(heard.seconds, heard.frames, heard.begin, bands)
-
-
-def _measure_words(trace: Trace) -> tuple[HeadFigures, ...]:
-    """The figures of every head whose pieces of words are merged; none where a text is long."""
-    if not is_short(trace) or not trace.description.figures:
-        return ()
-    coarse = Coarsen(
+    if not is_short(trace) or not description.figures:
+        return trace
+    coarse = Coarsen(  # the figures of every head whose pieces of words are merged
         lambda attention: (
             coarsen_axis(attention.queries, words=True),
             coarsen_axis(attention.keys, words=True),
         )
     )
     replay(trace, arrays=True).shown_to([coarse])
-    return tuple(head for made in coarse.maps for head in measure_words(made.label()[0], made.site) or ())
+    words = (head for made in coarse.maps for head in measure_words(made.label()[0], made.site) or ())
+    return replace(trace, description=replace(description, words=tuple(words)))
 
 
 def describe_model(model: Model) -> About:
@@ -253,26 +233,19 @@ class RecordedPasses:
         """What makes a trace of each pass. Raises ``ModelError`` if there is none."""
         if not self.seen:
             raise ModelError(f"{name} has no attention to show: {why_empty(module, record)}")
-        return [partial(self._trace, number, module, name, record, axes) for number in range(len(self.steps))]
-
-    def _trace(
-        self,
-        number: int,
-        module: nn.Module,
-        name: str,
-        record: Record,
-        axes: Mapping[Kind, tuple[Axis, Axis]],
-    ) -> TracedModel:
-        count, start = len(self.steps) + self.dropped, self.starts[number]
-        which = "the last" if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"
-        notes = (f"{which} of {count:,} passes: run.passes has each",) if count > 1 else ()
-        if self.dropped:
-            notes = (f"{which} of {count:,} passes: run.passes has the last {MOST_PASSES}",)
-        sites = record.sites[start : [*self.starts, self.seen][number + 1]]
-        replay = self.steps[number].replay(replace(record, sites=sites), axes)
+        count, about = len(self.steps) + self.dropped, describe_module(name, module)
         tokens = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
-        prepared = ModelInput({}, axes, tokens, notes, replay=replay)
-        return TracedModel(make_trace(replay.shown_to, prepared, describe_module(name, module)))
+
+        def make(number: int) -> TracedModel:
+            which = "the last" if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"
+            has = f"the last {MOST_PASSES}" if self.dropped else "each"
+            notes = (f"{which} of {count:,} passes: run.passes has {has}",) if count > 1 else ()
+            sites = record.sites[self.starts[number] : [*self.starts, self.seen][number + 1]]
+            replay = self.steps[number].replay(replace(record, sites=sites), axes)
+            prepared = ModelInput({}, axes, tokens, notes, replay=replay)
+            return TracedModel(make_trace(replay.shown_to, prepared, about))
+
+        return [partial(make, number) for number in range(len(self.steps))]
 
 
 def axes_of_texts(tokens: Sequence[str] | None) -> dict[Kind, tuple[Axis, Axis]]:

@@ -23,9 +23,7 @@ from attnscope.models.inputs import Heard, Message, ModelInput, Objective, Pictu
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
-from attnscope.storage.trace.layout import (
-    TraceDescription,
-)
+from attnscope.storage.trace.layout import TraceDescription
 from attnscope.storage.trace.replay import replay
 from attnscope.text import Untrusted, clean, visible
 
@@ -117,7 +115,6 @@ def open_file(path: str | Path) -> FileModel:
     path = Path(path)
     if path.suffix.lower() == SUFFIX:
         return TracedModel(read_trace(path), clean(path.name))
-
     return WeightsFile(path)
 
 
@@ -129,30 +126,37 @@ def look_at(prepared: ModelInput, trace: Trace) -> ModelInput:
 
 def prepare_traced(trace: Trace) -> ModelInput:
     """What was read, with the pass that was kept: no model runs again for it."""
-    description = trace.description
-    axes = {each.kind: (trace.axis(each.queries), trace.axis(each.keys)) for each in description.labels}
-    tokens = _tokens(trace.axis(description.tokens))
+    description, sound = trace.description, trace.description.heard
+
+    def tokens(number: int) -> tuple[Token, ...]:
+        axis = trace.axis(number)
+        return () if isinstance(axis, range) else axis
+
     pictures = tuple(
         Picture(
             trace.arrays[each.array],
             each.grid,
-            _tokens(trace.axis(each.tokens)),
+            tokens(each.tokens),
             {box.id: box.edges for box in each.boxes},
             clean(each.name),
         )
         for each in description.images
     )
+    heard = None
+    if sound is not None:
+        bands = None if sound.array is None else trace.arrays[sound.array]
+        heard = Heard(sound.seconds, sound.frames, bands, sound.begin)
     figures, words = _figures(description, description.figures), _figures(description, description.words)
     complete = figures is not None and words is not None
     usual = complete and all({*head.figures, *head.absent} == set(DEFAULT) for head in figures or ())
     return ModelInput(
         {},
-        axes,
-        tokens,
+        {each.kind: (trace.axis(each.queries), trace.axis(each.keys)) for each in description.labels},
+        tokens(description.tokens),
         tuple(map(clean, description.text_notes)),
         replay=replay(trace),
         pictures=pictures,
-        heard=_heard(trace),
+        heard=heard,
         figures=figures,
         words=words or (),
         arrays=replay(trace, arrays=True) if usual and is_short(trace) else None,
@@ -170,18 +174,6 @@ def has_short_text(prepared: ModelInput) -> bool:
 def is_short(trace: Trace) -> bool:
     """Whether arrays are as quick as tensors: what is longer wants many threads."""
     return all(max(trace.size(call)) < SHORTEST for call in trace.description.calls)
-
-
-def _heard(trace: Trace) -> Heard | None:
-    sound = trace.description.heard
-    if sound is None:
-        return None
-    bands = None if sound.array is None else trace.arrays[sound.array]
-    return Heard(sound.seconds, sound.frames, bands, sound.begin)
-
-
-def _tokens(axis: Axis) -> tuple[Token, ...]:
-    return () if isinstance(axis, range) else axis
 
 
 def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:

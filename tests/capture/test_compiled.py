@@ -46,6 +46,9 @@ def compiled(plain, how, backend):
     if how == "method":
         plain.compile(backend=backend)
         return plain
+    if how == "own forward":
+        plain.forward = torch.compile(plain.forward, backend=backend)
+        return plain
     if how == "parts":
         for index in range(len(plain)):
             plain[index] = torch.compile(plain[index], backend=backend)
@@ -55,7 +58,7 @@ def compiled(plain, how, backend):
             block.forward = torch.compile(block.forward, backend=backend)
         return plain
     if how == "function":
-        return torch.compile(lambda x: plain(x), backend=backend)
+        return torch.compile(lambda *given, **more: plain(*given, **more), backend=backend)
     return torch.compile(plain, backend=backend)
 
 
@@ -96,6 +99,47 @@ def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
     assert record.failures == []
     assert bool(record.changes) == (how != "function")
     assert all("watched uncompiled" in note for note in record.notes)
+
+
+class Outer(nn.Module):
+    """A model that attends in its own forward, behind a module that attends."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.inner, self.own = Block(made), made()
+
+    def forward(self, x):
+        return type(self.own).forward(self.own, self.inner(x))
+
+
+@pytest.mark.parametrize("watched", ["plain", "compiled"])
+@pytest.mark.parametrize("how", ["module", "method", "function", "own forward"])
+@pytest.mark.parametrize(
+    ("root", "names"),
+    [
+        (modules.Fused, [""]),
+        (lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"]), [""]),
+        (lambda: nn.MultiheadAttention(16, 4, batch_first=True), [""]),
+        (lambda: Outer(modules.Fused), ["inner.attention", ""]),
+    ],
+    ids=["sdpa", "softmax", "torch's", "inside and outside"],
+)
+def test_attention_in_the_forward_of_the_compiled_model_itself_is_shown(root, names, how, watched):
+    torch.manual_seed(0)
+    plain, x, keep = root().eval(), torch.randn(2, 5, 16), Keep(lambda site: range(4))
+    given = {"average_attn_weights": False} if isinstance(plain, nn.MultiheadAttention) else {}
+    texts = [x] * (3 if given else 1)
+    with torch.inference_mode():
+        _, weights = plain(*texts, **given)
+        call = compiled(plain, how, "eager")
+        model = call if watched == "compiled" and isinstance(call, nn.Module) else plain
+        with recording(model, [keep]) as record:
+            for _ in range(2):
+                call(*texts, **given)
+    assert [(site.site.name, site.step) for site in record.sites] == [
+        (name, step) for step in range(2) for name in names
+    ]
+    torch.testing.assert_close(keep.maps[-1].weights, weights)
 
 
 def test_a_wrapped_model_may_itself_be_recorded_and_its_sites_keep_their_names():

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from attnscope.capture.hooks.compiled import is_compiled
+from attnscope.capture.hooks.compiled import is_compiled, original
 from attnscope.capture.hooks.fast_path import fast_path
 from attnscope.capture.hooks.functions import Tap
 from attnscope.capture.record import Failure, Record
@@ -71,6 +71,7 @@ class ModuleStack:
     guard: AbstractContextManager[None]
     calls: list[Call] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
+    _unwrapped: nn.Module | None = None  # the module whose wrapper was entered just now
 
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.root.named_modules()}
@@ -86,18 +87,24 @@ class ModuleStack:
     def run(
         self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module with its entry on the stack."""
-        name = self.names.get(id(module))
+        """Call a module with its entry on the stack.
+
+        What ``torch.compile`` wrapped around a module of the model stands for that one, which it may call by
+        a method that nobody watches.
+        """
         with self.guard:
             if is_compiled(module):
                 self.on_compiled()
-        if name is None:
+        entered = module if id(module) in self.names else original(module)
+        name, unwrapped = self.names.get(id(entered)), self._unwrapped
+        self._unwrapped = None if entered is module else entered
+        if name is None or module is unwrapped:
             return call(*args, **kwargs)
         depth = len(self.calls)
         try:
             with self.guard:
-                self._enter(name, module, args, kwargs)
-            with fast_path(module):
+                self._enter(name, entered, args, kwargs)
+            with fast_path(entered):
                 output = call(*args, **kwargs)
             with self.guard:
                 if len(self.calls) > depth:

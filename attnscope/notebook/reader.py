@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -174,13 +175,29 @@ def record(
     run.kept = last()
 
 
+_lock = threading.Lock()
+_resting: dict[int, tuple[int, bool]] = {}  # by id: how many blocks a module rests in, and whether it trained
+
+
 @contextmanager
 def _at_rest(module: nn.Module) -> Iterator[None]:
-    """A module as it predicts; whether its parts train is as before when the block ends."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    """A module as it predicts; whether its parts train is as before when the last of such blocks ends.
+
+    Threads that read one model may begin and end in any order.
+    """
+    parts = list(module.modules())
+    with _lock:
+        for part in parts:
+            blocks, trained = _resting.get(id(part), (0, part.training))
+            _resting[id(part)] = blocks + 1, trained
     try:
+        module.eval()
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        with _lock:
+            for part in parts:
+                blocks, trained = _resting.pop(id(part))
+                if blocks > 1:
+                    _resting[id(part)] = blocks - 1, trained
+                else:
+                    part.training = trained

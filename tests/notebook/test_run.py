@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 
 import matplotlib
 import numpy as np
@@ -249,6 +250,35 @@ def test_a_bare_module_reads_tensors_and_says_so():
     np.testing.assert_allclose(read.head("L0H2").weights, expected[0, 2].detach().numpy(), atol=1e-6)
     with pytest.raises(InputError, match="has no tokenizer: wrap it with one"):
         reader.read("The cat")
+
+
+@pytest.mark.parametrize("order", [("one", "other"), ("other", "one")], ids=" ends before ".join)
+def test_a_model_that_trains_does_so_again_when_the_last_of_two_threads_has_read_it(order):
+    begun, ends = ({name: threading.Event() for name in order} for _ in range(2))
+    trained = []
+
+    class Waiting(torch.nn.TransformerEncoderLayer):
+        def forward(self, src):
+            name = threading.current_thread().name
+            begun[name].set()
+            ends[name].wait(30)
+            trained.append(self.training or self.self_attn.training)
+            return super().forward(src)
+
+    module = Waiting(16, 4, 32, batch_first=True)
+    module.linear1.eval()
+    before = [part.training for part in module.modules()]
+    reader, given = attnscope.wrap(module), {"src": torch.randn(1, 5, 16)}
+    threads = {}
+    for name in ("one", "other"):
+        threads[name] = threading.Thread(target=reader.read, args=(given,), name=name)
+        threads[name].start()
+        assert begun[name].wait(30)
+    for name in order:
+        ends[name].set()
+        threads[name].join()
+    assert trained == [False, False]
+    assert [part.training for part in module.modules()] == before
 
 
 def test_a_module_reads_text_with_a_tokenizer_of_its_own():

@@ -17,6 +17,7 @@ NAMES = [
     "languages.txt",
     "pairs.tsv",
     "repeated.txt",
+    "repeats.tsv",
     "sentences.txt",
     "source_code.py",
     "words.jsonl",
@@ -60,7 +61,9 @@ def test_a_sample_is_composed_utf8_without_trailing_spaces_and_with_one_last_new
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_hides_no_control_character(name: str) -> None:
-    meant = {"pairs.tsv": "\n\t", "languages.txt": "\n" + ZERO_WIDTH_JOINER}.get(name, "\n")
+    meant = {"pairs.tsv": "\n\t", "repeats.tsv": "\n\t", "languages.txt": "\n" + ZERO_WIDTH_JOINER}.get(
+        name, "\n"
+    )
     hidden = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     found = [char for char in sample(name) if unicodedata.category(char) in hidden and char not in meant]
     assert found == []

@@ -74,6 +74,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     from attnscope.storage.files import write_whole
     from attnscope.views import HeadMap
     from attnscope.views.charts import Terms
+    from attnscope.views.graph import LayerGraph
 
     view = next(iter(answer.pictures.values()), None)
     if out.suffix.lower() != PAGE and answer.arrays is not None:
@@ -89,6 +90,11 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
         dressed: Any = dress(view, picture)
         maps = [each for each in answer.views if isinstance(each, HeadMap)]
         write_whole(out, terms_page(dressed, maps, picture.cmap).encode())
+    elif isinstance(view, LayerGraph):
+        from attnscope.render.page.graph import graph_page
+
+        graph: Any = dress(view, picture)
+        write_whole(out, graph_page(graph, picture.cmap).encode())
     else:
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
     notify(f"saved {out}")

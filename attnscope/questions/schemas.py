@@ -11,6 +11,7 @@ from attnscope.questions.answer import name_schema
 from attnscope.questions.audit import Audit
 from attnscope.questions.cause import Intervention
 from attnscope.questions.check import Checked
+from attnscope.questions.circuit import FoundCircuit
 from attnscope.questions.compare import Comparison, HeadComparison
 from attnscope.questions.composition import Feeds
 from attnscope.questions.copying import Copying
@@ -39,6 +40,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "ablate": (Ablation, Stats),
     "cut": (Intervention,),
     "patch": (Intervention,),
+    "circuit": (FoundCircuit,),
     "compare": (
         Comparison,
         DepthComparison,
@@ -58,7 +60,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
 }
 """The records that each command may print with ``--json``."""
 
-UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "track")
+UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "track")
 """The commands that never weigh what they show."""
 
 WEIGHED = {

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
+from attnscope.views.graph import LayerGraph
 from attnscope.views.grid import Grid, GridLayer, LayerStrip, grid
 from attnscope.views.heads import AlignedTexts, Described, HeadMap, Ranked, Ranking, head_map
 from attnscope.views.heatmap import SCALES, HeadPair, Heatmap, Measured, Scale, heatmap
@@ -48,6 +49,6 @@ View: TypeAlias = (
 
 Drawable: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | LayerStrip | HeadPair | Terms"
-    " | Curves | Stack | Faithful | SoundMap"
+    " | Curves | Stack | Faithful | SoundMap | LayerGraph"
 )
 """What is saved as a picture."""

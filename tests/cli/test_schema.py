@@ -73,7 +73,13 @@ def test_an_answer_is_what_its_schema_says(run, tmp_path, command, asked):
 
 
 def test_two_heads_a_corpus_and_claims_too(run, tmp_path, causal_folder):
-    validate(run("logits", TEXT, "-m", causal_folder, "--json"), "logits", run)
+    for by in ("head", "layer"):
+        validate(run("logits", TEXT, "-m", causal_folder, "--by", by, "--json"), "logits", run)
+    validate(run("info", causal_folder, "--copying", "--json"), "info", run)
+    for asked in ([], ["--head", "L0H1"]):
+        validate(run("show", TEXT, "-m", causal_folder, "--loss", *asked, "--json"), "show", run)
+    (tmp_path / "pairs.tsv").write_text("The cat sat\tThe dog sat\n")
+    validate(run("circuit", tmp_path / "pairs.tsv", "-m", "own-causal", "--json"), "circuit", run)
     validate(run("compare", TEXT, "L1H1", "L2H1", "--json"), "compare", run)
     (tmp_path / "texts.txt").write_text("The cat sat.\nA dog ran off.\n")
     validate(run("stats", "--texts", tmp_path / "texts.txt", "--json"), "stats", run)

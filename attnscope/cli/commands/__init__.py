@@ -13,7 +13,7 @@ from attnscope.cli.command import Command, write_rows
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Commands": ("show", "browse", "stats", "find", "compare", "flow", "spans", "export", "info", "check"),
-    "Cause": ("logits", "ablate", "cut", "patch"),
+    "Cause": ("logits", "ablate", "cut", "patch", "circuit"),
     "More": ("align", "loss", "train", "track", "schema", "cache"),
 }
 """Every command, in the order of the help: a function of this name in the file of this name."""

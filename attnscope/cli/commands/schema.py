@@ -25,6 +25,7 @@ class SchemaOptions:
         "logits",
         "cut",
         "patch",
+        "circuit",
         "ablate",
         "info",
         "check",

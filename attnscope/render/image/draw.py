@@ -25,6 +25,7 @@ from attnscope.render.image.charts import (
     token_figure,
 )
 from attnscope.render.image.distances import distance_figure, distances_figure
+from attnscope.render.image.graph import graph_figure
 from attnscope.render.image.maps import (
     WEIGHT,
     grid_figure,
@@ -39,6 +40,7 @@ from attnscope.storage.folder import PICTURES
 from attnscope.views import Drawable
 from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
+from attnscope.views.graph import LayerGraph
 from attnscope.views.grid import Grid, LayerStrip
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, Heatmap
@@ -94,6 +96,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Stack: stack_figure,
     Faithful: faithful_figure,
     SoundMap: sound_map_figure,
+    LayerGraph: graph_figure,
 }
 """What draws each view."""
 
@@ -213,7 +216,9 @@ def settings(fonts: list[str]) -> Iterator[None]:
 
 def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
     """How a view is to be drawn. Raises ``SelectionError`` for an unknown colour map."""
-    signed = isinstance(view, Terms) or (isinstance(view, (Heatmap, HeadMap, Grid)) and view.signed)
+    signed = isinstance(view, (Terms, LayerGraph)) or (
+        isinstance(view, (Heatmap, HeadMap, Grid)) and view.signed
+    )
     return Style(width, choose_map(cmap, signed=signed))
 
 

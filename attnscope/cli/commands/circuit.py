@@ -1,0 +1,72 @@
+"""``attnscope circuit``: the heads and edges that a prediction needs, as a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnscope.cli.command import MOST_USED, REQUIRED, argument, command, option
+from attnscope.cli.commands.cut import CauseOutput
+from attnscope.cli.commands.logits import ScoreOptions
+from attnscope.cli.deliver import deliver
+from attnscope.cli.options import PICTURES, ModelOptions, PrintedOptions, check_picture, check_place
+from attnscope.cli.source import load_model, read_file
+from attnscope.cli.waiting import waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsOptions:
+    """Texts that differ in what the prediction hangs on, and how much of it is kept."""
+
+    panel = MOST_USED
+    pairs: Path = argument(
+        "A file with a pair a line, with tabs: the text, the other text, and, if this pair has its own, the "
+        "target and the other word.",
+        default=REQUIRED,
+    )
+    keep: float = option(
+        "The share of the difference that the circuit brings back.", min=0.01, max=1.0, default=0.8
+    )
+
+
+@command
+def circuit(
+    asked: PairsOptions,
+    score: ScoreOptions,
+    output: CauseOutput,
+    picture: PrintedOptions,
+    model: ModelOptions,
+) -> None:
+    """Find the smallest circuit that a prediction needs.
+
+    Edges between heads are scored by edge attribution patching with integrated gradients (Syed et al. 2023,
+    Hanna et al. 2024) and pruned to the fewest that bring back --keep of the score's difference between the
+    texts. Faithfulness is the share that these edges alone bring back, completeness the share that is lost
+    without the circuit's heads. Both texts of a pair need the same number of tokens.
+
+    Examples:
+
+    attnscope circuit sample_inputs/repeats.tsv -m own-causal
+
+    attnscope circuit pairs.tsv -m openai-community/gpt2 --target " Mary" --against " John"
+
+    attnscope circuit pairs.tsv -m openai-community/gpt2 --keep 0.9 -o circuit.html
+    """
+    from attnscope.questions.circuit import find_circuit, of_circuit, read_pairs
+    from attnscope.questions.head import one_head
+
+    if output.out is not None:
+        check_place(output.out, (*PICTURES, ".html"))
+    check_picture(output.out, picture.cmap, one=False, signed=True)
+    pairs = read_pairs(read_file(asked.pairs), score.target, score.against)
+    loaded = load_model(model, predicting=True)
+    with waiting(f"{loaded.title} · {len(pairs):,} pairs"):
+        result = find_circuit(loaded, pairs, asked.keep)
+        maps = {}
+        if output.out is not None and output.out.suffix.lower() == ".html":
+            prepared = loaded.prepare(pairs[0].clean)
+            several = len({each.head.kind for each in result.heads}) > 1
+            for each in result.heads:
+                name = str(each.head) if several else each.head.name
+                maps[name] = one_head(loaded, prepared, each.head).heatmap
+    deliver("circuit", of_circuit(result, maps), output, picture)

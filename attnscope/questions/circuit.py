@@ -1,0 +1,282 @@
+"""A circuit: the few heads, and the edges between them, that a prediction needs.
+
+Of the edges with the largest scores (``edges.py``) as few are kept as bring back a share of the difference
+between two texts when all others carry what they carry in the other text. That share is run, not estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated
+
+import numpy as np
+import torch
+
+from attnscope.attention import Head, Site
+from attnscope.capture import Record, recording
+from attnscope.capture.hooks.gate import edited
+from attnscope.errors import InputError, ModelError
+from attnscope.figures import HeadFigures
+from attnscope.models import Model, ModelInput
+from attnscope.models.kinds import show_kinds
+from attnscope.models.targets import place_prediction, score_prediction
+from attnscope.progress import tell
+from attnscope.questions.answer import Answer
+from attnscope.questions.cause import SAME
+from attnscope.questions.composition import Feed, find_feeds
+from attnscope.questions.edges import PASSES, STEPS, Edge, PairOfTexts, TwoTexts, prune
+from attnscope.questions.importance import gated_sites
+from attnscope.questions.logits import Address
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import name_pass
+from attnscope.questions.stats import measure_heads
+from attnscope.records import Meaning, Notes, record
+from attnscope.views import Heatmap
+from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
+from attnscope.views.table import Column, Table
+
+
+def read_pairs(text: str, target: str | None = None, against: str | None = None) -> list[PairOfTexts]:
+    """A pair a line, with tabs between: the text, the other one, and its own target and other word.
+
+    Raises ``InputError`` for a line that has no two texts.
+    """
+    pairs = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        parts = [part.strip() for part in line.split("\t")]
+        if not 2 <= len(parts) <= 4 or not all(parts[:2]):
+            raise InputError(
+                f"line {number:,}: write two texts with a tab between them, and then the target and the "
+                "other word, if this pair has its own"
+            )
+        own = [*parts[2:], "", ""]
+        pairs.append(PairOfTexts(parts[0], parts[1], own[0] or target, own[1] or against))
+    if not pairs:
+        raise InputError("there is no pair of texts in the file")
+    return pairs
+
+
+EMBEDDINGS, PREDICTION = "embeddings", "prediction"
+
+
+@record("a head of the circuit")
+@dataclass(frozen=True)
+class CircuitHead:
+    """A head that the prediction needs."""
+
+    head: Address
+    effect: Annotated[float, Meaning("the share of the difference that it carries, estimated")]
+    role: Annotated[str | None, Meaning("what it does on the first text; null for nothing that stands out")]
+
+
+@record("an edge of the circuit")
+@dataclass(frozen=True)
+class CircuitEdge:
+    """What one head gives on to a later one, or to the prediction."""
+
+    source: Annotated[str, Meaning("a head, or embeddings")]
+    target: Annotated[str, Meaning("a later head, or prediction")]
+    effect: Annotated[float, Meaning("the share of the difference that it carries, estimated")]
+    way: Annotated[str | None, Meaning("Q, K or V: what of the target it is, by composition of the weights")]
+    composition: Annotated[float | None, Meaning("the composition score of that way")]
+    baseline: Annotated[float | None, Meaning("the same of random weights")]
+
+
+@record("a circuit")
+@dataclass(frozen=True)
+class FoundCircuit:
+    """The heads and edges that bring back a share of the difference between two texts."""
+
+    heads: Annotated[tuple[CircuitHead, ...], Meaning("its heads, by layer")]
+    edges: Annotated[tuple[CircuitEdge, ...], Meaning("its edges, the one that carries most first")]
+    faithfulness: Annotated[float, Meaning("the share that comes back with these edges alone")]
+    completeness: Annotated[float, Meaning("the share that is lost without these heads alone")]
+    score: Annotated[float, Meaning("the mean score of the texts")]
+    other: Annotated[float, Meaning("the mean score of the other texts")]
+    unit: Annotated[str, Meaning("what the score is")]
+    prediction: Annotated[str, Meaning("the prediction of the first text")]
+    pairs: Annotated[int, Meaning("the pairs of texts")]
+    all_heads: Annotated[int, Meaning("the heads of the model")]
+    all_edges: Annotated[int, Meaning("the edges that carry anything")]
+    title: Annotated[str, Meaning("the model and the first text")]
+    notes: Notes
+
+
+def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) -> FoundCircuit:
+    """The smallest circuit that brings back the share ``keep`` of the difference between texts.
+
+    Raises ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for a model
+    without an output head or whose heads cannot be changed.
+    """
+    contrasts, sites, seen = list[TwoTexts](), list[Site](), Record()
+    for number, pair in enumerate(pairs):
+        tell("pair", number + 1, len(pairs))
+        clean, corrupt = (model.prepare(text) for text in (pair.clean, pair.corrupt))
+        with torch.no_grad(), model.threads(clean):
+            if not contrasts:
+                show_kinds(model.module, clean)
+                sites, seen = _sites_of(model, clean)
+            contrasts.append(TwoTexts.of(model, pair, clean, corrupt))
+    first = contrasts[0]
+    heads = [given.shape[2] for given in first.given]
+    if any([given.shape[2] for given in each.given] != heads for each in contrasts):
+        raise InputError("the passes of the texts have different attention calls")
+    nodes = [
+        Head(site.layer, head, site.kind) for site, of in zip(sites, heads, strict=True) for head in range(of)
+    ]
+    whole, last, ran = sum(each.whole for each in contrasts), len(nodes) + 1, 0
+    if abs(whole) < SAME * len(contrasts):
+        raise InputError("over all pairs the texts give the same score: name the target of each")
+    scores = np.zeros((last + 1, last + 1))
+    for number, each in enumerate(contrasts):
+        tell("gradient", number + 1, len(contrasts))
+        with torch.enable_grad(), model.threads(each.scored.prepared):
+            scores += each.attribute(heads) / whole
+
+    @cache
+    def share(edges: frozenset[Edge]) -> float:
+        nonlocal ran
+        ran += len(contrasts) * len({target for _, target in edges})
+        tell("pass", min(ran, PASSES), PASSES)
+        return sum(each.restored(edges, heads) - each.other for each in contrasts) / whole
+
+    order = [divmod(int(at), last + 1) for at in np.argsort(-np.abs(scores), axis=None, kind="stable")]
+    edges = [edge for edge in order if scores[edge]]
+    with torch.no_grad(), model.threads(first.scored.prepared):
+        kept = prune(edges, last, share, keep, lambda: ran)
+        chosen = sorted({node for edge in kept for node in edge} - {0, last})
+        left = sum(each.without(chosen, heads) - each.other for each in contrasts) / whole
+    clean = first.scored.prepared
+    figures = {each.address: each for each in measure_heads(model, clean, Selection()).heads}
+    several = len({head.kind for head in nodes}) > 1
+    names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
+    ways = _ways(model, clean)
+    notes = ["feed-forward parts belong to the edges", f"effects: {STEPS} gradients a pair; shares are run"]
+    if share(kept) < keep:
+        notes.append(f"no circuit keeps {keep:.0%}: this is every edge that carries anything")
+    return FoundCircuit(
+        heads=tuple(
+            CircuitHead(nodes[node - 1], float(scores[node].sum()), _role(figures.get(nodes[node - 1])))
+            for node in chosen
+        ),
+        edges=tuple(
+            CircuitEdge(
+                names[source],
+                names[target],
+                float(scores[source, target]),
+                *_best(
+                    ways, nodes[source - 1] if source else None, nodes[target - 1] if target < last else None
+                ),
+            )
+            for source, target in sorted(kept, key=lambda edge: -abs(scores[edge]))
+        ),
+        faithfulness=share(kept),
+        completeness=1 - left,
+        score=sum(each.score for each in contrasts) / len(contrasts),
+        other=sum(each.other for each in contrasts) / len(contrasts),
+        unit=first.scored.unit,
+        prediction=first.scored.prediction.description,
+        pairs=len(contrasts),
+        all_heads=len(nodes),
+        all_edges=len(edges),
+        title=name_pass(model, clean),
+        notes=(*notes, *model.notes, *clean.notes, *seen.notes),
+    )
+
+
+def _sites_of(model: Model, prepared: ModelInput) -> tuple[list[Site], Record]:
+    """The attention calls of a pass. Raises ``ModelError`` where heads cannot be changed."""
+    place_prediction(model, prepared, None)  # a module is asked how it predicts, once
+    with recording(model.module, [], prepared.axes, warn=False) as seen, edited(lambda *_: None) as gates:
+        score_prediction(model, prepared, None)
+    return gated_sites(model, seen, gates), seen
+
+
+def _role(figures: HeadFigures | None) -> str | None:
+    known = figures is not None and figures.role is not None and figures.role.name != "none"
+    return figures.role.name if known and figures and figures.role else None
+
+
+def _ways(model: Model, prepared: ModelInput) -> dict[tuple[Head, Head], list[Feed]]:
+    """Every way in which a head feeds a later one, where the weights tell."""
+    ways: dict[tuple[Head, Head], list[Feed]] = {}
+    try:
+        for feed in find_feeds(model, prepared).feeds:
+            ways.setdefault((feed.head, feed.fed), []).append(feed)
+    except ModelError:
+        pass
+    return ways
+
+
+def _best(
+    ways: dict[tuple[Head, Head], list[Feed]], source: Head | None, target: Head | None
+) -> tuple[str | None, float | None, float | None]:
+    """The way that stands farthest above random weights, its score and theirs."""
+    known = [] if source is None or target is None else ways.get((source, target), [])
+    best = max(known, key=lambda feed: feed.lift, default=None)
+    return (None, None, None) if best is None else (best.way, best.score, best.baseline)
+
+
+def of_circuit(result: FoundCircuit, maps: Mapping[str, Heatmap] | None = None) -> Answer:
+    """The circuit in a line, its edges and its heads, and the graph by layers; ``maps`` are for a page."""
+    several = len({each.head.kind for each in result.heads}) > 1
+    count, edges = len(result.heads), len(result.edges)
+    lines = [
+        result.prediction,
+        f"{result.unit} {result.score:.3f}, {result.other:.3f} in the other text"
+        + (f" (means of {result.pairs:,} pairs)" if result.pairs > 1 else ""),
+        f"{count:,} of {result.all_heads:,} heads, {edges:,} of {result.all_edges:,} edges",
+        f"faithfulness {result.faithfulness:.2f}: the share that comes back with these edges alone",
+        f"completeness {result.completeness:.2f}: the share that is lost without these heads",
+    ]
+    lead = Table(title=f"circuit · {result.title}", subtitle="; ".join(lines[:3]), notes=tuple(lines[3:]))
+    listed = Table(
+        (Column("edge"), Column("effect", True), Column("composition")),
+        tuple(
+            (
+                f"{each.source} → {each.target}",
+                f"{each.effect:+.2f}",
+                "" if each.way is None else f"{each.way} {each.composition:.2f} (random {each.baseline:.2f})",
+            )
+            for each in result.edges
+        ),
+    )
+    heads = Table(
+        (Column("head"), Column("effect", True), Column("role")),
+        tuple(
+            (str(each.head) if several else each.head.name, f"{each.effect:+.2f}", each.role or "–")
+            for each in result.heads
+        ),
+        notes=result.notes,
+    )
+    graph = _graph(result, several, lines, maps or {})
+    return Answer((lead, listed, heads), {"circuit": graph}, lambda: result, lambda: _csv_rows(result))
+
+
+def _graph(
+    result: FoundCircuit, several: bool, lines: Sequence[str], maps: Mapping[str, Heatmap]
+) -> LayerGraph:
+    """The nodes by layers, from the embeddings to the prediction."""
+    layers = sorted({each.head.layer for each in result.heads})
+    columns = {layer: column for column, layer in enumerate(layers, 1)}
+    nodes = [GraphNode(EMBEDDINGS, 0), GraphNode(PREDICTION, len(layers) + 1)]
+    for each in result.heads:
+        name = str(each.head) if several else each.head.name
+        nodes.append(GraphNode(name, columns[each.head.layer], each.role or "", each.effect, maps.get(name)))
+    return LayerGraph(
+        tuple(nodes),
+        tuple(GraphEdge(each.source, each.target, each.effect, each.way or "") for each in result.edges),
+        title=f"circuit · {result.title}",
+        subtitle=result.prediction,
+        notes=(*lines[1:], *result.notes),
+    )
+
+
+def _csv_rows(result: FoundCircuit) -> Iterator[tuple[object, ...]]:
+    yield "source", "target", "effect", "way", "composition", "baseline"
+    for each in result.edges:
+        yield each.source, each.target, each.effect, each.way, each.composition, each.baseline

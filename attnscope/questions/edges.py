@@ -1,0 +1,242 @@
+"""What an edge between two heads carries, from one of two texts to the other: estimated, and run.
+
+Edge attribution patching (Syed et al. 2023) with integrated gradients (Hanna et al. 2024). Nodes are the
+token embeddings, every head, and the prediction. An edge carries what a head gives on to a later one by the
+residual stream and the feed-forward parts; the attention between them is held. Its score is how far its
+source differs between the texts, times the slope of the prediction's score along the edge, on average over
+the straight way from one text's embeddings to the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.axes import Array
+from attnscope.capture.hooks.gate import edited
+from attnscope.errors import InputError, ModelError
+from attnscope.models import Model, ModelInput
+from attnscope.models.targets import score_prediction
+from attnscope.questions.cause import SAME, _require, _Scored
+
+STEPS = 5
+"""Points on the way from one text's embeddings to the other's at which slopes are taken."""
+
+PASSES = 4000
+"""Passes after which no more edges are tried for whether the circuit needs them."""
+
+Edge: TypeAlias = tuple[int, int]
+"""Two nodes by number: 0 is the embeddings, then every head, last the prediction."""
+
+
+class PairOfTexts(NamedTuple):
+    """A text, the other one, and the words that are told apart; ``None`` for those of the command."""
+
+    clean: str
+    corrupt: str
+    target: str | None = None
+    against: str | None = None
+
+
+@contextmanager
+def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
+    """Let ``change`` see, and replace, what each embedding of a module gives while the block runs."""
+    number = -1
+
+    def hook(_: nn.Module, given: object, output: Tensor) -> Tensor | None:
+        nonlocal number
+        number += 1
+        return change(number, output)
+
+    with ExitStack() as stack:
+        for part in module.modules():
+            if isinstance(part, nn.Embedding):
+                stack.callback(part.register_forward_hook(hook).remove)
+        yield
+
+
+@dataclass(eq=False)
+class TwoTexts:
+    """Two texts of one length, what their passes gave, and passes in between."""
+
+    scored: _Scored
+    embeds: list[Tensor] = field(default_factory=list)
+    other_embeds: list[Tensor] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)  # by call, [batch, query, head, size]
+    other_given: list[Tensor] = field(default_factory=list)
+    score: float = 0.0
+    other: float = 0.0
+
+    @classmethod
+    def of(cls, model: Model, pair: PairOfTexts, clean: ModelInput, corrupt: ModelInput) -> TwoTexts:
+        """Run both texts. Raises ``InputError`` for texts that the prediction does not tell apart."""
+        _require(clean, corrupt)
+        made = cls(_Scored(model, clean, score_prediction(model, clean, pair.target, pair.against)))
+        made.score = float(made._run(made.embeds, made.given))
+        other = cls(_Scored(model, corrupt, made.scored.prediction))
+        made.other = float(other._run(made.other_embeds, made.other_given))
+        if abs(made.score - made.other) < SAME:
+            raise InputError(f"{pair.clean!r} and {pair.corrupt!r} give the same score, {made.score:.4g}")
+        if not made.embeds:
+            raise ModelError(f"{model.name} has no embedding of tokens that can be seen")
+        return made
+
+    def _run(self, embeds: list[Tensor], given: list[Tensor]) -> Tensor:
+        with (
+            embeddings_changed(self.scored.model.module, lambda _, output: embeds.append(output.clone())),
+            edited(lambda _, output: given.append(output.clone())),
+        ):
+            return self.scored.score(self.scored.logits())
+
+    def run(self, embeds: Sequence[Tensor], edit: Callable[[int, Tensor], Tensor | None]) -> Tensor:
+        """The score of a pass with other embeddings, and other outputs of attention calls."""
+        with embeddings_changed(self.scored.model.module, lambda number, _: embeds[number]), edited(edit):
+            return self.scored.score(self.scored.logits())
+
+    @property
+    def whole(self) -> float:
+        """How far the texts' scores are apart."""
+        return self.score - self.other
+
+    def attribute(self, heads: Sequence[int]) -> Array:
+        """The score of every edge, on average over ``STEPS``.  -> [node, node]"""
+        count = 2 + sum(heads)
+        first = [1 + sum(heads[:call]) for call in range(len(heads))]
+        scores = np.zeros((count, count))
+        moved = [one - other for one, other in zip(self.embeds, self.other_embeds, strict=True)]
+        apart = [one - other for one, other in zip(self.given, self.other_given, strict=True)]
+
+        def add(node: int, slopes: Sequence[Tensor | None]) -> None:
+            """Add what a node gets, by the slopes of all that stands before it."""
+            for change, slope in zip(moved, slopes, strict=False):
+                scores[0, node] += 0.0 if slope is None else float((change * slope).sum())
+            for call, slope in enumerate(slopes[len(moved) :]):
+                if slope is not None:
+                    sums = (apart[call] * slope).sum((0, 1, 3)).double().cpu().numpy()  # [head]
+                    scores[first[call] : first[call] + heads[call], node] += sums
+
+        for step in range(STEPS):
+            share = (step + 0.5) / STEPS
+            mixed = [
+                (other + share * change).requires_grad_()
+                for other, change in zip(self.other_embeds, moved, strict=True)
+            ]
+            made, leaves = list[Tensor](), list[Tensor]()
+
+            def part(
+                _: int, output: Tensor, made: list[Tensor] = made, leaves: list[Tensor] = leaves
+            ) -> Tensor:
+                made.append(output)
+                leaves.append(output.detach().requires_grad_())
+                return leaves[-1]
+
+            score = self.run(mixed, part)
+            direct = _slopes(score, [*mixed, *leaves])
+            add(count - 1, direct)
+            totals = list(direct[len(mixed) :])
+            for call in reversed(range(len(leaves))):
+                total = totals[call]
+                if total is None:
+                    continue
+                for head in range(heads[call]):
+                    alone = torch.zeros_like(total)
+                    alone[:, :, head] = total[:, :, head]
+                    found = _slopes(made[call], [*mixed, *leaves[:call]], alone)
+                    add(first[call] + head, found)
+                    for before, slope in enumerate(found[len(mixed) :]):
+                        if slope is not None:
+                            known = totals[before]
+                            totals[before] = slope if known is None else known + slope
+        return scores / STEPS
+
+    def restored(self, edges: frozenset[Edge], heads: Sequence[int]) -> float:
+        """The score where these edges carry what the text gives, and all others what the other one does."""
+        places = [(call, head) for call, of in enumerate(heads) for head in range(of)]
+        given: dict[int, Tensor] = {}  # of the nodes of the circuit, [batch, query, size]
+        last = len(places) + 1
+        for node in [*sorted({target for _, target in edges} - {last}), last]:
+            sources = {source for source, target in edges if target == node}
+            seen: list[Tensor] = []
+
+            def put(
+                call: int, output: Tensor, sources: set[int] = sources, seen: list[Tensor] = seen
+            ) -> Tensor:
+                seen.append(output)
+                changed = self.other_given[call]
+                for source in sources & given.keys():
+                    if places[source - 1][0] == call:
+                        changed = changed.clone()
+                        changed[:, :, places[source - 1][1]] = given[source]
+                return changed
+
+            score = self.run(self.embeds if 0 in sources else self.other_embeds, put)
+            if node == last:
+                break
+            call, head = places[node - 1]
+            given[node] = seen[call][:, :, head]
+        return float(score)
+
+    def without(self, nodes: Sequence[int], heads: Sequence[int]) -> float:
+        """The score of the text where some heads give what they give in the other one."""
+        places = [(call, head) for call, of in enumerate(heads) for head in range(of)]
+
+        def put(call: int, output: Tensor) -> Tensor:
+            changed = output.clone()
+            for at, head in (places[node - 1] for node in nodes):
+                if at == call:
+                    changed[:, :, head] = self.other_given[call][:, :, head]
+            return changed
+
+        return float(self.run(self.embeds, put))
+
+
+def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    if not of.requires_grad:
+        return (None,) * len(sources)
+    return torch.autograd.grad(of, list(sources), by, allow_unused=True, retain_graph=True)
+
+
+def connected(edges: Sequence[Edge], last: int) -> frozenset[Edge]:
+    """Those of some edges that lie on a way from the embeddings to the prediction."""
+    ahead, back = {0}, {last}
+    for source, target in sorted(edges):
+        if source in ahead:
+            ahead.add(target)
+    for source, target in sorted(edges, key=lambda edge: -edge[1]):
+        if target in back:
+            back.add(source)
+    return frozenset((source, target) for source, target in edges if source in ahead and target in back)
+
+
+def prune(
+    edges: Sequence[Edge],
+    last: int,
+    share: Callable[[frozenset[Edge]], float],
+    keep: float,
+    passes: Callable[[], int],
+) -> frozenset[Edge]:
+    """As few edges, the largest first, as keep a share; then without each one that is not needed."""
+
+    def enough(count: int) -> bool:
+        return share(connected(edges[:count], last)) >= keep
+
+    high = 1
+    while high < len(edges) and not enough(high):
+        high *= 2
+    low = high // 2
+    high = min(high, len(edges))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    kept = connected(edges[:high], last)
+    for edge in reversed(edges[:high]):
+        if edge in kept and passes() < PASSES:
+            fewer = connected(sorted(kept - {edge}), last)
+            kept = fewer if share(fewer) >= keep else kept
+    return kept

@@ -1,0 +1,53 @@
+"""``attnscope circuit``: what it prints, saves and refuses."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+SAMPLE = Path(__file__).parents[2] / "sample_inputs" / "repeats.tsv"
+PAIRS = SAMPLE.read_text("utf-8")
+
+
+def test_the_induction_circuit_of_the_bundled_model_is_listed_drawn_and_saved(run, tmp_path):
+    """Olsson et al. 2022: a head that looks one token back feeds the keys of one that copies."""
+    asked = ("circuit", SAMPLE, "-m", "own-causal")
+    answer = json.loads(run(*asked, "--json").out)
+    assert [head["head"] for head in answer["heads"]] == [0, 0]
+    edges = {(edge["source"], edge["target"]): edge for edge in answer["edges"]}
+    assert set(edges) == {("embeddings", "L0H0"), ("L0H0", "L1H0"), ("L1H0", "prediction")}
+    assert edges["L0H0", "L1H0"]["way"] == "K"
+    assert answer["faithfulness"] >= 0.8
+    printed = run(*asked).out
+    assert f"faithfulness {answer['faithfulness']:.2f}" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert [line.partition("  ")[0] for line in printed.splitlines() if "→" in line] == [
+        f"{edge['source']} → {edge['target']}" for edge in answer["edges"]
+    ]
+    assert len(run(*asked, "--csv").out.splitlines()) == 1 + len(edges)
+    for name in ("graph.svg", "graph.html"):
+        assert run(*asked, "-o", tmp_path / name).code == 0
+    drawn = (tmp_path / "graph.svg").read_text("utf-8")
+    assert all(f"<!-- {name} -->" in drawn for name in ("embeddings", "L0H0", "L1H0", "prediction"))
+    page = (tmp_path / "graph.html").read_text("utf-8")
+    assert len(re.findall("src='data:image/png", page)) == 2  # the maps of both heads
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("lines", "more", "sentence"),
+    [
+        ("one text alone\n", (), "two texts with a tab between them"),
+        (PAIRS, ("-o", "graph.npz"), "must end in .png, .svg, .pdf, .html"),
+        (PAIRS, ("--keep", "0"), "0.01<=x<=1.0"),
+        (PAIRS, ("--target", "xyzzyx", "-m", "own-causal"), ""),
+        ("a cat\ta dog\n", ("--target", "xyzzyx", "-m", "own-causal"), "no token 'xyzzyx'"),
+    ],
+)
+def test_wrong_usage_is_a_sentence(run, tmp_path, lines, more, sentence):
+    file = tmp_path / "pairs.tsv"
+    file.write_text(lines)
+    ran = run("circuit", file, *more)
+    assert (ran.code != 0) == bool(sentence)  # a pair's own target goes before the command's
+    assert sentence in " ".join(ran.err.split())

@@ -1,0 +1,231 @@
+"""Circuits: planted ones are named and nothing else, and each number is that of plain hooks."""
+
+import random
+
+import pytest
+import torch
+import transformers as hf
+
+from attnscope.errors import InputError, ModelError
+from attnscope.models import load
+from attnscope.questions import edges as patching
+from attnscope.questions.circuit import find_circuit, read_pairs
+from attnscope.questions.edges import PairOfTexts, TwoTexts, connected, prune
+from tests.models.folders import mamba, minilm
+from tests.questions.intervention.test_importance import SIZES, saved
+from tests.questions.planted import WORDS, Planted, wrap_planted
+from tests.questions.test_writes import CAUSAL
+
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))]
+
+
+def sample(seed, count):
+    return random.Random(seed).sample(WORDS, count)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_planted_copying_head_is_the_circuit(seed):
+    layer, head = divmod(seed % 6, 3)
+    module = Planted(seed)
+    module.plant_copy((layer, head), at=2)
+    pairs = []
+    for each in range(2):
+        a, b, c, d, other = sample(2 * seed + each, 5)
+        pairs.append(PairOfTexts(f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c))
+    found = find_circuit(wrap_planted(module), pairs)
+    name = f"L{layer}H{head}"
+    assert [each.head.name for each in found.heads] == [name]
+    assert {(each.source, each.target) for each in found.edges} == {
+        ("embeddings", name),
+        (name, "prediction"),
+    }
+    assert found.faithfulness == pytest.approx(1, abs=0.02)
+    assert found.completeness == pytest.approx(1, abs=0.02)
+    assert all(each.effect == pytest.approx(1, abs=0.02) for each in (*found.edges, *found.heads))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_planted_heads_in_sequence_are_the_circuit(seed):
+    module, (first, second) = Planted(seed), divmod(seed % 9, 3)
+    module.plant_induction((0, first), (1, second))
+    pairs = []
+    for each in range(2):
+        a, b, c, d, other = sample(2 * seed + each, 5)
+        pairs.append(PairOfTexts(f"{a} {b} {c} {d} {a}", f"{other} {b} {c} {d} {a}", b, d))
+    found = find_circuit(wrap_planted(module), pairs)
+    before, behind = f"L0H{first}", f"L1H{second}"
+    assert [each.head.name for each in found.heads] == [before, behind]
+    assert {(each.source, each.target, each.way) for each in found.edges} == {
+        ("embeddings", before, None),
+        (before, behind, "K"),  # Olsson et al. 2022: by its keys
+        (behind, "prediction", None),
+    }
+    assert 0.8 <= found.faithfulness <= 1.1
+    assert found.completeness == pytest.approx(1, abs=0.1)
+
+
+MODELS = {
+    "gpt2": CAUSAL["gpt2"],
+    "llama": CAUSAL["llama"],
+    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(vocab_size=8192, **SIZES)),
+}
+CLEAN, CORRUPT = "The cat sat on the mat", "The dog sat on the mat"
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    model = load(saved(tmp_path_factory.mktemp("gpt2"), CAUSAL["gpt2"]()), predicting=True)
+    model.writer.double()
+    return model
+
+
+def contrast(model):
+    pair = PairOfTexts(CLEAN, CORRUPT)
+    with torch.no_grad():
+        made = TwoTexts.of(model, pair, model.prepare(CLEAN), model.prepare(CORRUPT))
+    return made, [given.shape[2] for given in made.given]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, tmp_path):
+    model = load(saved(tmp_path, MODELS[name]()), predicting=True)
+    made, heads = contrast(model)
+    last = 1 + sum(heads)
+    every = [(source, target) for target in range(1, last + 1) for source in range(target)]
+    with torch.no_grad():
+        assert made.restored(frozenset(every), heads) == pytest.approx(made.score, abs=1e-5)
+        assert made.restored(frozenset(), heads) == pytest.approx(made.other, abs=1e-5)
+
+
+class ByHand:
+    """Passes of a GPT-2 with plain hooks: what heads give is read and replaced before the projection."""
+
+    def __init__(self, model):
+        self.model, self.writer = model, model.writer
+        self.inputs = [model.prepare(text).inputs for text in (CLEAN, CORRUPT)]
+        self.at = max(n for n, token in enumerate(model.prepare(CLEAN).tokens) if not token.special)
+        self.embeds = [self.writer.transformer.wte(each["input_ids"]).detach() for each in self.inputs]
+        with torch.no_grad():
+            self.chosen = int(self.writer(**self.inputs[0]).logits[0, self.at].argmax())
+
+    def run(self, embeds, given):
+        """The score, and what every head gave, of which ``given`` replaces some.  [layer][head]"""
+        seen, hooks = [], []
+
+        def replace(layer):
+            def hook(module, args):
+                states = args[0].clone()
+                heads = states.unflatten(-1, (4, 8))
+                seen.append([heads[0, :, head].clone() for head in range(4)])
+                for (at, head), states_ in given.items():
+                    if at == layer:
+                        heads[0, :, head] = states_
+                return (heads.flatten(-2),)
+
+            return hook
+
+        for layer, block in enumerate(self.writer.transformer.h):
+            hooks.append(block.attn.c_proj.register_forward_pre_hook(replace(layer)))
+        hooks.append(self.writer.transformer.wte.register_forward_hook(lambda *_: embeds))
+        with torch.no_grad():
+            logits = self.writer(**self.inputs[0]).logits[0, self.at]
+        for hook in hooks:
+            hook.remove()
+        return float(logits.log_softmax(-1)[self.chosen]), seen
+
+
+PLACES = [(layer, head) for layer in range(2) for head in range(4)]
+LAST = 9
+
+
+def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(gpt2, monkeypatch):
+    monkeypatch.setattr(patching, "STEPS", 1)  # half-way between the texts
+    made, heads = contrast(gpt2)
+    with torch.enable_grad():
+        scores = made.attribute(heads)
+    hand = ByHand(gpt2)
+    clean, corrupt = (hand.run(embeds, {})[1] for embeds in hand.embeds)
+    half = (hand.embeds[0] + hand.embeds[1]) / 2
+    natural = hand.run(half, {})[1]
+    held = {place: natural[place[0]][place[1]] for place in PLACES}
+
+    def moved(source, target, step):
+        """The score where ``source`` differs a little on the way to ``target`` alone."""
+        embeds, given = half, dict(held)
+        if source == 0:
+            embeds = half + step * (hand.embeds[0] - hand.embeds[1])
+        else:
+            layer, head = PLACES[source - 1]
+            given[layer, head] = held[layer, head] + step * (clean[layer][head] - corrupt[layer][head])
+        score, seen = hand.run(embeds, given)
+        if target == LAST:
+            return score
+        layer, head = PLACES[target - 1]
+        return hand.run(half, {(layer, head): seen[layer][head]})[0]
+
+    for source, target in [(0, 1), (0, 6), (0, LAST), (1, 5), (2, 8), (4, 7), (3, LAST), (7, LAST)]:
+        slope = (moved(source, target, 1e-4) - moved(source, target, -1e-4)) / 2e-4
+        assert scores[source, target] == pytest.approx(slope, abs=1e-7, rel=1e-5)
+    assert not scores[1, 2]  # heads of one layer do not feed each other
+    assert not scores[5, 1]
+
+
+def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(gpt2):
+    made, heads = contrast(gpt2)
+    hand = ByHand(gpt2)
+    other = hand.run(hand.embeds[1], {})[1]
+    edges = frozenset({(0, 1), (0, 3), (1, 6), (3, 6), (0, 7), (6, LAST), (7, LAST), (3, LAST)})
+    given = {}
+    for target in [1, 3, 6, 7, LAST]:
+        sources = {source for source, to in edges if to == target}
+        held = {place: other[place[0]][place[1]] for place in PLACES}
+        held |= {PLACES[source - 1]: given[source] for source in sources - {0}}
+        score, seen = hand.run(hand.embeds[0 if 0 in sources else 1], held)
+        if target < LAST:
+            layer, head = PLACES[target - 1]
+            given[target] = seen[layer][head]
+    with torch.no_grad():
+        assert made.restored(edges, heads) == pytest.approx(score, abs=1e-9)
+        gone = {PLACES[node - 1]: other[PLACES[node - 1][0]][PLACES[node - 1][1]] for node in (1, 6)}
+        assert made.without([1, 6], heads) == pytest.approx(hand.run(hand.embeds[0], gone)[0], abs=1e-9)
+
+
+def test_edges_that_lead_nowhere_are_no_part_of_a_circuit():
+    edges = [(0, 1), (1, 5), (0, 2), (3, 5), (1, 3), (4, 5)]
+    assert connected(edges, 5) == {(0, 1), (1, 5), (3, 5), (1, 3)}
+
+
+def test_of_several_ways_the_fewest_edges_that_keep_the_share_are_left():
+    worth = {(0, 1): 0, (1, 4): 0.5, (0, 2): 0, (2, 4): 0.35, (0, 3): 0, (3, 4): 0.15}
+
+    def share(edges):
+        return sum(worth[edge] for edge in edges)
+
+    order = sorted(worth, key=lambda edge: -worth[edge])
+    assert prune(order, 4, share, 0.8, lambda: 0) == {(0, 1), (1, 4), (0, 2), (2, 4)}
+    assert prune(order, 4, share, 0.4, lambda: 0) == {(0, 1), (1, 4)}
+
+
+def test_texts_that_cannot_be_compared_are_refused(tmp_path):
+    model = load("own-causal")
+    for corrupt, sentence in (("The dog sat", "needs the same number"), (CLEAN, "give the same score")):
+        with pytest.raises(InputError, match=sentence):
+            find_circuit(model, [PairOfTexts(CLEAN, corrupt)])
+    for folder, sentence in ((minilm(), "load it with predicting"), (mamba(tmp_path), "no attention")):
+        with pytest.raises(ModelError, match=sentence):
+            find_circuit(load(folder, predicting=folder != minilm()), [PairOfTexts(CLEAN, CORRUPT)])
+
+
+def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():
+    pairs = read_pairs("a\tb\n\nc\td\te\nf\tg\th\ti\n", "x", "y")
+    assert pairs == [("a", "b", "x", "y"), ("c", "d", "e", "y"), ("f", "g", "h", "i")]
+    for text, sentence in (("a b\n", "line 1"), ("a\tb\n\tc\n", "line 2"), ("\n", "no pair")):
+        with pytest.raises(InputError, match=sentence):
+            read_pairs(text)
+
+
+def test_nothing_is_left_on_the_model(gpt2):
+    find_circuit(gpt2, [PairOfTexts(CLEAN, CORRUPT)], keep=0.5)
+    for module in gpt2.writer.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks

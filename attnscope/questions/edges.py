@@ -23,7 +23,7 @@ from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import score_prediction
-from attnscope.questions.cause import SAME, _require, _Scored
+from attnscope.questions.cause import SAME, Scored, require_texts
 
 STEPS = 5
 """Points on the way from one text's embeddings to the other's at which slopes are taken."""
@@ -65,7 +65,7 @@ def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor
 class TwoTexts:
     """Two texts of one length, what their passes gave, and passes in between."""
 
-    scored: _Scored
+    scored: Scored
     embeds: list[Tensor] = field(default_factory=list)
     other_embeds: list[Tensor] = field(default_factory=list)
     given: list[Tensor] = field(default_factory=list)  # by call, [batch, query, head, size]
@@ -76,10 +76,10 @@ class TwoTexts:
     @classmethod
     def of(cls, model: Model, pair: PairOfTexts, clean: ModelInput, corrupt: ModelInput) -> TwoTexts:
         """Run both texts. Raises ``InputError`` for texts that the prediction does not tell apart."""
-        _require(clean, corrupt)
-        made = cls(_Scored(model, clean, score_prediction(model, clean, pair.target, pair.against)))
+        require_texts(clean, corrupt)
+        made = cls(Scored(model, clean, score_prediction(model, clean, pair.target, pair.against)))
         made.score = float(made._run(made.embeds, made.given))
-        other = cls(_Scored(model, corrupt, made.scored.prediction))
+        other = cls(Scored(model, corrupt, made.scored.prediction))
         made.other = float(other._run(made.other_embeds, made.other_given))
         if abs(made.score - made.other) < SAME:
             raise InputError(f"{pair.clean!r} and {pair.corrupt!r} give the same score, {made.score:.4g}")

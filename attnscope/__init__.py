@@ -5,6 +5,7 @@ The public face, each name loaded when it is first used:
     load, wrap          a model by its name, or one that you have; read(text) gives a Run
     open                a Run from a file: a trace, or weights
     record              a Run of whatever a module runs inside a with block
+    watch, callback     the figures of every head while a model is trained
     Run                 what one pass showed: head, token, stats, compare, find, spans, flow, check, page
     Reader              a model that reads
     Head                the address of a head: Head("L2H1")
@@ -23,19 +24,34 @@ if TYPE_CHECKING:
     from attnscope.errors import AttnscopeError
     from attnscope.notebook.reader import Reader, load, open, record, wrap
     from attnscope.notebook.run import Run
+    from attnscope.notebook.watch import callback, watch
 
 __version__ = "0.1.0"
 
-__all__ = ["AttnscopeError", "Head", "Reader", "Run", "__version__", "load", "open", "record", "wrap"]
+__all__ = [
+    "AttnscopeError",
+    "Head",
+    "Reader",
+    "Run",
+    "__version__",
+    "callback",
+    "load",
+    "open",
+    "record",
+    "watch",
+    "wrap",
+]
 
 _WHERE = {
     "AttnscopeError": "attnscope.errors",
     "Head": "attnscope.attention",
     "Reader": "attnscope.notebook.reader",
     "Run": "attnscope.notebook.run",
+    "callback": "attnscope.notebook.watch",
     "load": "attnscope.notebook.reader",
     "open": "attnscope.notebook.reader",
     "record": "attnscope.notebook.reader",
+    "watch": "attnscope.notebook.watch",
     "wrap": "attnscope.notebook.reader",
 }
 

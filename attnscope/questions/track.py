@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -120,7 +120,7 @@ def track(
                 left.append(f"{visible(Path(name).name)} is left out: {visible(str(error))}")
                 report(left[-1])
                 continue
-            known[name] = [_figures(head, measures) for head in heads]
+            known[name] = [figures_of(head, measures) for head in heads]
             if log is not None:
                 lines = [json.dumps(asked | {"checkpoint": each, "figures": known[each]}) for each in known]
                 write_whole(log, "".join(f"{line}\n" for line in lines).encode())
@@ -129,22 +129,25 @@ def track(
         raise InputError(
             left[0] if left else "there is no checkpoint: name folders, or a model and --revisions"
         )
-    steps = {name: step for step, name in named if name in found}
-    courses = _courses(found, tuple(steps.values()), measures)
+    steps = {step: found[name] for step, name in named if name in found}
+    result = courses_of(steps, measures, tuple(left), visible(corpus.name))
+    return replace(result, checkpoints=tuple(found))
+
+
+def courses_of(
+    found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str], notes: tuple[str, ...], title: str
+) -> Track:
+    """The course of every head over the steps at which ``figures_of`` gave its figures."""
     layouts = {tuple((each["head"], each["kind"]) for each in heads) for heads in found.values()}
     changed = ("checkpoints differ in their heads",) if len(layouts) > 1 else ()
-    title = f"{len(found)} checkpoints · steps {min(steps.values()):,} to {max(steps.values()):,}"
-    return Track(
-        tuple(found),
-        tuple(steps.values()),
-        tuple(courses),
-        (*changed, *left),
-        f"{title} · {visible(corpus.name)}",
-    )
+    steps = tuple(found)
+    count = f"{len(found):,} checkpoints · steps {min(steps):,} to {max(steps):,}"
+    courses = tuple(_courses(found, measures))
+    return Track(tuple(map(str, steps)), steps, courses, (*changed, *notes), f"{count} · {title}")
 
 
-def _figures(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
-    """What a line of the log holds of a head."""
+def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
+    """What a line of a log holds of a head."""
     known = {name: head.figures[name] for name in measures if name in head.figures}
     figures = {name: [figure.value, figure.baseline] for name, figure in known.items()}
     return {"head": head.name, "kind": head.site.kind, "layer": head.site.layer, "figures": figures}
@@ -178,9 +181,7 @@ def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, list[dict[str, 
     return known
 
 
-def _courses(
-    found: Mapping[str, list[dict[str, Any]]], steps: Sequence[int], measures: Sequence[str]
-) -> Iterator[Course]:
+def _courses(found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str]) -> Iterator[Course]:
     """The course of each measure of each head, those first that changed most."""
     several = len({each["kind"] for heads in found.values() for each in heads}) > 1
     tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
@@ -195,7 +196,7 @@ def _courses(
                 layer = next(row["layer"] for row in rows if row)
                 label = f"{kind} {name}" if several else name
                 courses.append(
-                    Course(measure, label, layer, values, baseline, _appears(values, baseline, steps))
+                    Course(measure, label, layer, values, baseline, _appears(values, baseline, tuple(found)))
                 )
         yield from sorted(courses, key=lambda course: -abs(course.change))
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -160,6 +161,17 @@ class Model(ABC):
         ``max_tokens`` cuts the text at that many tokens. A text longer than the model's positions
         raises ``InputError``, or is cut if ``truncate`` is set; the notes say so.
         """
+
+    def _fit(self, texts: Sequence[str], max_tokens: int | None, truncate: bool) -> Fit:
+        """How much is kept of a text or a pair."""
+        return partial(
+            fit_tokens,
+            self.name,
+            self.positions,
+            characters=max(map(len, texts)),
+            max_tokens=max_tokens,
+            truncate=truncate,
+        )
 
     def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
         """``count`` random tokens twice, in the place of a text. Raises ``InputError``."""

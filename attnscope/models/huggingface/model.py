@@ -18,16 +18,10 @@ from attnscope.capture import Record, Steps, recording
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
-from attnscope.models.huggingface.reader import (
-    FolderReader,
-    NoTokenizer,
-    has_separator,
-    start_token,
-    write_chat,
-)
+from attnscope.models.huggingface.reader import FolderReader, NoTokenizer, start_token, write_chat
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.kinds import show_kinds
-from attnscope.models.model import Model, accepts, fit_tokens, hears
+from attnscope.models.model import Model, accepts, hears
 from attnscope.models.regions import find_owners
 from attnscope.models.request import read_messages
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
@@ -69,7 +63,11 @@ def generate_cached(
         whole = generate(**inputs, generation_config=config, streamer=_Written(count))  # [1, token]
     new = whole[0, inputs[side].shape[1] :].tolist()
     new = new[:-1] if len(new) > count or new[-1] in ends else new
-    return new, steps if _is_cached(record) else None, record
+    counts: dict[Site, list[int]] = {}
+    for layer in record.sites:
+        counts.setdefault(layer.site, []).append(layer.queries)
+    cached = all(queries == 1 for _, *later in counts.values() for queries in later)
+    return new, steps if cached else None, record
 
 
 @dataclass
@@ -117,16 +115,6 @@ def is_row(tensor: Tensor, tokens: int) -> bool:
     return tensor.ndim == 2 and tensor.shape[1] == tokens
 
 
-def _is_cached(record: Record) -> bool:
-    """Whether every step but a site's first one brought one query."""
-    met: set[Site] = set()
-    for layer in record.sites:
-        if layer.site in met and layer.queries > 1:
-            return False
-        met.add(layer.site)
-    return True
-
-
 class HuggingFaceModel(Model):
     """A transformers model with its tokenizer, if it reads text, and its image processor, if it reads images.
 
@@ -171,14 +159,15 @@ class HuggingFaceModel(Model):
             raise InputError(f"{self.name} reads {main}, not text: give it with --inputs FILE")
         if "input_ids" not in self._reads:
             raise InputError(f"{self.name} reads images, not text: give it one with --image FILE")
-        if self.encoder_decoder:
-            return self._source_and_target(self._read([text], max_tokens, truncate), second, truncate)
-        texts = [text] if second is None else [text, second]
-        encoded = self._read(texts, max_tokens, truncate)
-        if second is not None and not has_separator(encoded.tokens):
+        if self.encoder_decoder or second is None:
+            return self._label(self._read([text], max_tokens, truncate), second, truncate)
+        encoded = self._read([text, second], max_tokens, truncate)
+        of_second = [token.segment == 1 and not token.special for token in encoded.tokens]
+        begin = of_second.index(True) if any(of_second) else 0
+        if begin == 0 or not encoded.tokens[begin - 1].special:
             note = f"{self.name} joins the two texts without a separator"
             encoded = encoded._replace(notes=(*encoded.notes, note))
-        return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
+        return self._label(encoded)
 
     def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
         """``count`` random tokens twice, between the special tokens of a text, on both sides of a pair."""
@@ -189,9 +178,7 @@ class HuggingFaceModel(Model):
         size = min(len(self.reader.tokenizer), rows or len(self.reader.tokenizer))
         encoded = repeat_random(self.reader.read(["a"]), self.reader.vocabulary, size, count, seed)
         self._require_room(count, len(encoded.tokens))
-        if self.encoder_decoder:
-            return self._source_and_target(encoded, None, False)
-        return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
+        return self._label(encoded)
 
     def prepare_image(
         self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False
@@ -273,9 +260,7 @@ class HuggingFaceModel(Model):
             return super().prepare_chat(text)
         written = write_chat(self.name, tokenizer, read_messages(text, chat.system), chat.reply)
         encoded = self._read([written], max_tokens, truncate, templated=True)
-        if self.encoder_decoder:
-            return self._source_and_target(encoded, None, truncate)
-        return self._one_side(encoded)
+        return self._label(encoded)
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
@@ -289,11 +274,8 @@ class HuggingFaceModel(Model):
         tokens, notes = (start, ()) if self.encoder_decoder else strip_end(start, ends)
         self._require_positions(len(tokens), count)
         inputs = dict(prepared.inputs)
-        if not self.encoder_decoder:
-            inputs = {
-                name: tensor[:, : len(tokens)] if is_row(tensor, len(start)) else tensor
-                for name, tensor in inputs.items()
-            }
+        if len(tokens) < len(start):
+            inputs |= {name: x[:, : len(tokens)] for name, x in inputs.items() if is_row(x, len(start))}
         try:
             show_kinds(self.module, prepared)
             with self.threads(prepared), redirect_stdout(sys.stderr):  # what foreign code prints
@@ -310,53 +292,39 @@ class HuggingFaceModel(Model):
             )
         whole = self.reader.vocabulary.extend(tokens, new)
         note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
+        notes = (*prepared.notes, *notes, note)
         result = extend_input(replace(prepared, inputs=inputs), side, self._tensor(new), whole)
-        result = replace(result, notes=(*prepared.notes, *notes, note))
         if steps is None:
             note = f"{self.name} keeps no cache: shown is one pass over all tokens"
-            return replace(result, notes=(*result.notes, note))
-        return replace(result, replay=steps.replay(record, result.axes))
+            return replace(result, notes=(*notes, note))
+        return replace(result, notes=notes, replay=steps.replay(record, result.axes))
 
     @property
     def _begin(self) -> Token:
         return start_token(self.module, self.reader.tokenizer)
 
-    def _one_side(self, encoded: Encoded, entry: str = "__call__") -> ModelInput:
-        inputs, tokens = self._tensors(encoded.fields, entry), encoded.tokens
-        return ModelInput(inputs, text_axes(tokens), tokens, encoded.notes, self.settings, entry=entry)
-
-    def _source_and_target(self, source: Encoded, target: str | None, truncate: bool) -> ModelInput:
-        start, notes = self._begin, source.notes
+    def _label(self, source: Encoded, target: str | None = None, truncate: bool = False) -> ModelInput:
+        """What was read as the model's input; of one with a decoder, with its ``target``."""
+        tokens, notes = source.tokens, source.notes
+        if not self.encoder_decoder:
+            entry = "get_text_features" if self._towers else "__call__"
+            inputs = self._tensors(source.fields, entry)
+            return ModelInput(inputs, text_axes(tokens), tokens, notes, self.settings, entry=entry)
+        wanted = Encoded(())
         if target is not None:
             wanted = self._read([target], None, truncate)
             notes += tuple(note for note in wanted.notes if note not in notes)
         elif self.writer is None:
             wanted = source
             notes = (*notes, "the decoder reads the text itself: give a second text to be its target")
-        else:
-            wanted = Encoded((), fields={"input_ids": []})
-        ids = [start.id, *wanted.fields["input_ids"][:-1]]
-        decoder: tuple[Token, ...] = (start, *wanted.tokens[:-1])
-        inputs = self._tensors(source.fields) | {"decoder_input_ids": self._tensor(ids)}
-        axes: dict[Kind, tuple[Axis, Axis]] = {
-            "encoder": (source.tokens, source.tokens),
-            "decoder": (decoder, decoder),
-            "cross": (decoder, source.tokens),
-        }
-        return ModelInput(inputs, axes, source.tokens, notes, self.settings)
+        axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (tokens, tokens)}
+        prepared = ModelInput(self._tensors(source.fields), axes, tokens, notes, self.settings)
+        return self._begin_decoder(prepared, (self._begin, *wanted.tokens[:-1]))
 
     def _read(
         self, texts: Sequence[str], max_tokens: int | None, truncate: bool, *, templated: bool = False
     ) -> Encoded:
-        fit = partial(
-            fit_tokens,
-            self.name,
-            self.positions,
-            characters=max(map(len, texts)),
-            max_tokens=max_tokens,
-            truncate=truncate,
-        )
-        return self.reader.read(texts, fit, templated=templated)
+        return self.reader.read(texts, self._fit(texts, max_tokens, truncate), templated=templated)
 
     @property
     def objective(self) -> Objective:

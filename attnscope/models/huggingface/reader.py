@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
@@ -12,10 +12,6 @@ from attnscope.models.foreign import explained, refusable
 from attnscope.models.model import Fit
 from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
 from attnscope.text import MOST_CHARACTERS
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
-
 
 TOKENS_BEHIND = 64
 """So many tokens behind the last one that is kept are read with it: how a text is cut into tokens may hang
@@ -87,12 +83,15 @@ class FolderReader:
         """
         if len(texts) == 1 and whole.encodings is not None:
             beginning = whole.encodings[0]
-            beginning.truncate(
-                keep + TOKENS_BEHIND
-            )  # to ask an encoding anything makes lists of all of its tokens
-            end = max(stop for _, stop in beginning.offsets)
-            begun = self._encode([texts[0][:end]], templated, keep)
-            if is_beginning(begun.encodings[0], beginning):
+            # to ask an encoding anything makes lists of all of its tokens
+            beginning.truncate(keep + TOKENS_BEHIND)
+            begun = self._encode([texts[0][: max(stop for _, stop in beginning.offsets)]], templated, keep)
+            cut = begun.encodings[0]  # are its tokens, but for special ones at its end, those of the whole?
+            count = 1 + max((at for at, text in enumerate(cut.sequence_ids) if text is not None), default=-1)
+            if count and all(
+                getattr(cut, name)[:count] == getattr(beginning, name)[:count]
+                for name in ("ids", "offsets", "word_ids")
+            ):
                 return begun
         return self._encode(texts, templated, keep)
 
@@ -119,21 +118,6 @@ def write_chat(name: str, writer: Any, messages: Sequence[Mapping[str, Any]], re
     """
     with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this", timed=True):
         return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply))
-
-
-def is_beginning(cut: Encoding, whole: Encoding) -> bool:
-    """Whether the tokens of a cut text, but for special ones at its end, are those of the whole one."""
-    last = max((at for at, text in enumerate(cut.sequence_ids) if text is not None), default=-1)
-    return last >= 0 and all(
-        getattr(cut, name)[: last + 1] == getattr(whole, name)[: last + 1]
-        for name in ("ids", "offsets", "word_ids")
-    )
-
-
-def has_separator(tokens: Sequence[Token]) -> bool:
-    """Whether a special token stands between the two texts of a pair."""
-    opening = next((i for i, token in enumerate(tokens) if token.segment == 1 and not token.special), 0)
-    return opening > 0 and tokens[opening - 1].special
 
 
 def start_token(module: Any, tokenizer: Any) -> Token:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput
-from attnscope.models.model import Fit, Model, fit_tokens
+from attnscope.models.model import Fit, Model
 from attnscope.models.text.generation import Sampling, describe_generation, generate_ids, strip_end
 from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, repeat_random, tokens_of
 from attnscope.text import MOST_CHARACTERS
@@ -53,7 +53,10 @@ class TextReader:
     def read_all(self, texts: Sequence[tuple[str, ...]], most: int) -> Iterator[Encoded | None]:
         """The tokens of many texts or pairs; of one that has more than ``most``, nothing."""
         texts = [tuple(part[:MOST_CHARACTERS] for part in text) for text in texts]
-        for some in _together(texts):
+        begins = accumulate((sum(map(len, text)) for text in texts), initial=0)
+        # as many together as may be one text: what is tokenized takes memory
+        for _, group in groupby(zip(texts, begins, strict=False), lambda pair: pair[1] // MOST_CHARACTERS):
+            some = [text for text, _ in group]
             with explained(f"the tokenizer of {self.name}"):
                 encodings = self.tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in some])
             for text, encoding in zip(some, encodings, strict=True):
@@ -90,19 +93,6 @@ class TextReader:
         return {id_ for id_ in ids if id_ is not None}
 
 
-def _together(texts: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-    """Texts one after the other, as many together as may be one text: what is tokenized takes memory."""
-    some: list[tuple[str, ...]] = []
-    size = 0
-    for text in texts:
-        some.append(text)
-        size += sum(map(len, text))
-        if size >= MOST_CHARACTERS:
-            yield some
-            some, size = [], 0
-    yield some
-
-
 class ReaderModel(Model):
     """A model of the token ids of one text, without a cache: it generates by whole passes."""
 
@@ -129,16 +119,7 @@ class ReaderModel(Model):
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
         """The inputs and labelled axes of a text or of a pair."""
-        longest = max(len(text), len(second or ""))
-        fit = partial(
-            fit_tokens,
-            self.name,
-            self.positions,
-            characters=longest,
-            max_tokens=max_tokens,
-            truncate=truncate,
-        )
-        encoded = self.reader.read(text, second, fit)
+        encoded = self.reader.read(text, second, self._fit([text, second or ""], max_tokens, truncate))
         return self.label(encoded.tokens, encoded.notes)
 
     def repeat_random(self, count: int, seed: int = 0) -> ModelInput:

@@ -37,7 +37,7 @@ class LayerPrediction:
     """What the final norm and the output head make of the residual stream after a layer."""
 
     layer: Annotated[int, Meaning("its number")]
-    rank: Annotated[int, Meaning("the rank of the target, 1 if no token is more likely")]
+    rank: Annotated[float, Meaning("the rank of the target, 1 if no token is more likely")]
     log_probability: Annotated[float, Meaning("the log-probability of the target, in nats")]
     difference: Annotated[float | None, Meaning("its logit less that of --against; null without it")]
     likeliest: Annotated[Likeliest, Meaning("the most likely tokens, and their probabilities")]
@@ -148,16 +148,17 @@ def _replace(output: Any, states: Tensor, changed: Tensor) -> Any:
 def of_lens(result: Lens) -> Answer:
     """A line a layer: the target's rank and log-probability, and the likeliest tokens."""
     against = any(each.difference is not None for each in result.layers)
+    told = any(each.likeliest for each in result.layers)
     named = ("layer", "rank", "log-prob", *(["difference"] if against else []))
     table = Table(
-        (*(Column(name, True, "keep") for name in named), Column("most likely", long="wrap")),
+        (*(Column(name, True, "keep") for name in named), *([Column("most likely")] if told else [])),
         tuple(
             (
                 f"{each.layer}",
-                f"{each.rank:,}",
+                f"{each.rank:,.{int(bool(each.rank % 1))}f}",
                 f"{each.log_probability:.2f}",
                 *([f"{each.difference:+.2f}"] if each.difference is not None else []),
-                tuple(_pieces(each.likeliest, result.target)),
+                *([tuple(_pieces(each.likeliest, result.target))] if told else []),
             )
             for each in result.layers
         ),

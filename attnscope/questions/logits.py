@@ -7,7 +7,8 @@ way to the score being that of this pass, each of them has a part in the score, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
@@ -63,6 +64,7 @@ class HeadEffect:
 
     head: Address
     effect: Effect
+    error: Annotated[float | None, Meaning("its standard error over prompts; null for one text")] = None
 
 
 @record("a layer")
@@ -109,12 +111,13 @@ class Writes:
     prediction: Annotated[str, Meaning("whose score it is, in words")]
     title: Annotated[str, Meaning("the model")]
     notes: Annotated[tuple[str, ...], Meaning("what to know of the numbers")]
+    errors: Mapping[Head, float] = field(default_factory=dict)  # over prompts
 
     @property
     @derived("every head")
     def heads(self) -> list[HeadEffect]:
         """What each head writes."""
-        return [HeadEffect(*each) for each in self.effects.heads.items()]
+        return [HeadEffect(*each, self.errors.get(each[0])) for each in self.effects.heads.items()]
 
     @property
     @derived("what each layer adds beside its attention")
@@ -221,7 +224,8 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
     effects, several = result.effects, len({each.kind for each in result.effects.heads}) > 1
 
     def name(each: Head) -> str:
-        return str(each) if several else each.name
+        error = result.errors.get(each)
+        return (str(each) if several else each.name) + ("" if error is None else f" ±{error:.2f}")
 
     parts = {name(each): effect for each, effect in effects.heads.items()}
     parts |= {f"feed-forward {layer}": effect for layer, effect in effects.feed_forward.items()}

@@ -117,3 +117,17 @@ def test_by_layer_prints_a_line_a_layer_with_the_rank_of_the_target(run, folder)
     for refused in (("--head", "L1H2"), ("-o", "lens.png")):
         ran = run(*asked, *refused)
         assert (ran.code, "layer prints a table" in ran.err) == (2, True)
+
+
+def test_prompts_fill_the_slots_of_text_and_target(run, folder, tmp_path):
+    table = tmp_path / "names.csv"
+    table.write_text("A,B\ncat,mat\nmat,cat\n")
+    asked = ("logits", "The {A} sat on the", "-m", folder, "--target", "{B}", "--prompts", table)
+    seen = json.loads(run(*asked, "--json").out)
+    assert len(seen["heads"]) == 8
+    assert all(head["error"] >= 0 for head in seen["heads"])
+    printed = run(*asked).out
+    assert "the mean of 2 prompts of “The {A} sat on the”" in " ".join(printed.split())
+    assert " ±0.0" in printed
+    assert "mean of 2 prompts" in run(*asked, "--by", "layer").out
+    assert run(*asked, "--head", "L1H2").code == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,7 @@ from attnscope.cli.options import (
     check_picture,
     check_place,
 )
-from attnscope.cli.source import read_source, reading
+from attnscope.cli.source import read_file, read_source, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,9 @@ class LogitsOptions(ScoreOptions):
 
     by: Literal["head", "layer"] = option(
         "head: what each head adds; layer: the prediction after each layer (logit lens).", default="head"
+    )
+    prompts: Path | None = option(
+        "Average over the rows of a table, whose columns fill the slots {NAME} of text, target and against."
     )
 
 
@@ -71,6 +74,9 @@ def logits(
     attnscope logits "The king said that he would" -m own-causal --head L3H1
 
     attnscope logits "The king said that he would" -m own-causal --by layer --target be
+
+    attnscope logits "When {A} and {B} met, {B} gave" --prompts names.tsv -m openai-community/gpt2
+    --target "{A}" --against "{B}"
     """
     refuse(attention.layers and not attention.head, "--layer", "only valid with --head")
     by_layer = asked.by == "layer"
@@ -80,14 +86,29 @@ def logits(
         check_place(output.out, (*PICTURES, ".html"))
     check_picture(output.out, picture.cmap, one=False, signed=True)
     given = read_source(source, model)
-    from attnscope.questions.lens import logit_lens, of_lens
-    from attnscope.questions.logits import direct_effects, of_writes
+    from attnscope.questions.lens import Lens, logit_lens, of_lens
+    from attnscope.questions.logits import Writes, direct_effects, of_writes
+    from attnscope.questions.prompts import Prompt, mean_lens, mean_writes, read_prompts
 
-    loaded, prepared = given.open(predicting=True)
-    with reading(loaded, prepared):
-        if by_layer:
-            answer = of_lens(logit_lens(loaded, prepared, asked.target, asked.against))
-        else:
-            effects = direct_effects(loaded, prepared, asked.target, asked.against, head)
-            answer = of_writes(effects, head)
+    prompts = [Prompt(given.text, asked.target, asked.against)]
+    if asked.prompts is not None:
+        refuse(head, "--head", "words are those of one text: not valid with --prompts")
+        prompts = read_prompts(given.text, read_file(asked.prompts), asked.target, asked.against)
+    loaded = given.load(predicting=True)
+    lenses, effects = list[Lens](), list[Writes]()
+    for prompt in prompts:
+        prepared = replace(given, text=prompt.text).prepare(loaded)
+        with reading(loaded, prepared):
+            if by_layer:
+                lenses.append(logit_lens(loaded, prepared, prompt.target, prompt.against))
+            else:
+                effects.append(direct_effects(loaded, prepared, prompt.target, prompt.against, head))
+    if asked.prompts is None:
+        answer = of_lens(lenses[0]) if by_layer else of_writes(effects[0], head)
+    else:
+        answer = (
+            of_lens(mean_lens(lenses, given.text))
+            if by_layer
+            else of_writes(mean_writes(effects, given.text))
+        )
     deliver("logits", answer, output, picture)

@@ -1,0 +1,129 @@
+"""Many prompts of one template, ``When {A} and {B} met, {A} gave``, and what holds of them on average."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from io import StringIO
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from attnscope.capture.stream.parts import Effects
+from attnscope.errors import InputError
+from attnscope.questions.lens import LayerPrediction, Lens
+from attnscope.questions.logits import Writes
+
+SLOT = re.compile(r"\{(\w+)\}")
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Prompt(NamedTuple):
+    """A template that is filled in, and the target and the other word that belong to it."""
+
+    text: str
+    target: str | None
+    against: str | None
+
+
+def read_prompts(
+    template: str, table: str, target: str | None = None, against: str | None = None
+) -> list[Prompt]:
+    """A prompt for each row of a table, whose columns are the slots of the template, and of both words.
+
+    The first line names the columns, with tabs between them, or commas. Raises ``InputError``.
+    """
+    first = table.partition("\n")[0]
+    if not SLOT.search(template):
+        raise InputError(
+            "the text has no slot: write 'When {A} and {B} met', A and B being columns of the file"
+        )
+    read = csv.reader(StringIO(table), delimiter="\t" if "\t" in first else ",", skipinitialspace=True)
+    names, *rows = [[cell.strip() for cell in row] for row in read if any(map(str.strip, row))] or [[]]
+    prompts = []
+    for number, row in enumerate(rows, 2):
+        values = dict(zip(names, row, strict=False))
+
+        def fill(text: str, values: Mapping[str, str] = values, number: int = number) -> str:
+            for name in SLOT.findall(text):
+                if name not in names:
+                    raise InputError(f"no column {name!r} in the file: it has {', '.join(names)}")
+                if not values.get(name):
+                    raise InputError(f"line {number:,} of the file has no {name}")
+            return SLOT.sub(lambda slot: values[slot[1]], text)
+
+        words = (None if word is None else fill(word) for word in (target, against))
+        prompts.append(Prompt(fill(template), *words))
+    if not prompts:
+        raise InputError("the file has no line below the names of its columns")
+    return prompts
+
+
+def _means(each: Sequence[Mapping[Key, float]]) -> tuple[dict[Key, float], dict[Key, float]]:
+    """The mean of numbers by their names, and its standard error; what is missing is 0."""
+    table = {
+        key: [one.get(key, 0.0) for one in each] for key in dict.fromkeys(key for one in each for key in one)
+    }
+    ways = {key: np.array(values) for key, values in table.items()}
+    errors = {
+        key: float(values.std(ddof=1) / len(values) ** 0.5) for key, values in ways.items() if len(each) > 1
+    }
+    return {key: float(values.mean()) for key, values in ways.items()}, errors
+
+
+def _describe(template: str, count: int) -> str:
+    return f"{count:,} prompts of “{template}”"
+
+
+def mean_writes(found: Sequence[Writes], template: str) -> Writes:
+    """What each part writes to the score on average, with the standard errors of heads."""
+    of = [one.effects for one in found]
+    heads, errors = _means([one.heads for one in of])
+    count = len(found)
+    effects = Effects(
+        heads=heads,
+        feed_forward=_means([one.feed_forward for one in of])[0],
+        mixers=_means([one.mixers for one in of])[0],
+        embeddings=sum(one.embeddings for one in of) / count,
+        biases=sum(one.biases for one in of) / count,
+    )
+    notes = dict.fromkeys(note for one in found for note in one.notes)
+    return replace(
+        found[0],
+        effects=effects,
+        words=(),
+        score=sum(one.score for one in found) / count,
+        rest=sum(one.rest for one in found) / count,
+        prediction=f"the mean of {_describe(template, count)}; ± is the standard error",
+        notes=tuple(notes),
+        errors=errors,
+    )
+
+
+def mean_lens(found: Sequence[Lens], template: str) -> Lens:
+    """The rank and the log-probability of the targets after each layer, on average."""
+    layers = []
+    for each in zip(*(one.layers for one in found), strict=True):
+        gaps = [one.difference for one in each if one.difference is not None]
+        layers.append(
+            LayerPrediction(
+                layer=each[0].layer,
+                rank=sum(one.rank for one in each) / len(each),
+                log_probability=sum(one.log_probability for one in each) / len(each),
+                difference=sum(gaps) / len(gaps) if gaps else None,
+                likeliest=(),
+            )
+        )
+    said = f"the mean of {_describe(template, len(found))}"
+    notes = dict.fromkeys(note for one in found for note in one.notes)
+    named = list(dict.fromkeys(one.target for one in found))
+    return Lens(
+        " or ".join(named[:3]) + " ..." * (len(named) > 3),
+        said,
+        tuple(layers),
+        found[0].title.partition(" · ")[0],
+        tuple(notes),
+    )

@@ -231,7 +231,7 @@ class Run(Display):
         ``fast`` estimates. Raises ``InputError`` for texts of different lengths.
         """
         from attnscope.questions.cause import of_intervention
-        from attnscope.questions.patching import patch
+        from attnscope.questions.patching import TextPair, patch
 
         with self._model_at_rest() as (model, request):
             if isinstance(other, str):
@@ -242,17 +242,8 @@ class Run(Display):
                     raise InputError("the other run is of another model: read both texts with one reader")
             else:
                 raise InputError(f"{other!r} is no text and no run of a model: patch(model.read(text))")
-            result = patch(
-                model,
-                request.prepare(model),
-                theirs.prepare(model),
-                heads=_heads(head),
-                what=what,
-                noise=noise,
-                fast=fast,
-                target=target,
-                against=against,
-            )
+            pair = TextPair(request.prepare(model), theirs.prepare(model), target, against)
+            result = patch(model, [pair], heads=_heads(head), what=what, noise=noise, fast=fast)
         return Drawing(of_intervention(result), cmap)
 
     def spans(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from attnscope.attention import Head, Kind, Site
-from attnscope.capture import recording
-from attnscope.capture.hooks.gate import edited, replaced
+from attnscope.capture import Observer, Record, recording
+from attnscope.capture.hooks.gate import Edit, edited, replaced
+from attnscope.capture.projections import first_tensor
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Removal
 from attnscope.models import Model, ModelInput
@@ -34,13 +35,28 @@ from attnscope.views.table import Cell, Column, Table
 Forward = Callable[..., Any]
 
 
-class _Ran(NamedTuple):
+class RanLayer(NamedTuple):
     """One call of a layer: what it returned, and how many attention calls there were before and after it."""
 
     layer: str
     output: Any
     before: int
     after: int
+
+    @property
+    def stack(self) -> str:
+        """The path of the list that it is in."""
+        return self.layer.rpartition(".")[0]
+
+    @property
+    def states(self) -> Tensor | None:
+        """What it returned first: the residual stream, of most models."""
+        return first_tensor(self.output)
+
+    def with_states(self, changed: Tensor) -> RanLayer:
+        """The same with another stream."""
+        mine = self.states
+        return self._replace(output=tree_map(lambda part: changed if part is mine else part, self.output))
 
 
 @dataclass(eq=False)
@@ -53,7 +69,7 @@ class KeptLayers:
     """
 
     module: nn.Module
-    ran: list[_Ran] = field(default_factory=list)
+    ran: list[RanLayer] = field(default_factory=list)
 
     @property
     def layers(self) -> list[str]:
@@ -81,7 +97,7 @@ class KeptLayers:
                 finally:
                     inside -= 1
                 if not inside:  # a layer that another one calls is a part of that
-                    self.ran.append(_Ran(name, _copy(output), before, count()))
+                    self.ran.append(RanLayer(name, _copy(output), before, count()))
                 return output
 
             return run
@@ -105,7 +121,13 @@ class KeptLayers:
     @contextmanager
     def giving(self, call: int) -> Iterator[None]:
         """Give what was kept of the layers that ended before an attention call, and run the others."""
-        given = iter(self._given(call))
+        with self.giving_first(self._given(call)):
+            yield
+
+    @contextmanager
+    def giving_first(self, ran: Sequence[RanLayer]) -> Iterator[None]:
+        """Give what these layers returned, the first ones that run, and run the others."""
+        given = iter(ran)
 
         def give(name: str, forward: Forward) -> Forward:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +142,7 @@ class KeptLayers:
         with self._forwards(give):
             yield
 
-    def _given(self, call: int) -> list[_Ran]:
+    def _given(self, call: int) -> list[RanLayer]:
         return [ran for ran in self.ran if ran.after <= call]
 
     @contextmanager
@@ -143,6 +165,80 @@ class KeptLayers:
 
 def _copy(output: Any) -> Any:
     return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, output)
+
+
+Calls: TypeAlias = Mapping[Head, Sequence[int]]
+"""The attention calls of every head that is meant, by number."""
+
+NEAR = 1e-3
+"""Nats by which a loss may differ when kept layers are given, not run: rounding is far below it."""
+
+
+def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -> Calls:
+    """The calls of each head that is meant: of ``heads``, or of all that are selected.
+
+    Raises ``SelectionError`` for heads that do not exist.
+    """
+    calls: dict[Head, list[int]] = {}
+    for asked in [selection.of(head) for head in heads] or [selection]:
+        found = [
+            (Head(each.site.layer, head, each.site.kind), call)
+            for call, each in enumerate(record.sites)
+            for head in asked.heads(each.site, each.heads) or ()
+        ]
+        require_selected(found, record, asked)
+        for head, call in found:
+            calls.setdefault(head, []).append(call)
+    return calls
+
+
+@dataclass(frozen=True, eq=False)
+class PlainPass:
+    """A pass as it is, whose layers are kept, so that those before a change need not run again."""
+
+    before: Tensor
+    sites: Sequence[Site]  # of each call
+    calls: Calls
+    kept: KeptLayers
+    record: Record
+
+    @classmethod
+    def run(
+        cls,
+        model: Model,
+        prepared: ModelInput,
+        predict: Callable[[], Tensor],
+        selection: Selection,
+        heads: Sequence[Head] = (),
+        *,
+        edit: Edit = lambda number, output: None,
+        observers: Sequence[Observer] = (),
+    ) -> PlainPass:
+        """Run ``predict`` and find the heads that are meant: those of ``heads``, or all that are selected.
+
+        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
+        """
+        kept = KeptLayers(model.module)
+        with (
+            recording(model.module, observers, prepared.axes, warn=False) as record,
+            edited(edit) as gates,
+            kept.keeping(lambda: len(gates.heads)),
+        ):
+            before = predict()
+        sites = gated_sites(model, record, gates)
+        calls = calls_of(record, selection, heads)
+        kept.verify(len(sites), lambda: torch.allclose(predict(), before, atol=NEAR, rtol=0))
+        return cls(before, sites, calls, kept, record)
+
+    @contextmanager
+    def edited_from(self, call: int, edit: Edit) -> Iterator[int]:
+        """Run layers from that of an attention call on; ``edit`` counts calls as a whole pass does.
+
+        The number of calls that are left out is given.
+        """
+        skipped = self.kept.skipped(call)
+        with self.kept.giving(call), edited(lambda number, output: edit(number + skipped, output)):
+            yield skipped
 
 
 LIKELIEST = 3
@@ -324,9 +420,6 @@ Way: TypeAlias = Literal["zero", "mean"]
 MEAN_TEXTS = 1000
 """Texts at the beginning of a corpus over whose rows a head's mean output is taken."""
 
-NEAR = 1e-3
-"""Nats by which a loss may differ when kept layers are given, not run: rounding is far below it."""
-
 
 class Removals(HeadSums):
     """Adds up the losses without each head, text by text: texts, tokens, tokens squared and the loss of all.
@@ -376,29 +469,15 @@ class Removals(HeadSums):
             logits = predictions.logits(model)
             return F.cross_entropy(logits.float(), ids.to(logits.device), reduction="none").cpu().double()
 
-        kept = KeptLayers(model.module)
-        with (
-            edited(lambda number, output: None) as gates,
-            recording(model.module, warn=False) as record,
-            kept.keeping(lambda: len(gates.heads)),
-        ):
-            before = loss()
-        sites = gated_sites(model, record, gates)
-        kept.verify(len(sites), lambda: torch.allclose(loss(), before, atol=NEAR, rtol=0))
-        calls: dict[Head, list[int]] = {}
-        for call, site in enumerate(sites):
-            for head in selection.heads(site, gates.heads[call]) or ():
-                calls.setdefault(Head(site.layer, head, site.kind), []).append(call)
-        without = {}
-        for address, mine in calls.items():
-            skipped = kept.skipped(mine[0])
+        first, without = PlainPass.run(model, predictions.prepared, loss, selection), {}
+        for address, mine in first.calls.items():
             values = {
-                call - skipped: None if self.means is None else self.means[sites[call]][address.head]
+                call: None if self.means is None else self.means[first.sites[call]][address.head]
                 for call in mine
             }
-            with kept.giving(mine[0]), edited(replaced(address.head, values)):
+            with first.edited_from(mine[0], replaced(address.head, values)):
                 without[address] = loss()
-        return before, without
+        return first.before, without
 
     def figures(self) -> dict[Head, Removal]:
         """By head; the error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``."""

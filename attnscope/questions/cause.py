@@ -6,7 +6,7 @@ drawn from, so a weight that is cut before the softmax is a weight that a mask h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Attention, Axis, Head, Site
+from attnscope.attention import Attention, Axis, Head
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.capture.record import tolerance
@@ -26,14 +26,13 @@ from attnscope.models.huggingface.load import Classifier
 from attnscope.models.kinds import show_kinds
 from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
-from attnscope.questions.ablate import NEAR, KeptLayers
+from attnscope.questions.ablate import Calls, PlainPass
 from attnscope.questions.answer import Answer
 from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
-from attnscope.questions.importance import gated_sites
 from attnscope.questions.logits import Address
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import name_pass, require_selected
+from attnscope.questions.sentences import name_pass
 from attnscope.records import Meaning, Notes, record
 from attnscope.views.heads import maps_by_kind, number
 from attnscope.views.table import Column, Table
@@ -64,6 +63,12 @@ class ChangedHead(Effect):
     """A prediction after a change of one head."""
 
     head: Address
+    error: Annotated[
+        float | None, Meaning("the standard error of the effect over pairs of texts", optional=True)
+    ] = None
+    estimate: Annotated[
+        float | None, Meaning("the linear estimate of the effect from one gradient", optional=True)
+    ] = None
 
 
 @record("an intervention: each head changed alone, and all of them at once")
@@ -86,6 +91,9 @@ class Intervention:
     estimated: Annotated[bool, Meaning("whether effects are a linear estimate from one gradient")]
     title: Annotated[str, Meaning("the model and the text")]
     notes: Notes
+    correlation: Annotated[
+        float | None, Meaning("how the effects correlate with their estimates, over heads", optional=True)
+    ] = None
 
 
 class Made(NamedTuple):
@@ -238,68 +246,60 @@ class Scored:
         chosen, against = self.prediction.chosen, self.prediction.against
         return logits.log_softmax(-1)[chosen] if against is None else logits[chosen] - logits[against]
 
-    def effect(self, before: Tensor, after: Tensor, whole: float) -> Effect:
-        """The change of the score as a part of ``whole``, the score, and the divergence, after a change."""
+    def effect(self, before: Tensor, after: Tensor) -> Effect:
+        """The change of the score, the score, and the divergence, after a change."""
         pair = torch.stack([before, after]).log_softmax(-1)
         divergence = float(F.kl_div(pair[1], pair[0], reduction="sum", log_target=True))
         score = float(self.score(after))
-        return Effect((score - float(self.score(before))) / whole, score, divergence)
+        return Effect(score - float(self.score(before)), score, divergence)
 
 
-Calls: TypeAlias = Mapping[Head, Sequence[int]]
-"""The attention calls of every head that is meant, by number."""
+class Swept(NamedTuple):
+    """The prediction as it is, what becomes of it with each head changed alone, and with all at once."""
+
+    before: Tensor
+    heads: Mapping[Head, Effect]
+    together: Effect
+    record: Record
 
 
-def sweep_heads(
-    scored: Scored, change: Change, selection: Selection, heads: Sequence[Head], whole: float = 1.0
-) -> tuple[Tensor, list[ChangedHead], Effect, Record]:
-    """The prediction as it is, with every head changed alone, and with all of them changed at once.
+def sweep_heads(scored: Scored, change: Change, selection: Selection, heads: Sequence[Head]) -> Swept:
+    """Change every head alone, and all of them at once; no head is found where nothing is changed.
 
     A head's change comes from the first pass, as nothing before the head differs; the layers before it are
-    not run again. ``whole`` is what an effect is divided by.
+    not run again.
     """
-    model, made = scored.model, list[Made | None]()
-    changes, kept = Changes(change), KeptLayers(model.module)
-    with (
-        recording(model.module, [changes], scored.prepared.axes, warn=False) as record,
-        edited(lambda number, output: made.append(changes.check(number, output))) as gates,
-        kept.keeping(lambda: len(gates.heads)),
-    ):
-        before = scored.logits()
-    sites = gated_sites(model, record, gates)
-    calls = calls_of(sites, gates.heads, selection, heads)
-    require_selected(list(calls), record, selection)
-    if not any(made[call] for mine in calls.values() for call in mine):
-        return before, [], Effect(0.0, 0.0, 0.0), record
-    kept.verify(len(sites), lambda: torch.allclose(scored.logits(), before, atol=NEAR, rtol=0))
-
-    found = []
-    for done, (head, mine) in enumerate(calls.items()):
-        tell("head", done + 1, len(calls))
-        first, skipped = made[mine[0]], kept.skipped(mine[0])
+    made, changes = list[Made | None](), Changes(change)
+    first = PlainPass.run(
+        scored.model,
+        scored.prepared,
+        scored.logits,
+        selection,
+        heads,
+        edit=lambda number, output: made.append(changes.check(number, output)),
+        observers=[changes],
+    )
+    before, found = first.before, dict[Head, Effect]()
+    if not any(made[call] for mine in first.calls.values() for call in mine):
+        return Swept(before, found, Effect(0.0, 0.0, 0.0), first.record)
+    for done, (head, mine) in enumerate(first.calls.items()):
+        tell("head", done + 1, len(first.calls))
+        made_here = made[mine[0]]
         if len(mine) > 1:
             after = change_together(scored, change, {head: mine})
-        elif first is None:
+        elif made_here is None:
             after = before
         else:
-            with kept.giving(mine[0]), edited(partial(put_heads, {mine[0] - skipped: (first, [head.head])})):
+            with first.edited_from(mine[0], partial(put_heads, {mine[0]: (made_here, [head.head])})):
                 after = scored.logits()
-        found.append(ChangedHead(**vars(scored.effect(before, after, whole)), head=head))
-    found.sort(key=lambda each: -abs(each.effect))
-    return before, found, scored.effect(before, change_together(scored, change, calls), whole), record
+        found[head] = scored.effect(before, after)
+    together = scored.effect(before, change_together(scored, change, first.calls))
+    return Swept(before, found, together, first.record)
 
 
-def calls_of(
-    sites: Sequence[Site], counts: Sequence[int], selection: Selection, heads: Sequence[Head]
-) -> Calls:
-    """The calls of each head that is meant."""
-    calls: dict[Head, list[int]] = {}
-    asked = [selection.of(head) for head in heads] or [selection]
-    for call, site in enumerate(sites):
-        for each in asked:
-            for head in each.heads(site, counts[call]) or ():
-                calls.setdefault(Head(site.layer, head, site.kind), []).append(call)
-    return calls
+def sort_heads(heads: Iterable[ChangedHead]) -> tuple[ChangedHead, ...]:
+    """The head that does most first."""
+    return tuple(sorted(heads, key=lambda each: -abs(each.effect)))
 
 
 def change_together(scored: Scored, change: Change, calls: Calls) -> Tensor:
@@ -364,7 +364,7 @@ def cut(
         unit=scored.unit,
         score=float(scored.score(before)),
         reference=None,
-        heads=tuple(found),
+        heads=sort_heads(ChangedHead(**vars(effect), head=head) for head, effect in found.items()),
         together=together,
         estimated=False,
         title=name_pass(model, prepared),
@@ -380,7 +380,7 @@ def require_texts(one: ModelInput, other: ModelInput | None = None) -> None:
     if len(one.tokens) != len(other.tokens):
         words = zip(word_groups(one.tokens), word_groups(other.tokens), strict=False)
         why = (
-            f": {mine.label!r} is {len(here)} tokens and {theirs.label!r} {len(there)}"
+            f": {mine.label!r} has {_pieces(here)} and {theirs.label!r} {_pieces(there)}"
             for (mine, here), (theirs, there) in words
             if len(here) != len(there)
         )
@@ -388,6 +388,10 @@ def require_texts(one: ModelInput, other: ModelInput | None = None) -> None:
             f"the texts have {len(one.tokens):,} and {len(other.tokens):,} tokens{next(why, '')}; "
             "a patch needs the same number"
         )
+
+
+def _pieces(group: Sized) -> str:
+    return "1 piece" if len(group) == 1 else f"{len(group):,} pieces"
 
 
 def of_intervention(result: Intervention) -> Answer:
@@ -401,20 +405,24 @@ def of_intervention(result: Intervention) -> Answer:
         count, all_ = len(result.heads), result.together
         named = f"{effect} {all_.effect:+.3f}, score {all_.score:.3f}, KL {all_.divergence:.3f} nats"
         lines.append(f"all {count:,} heads at once: {named}" if count > 1 else named)
+    if result.correlation is not None:
+        lines.append(f"correlation with the estimates over heads: {result.correlation:.3f}")
     estimate = ["estimated from one gradient, not run: leave out --fast for the exact effects"]
-    head = ("head", "kind") if several else ("head",)
+    columns: dict[str, Callable[[ChangedHead], str]] = {
+        "head": lambda each: each.head.name,
+        "kind": lambda each: each.head.kind or "",
+        effect: lambda each: f"{each.effect:+.3f}",
+        "error": lambda each: f"±{each.error:.3f}",
+        "estimate": lambda each: f"{each.estimate:+.3f}",
+        "score": lambda each: f"{each.score:.3f}",
+        "KL": lambda each: number(each.divergence) or "–",
+    }
+    shown = [name for name in columns if name not in ("kind", "error", "estimate")]
+    shown[1:1] = ["kind"] if several else []
+    shown[-2:-2] = _more(result)
     table = Table(
-        tuple(Column(name, name not in head, "keep") for name in (*head, effect, "score", "KL")),
-        tuple(
-            (
-                each.head.name,
-                *((each.head.kind or "",) if several else ()),
-                f"{each.effect:+.3f}",
-                f"{each.score:.3f}",
-                number(each.divergence) or "–",
-            )
-            for each in result.heads[:LISTED]
-        ),
+        tuple(Column(name, name not in ("head", "kind"), "keep") for name in shown),
+        tuple(tuple(columns[name](each) for name in shown) for each in result.heads[:LISTED]),
         title=f"{result.changed} · {result.title}",
         subtitle="; ".join([result.prediction, *lines]),
         notes=(*estimate[: result.estimated], *result.notes),
@@ -426,7 +434,17 @@ def of_intervention(result: Intervention) -> Answer:
 
 
 def _csv_rows(result: Intervention) -> Iterator[tuple[object, ...]]:
-    yield "kind", "layer", "head", "effect", "score", "divergence"
+    more = _more(result)
+    yield "kind", "layer", "head", "effect", "score", "divergence", *more
     for each in result.heads:
-        head = each.head
-        yield head.kind, head.layer, head.head, each.effect, each.score, each.divergence
+        head, those = each.head, (getattr(each, name) for name in more)
+        yield head.kind, head.layer, head.head, each.effect, each.score, each.divergence, *those
+
+
+def _more(result: Intervention) -> list[str]:
+    """What is known of the heads of some interventions alone."""
+    return [
+        name
+        for name in ("error", "estimate")
+        if any(getattr(each, name) is not None for each in result.heads)
+    ]

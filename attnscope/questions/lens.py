@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from attnscope.capture import Record, recording
-from attnscope.capture.projections import first_tensor
 from attnscope.capture.record import tolerance
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
@@ -105,13 +103,9 @@ def _keep_last_list(model: Model, kept: KeptLayers, seen: Record) -> None:
     attending = [at for at, ran in enumerate(kept.ran) if any(n.startswith(f"{ran.layer}.") for n in names)]
     if not attending:
         raise ModelError(f"{model.name} has no list of layers to look behind")
-    list_ = _list_of(kept.ran[attending[-1]].layer)
-    last = max(at for at, ran in enumerate(kept.ran) if _list_of(ran.layer) == list_)
+    stack = kept.ran[attending[-1]].stack
+    last = max(at for at, ran in enumerate(kept.ran) if ran.stack == stack)
     del kept.ran[last + 1 :]
-
-
-def _list_of(layer: str) -> str:
-    return layer.rpartition(".")[0]
 
 
 def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: Prediction) -> Tensor:
@@ -120,8 +114,8 @@ def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: 
     The layers' rows stand in the place of as many tokens; no layer runs again.  -> [layer, vocabulary]
     """
     final, length = kept.ran[-1], model.objective.ids(prepared).shape[1]
-    ran = [each.output for each in kept.ran if _list_of(each.layer) == _list_of(final.layer)]
-    streams = [states for each in ran if (states := first_tensor(each)) is not None]
+    ran = [each.states for each in kept.ran if each.stack == final.stack]
+    streams = [states for states in ran if states is not None]
     shapes = {states.shape for states in streams}
     if len(streams) < len(ran) or len(shapes) > 1 or streams[-1][..., 0].numel() != length:
         raise ModelError(f"the layers of {model.name} do not each give one state a token")
@@ -129,7 +123,7 @@ def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: 
     found = []
     for some in torch.split(rows, length):
         changed = torch.cat([some, streams[-1].reshape(length, -1)[len(some) :]]).view_as(streams[-1])
-        kept.ran[-1] = final._replace(output=_replace(final.output, streams[-1], changed))
+        kept.ran[-1] = final.with_states(changed)
         with kept.giving(0):
             places = torch.arange(len(some), device=model.device)
             found.append(model.logits(prepared, torch.zeros_like(places), places).float())
@@ -139,10 +133,6 @@ def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: 
     if not float((logits[-1] - own).abs().max()) <= near:
         raise ModelError(f"what {model.name} does behind its last layer is not done token by token")
     return logits
-
-
-def _replace(output: Any, states: Tensor, changed: Tensor) -> Any:
-    return tree_map(lambda part: changed if part is states else part, output)
 
 
 def of_lens(result: Lens) -> Answer:

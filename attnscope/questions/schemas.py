@@ -28,6 +28,7 @@ from attnscope.questions.neurons import Neurons
 from attnscope.questions.overview import Overview
 from attnscope.questions.spans import SpanMaps, WrittenAttention
 from attnscope.questions.stats import Stats
+from attnscope.questions.tracing import TokenTrace
 from attnscope.questions.track import Track
 from attnscope.records import Meaning, schema, shaped
 from attnscope.views import TokenView
@@ -39,7 +40,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "logits": (Writes, Lens),
     "ablate": (Ablation, Stats),
     "cut": (Intervention,),
-    "patch": (Intervention,),
+    "patch": (Intervention, TokenTrace),
     "circuit": (FoundCircuit,),
     "compare": (
         Comparison,

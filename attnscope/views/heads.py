@@ -18,7 +18,7 @@ class HeadMap(Titled):
     """One number a head. ``values`` is ``[layer, head]``; NaN where there is no such head or number.
 
     ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle. ``marks`` stand before the
-    numbers of rows and columns: numbers of other things than heads have others.
+    numbers of rows and columns: numbers of other things than heads have others, or ``labels`` for their rows.
     """
 
     values: Array  # [layer, head]
@@ -28,11 +28,12 @@ class HeadMap(Titled):
     limits: tuple[float, float] = (0.0, 1.0)
     signed: bool = False
     marks: tuple[str, str] = ("L", "H")
+    labels: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[str]:
         """The name of each row."""
-        return [f"{self.marks[0]}{layer}" for layer in self.layers]
+        return list(self.labels) or [f"{self.marks[0]}{layer}" for layer in self.layers]
 
     @property
     def columns(self) -> list[str]:
@@ -90,6 +91,7 @@ def head_map(
     subtitle: str = "",
     notes: tuple[str, ...] = (),
     marks: tuple[str, str] = ("L", "H"),
+    labels: tuple[str, ...] = (),
 ) -> HeadMap:
     """A map from each layer's numbers, one a head; layers may differ in their number of heads.
 
@@ -105,7 +107,7 @@ def head_map(
         top = float(known.max(initial=0)) or 1.0
         limits = (-top if signed else 0.0, top)
     return HeadMap(
-        table, layers, name, unit, limits, signed, marks, title=title, subtitle=subtitle, notes=notes
+        table, layers, name, unit, limits, signed, marks, labels, title=title, subtitle=subtitle, notes=notes
     )
 
 

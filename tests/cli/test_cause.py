@@ -27,6 +27,42 @@ def test_both_commands_print_a_map_a_table_json_and_csv(run, tmp_path, command):
     assert (tmp_path / "map.png").stat().st_size > 1000
 
 
+OTHER = ["--with-text", "The dog sat on the mat"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "header"),
+    [
+        (["--by", "token"], 3 * 8, "kind,layer,position,token,effect,score,divergence"),
+        (["--from", "L0H1,L0H2", "--to", "L2H3:q"], 2, "kind,layer,head,effect,score,divergence"),
+        (["--to", "logits", "--noise"], 12, "kind,layer,head,effect,score,divergence"),
+        (["--fast", "--exact"], 12, "kind,layer,head,effect,score,divergence,estimate"),
+    ],
+)
+def test_a_patch_by_token_along_a_path_or_estimated_prints_what_it_found(run, tmp_path, asked, count, header):
+    asked = ["patch", TEXT, *OTHER, "-m", "own-causal", *asked]
+    shown = run(*asked)
+    assert shown.code == 0
+    assert "recovered" in shown.out
+    assert json.loads(run(*asked, "--json").out)["schema"] == "urn:attnscope:patch:1"
+    first, *lines = run(*asked, "--csv").out.splitlines()
+    assert (first, len(lines)) == (header, count)
+    assert run(*asked, "-o", tmp_path / "map.svg").code == 0
+
+
+def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("The cat sat on the\tThe dog sat on the\tmat\tdoor\nThe cat is\tThe dog is\ta\tthe\n")
+    shown = run("patch", "--pairs", file, "-m", "own-causal")
+    assert "2 pairs of texts" in shown.out
+    answer = json.loads(run("patch", "--pairs", file, "-m", "own-causal", "--json").out)
+    assert all(each["error"] >= 0 for each in answer["heads"])
+    file.write_text("The cat sat on the\tThe dog sat on the\nThe cat\tThe elephantine\n")
+    failed = run("patch", "--pairs", file, "-m", "own-causal")
+    assert "pair 2: the texts have" in failed.err
+    assert "'elephantine' 4 pieces" in " ".join(failed.err.split())
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
@@ -36,6 +72,12 @@ def test_both_commands_print_a_map_a_table_json_and_csv(run, tmp_path, command):
         (["patch", TEXT, "--with-text", "The dog sat", "-m", "own-causal"], "needs the same number"),
         (["patch", TEXT, "--with-text", TEXT, "--fast", "--what", "q"], "--fast estimates"),
         (["cut", "on -> cat", TEXT, "--head", "H3"], "is no head"),
+        (["patch", TEXT, *OTHER, "--pairs", "pairs.tsv"], "the file has the texts"),
+        (["patch", TEXT, *OTHER, "--exact"], "only valid with --fast"),
+        (["patch", TEXT, *OTHER, "--to", "L1H1:q", "--what", "k"], "--to says what is patched"),
+        (["patch", TEXT, *OTHER, "--from", "L0H1"], "add --to"),
+        (["patch", TEXT, *OTHER, "--by", "token", "--head", "L0H1"], "is of every layer"),
+        (["patch", TEXT, *OTHER, "--to", "L2H3:w"], "no part 'w' of a head"),
     ],
 )
 def test_wrong_usage_is_a_sentence(run, asked, sentence):

@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
-from attnscope.cli.command import command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, TEXT, command, flag, option, refuse
 from attnscope.cli.commands.cut import CauseOptions, CauseOutput, parse_heads
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
 from attnscope.cli.options import LayerOptions, ModelOptions, PrintedOptions, SecondNamed, check_picture
-from attnscope.cli.source import read_source
+from attnscope.cli.source import load_model, read_file, read_source
 from attnscope.cli.waiting import waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchSource(SecondNamed):
+    """The text; ``--from`` names heads here, as no trace has a pass to patch."""
+
+    panel = TEXT
+    saved: Path | None = option("With --to: the heads whose way there is patched; default: all.", "--from")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchOptions:
     """What is put where."""
 
+    panel = MOST_USED
     with_text: str | None = option("The other text, which differs in what the prediction hangs on.")
+    pairs: Path | None = option(
+        "Average over a file of pairs, a line each: text, other text, target and other word, tabs between."
+    )
     what: Literal["output", "q", "k", "v", "pattern"] = option(
         "What of a head is patched: its output, queries, keys, values, or its weights (pattern).",
         default="output",
     )
+    by: Literal["head", "token"] = option(
+        "token: patch the residual stream of one token behind one layer (causal tracing).", default="head"
+    )
+    to: str | None = option("Path patching: patch only what reaches L9H9:q (or k, v, pattern), or logits.")
     noise: bool = flag("Put the other text's heads into the text's pass, not the text's into the other's.")
     fast: bool = flag("Estimate all heads from one gradient (attribution patching).")
+    exact: bool = flag("With --fast: run every head too, and correlate both.")
 
 
 @command
 def patch(
-    source: SecondNamed,
+    source: PatchSource,
     asked: PatchOptions,
     cause: CauseOptions,
     attention: LayerOptions,
@@ -47,32 +66,64 @@ def patch(
     attnscope patch "When Mary and John met, Mary gave" --with-text "When Mary and John met, John gave"
     -m openai-community/gpt2 --target " John" --against " Mary"
 
-    attnscope patch "The cat sat on the" --with-text "The dog sat on the" -m own-causal --fast
+    attnscope patch "The cat sat on the" --with-text "The dog sat on the" -m own-causal --by token
 
-    attnscope patch "The cat sat on the" --with-text "The dog sat on the" -m own-causal --what pattern --noise
+    attnscope patch "The cat sat on the" --with-text "The dog sat on the" --from L0H1 --to L2H3:q
+
+    attnscope patch --pairs pairs.tsv -m own-causal --fast --exact
     """
-    refuse(asked.with_text is None, "--with-text", "give the other text")
-    refuse(asked.fast and asked.what != "output", "--what", "--fast estimates the effect of outputs alone")
+    path, many, token = asked.to is not None, asked.pairs is not None, asked.by == "token"
+    written = cause.head is not None or attention != LayerOptions()
+    for wrong, name, sentence in (
+        (
+            many and (asked.with_text or source.names_one),
+            "--pairs",
+            "the file has the texts: leave out yours",
+        ),
+        (many and token, "--by", "a map of tokens is of one pair: give two texts"),
+        (not many and asked.with_text is None, "--with-text", "give the other text, or --pairs FILE"),
+        (asked.fast and asked.what != "output", "--what", "--fast estimates the effect of outputs alone"),
+        (asked.exact and not asked.fast, "--exact", "only valid with --fast"),
+        (path and asked.what != "output", "--what", "--to says what is patched: L9H9:q"),
+        (path and asked.fast, "--to", "not valid with --fast"),
+        (token and (path or asked.fast or asked.what != "output"), "--by", "token goes alone"),
+        (token and written, "--head, --layer", "a map of tokens is of every layer: leave them out"),
+        (source.saved and not path, "--from", "names the heads of a path: add --to L9H9:q, or --to logits"),
+        (source.saved and cause.head is not None, "--from", "not valid with --head"),
+    ):
+        refuse(wrong, name, sentence)
     from attnscope.questions.cause import of_intervention
-    from attnscope.questions.patching import patch
+    from attnscope.questions.circuit import read_pairs
+    from attnscope.questions.patching import Receiver, TextPair
+    from attnscope.questions.patching import patch as patch_heads
+    from attnscope.questions.tracing import of_trace, trace_tokens
 
+    if source.saved is not None:
+        cause = replace(cause, head=str(source.saved))
     heads = parse_heads(cause, attention)
+    to = None if asked.to is None else Receiver.parse(asked.to)
     check_picture(output.out, picture.cmap, one=True, signed=True)
-    given = read_source(source, model)
-    loaded, prepared = given.open(predicting=True)
-    another = replace(given.asked, text=asked.with_text, file=None, line=None, keep=None)
-    other = read_source(another, model).prepare(loaded)
+    given = replace(source, saved=None)
+    if asked.pairs is not None:
+        lines = read_pairs(read_file(asked.pairs), cause.target, cause.against)
+        loaded = load_model(model, predicting=True)
+        read = partial(loaded.prepare, max_tokens=source.max_tokens, truncate=source.truncate)
+        pairs = [
+            TextPair(read(each.clean), read(each.corrupt), each.target, each.against, f"pair {number:,}")
+            for number, each in enumerate(lines, 1)
+        ]
+    else:
+        loaded, prepared = read_source(given, model).open(predicting=True)
+        another = replace(given, text=asked.with_text, file=None, line=None, keep=None)
+        other = read_source(another, model).prepare(loaded)
+        pairs = [TextPair(prepared, other, cause.target, cause.against)]
     with waiting(f"{loaded.name} predicts with the heads of another text"):
-        result = patch(
-            loaded,
-            prepared,
-            other,
-            select(attention),
-            heads=heads,
-            what=asked.what,
-            noise=asked.noise,
-            fast=asked.fast,
-            target=cause.target,
-            against=cause.against,
-        )
-    deliver("patch", of_intervention(result), output, picture)
+        if token:
+            answer = of_trace(trace_tokens(loaded, pairs[0], noise=asked.noise))
+        else:
+            result = patch_heads(
+                loaded, pairs, select(attention), heads=heads, what=asked.what, to=to,
+                noise=asked.noise, fast=asked.fast, exact=asked.exact,
+            )  # fmt: skip
+            answer = of_intervention(result)
+    deliver("patch", answer, output, picture)

@@ -140,9 +140,10 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     if len(view.unit) > SHORT:
         top = "\n".join([high, *textwrap.wrap(view.unit, LONGEST)])
     right = max(ROOM, BAR + axis.room(top.split("\n"), SMALL))
+    left = max(0.45, axis.room(view.rows, NORMAL))
     if style.width:
-        cell = max(style.width - 0.45 - right - 0.3, 1.0) / max(heads, 1)
-    margins = (0.45, right, 0.25, 0.1)
+        cell = max(style.width - left - right - 0.3, 1.0) / max(heads, 1)
+    margins = (left, right, 0.25, 0.1)
     drawn = sheet(view, cell * heads, cell * 0.7 * layers, margins, title=view.title or view.name)
     axes = drawn.part()
     if not np.isfinite(view.values).all():

@@ -1,4 +1,4 @@
-"""Edges cut and heads patched, against the same done by hand in a plain attention function."""
+"""Edges cut, against the same done by hand in a plain attention function."""
 
 import math
 
@@ -13,7 +13,7 @@ from attnscope.models import load
 from attnscope.models.targets import score_prediction
 from attnscope.questions.cause import cut
 from attnscope.questions.find import parse_questions
-from attnscope.questions.patching import patch
+from attnscope.questions.patching import TextPair, patch
 from tests.models.folders import gpt2, mamba, t5
 from tests.questions.intervention import test_importance
 
@@ -107,89 +107,6 @@ def test_a_cut_is_a_mask_before_the_softmax_or_a_zero_behind_it(model, how, monk
     )
 
 
-WHAT = {"output": (), "q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
-
-
-@pytest.mark.parametrize("what", WHAT)
-@pytest.mark.parametrize("noise", [False, True])
-def test_a_patch_is_the_other_passs_part_of_that_head(model, what, noise, monkeypatch):
-    clean, corrupt = model.prepare(TEXT), model.prepare(OTHER)
-    if len(clean.tokens) != len(corrupt.tokens):
-        corrupt = model.prepare(TEXT.replace("cat", "mat"))
-    result = patch(model, clean, corrupt, what=what, noise=noise)
-    donor, base = (corrupt, clean) if noise else (clean, corrupt)
-    prediction = chosen(model, clean)
-    kept = {}
-    with monkeypatch.context() as patched:
-        Attends(
-            patched,
-            parts=lambda number, *parts: kept.setdefault(number, parts),
-            give=lambda number, output: kept.setdefault((number, "output"), output),
-        )
-        there = logits(model, donor, prediction.at).log_softmax(-1)[prediction.chosen]
-    here = logits(model, base, prediction.at).log_softmax(-1)[prediction.chosen]
-
-    def by_hand(meant):
-        def exchanged(number, head, mine, theirs):
-            mine = mine.clone()
-            if (number, head) in meant:
-                mine[:, head] = theirs[:, head]
-            return mine
-
-        def parts(number, *mine):
-            for head in range(mine[0].shape[1]):
-                mine = [
-                    exchanged(number, head, part, kept[number][place]) if place in WHAT[what] else part
-                    for place, part in enumerate(mine)
-                ]
-            return mine
-
-        def give(number, output):
-            for head in range(output.shape[1]) if what == "output" else ():
-                output = exchanged(number, head, output, kept[number, "output"])
-            return output
-
-        with monkeypatch.context() as patched:
-            Attends(patched, parts=parts, give=give)
-            return logits(model, base, prediction.at).log_softmax(-1)[prediction.chosen]
-
-    heads = [(each.head.layer, each.head.head) for each in result.heads]
-    assert len(heads) >= 8
-    for each, head in zip(result.heads, heads, strict=True):
-        after = by_hand({head})
-        assert each.score == pytest.approx(float(after), abs=1e-6)
-        assert each.effect == pytest.approx(float((after - here) / (there - here)), abs=1e-4)
-    assert result.together.score == pytest.approx(float(by_hand(set(heads))), abs=1e-6)
-
-
-def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
-    clean, corrupt = model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat"))
-    result = patch(model, clean, corrupt, fast=True)
-    assert result.estimated
-    assert result.together is None
-    prediction, kept = chosen(model, clean), {}
-    with monkeypatch.context() as patched:
-        Attends(patched, give=lambda number, output: kept.setdefault(number, output))
-        there = logits(model, clean, prediction.at).log_softmax(-1)[prediction.chosen]
-    here = logits(model, corrupt, prediction.at).log_softmax(-1)[prediction.chosen]
-    for each in result.heads[:3]:
-
-        def score(step, meant=(each.head.layer, each.head.head)):
-            def give(number, output):
-                output = output.clone()
-                if number == meant[0]:
-                    mine, theirs = output[:, meant[1]], kept[number][:, meant[1]]
-                    output[:, meant[1]] = mine + step * (theirs - mine)
-                return output
-
-            with monkeypatch.context() as patched:
-                Attends(patched, give=give)
-                return logits(model, corrupt, prediction.at).log_softmax(-1)[prediction.chosen]
-
-        slope = (score(1e-4) - score(-1e-4)) / 2e-4
-        assert each.effect == pytest.approx(float(slope / (there - here)), rel=1e-4, abs=1e-6)
-
-
 def planted(folder, seed):
     """A GPT-2 of one layer whose head L0H2 copies the token before: the others are small and random."""
     place = gpt2(folder, n_layer=1, n_embd=32, n_head=4, n_positions=16)
@@ -231,7 +148,7 @@ def test_a_head_that_is_planted_to_copy_is_the_only_one_named(seed, tmp_path):
     assert found[0].head.name == "L0H2"
     assert found[0].effect < -0.5
     assert all(abs(each.effect) < 0.05 for each in found[1:])
-    patched = patch(model, clean, corrupt, target="g", against="x").heads
+    patched = patch(model, [TextPair(clean, corrupt, "g", "x")]).heads
     assert patched[0].head.name == "L0H2"
     assert patched[0].effect > 0.9
     assert all(abs(each.effect) < 0.05 for each in patched[1:])
@@ -280,13 +197,7 @@ def test_what_cannot_be_cut_is_a_sentence(edge, more, sentence):
         cut(model, model.prepare("The cat sat on the mat"), parse_questions(edge), **more)
 
 
-def test_texts_that_cannot_be_patched_are_a_sentence(tmp_path):
-    model = load("own-causal", predicting=True)
-    text = model.prepare("The cat sat on the")
-    with pytest.raises(InputError, match=r"have 7 and 9 tokens"):
-        patch(model, text, model.prepare("The cat sat on the big mat"))
-    with pytest.raises(InputError, match="the same score"):
-        patch(model, text, model.prepare("The cat sat on the"))
+def test_a_model_without_heads_has_no_edges(tmp_path):
     other = load(mamba(tmp_path / "mamba"), predicting=True)
     with pytest.raises(ModelError, match="no attention"):
         cut(other, other.prepare("The cat sat"), parse_questions("sat -> cat"))

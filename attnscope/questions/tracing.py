@@ -1,0 +1,209 @@
+"""Where in a text a prediction is decided: the residual stream of one text put into the pass of the other.
+
+Causal tracing (Meng et al. 2022): after each layer, the state of one token is that of the other text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Axis, Kind
+from attnscope.capture import Record, recording
+from attnscope.errors import InputError, ModelError
+from attnscope.models.model import Model
+from attnscope.models.targets import score_prediction
+from attnscope.progress import tell
+from attnscope.questions.ablate import NEAR, KeptLayers, RanLayer
+from attnscope.questions.answer import Answer
+from attnscope.questions.cause import LISTED, SAME, Effect, Scored, require_texts
+from attnscope.questions.patching import TextPair
+from attnscope.questions.sentences import name_pass, quote_text
+from attnscope.records import Meaning, Notes, record
+from attnscope.views.heads import HeadMap, head_map, number
+from attnscope.views.table import Column, Table
+
+
+@record("a layer's residual stream at a token, patched alone")
+@dataclass(frozen=True)
+class PatchedToken(Effect):
+    """A prediction after the state of one token behind one layer was put there from another text."""
+
+    kind: Annotated[Kind, Meaning("the side of the model")]
+    layer: Annotated[int, Meaning("the layer behind which it is patched")]
+    position: Annotated[int, Meaning("the token's number")]
+    token: Annotated[str, Meaning("the token; with the other text's behind ← where they differ")]
+
+
+@record("the residual stream patched token by token (--by token)")
+@dataclass(frozen=True)
+class TokenTrace:
+    """How much of the difference between two texts each token's state holds behind each layer."""
+
+    changed: Annotated[str, Meaning("what was changed")]
+    prediction: Annotated[str, Meaning("the prediction whose score it is")]
+    unit: Annotated[str, Meaning("what the score is")]
+    score: Annotated[float, Meaning("the score of the pass as it is")]
+    reference: Annotated[float, Meaning("the score of the other text")]
+    tokens: Annotated[tuple[PatchedToken, ...], Meaning("every token behind every layer, in their order")]
+    title: Annotated[str, Meaning("the model and the texts")]
+    notes: Notes
+
+
+def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenTrace:
+    """Put the state of each token behind each layer into the pass of the other text, one at a time.
+
+    States of ``pair.clean`` go into the pass of ``pair.corrupt``, or the other way with ``noise``. Raises
+    ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for layers that do
+    not give one state a token.
+    """
+    require_texts(pair.clean, pair.corrupt)
+    donor, base = (pair.corrupt, pair.clean) if noise else (pair.clean, pair.corrupt)
+    with torch.no_grad(), model.threads(base):
+        prediction = score_prediction(model, pair.clean, pair.target, pair.against)
+        there, theirs, _ = _run(Scored(model, donor, prediction))
+        scored = Scored(model, base, prediction)
+        before, mine, seen = _run(scored)
+        whole = float(scored.score(there) - scored.score(before))
+        if abs(whole) < SAME:
+            raise InputError("both texts give the same score: choose a target that they tell apart")
+        found = []
+        layers = list(_layers(mine, seen))
+        for done, (at, kind, layer) in enumerate(layers):
+            tell("layer", done + 1, len(layers))
+            queries, others = base.axes[kind][0], donor.axes[kind][0]
+            after = _patch_layer(scored, mine, theirs.ran[at], at, len(queries), before)
+            for position, logits in enumerate(after):
+                effect = scored.effect(before, logits)
+                token = _label(queries, others, position)
+                found.append(
+                    PatchedToken(
+                        effect.effect / whole, effect.score, effect.divergence, kind, layer, position, token
+                    )
+                )
+    return TokenTrace(
+        changed=f"patch states of {'the other text into this' if noise else 'this into the other'}",
+        prediction=prediction.description,
+        unit=scored.unit,
+        score=float(scored.score(before)),
+        reference=float(scored.score(there)),
+        tokens=tuple(found),
+        title=f"{name_pass(model, base)} ← {quote_text(donor)}",
+        notes=(*model.notes, *pair.clean.notes, *seen.notes),
+    )
+
+
+def _run(scored: Scored) -> tuple[Tensor, KeptLayers, Record]:
+    kept = KeptLayers(scored.model.module)
+    with (
+        recording(scored.model.module, [], scored.prepared.axes, warn=False) as seen,
+        kept.keeping(lambda: 0),
+    ):
+        logits = scored.logits()
+    return logits, kept, seen
+
+
+def _layers(kept: KeptLayers, seen: Record) -> Iterator[tuple[int, Kind, int]]:
+    """Which of the layers that ran are in a list with attention: their place, kind and number in the list."""
+    kinds: dict[str, Kind] = {}
+    for site in seen.sites:
+        for ran in kept.ran:
+            if site.site.name.startswith(f"{ran.layer}."):
+                kinds.setdefault(ran.stack, site.site.kind)
+    counts = dict.fromkeys(kinds, 0)
+    for at, ran in enumerate(kept.ran):
+        if ran.stack in kinds:
+            yield at, kinds[ran.stack], counts[ran.stack]
+            counts[ran.stack] += 1
+
+
+def _patch_layer(
+    scored: Scored, kept: KeptLayers, other: RanLayer, at: int, length: int, before: Tensor
+) -> Iterator[Tensor]:
+    """The prediction with each token's state behind a layer from the other pass."""
+    name, ran, states, theirs = scored.model.name, kept.ran[at], kept.ran[at].states, other.states
+    if states is None or theirs is None or {s[..., 0].numel() for s in (states, theirs)} != {length}:
+        raise ModelError(f"the layers of {name} do not each give one state a token")
+
+    def run(changed: Tensor) -> Tensor:
+        with kept.giving_first([*kept.ran[:at], ran.with_states(changed)]):
+            return scored.logits()
+
+    if not torch.allclose(run(states), before, atol=NEAR, rtol=0):
+        raise ModelError(f"the layers of {name} hand on more than they return: they cannot be patched")
+    mine, theirs = states.reshape(length, -1), theirs.reshape(length, -1)
+    for token in range(length):
+        if torch.equal(mine[token], theirs[token]):
+            yield before
+            continue
+        changed = mine.clone()
+        changed[token] = theirs[token]
+        yield run(changed.view_as(states))
+
+
+def _label(mine: Axis, others: Axis, position: int) -> str:
+    here, there = mine[position], others[position]
+    if isinstance(here, int) or isinstance(there, int):
+        return str(position)
+    return here.text if here.text == there.text else f"{here.text}←{there.text}"
+
+
+def of_trace(result: TokenTrace) -> Answer:
+    """The states that bring back most, and a map of tokens × layers for each side of the model."""
+    maps = _maps(result)
+    several = len(maps) > 1
+    most = sorted(result.tokens, key=lambda each: -abs(each.effect))[:LISTED]
+    names = ("layer", *(("kind",) if several else ()), "token", "recovered", "score", "KL")
+    table = Table(
+        tuple(Column(name, name not in ("token", "kind"), "keep") for name in names),
+        tuple(
+            (
+                str(each.layer),
+                *((each.kind,) if several else ()),
+                f"{each.token.strip()} {each.position}",
+                f"{each.effect:+.3f}",
+                f"{each.score:.3f}",
+                number(each.divergence),
+            )
+            for each in most
+        ),
+        title=f"{result.changed} · {result.title}",
+        subtitle=f"{result.prediction}; {result.unit} {result.score:.3f}; "
+        f"{result.reference:.3f} in the other text",
+        notes=result.notes,
+    )
+    return Answer((table, *maps.values()), maps, lambda: result, table=lambda: _csv_rows(result))
+
+
+def _csv_rows(result: TokenTrace) -> Iterator[tuple[object, ...]]:
+    yield "kind", "layer", "position", "token", "effect", "score", "divergence"
+    for each in result.tokens:
+        yield (
+            each.kind, each.layer, each.position, each.token, each.effect, each.score, each.divergence
+        )  # fmt: skip
+
+
+def _maps(result: TokenTrace) -> dict[str, HeadMap]:
+    """Tokens × layers, by kind, all on one scale."""
+    kinds: dict[str, dict[int, list[float]]] = {}
+    labels: dict[str, dict[int, str]] = {}
+    for each in result.tokens:
+        kinds.setdefault(each.kind, {}).setdefault(each.position, []).append(each.effect)
+        labels.setdefault(each.kind, {})[each.position] = f"{each.token.strip()} {each.position}"
+    top = max((abs(each.effect) for each in result.tokens), default=0.0) or 1.0
+    return {
+        kind: head_map(
+            rows,
+            "recovered",
+            limits=(-top, top),
+            signed=True,
+            title=f"recovered, the {kind}'s residual stream behind each layer",
+            marks=("", "L"),
+            labels=tuple(labels[kind].values()),
+        )
+        for kind, rows in kinds.items()
+    }

@@ -1,0 +1,341 @@
+"""Heads patched, against plain PyTorch: hooks on the layers and projections, and attention written out."""
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.errors import InputError, SelectionError
+from attnscope.models import load
+from attnscope.questions.cause import cut
+from attnscope.questions.find import parse_questions
+from attnscope.questions.patching import Receiver, TextPair, patch
+from attnscope.questions.tracing import trace_tokens
+from tests.models.folders import gpt2
+from tests.questions.intervention import test_importance
+from tests.questions.intervention.shapes import SHAPES
+from tests.questions.intervention.test_cause import OTHER, TEXT, Attends, chosen, logits
+
+model = test_importance.model
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shaped(request, tmp_path_factory):
+    """A tiny random model of a shape, in float64."""
+    made = SHAPES[request.param](tmp_path_factory.mktemp(request.param))
+    made.model.writer.double()
+    for prepared in (made.clean, made.corrupt):
+        pixels = prepared.inputs.get("pixel_values")
+        if pixels is not None:
+            prepared.inputs["pixel_values"] = pixels.double()
+    return made
+
+
+class Hooked:
+    """A model's passes with plain hooks on modules; the score is the log-probability of one prediction."""
+
+    def __init__(self, shaped, prediction):
+        self.shaped, self.prediction = shaped, prediction
+
+    def score(self, prepared, hooks=()):
+        """``hooks``: pairs of a module and a function of its first input, or a function of its output."""
+        handles = []
+        for module, kind, change in hooks:
+            if kind == "input":
+                handles.append(
+                    module.register_forward_pre_hook(lambda _, given, c=change: (c(given[0]), *given[1:]))
+                )
+            else:
+                handles.append(module.register_forward_hook(lambda _, __, out, c=change: _first(out, c)))
+        try:
+            with torch.no_grad():
+                network, at = self.shaped.model.writer, self.prediction.at
+                scores = network(**prepared.inputs, **getattr(prepared, "settings", {})).logits[0]
+                return (scores if at is None else scores[at]).log_softmax(-1)[self.prediction.chosen].item()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def seen(self, prepared, modules, kind):
+        """What each module received, or gave."""
+        kept = []
+        self.score(
+            prepared, [(each, kind, lambda given: (kept.append(given.clone()), given)[1]) for each in modules]
+        )
+        return kept
+
+
+def _first(output, change):
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+
+def put(other, head, size):
+    """Replace the columns of one head in what a projection receives."""
+
+    def change(given):
+        given = given.clone()
+        given[..., head * size : (head + 1) * size] = other[..., head * size : (head + 1) * size]
+        return given
+
+    return change
+
+
+def close(found, expected):
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_heads_output_patched_is_its_columns_before_the_projection(shaped, noise):
+    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], noise=noise)
+    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
+    donor, base = (shaped.corrupt, shaped.clean) if noise else (shaped.clean, shaped.corrupt)
+    there, here = hooked.score(donor), hooked.score(base)
+    theirs = hooked.seen(donor, shaped.projections, "input")
+    heads = max(each.head.head for each in result.heads) + 1
+    assert len(result.heads) == heads * len(shaped.projections)
+    for each in result.heads:
+        call, head = sent(shaped, each.head)
+        change = put(theirs[call], head, theirs[call].shape[-1] // heads)
+        after = hooked.score(base, [(shaped.projections[call], "input", change)])
+        close(each.score, after)
+        close(each.effect, (after - here) / (there - here))
+
+
+def sent(shaped, head):
+    """Which projection gets what a head gives; decoders attend to themselves, then across."""
+    if len(shaped.stacks) == 1 or head.kind == "encoder":
+        return head.layer, head.head
+    return len(shaped.stacks[0]) + 2 * head.layer + (head.kind == "cross"), head.head
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_token_traced_is_its_row_of_a_layers_output(shaped, noise):
+    result = trace_tokens(shaped.model, TextPair(shaped.clean, shaped.corrupt), noise=noise)
+    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
+    donor, base = (shaped.corrupt, shaped.clean) if noise else (shaped.clean, shaped.corrupt)
+    there, here = hooked.score(donor), hooked.score(base)
+    layers = [layer for stack in shaped.stacks for layer in stack]
+    theirs = hooked.seen(donor, layers, "output")
+    found = {(each.kind, each.layer, each.position): each for each in result.tokens}
+    assert len(found) == len(result.tokens) == sum(states.shape[1] for states in theirs)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in found))
+    assert len(kinds) == len(shaped.stacks)
+    for (kind, layer, position), each in found.items():
+        at = kinds.index(kind) * len(shaped.stacks[0]) + layer
+
+        def change(given, at=at, position=position):
+            given = given.clone()
+            given[:, position] = theirs[at][:, position]
+            return given
+
+        after = hooked.score(base, [(layers[at], "output", change)])
+        close(each.score, after)
+        close(each.effect, (after - here) / (there - here))
+
+
+PATHS = [(shape, None) for shape in SHAPES] + [("llama", "q"), *(("bert", part) for part in "qkv")]
+
+
+@pytest.mark.parametrize(("shaped", "part"), PATHS, indirect=["shaped"])
+def test_a_path_is_a_head_of_the_other_text_with_all_other_heads_held(shaped, part):
+    last = len(shaped.stacks[-1]) - 1
+    to = Receiver.parse("logits" if part is None else f"L{last}H1:{part}")
+    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], to=to)
+    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
+    there, here = hooked.score(shaped.clean), hooked.score(shaped.corrupt)
+    theirs, mine = (hooked.seen(each, shaped.projections, "input") for each in (shaped.clean, shaped.corrupt))
+    heads = max(each.head.head for each in result.heads) + 1
+    reached = shaped.projections if part is None else shaped.projections[:last]
+    assert len(result.heads) == heads * len(reached)
+
+    def by_hand(senders):
+        held = []
+        for call, module in enumerate(shaped.projections):
+            given = mine[call].clone()
+            size = given.shape[-1] // heads
+            for head in (head for at, head in senders if at == call):
+                given = put(theirs[call], head, size)(given)
+            held.append((module, "input", lambda _, given=given: given))
+        if part is None:
+            return hooked.score(shaped.corrupt, held)
+        module, kept = projected(shaped.stacks[0][last], part), []
+        hooked.score(
+            shaped.corrupt, [*held, (module, "output", lambda given: (kept.append(given), given)[1])]
+        )
+        size = kept[0].shape[-1] // heads
+        return hooked.score(shaped.corrupt, [(module, "output", put(kept[0], 1, size))])
+
+    for each in result.heads:
+        after = by_hand([sent(shaped, each.head)])
+        close(each.score, after)
+        close(each.effect, (after - here) / (there - here))
+    close(result.together.score, by_hand([sent(shaped, each.head) for each in result.heads]))
+
+
+def projected(layer, part):
+    """What makes the queries, keys or values of a layer."""
+    if hasattr(layer, "self_attn"):
+        return getattr(layer.self_attn, f"{part}_proj")
+    return getattr(layer.attention.self, {"q": "query", "k": "key", "v": "value"}[part])
+
+
+def test_over_pairs_an_effect_is_a_ratio_of_sums_with_its_standard_error():
+    model = load("own-causal", predicting=True)
+    lines = [
+        ("The cat sat on the", "The dog sat on the", "mat"),
+        ("The man is on the", "The cat is on the", "floor"),
+        ("The dog saw the", "The man saw the", "mat"),
+    ]
+    pairs = [TextPair(model.prepare(one), model.prepare(two), target, "door") for one, two, target in lines]
+    result = patch(model, pairs, fast=True, exact=True)
+    alone = [patch(model, [pair], fast=True, exact=True) for pair in pairs]
+    wholes = np.array([each.reference - each.score for each in alone])
+    assert result.score == pytest.approx(np.mean([each.score for each in alone]))
+    for each in result.heads:
+        own = [next(one for one in single.heads if one.head == each.head) for single in alone]
+        moved = np.array([one.effect for one in own]) * wholes
+        close(each.effect, moved.sum() / wholes.sum())
+        close(
+            each.estimate,
+            sum(one.estimate * whole for one, whole in zip(own, wholes, strict=True)) / wholes.sum(),
+        )
+        rest = moved - each.effect * wholes
+        close(each.error, rest.std(ddof=1) / 3**0.5 / abs(wholes.mean()))
+    wrong = TextPair(pairs[1].clean, pairs[1].corrupt, "mat", "qqqqq", "line 2")
+    with pytest.raises(SelectionError, match=r"^line 2: no token 'qqqqq'"):
+        patch(model, [pairs[0], wrong])
+
+
+def test_the_exact_map_beside_the_estimate_says_how_they_correlate(model):
+    pair = TextPair(model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat")))
+    both = patch(model, [pair], fast=True, exact=True)
+    exact, fast = patch(model, [pair]), patch(model, [pair], fast=True)
+    effects, estimates = ({each.head: each.effect for each in result.heads} for result in (exact, fast))
+    assert {each.head: each.effect for each in both.heads} == pytest.approx(effects)
+    assert {each.head: each.estimate for each in both.heads} == pytest.approx(estimates)
+    pairs = np.array([(effects[head], estimates[head]) for head in effects])
+    assert both.correlation == pytest.approx(np.corrcoef(pairs.T)[0, 1], abs=1e-5)
+    assert exact.correlation is None
+    assert not both.estimated
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(fast, tmp_path):
+    """Layers that are run, in passes of all layers."""
+    model = load(gpt2(tmp_path, n_layer=4, n_positions=128), predicting=True)
+    layers, ran = model.writer.transformer.h, []
+    for layer in layers:
+        layer.attn.register_forward_hook(lambda *_: ran.append(1))
+    pair = TextPair(model.prepare(TEXT), model.prepare(OTHER.replace("dog", "mat")))
+    heads = len(patch(model, [pair], fast=fast).heads)
+    assert heads == 16
+    assert len(ran) / len(layers) <= (4 if fast else 1.15 * heads)
+    ran.clear()
+    cut(model, pair.clean, parse_questions("it -> cat"))
+    assert len(ran) / len(layers) <= 1.15 * heads
+
+
+REFUSED = {
+    "no part": ("L1H1:x", SelectionError, "no part 'x' of a head"),
+    "no head": ("L9H1:q", SelectionError, "L9H1 is 0 attention calls"),
+    "nothing before": ("L0H1:q", SelectionError, "none of these heads comes before L0H1:q"),
+}
+
+
+@pytest.mark.parametrize(("to", "error", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_a_path_that_is_none_is_a_sentence(to, error, sentence):
+    model = load("own-causal", predicting=True)
+    pair = TextPair(model.prepare("The cat sat on the"), model.prepare("The dog sat on the"))
+    with pytest.raises(error, match=sentence):
+        patch(model, [pair], to=Receiver.parse(to))
+
+
+WHAT = {"output": (), "q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
+
+
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_patch_is_the_other_passs_part_of_that_head(model, what, noise, monkeypatch):
+    clean, corrupt = model.prepare(TEXT), model.prepare(OTHER)
+    if len(clean.tokens) != len(corrupt.tokens):
+        corrupt = model.prepare(TEXT.replace("cat", "mat"))
+    result = patch(model, [TextPair(clean, corrupt)], what=what, noise=noise)
+    donor, base = (corrupt, clean) if noise else (clean, corrupt)
+    prediction = chosen(model, clean)
+    kept = {}
+    with monkeypatch.context() as patched:
+        Attends(
+            patched,
+            parts=lambda number, *parts: kept.setdefault(number, parts),
+            give=lambda number, output: kept.setdefault((number, "output"), output),
+        )
+        there = logits(model, donor, prediction.at).log_softmax(-1)[prediction.chosen]
+    here = logits(model, base, prediction.at).log_softmax(-1)[prediction.chosen]
+
+    def by_hand(meant):
+        def exchanged(number, head, mine, theirs):
+            mine = mine.clone()
+            if (number, head) in meant:
+                mine[:, head] = theirs[:, head]
+            return mine
+
+        def parts(number, *mine):
+            for head in range(mine[0].shape[1]):
+                mine = [
+                    exchanged(number, head, part, kept[number][place]) if place in WHAT[what] else part
+                    for place, part in enumerate(mine)
+                ]
+            return mine
+
+        def give(number, output):
+            for head in range(output.shape[1]) if what == "output" else ():
+                output = exchanged(number, head, output, kept[number, "output"])
+            return output
+
+        with monkeypatch.context() as patched:
+            Attends(patched, parts=parts, give=give)
+            return logits(model, base, prediction.at).log_softmax(-1)[prediction.chosen]
+
+    heads = [(each.head.layer, each.head.head) for each in result.heads]
+    assert len(heads) >= 8
+    for each, head in zip(result.heads, heads, strict=True):
+        after = by_hand({head})
+        assert each.score == pytest.approx(float(after), abs=1e-6)
+        assert each.effect == pytest.approx(float((after - here) / (there - here)), abs=1e-4)
+    assert result.together.score == pytest.approx(float(by_hand(set(heads))), abs=1e-6)
+
+
+def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
+    clean, corrupt = model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat"))
+    result = patch(model, [TextPair(clean, corrupt)], fast=True)
+    assert result.estimated
+    assert result.together is None
+    prediction, kept = chosen(model, clean), {}
+    with monkeypatch.context() as patched:
+        Attends(patched, give=lambda number, output: kept.setdefault(number, output))
+        there = logits(model, clean, prediction.at).log_softmax(-1)[prediction.chosen]
+    here = logits(model, corrupt, prediction.at).log_softmax(-1)[prediction.chosen]
+    for each in result.heads[:3]:
+
+        def score(step, meant=(each.head.layer, each.head.head)):
+            def give(number, output):
+                output = output.clone()
+                if number == meant[0]:
+                    mine, theirs = output[:, meant[1]], kept[number][:, meant[1]]
+                    output[:, meant[1]] = mine + step * (theirs - mine)
+                return output
+
+            with monkeypatch.context() as patched:
+                Attends(patched, give=give)
+                return logits(model, corrupt, prediction.at).log_softmax(-1)[prediction.chosen]
+
+        slope = (score(1e-4) - score(-1e-4)) / 2e-4
+        assert each.effect == pytest.approx(float(slope / (there - here)), rel=1e-4, abs=1e-6)
+
+
+def test_texts_that_cannot_be_patched_are_a_sentence():
+    model = load("own-causal", predicting=True)
+    text = model.prepare("The cat sat on the")
+    with pytest.raises(InputError, match=r"have 7 and 9 tokens"):
+        patch(model, [TextPair(text, model.prepare("The cat sat on the big mat"))])
+    with pytest.raises(InputError, match="the same score"):
+        patch(model, [TextPair(text, model.prepare("The cat sat on the"))])

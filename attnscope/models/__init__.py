@@ -16,7 +16,7 @@ from attnscope.models.model import Model
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "Model", "ModelInput", "load", "prepare_tensors"]
+__all__ = ["DTYPES", "Model", "ModelInput", "load"]
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -48,16 +48,20 @@ def load(
     ``device_map`` spreads a Hugging Face model that is too large for one device over all there are ("auto",
     "balanced", "sequential", or a place for every module), and needs accelerate. Raises ``ModelError``.
     """
+    import torch
+
     from attnscope.network.folder import BUNDLED, is_encoder_folder
 
     name = os.fspath(name)
     if device_map is not None and device != "auto":
         raise ModelError("a device map places the layers itself: leave out the device")
     place = choose_device(device)
-    kind = _dtype(dtype)
+    if dtype not in DTYPES:
+        raise ModelError(f"no dtype {dtype!r}: there are {', '.join(DTYPES)}")
+    kind = None if dtype == "auto" else getattr(torch, dtype)
     folder = Path(name)
-    module = ":" in name and not folder.exists()
-    if device_map is not None and (module or name in BUNDLED or is_encoder_folder(folder)):
+    module, own = ":" in name and not folder.exists(), name in BUNDLED or is_encoder_folder(folder)
+    if device_map is not None and (module or own):
         raise ModelError(f"{name} lives on one device: a device map is for Hugging Face models")
     if module:
         from attnscope.models.module import ModuleModel, load_module
@@ -68,18 +72,15 @@ def load(
         return ModuleModel(name, loaded, load_reader(tokenizer))
     if tokenizer != "own":
         raise ModelError(f"{name} reads with its own tokenizer: another one is for models of FILE.py:NAME")
-    if name in BUNDLED or is_encoder_folder(folder):
+    if own:
         from attnscope.models.own import load_own
 
         return load_own(name, device=place, dtype=kind)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ModelError(f"the folder {name} holds no model: it has no config.json")
     if folder.exists() and not folder.is_dir():
-        wanted = (
-            f"name the class in it, {name}:NAME"
-            if folder.suffix == ".py"
-            else ("give the folder that holds config.json")
-        )
+        code = folder.suffix == ".py"
+        wanted = f"name the class in it, {name}:NAME" if code else "give the folder that holds config.json"
         raise ModelError(f"{name} is a file, not a model: {wanted}")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"no model folder {name}")
@@ -98,37 +99,17 @@ def load(
     )
 
 
-def prepare_tensors(model: Model, file: Path) -> ModelInput:
-    """A model's own inputs, from a file of named tensors. Raises ``InputError``."""
-    from attnscope.storage.tensors import read_tensors
-
-    return model.prepare_tensors(read_tensors(file))
-
-
 def choose_device(device: str) -> torch.device:
     """A device of this machine by its name; ``auto`` is the fastest. Raises ``ModelError``."""
     import torch
 
-    present = ["cpu"]
-    if torch.cuda.is_available():
-        present.insert(0, "cuda")
-    if torch.backends.mps.is_available():
-        present.insert(0, "mps")
+    backends = {"mps": torch.backends.mps, "cuda": torch.cuda}
+    present = [name for name, backend in backends.items() if backend.is_available()] + ["cpu"]
     if device == "auto" and present[0] == "cuda":  # torchrun's processes take a GPU of their machine each
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    if device == "auto":
-        return torch.device(present[0])
-    if device.partition(":")[0] not in present:
-        raise ModelError(f"no device {device!r} here: this machine has {', '.join(present)}")
     try:
-        return torch.device(device)
+        if device == "auto" or device.partition(":")[0] in present:
+            return torch.device(present[0] if device == "auto" else device)
     except RuntimeError:
-        raise ModelError(f"no device {device!r} here: this machine has {', '.join(present)}") from None
-
-
-def _dtype(dtype: str) -> torch.dtype | None:
-    import torch
-
-    if dtype not in DTYPES:
-        raise ModelError(f"no dtype {dtype!r}: there are {', '.join(DTYPES)}")
-    return None if dtype == "auto" else getattr(torch, dtype)
+        pass
+    raise ModelError(f"no device {device!r} here: this machine has {', '.join(present)}")

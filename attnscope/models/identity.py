@@ -59,11 +59,13 @@ def identify_programs() -> list[Any]:
         for path in (os.path.join(place, name) for name in names if name.endswith(".py"))
         for found in [os.stat(path)]
     ]
-    return [
-        __version__,
-        hashlib.sha256(repr(sorted(sources)).encode()).hexdigest(),
-        *map(_version, LIBRARIES),
-    ]
+    versions: list[str | None] = []
+    for library in LIBRARIES:
+        try:
+            versions.append(version(library))
+        except PackageNotFoundError:
+            versions.append(None)
+    return [__version__, hashlib.sha256(repr(sorted(sources)).encode()).hexdigest(), *versions]
 
 
 def identify_file(path: Path) -> str:
@@ -74,13 +76,6 @@ def identify_file(path: Path) -> str:
             if hasattr(hashlib, "file_digest")
             else (hashlib.sha256(file.read()).hexdigest())
         )
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
 
 
 def _folder_of(name: str, revision: str | None) -> Path | None:

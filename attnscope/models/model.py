@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ SMALL_PASS = 4e9
 """Floating-point operations of a pass below which threads cost more than they bring."""
 
 
-class Model(ABC):
+class Model:
     """A loaded model: its module, how it reads text, and what a reader should know about it.
 
     ``name`` is what the user called it, ``notes`` are sentences that belong under every picture of it
@@ -152,7 +151,6 @@ class Model(ABC):
         """Where the first weights live."""
         return find_device(self.module)
 
-    @abstractmethod
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
@@ -161,6 +159,7 @@ class Model(ABC):
         ``max_tokens`` cuts the text at that many tokens. A text longer than the model's positions
         raises ``InputError``, or is cut if ``truncate`` is set; the notes say so.
         """
+        raise InputError(f"{self.name} has no tokenizer: wrap it with one, or read tensors by name")
 
     def _fit(self, texts: Sequence[str], max_tokens: int | None, truncate: bool) -> Fit:
         """How much is kept of a text or a pair."""

@@ -157,22 +157,12 @@ def _import(where: str) -> ModuleType:
     return source
 
 
-class BareModule(Model):
-    """A module that reads tensors alone."""
-
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
-        """Raises ``InputError``: there is no tokenizer."""
-        raise InputError(f"{self.name} has no tokenizer: wrap it with one, or read tensors by name")
-
-
 def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | None) -> Model:
     """The module as a model; it is told by its tokenizer and its config what it is."""
     config: Any = getattr(module, "config", None)
     name = name or getattr(config, "_name_or_path", None) or type(module).__name__
     if tokenizer is None and processor is None:
-        return BareModule(name, module, None)
+        return Model(name, module, None)
     if hasattr(tokenizer, "encode_batch") and not callable(tokenizer):  # a tokenizers.Tokenizer
         from attnscope.models.text.reader import TextReader
 

@@ -35,17 +35,14 @@ def read_messages(text: str, system: str | None = None) -> list[dict[str, str]]:
             messages = None  # a text that begins with a bracket
     if messages is None:
         messages = [{"role": "user", "content": text}]
-    elif not messages or not all(map(_is_message, messages)):
+    elif not messages or not all(
+        isinstance(message, Mapping) and all(isinstance(message.get(name), str) for name in Message._fields)
+        for message in messages
+    ):
         raise InputError(
             f"a chat in JSON is a list of messages, each with a role and a content: {CHAT_EXAMPLE}"
         )
     return [*([] if system is None else [{"role": "system", "content": system}]), *messages]
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and all(
-        isinstance(message.get(name), str) for name in ("role", "content")
-    )
 
 
 Waiting: TypeAlias = Callable[[str], AbstractContextManager[Any]]
@@ -85,7 +82,12 @@ class InputRequest:
                 prepared = model.generate(
                     prepared, self.generate, temperature=self.temperature, seed=self.seed
                 )
-        return replace(prepared, text=self._plain, messages=self._messages)
+        if self.chat and self.text is not None:
+            said = read_messages(self.text, self.system)
+            prepared = replace(prepared, messages=tuple(Message(x["role"], x["content"]) for x in said))
+        if self.pictures or self.audio is not None or self.tensors is not None or self.chat:
+            return replace(prepared, text=None)
+        return replace(prepared, text=self.text if self.second is None else f"{self.text}\n{self.second}")
 
     def read(self, model: Model) -> ModelInput:
         """The same with nothing that the model writes itself. Raises ``InputError``."""
@@ -98,10 +100,10 @@ class InputRequest:
         if self.audio is not None:
             return model.prepare_audio(self.audio, self.text, SoundPart(self.begin, self.end, self.truncate))
         if self.tensors is not None:
-            from attnscope.models import prepare_tensors
+            from attnscope.storage.tensors import read_tensors
 
-            named = self.tensors
-            return prepare_tensors(model, named) if isinstance(named, Path) else model.prepare_tensors(named)
+            tensors = self.tensors
+            return model.prepare_tensors(read_tensors(tensors) if isinstance(tensors, Path) else tensors)
         if self.repeat_random is not None:
             return model.repeat_random(self.repeat_random, self.seed)
         if self.text is None:
@@ -110,18 +112,3 @@ class InputRequest:
         if chat is None:
             return model.prepare(self.text, self.second, max_tokens=cut, truncate=truncate)
         return model.prepare_chat(self.text, chat, max_tokens=cut, truncate=truncate)
-
-    @property
-    def _plain(self) -> str | None:
-        """The text and the second one, where nothing else was read."""
-        if self.pictures or self.audio is not None or self.tensors is not None or self.chat:
-            return None
-        return self.text if self.second is None else f"{self.text}\n{self.second}"
-
-    @property
-    def _messages(self) -> tuple[Message, ...]:
-        """What was said in a chat; nothing where it was none."""
-        if not self.chat or self.text is None:
-            return ()
-        messages = read_messages(self.text, self.system)
-        return tuple(Message(each["role"], each["content"]) for each in messages)

@@ -135,8 +135,11 @@ def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> 
     """
     objective = model.objective
     ids = objective.ids(prepared)  # [text, token]
-    number = read_number(target or "")
-    at = _last(ids[0], _tokens(prepared), objective.mask) if number is None else number
+    at = read_number(target or "")
+    if at is None:
+        plain = [number for number, token in enumerate(_tokens(prepared)) if not token.special]
+        masked = [] if objective.mask is None else (ids[0] == objective.mask).nonzero().flatten().tolist()
+        at = next(iter(masked), next(reversed(plain), ids.shape[1] - 1))
     if at >= ids.shape[1]:
         raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{ids.shape[1] - 1:,}")
     return at
@@ -169,8 +172,8 @@ def score_prediction(
         score = score - logits[:, other].sum()
         over = f" over {visible(against.strip())!r}"
     where = "behind" if objective.mask is None else "in the place of"
+    description = f"the prediction of each text: the most likely token {where} its token {at:,}"
     if not tokens:
-        description = f"the prediction of each text: the most likely token {where} its token {at:,}"
         return Prediction(score, int(chosen[0]), other, description, logits, at)
     spelled = visible(without_marks(objective.vocabulary.decode([int(chosen[0])])))
     share = float(logits[0].detach().softmax(-1)[chosen[0]])
@@ -189,7 +192,12 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
         number = read_number(where)
         name = target or "" if number is None else name
         chosen = None if not name else _class_of(model.labels, name)
-        at = _place_class(scores[0].detach(), tokens, chosen) if number is None else number
+        at = number
+        if at is None:  # where a class is likeliest, special tokens aside; the last one if none is named
+            plain = [number for number, token in enumerate(tokens) if not token.special]
+            plain = plain or [scores.shape[1] - 1]
+            shares = scores[0, plain].detach().softmax(-1)  # [token, class]
+            at = plain[-1 if chosen is None else int(shares[:, chosen].argmax())]
         if at >= scores.shape[1]:
             last = scores.shape[1] - 1
             raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{last:,}")
@@ -219,28 +227,10 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
     raise SelectionError(f"no class {name!r}: {near}the model tells {len(labels):,} apart: {some}")
 
 
-def _place_class(scores: Tensor, tokens: tuple[Token, ...], chosen: int | None) -> int:
-    """The token where a class is likeliest, special ones aside; the last one if none is named.
-
-    [token, class]
-    """
-    plain = [number for number, token in enumerate(tokens) if not token.special] or [len(scores) - 1]
-    return plain[-1] if chosen is None else plain[int(scores[plain].softmax(-1)[:, chosen].argmax())]
-
-
 def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
     """The tokens on the side that is predicted; none where several texts are read together."""
     axis = prepared.axes.get("decoder" if "decoder_input_ids" in prepared.inputs else "encoder")
     return () if axis is None or isinstance(axis[0], range) else axis[0]
-
-
-def _last(ids: Tensor, tokens: tuple[Token, ...], mask: int | None) -> int:
-    """Where a text is predicted at: its first masked token, else the last that is no special one."""
-    masked = (ids == mask).nonzero() if mask is not None else ids[:0]
-    if len(masked):
-        return int(masked[0])
-    plain = [number for number, token in enumerate(tokens) if not token.special]
-    return plain[-1] if plain else len(ids) - 1
 
 
 def _id_of(vocabulary: Vocabulary, word: str, logits: Tensor) -> int:

@@ -6,12 +6,18 @@ import torch
 from safetensors.torch import save_file
 
 from attnscope.errors import InputError, ModelError
-from attnscope.models import load, prepare_tensors
+from attnscope.models import load
+from attnscope.models.request import InputRequest
 from attnscope.questions.head import one_head
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.storage.tensors import read_tensors
 from tests.models.folders import gpt2, minilm
+
+
+def prepare(model, file):
+    return InputRequest(tensors=file).prepare(model)
+
 
 SOURCE = '''
 import math
@@ -142,7 +148,7 @@ def test_tensors_go_in_by_the_names_of_the_forward(file, tmp_path, suffix, write
     path = tmp_path / f"inputs{suffix}"
     write(path, tensors)
     model = load(f"{file}:Cross")
-    seen = overview(model, prepare_tensors(model, path), Selection())
+    seen = overview(model, prepare(model, path), Selection())
     assert seen.grids["cross"].size == (3, 7)
     expected = model.module.attend(
         tensors["queries"], tensors["keys"], tensors["keys"], average_attn_weights=False
@@ -153,24 +159,24 @@ def test_tensors_go_in_by_the_names_of_the_forward(file, tmp_path, suffix, write
 def test_numbered_tensors_go_in_by_their_place(file, tmp_path):
     np.savez(tmp_path / "inputs.npz", np.zeros((1, 2, 16), np.float32), np.zeros((1, 5, 16), np.float32))
     model = load(f"{file}:Cross")
-    prepared = prepare_tensors(model, tmp_path / "inputs.npz")
+    prepared = prepare(model, tmp_path / "inputs.npz")
     assert [list(x.shape) for x in prepared.arguments] == [[1, 2, 16], [1, 5, 16]]
 
 
 def test_a_tensor_of_another_name_is_met_with_the_names_there_are(file, tmp_path):
     save_file({"query": torch.zeros(1)}, tmp_path / "inputs.safetensors")
     with pytest.raises(InputError, match="no input 'query': its forward takes queries, keys"):
-        prepare_tensors(load(f"{file}:Cross"), tmp_path / "inputs.safetensors")
+        prepare(load(f"{file}:Cross"), tmp_path / "inputs.safetensors")
 
 
 def test_tensors_go_into_models_of_every_kind(tmp_path):
     save_file({"ids": torch.tensor([[5, 6, 7]])}, tmp_path / "own.safetensors")
     model = load("own")
-    assert len(model.run(prepare_tensors(model, tmp_path / "own.safetensors"), []).sites) == 4
+    assert len(model.run(prepare(model, tmp_path / "own.safetensors"), []).sites) == 4
     model = load(gpt2(tmp_path / "gpt2"))
     read = model.prepare("The cat sat")
     save_file(dict(read.inputs), tmp_path / "ids.safetensors")
-    prepared = prepare_tensors(model, tmp_path / "ids.safetensors")
+    prepared = prepare(model, tmp_path / "ids.safetensors")
     assert [token.id for token in prepared.tokens] == [token.id for token in read.tokens]
     assert [token.text for token in prepared.tokens] == [token.text for token in read.tokens]
     assert len(model.run(prepared, []).sites) == 2

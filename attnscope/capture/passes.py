@@ -45,7 +45,7 @@ def recording(
     as for any other pass.
 
     What ``torch.compile`` made runs uncompiled while the block does, on every thread, and stays compiled. The
-    record says so in ``changes``, if a module is compiled; of a compiled function alone it cannot tell.
+    record says so in ``changes``, if a module is compiled, or a function that attends.
 
     A recording that fails leaves the model alone: what goes wrong in it, or in an observer, is noted in the
     record's ``failures`` with the module at which it happened, and the pass goes on. Only an

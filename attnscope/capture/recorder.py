@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
-from attnscope.capture.hooks.compiled import COMPILED
+from attnscope.capture.hooks.compiled import COMPILED, runs_as_written
 from attnscope.capture.hooks.modules import Call, Guard, ModuleStack, tensors_in
 from attnscope.capture.hooks.outputs import ShownWeights
 from attnscope.capture.hooks.softmax import Learned, Trails
@@ -190,6 +190,7 @@ class Recorder(Pass):
 
     def take_kernel(self, capture: Capture | Unknown, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
+        self._note_compiled()
         if not self.frames:
             batch = 0 if isinstance(capture, Unknown) else capture.batch
             ask = batch and not self.is_known
@@ -197,6 +198,11 @@ class Recorder(Pass):
             self.take(capture, self.owner, origin)
         elif isinstance(capture, Capture) and isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)
+
+    def _note_compiled(self) -> None:
+        """Note that attention runs otherwise than it does without a recording, if it does."""
+        if runs_as_written():
+            self.record.note_change(COMPILED)
 
     def finish(self) -> None:
         """Release what is held yet, and note the layers that ran without attention."""
@@ -222,6 +228,7 @@ class Recorder(Pass):
     ) -> None:
         """Take what a module showed to the observers, or note what cannot be shown."""
         self.seen += 1
+        self._note_compiled()
         if isinstance(capture, Unknown):
             self._doubt()
             return self.record.note(LayerWithoutAttention.at(name, capture.reason))

@@ -19,7 +19,13 @@ from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.logits import Address
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kinds_of, name_pass, number_ranges, require_selected
+from attnscope.questions.sentences import (
+    kinds_of,
+    name_pass,
+    note_differences,
+    number_ranges,
+    require_selected,
+)
 from attnscope.questions.token import find_place
 from attnscope.records import Meaning, Notes, record
 from attnscope.views import head_map
@@ -161,8 +167,10 @@ def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: s
     record = model.run(prepared, [observer])
     require_selected(list(observer.found), record, selection)
     lead = kinds_of(observer.found, prepared.lead)[0]
-    result = next(found for site, found in observer.found.items() if site.kind == lead)
-    return replace(result, notes=(*model.notes, *prepared.notes, *record.notes, *result.notes))
+    site, result = next((site, found) for site, found in observer.found.items() if site.kind == lead)
+    differences = note_differences([each for each in record.sites if each.site == site])
+    notes = (*model.notes, *prepared.notes, *record.notes, *differences, *result.notes)
+    return replace(result, notes=notes)
 
 
 LISTED = 8

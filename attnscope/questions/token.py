@@ -23,6 +23,7 @@ from attnscope.questions.sentences import (
     kinds_of,
     layers_of,
     name_pass,
+    note_differences,
     note_maps,
     number_ranges,
     require_selected,
@@ -216,7 +217,7 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
         [made for made in side.maps if made.site in meant_sites] for side in (rows, columns)
     )
     notes = (*model.notes, *prepared.notes, *record.notes)
-    notes += tuple(note_maps(looks_at or looked_at_by, prepared))
+    notes += (*note_maps(looks_at or looked_at_by, prepared), *note_differences(sites))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {number_ranges(again)} too",)
     title = f"{name_pass(model, prepared)} · {kind_title(sites[0].site.kind)}"

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch import nn
 
 from attnscope.capture.hooks.functions import Tap
 
-COMPILED = "compiled modules were watched uncompiled: what they compute when compiled may differ in rounding"
+COMPILED = "compiled code was watched uncompiled: what it computes when compiled may differ in rounding"
+
+FLEX = "torch.nn.attention.flex_attention"
 
 _lock = threading.Lock()
 _stances: list[Any] = []  # one for each recording that runs, on whatever thread; the first one holds
@@ -70,6 +73,24 @@ def is_compiled(module: nn.Module) -> bool:
     if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
         return True
     return hasattr(module.forward, "_torchdynamo_orig_callable")
+
+
+def runs_as_written() -> bool:
+    """Whether this is called inside of what ``torch.compile`` made, which runs as it was written.
+
+    What torch's flex attention compiles of itself, when nobody compiled it, computes the same numbers.
+    """
+    frame = sys._getframe() if "torch._dynamo" in sys.modules else None
+    while frame is not None and frame.f_back is not None:
+        running = _module(frame), frame.f_code.co_name
+        frame = frame.f_back
+        if running == ("torch._dynamo.eval_frame", "compile_wrapper") and _module(frame) != FLEX:
+            return True
+    return False
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def original(module: nn.Module) -> nn.Module:

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnscope.capture import Keep, recording
+from attnscope.capture.hooks.compiled import COMPILED
+from tests.capture.tiny import FAMILIES, inputs
 
 SIZE, HEADS, COUNT = 16, 4, 7
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -118,7 +120,7 @@ def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_he
             model(x)
         first, second = model["layers"]
         expected = [weights(first, x), weights(second, mixed(first, x))]
-    assert not record.failures
+    assert not record.notes
     assert not record.without_attention
     kind = "encoder" if change is not causal and is_open in (None, is_open_to_no_first_row) else "decoder"
     for layer, (site, kept) in enumerate(zip(record.sites, keep.maps, strict=True)):
@@ -140,9 +142,18 @@ def test_a_compiled_flex_attention_is_watched_as_it_was_written():
     )
     with torch.inference_mode():
         plain = model(x)
-        with recording(model, [keep]):
+        with recording(model, [keep]) as record:
             torch.testing.assert_close(model(x), plain)
         torch.testing.assert_close(keep.maps[0].weights, weights(model, x))
+    assert record.notes == [COMPILED]
+
+
+def test_transformers_compiles_flex_attention_itself_so_its_models_say_the_same():
+    model = FAMILIES["llama"].build("flex_attention")
+    with torch.inference_mode(), recording(model) as record:
+        model(**inputs("text"))
+    assert {site.kernel for site in record.sites} == {"flex_attention"}
+    assert record.notes == [COMPILED]
 
 
 LATE = """

@@ -1,0 +1,33 @@
+"""Weights that, times the values, miss the layer's output are never shown without a warning."""
+
+import re
+
+import pytest
+
+from tests.cli.run import runner
+
+TEXT = "The cat sat on the mat because it was tired."
+VIEWS = {
+    "overview": ["show", TEXT],
+    "layer": ["show", TEXT, "--layer", "1"],
+    "head": ["show", TEXT, "--head", "L1H0"],
+    "token": ["show", TEXT, "--token", "cat"],
+    "token of a head": ["show", TEXT, "--token", "cat", "--head", "L1H0"],
+    "score by dimension": ["show", TEXT, "--head", "L1H0", "--pair", "it -> cat", "--neurons"],
+    "stats": ["stats", TEXT],
+    "find": ["find", "it -> cat", TEXT],
+    "compare": ["compare", TEXT],
+    "flow": ["flow", TEXT],
+    "spans": ["spans", TEXT],
+    "info": ["info", "own", TEXT],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_of_weights_that_miss_the_output_says_not_to_trust_them(view, monkeypatch, capsys):
+    monkeypatch.setattr("attnscope.capture.rows.capture.compare_rows", lambda *parts: 0.5)
+    monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
+    ran = runner(monkeypatch, capsys)(*VIEWS[view])
+    assert ran.code == 0, ran.err
+    said = " ".join(f"{ran.out} {ran.err}".split())
+    assert re.search(r"do not trust layers? [0-9-]+: weights times values miss the output by 0\.5", said)

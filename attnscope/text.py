@@ -177,6 +177,11 @@ def isolate_lines(lines: Iterable[str]) -> list[str]:
     return done
 
 
+def per_cent(share: float) -> str:
+    """A share in whole per cent, or with the first digit that is not 0: ``97%``, ``0.003%``."""
+    return f"{share:.0%}" if share >= 0.01 or share == 0 else f"{100 * share:.1g}%"
+
+
 def round_short(value: float) -> str:
     """A number with two decimals, or with two digits that are not 0 where it is smaller than those tell."""
     if not math.isfinite(value) or value == 0 or abs(value) >= 0.01:

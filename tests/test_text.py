@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.errors import InputError, OutputError, first_line
 from attnscope.storage.arrays import read_weights
-from attnscope.text import Untrusted, clean, csv_cell, raw_csv, round_short, visible
+from attnscope.text import Untrusted, clean, csv_cell, per_cent, raw_csv, round_short, visible
 
 HOSTILE = "\x1b]0;owned\x07 a\u202eb\u2066c\u2069 \x9b2J \r\n<script>alert(1)</script> --> \udcff"
 """A window's title, text turned round, a screen wiped, a line forged, a page's script, half a character."""
@@ -72,3 +72,11 @@ def test_a_text_that_a_spreadsheet_calculates_has_an_apostrophe_in_csv(text: str
 @pytest.mark.parametrize("cell", ["a", "", "1", "-1", "-1.5e-07", " =x", -1, 0.5, None])
 def test_other_cells_of_csv_are_left_as_they_are(cell: object) -> None:
     assert csv_cell(cell) == cell
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(1, "100%"), (0.974, "97%"), (0.01, "1%"), (0.0051, "0.5%"), (3.2e-5, "0.003%"), (0, "0%")],
+)
+def test_an_unlikely_share_shows_its_first_digit(share, said):
+    assert per_cent(share) == said

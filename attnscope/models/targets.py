@@ -18,7 +18,7 @@ from attnscope.models.model import Model
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.progress import tell
 from attnscope.registry import nearest_name
-from attnscope.text import read_number
+from attnscope.text import per_cent, read_number
 
 TURNS = 7
 """A masked model reads as many copies of a text, each with every seventh token masked: all are, once."""
@@ -178,7 +178,7 @@ def score_prediction(
     spelled = visible(without_marks(objective.vocabulary.decode([int(chosen[0])])))
     share = float(logits[0].detach().softmax(-1)[chosen[0]])
     place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
-    description = f"the prediction: {spelled!r} ({share:.0%}){over} {place}"
+    description = f"the prediction: {spelled!r} ({per_cent(share)}){over} {place}"
     return Prediction(score, int(chosen[0]), other, description, logits, at)
 
 
@@ -210,7 +210,9 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
     score = scores.gather(-1, ids[:, None]).sum()
     if len(scores) == 1:
         spelled = visible(model.labels[int(ids[0])])
-        description = f"the prediction: class {spelled!r} ({float(detached[0].softmax(-1)[ids[0]]):.0%})"
+        description = (
+            f"the prediction: class {spelled!r} ({per_cent(float(detached[0].softmax(-1)[ids[0]]))})"
+        )
     return Prediction(score, int(ids[0]), None, f"{description}{place}", scores, at)
 
 

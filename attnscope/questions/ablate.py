@@ -29,7 +29,7 @@ from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass, require_selected
 from attnscope.records import Meaning, Notes, record
 from attnscope.storage.corpus import CorpusText
-from attnscope.text import visible
+from attnscope.text import per_cent, visible
 from attnscope.views.table import Cell, Column, Table
 
 Forward = Callable[..., Any]
@@ -400,7 +400,7 @@ def _predictions(change: Changed, top: Likeliest) -> Cell:
         right = token == change.wanted
         cell += [
             (f"[{token}] " if right else f"{token} ", "bold" if right else ""),
-            (f"{share:.0%}  ", "dim"),
+            (f"{per_cent(share)}  ", "dim"),
         ]
     return tuple(cell)
 

@@ -187,7 +187,9 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     result = read_cross(model, prepared, heads)
     if not heads:
         half = result.layers // 2
-        way = f"all heads of the layers {half}-{result.layers - 1}, as the model names no alignment heads"
+        last = result.layers - 1
+        layers = f"layer {last}" if half == last else f"layers {half}-{last}"
+        way = f"all heads of {layers}, as the model names no alignment heads"
     heard = prepared.heard
     assert heard is not None
     smooth = smooth_mean(result.weights, getattr(model.module.config, "median_filter_width", WIDTH))

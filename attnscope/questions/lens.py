@@ -23,6 +23,7 @@ from attnscope.questions.ablate import KeptLayers, Likeliest
 from attnscope.questions.answer import Answer
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Meaning, Notes, record
+from attnscope.text import per_cent
 from attnscope.views.table import Column, Table
 
 LIKELIEST = 5
@@ -163,4 +164,4 @@ def _pieces(likeliest: Sequence[tuple[str, float]], target: str) -> Iterator[tup
     """Tokens with their probabilities in per cent, the target in bold."""
     for token, share in likeliest:
         yield f"{token} ", "bold" if token == target else ""
-        yield f"{share:.0%}  ", "dim"
+        yield f"{per_cent(share)}  ", "dim"

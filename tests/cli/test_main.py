@@ -14,6 +14,8 @@ from attnscope import cli
 from attnscope.measures import MEASURES
 from tests.models.folders import gpt2
 
+TEXT = "The king said that he would"
+
 
 def failing(monkeypatch, capsys, error):
     def app():
@@ -256,3 +258,24 @@ def test_the_answer_is_printed_and_the_code_is_right_whatever_standard_error_is(
     done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True)
     assert done.returncode == code
     assert done.stdout.startswith("L0H0") == (code == 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stats", TEXT),
+        ("stats", TEXT, "--by-position", "previous"),
+        ("compare", TEXT, "--composition", "-m", "own-causal"),
+        ("logits", TEXT, "-m", "own-causal", "--by", "layer"),
+        ("ablate", TEXT, "-m", "own-causal"),
+        ("check", "L2H1.previous > 0.8", "--text", TEXT),
+        ("info",),
+        ("info", "--defaults"),
+        ("show", TEXT),
+    ],
+    ids=" ".join,
+)
+def test_no_line_in_a_pipe_ends_in_spaces(run, arguments):
+    lines = run(*arguments).out.splitlines()
+    assert lines
+    assert [line for line in lines if line != line.rstrip()] == []

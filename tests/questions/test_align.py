@@ -187,7 +187,7 @@ def test_without_alignment_heads_the_upper_half_is_taken_and_named(planted, tone
     model = load(planted, generative=True)
     seen = align_words(model, model.prepare_audio(tone, "The cat sat."))
     assert seen.heads == (Head(1, 0), Head(1, 1))
-    assert "all heads of the layers 1-1" in seen.way
+    assert "all heads of layer 1, as" in seen.way
 
 
 def test_chosen_heads_are_taken_in_their_order(folder, tone):

@@ -166,24 +166,28 @@ BETWEEN = 0.15
 
 
 def pair_figure(view: HeadPair, style: Style) -> Figure:
-    """Both heads, then the first minus the second in the diverging colours; rows are labelled once."""
+    """Both heads, then the first minus the second in the diverging colours; rows are labelled once.
+
+    In a column of paper they stand one below the other.
+    """
     rows, columns = view.difference.values.shape
     queries, keys = view.difference.weights.queries, view.difference.weights.keys
-    cell = SIDE / max(rows, columns)
+    cell, beside = SIDE / max(rows, columns), 1 if style.narrow else 3
     left = axis.room(axis.labels(queries, cell)[1], NORMAL)
     between = ROOM + BETWEEN
     if style.width is not None:
-        cell = max(style.width - left - ROOM - 2 * between, 3.6) / (3 * columns)
+        cell = max(style.width - left - ROOM - (beside - 1) * between, 1.2 * beside) / (beside * columns)
     width, height = cell * columns, cell * rows
     _, texts, size = axis.labels(keys, cell)
-    margins = (left, ROOM, axis.room(texts, size), 0.3)
+    above = axis.room(texts, size)
+    step = (width + between, 0.0) if beside > 1 else (0.0, height + above + 0.3)  # from one map to the next
     notes = (*view.sentences, *view.notes)
-    drawn = sheet(view, 3 * width + 2 * between, height, margins, notes=notes)
+    drawn = sheet(view, width + 2 * step[0], height + 2 * step[1], (left, ROOM, above, 0.3), notes=notes)
     for place, each in enumerate((*view.maps, view.difference)):
-        axes = drawn.part(place * (width + between), 0, width)
+        axes = drawn.part(place * step[0], place * step[1], width, height)
         own = Style(None, DIVERGING) if each.signed else style
         _draw_weights(axes, each, own.cmap)
-        axis.put(axes, () if place else queries, keys, (cell, cell))
+        axis.put(axes, queries if beside == 1 or not place else (), keys, (cell, cell))
         frame(axes)
         axes.text(0, -0.02, each.title, transform=axes.transAxes, size=NORMAL, weight="bold", va="top")
         low, high = each.scale_ends(".2g", minus="−")

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
-from rich.segment import Segment
+from rich.segment import Segment, Segments
 
 from attnscope.render.terminal.charts import (
     aligned_lines,
@@ -31,7 +31,15 @@ from attnscope.render.terminal.charts import (
 from attnscope.render.terminal.distances import distance_lines, plane_lines
 from attnscope.render.terminal.grid import AROUND, grid_lines, layout_of
 from attnscope.render.terminal.heatmap import head_map_lines, heatmap_lines, pair_lines, strip_lines
-from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, footing, heading
+from attnscope.render.terminal.surface import (
+    ASCII,
+    CONTROLS,
+    Line,
+    Surface,
+    footing,
+    heading,
+    strip_end,
+)
 from attnscope.render.terminal.table import table_parts
 from attnscope.views import View
 from attnscope.views.charts import Curves, Stack, Terms
@@ -81,10 +89,8 @@ class PrintedView:
         surface = replace(Surface.of(console, options, self.cmap, self.plain), height=self.height)
         end = Segment.line()
         for line in lines(self.view, surface, self.marked):
-            if not surface.colour:  # spaces at its end, which nobody sees and every diff shows
-                while line and not line[-1].text.strip(" "):
-                    line = line[:-1]
-                line[-1:] = [Segment(each.text.rstrip(" "), each.style) for each in line[-1:]]
+            if not surface.colour:
+                line = strip_end(line)
             if surface.ascii:
                 line = [_in_ascii(segment) for segment in line]
             if not all(map(str.isprintable, map(TEXT_OF, line))):
@@ -131,7 +137,8 @@ def print_view(
     """Print a view to a console, or to standard output; return its lines where it has a ``height`` to fit."""
     console = console or Console(highlight=False)
     if isinstance(view, Table):
-        console.print(Group(*table_parts(view, console)), crop=False)
+        for line in Segment.split_lines(console.render(Group(*table_parts(view, console)))):
+            console.print(Segments([*strip_end(line), Segment.line()]), end="", crop=False)
         return 0
     printed = PrintedView(view, cmap, plain, height=height)
     console.print(printed, crop=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -103,9 +104,18 @@ def centre(text: str, width: int) -> str:
     return " " * (space // 2) + isolate(text) + " " * (space - space // 2)
 
 
+def strip_end(line: Line) -> Line:
+    """A line without the spaces at its end, which nobody sees and every diff shows; coloured ones stay."""
+    while line and not line[-1].text.strip(" ") and not (line[-1].style and line[-1].style.bgcolor):
+        line = line[:-1]
+    if line and not (line[-1].style and line[-1].style.bgcolor):
+        line = [*line[:-1], Segment(line[-1].text.rstrip(" "), line[-1].style)]
+    return line
+
+
 def wrap_text(text: str, width: int) -> list[str]:
-    """The text in lines of at most ``width`` cells, broken between words."""
-    return flow_items(text.split(), width, " ")
+    """The text in lines of at most ``width`` cells, broken between words, and not in ``5 × 5``."""
+    return flow_items(re.findall(r"\S+(?: × \S+)*", text), width, " ")
 
 
 def flow_items(items: Sequence[str], width: int, gap: str) -> list[str]:

@@ -15,6 +15,7 @@ from attnscope.render.terminal.surface import (
     flow_items,
     number_label,
     upright,
+    wrap_text,
 )
 from attnscope.render.wrapping import balance_lines
 from attnscope.text import isolate, isolate_lines, isolate_quotes
@@ -69,6 +70,11 @@ def test_text_from_right_to_left_is_isolated_and_other_text_is_not() -> None:
 def test_items_flow_into_lines() -> None:
     assert flow_items(["ab", "cd", "ef"], 6, "  ") == ["ab  cd", "ef"]
     assert flow_items(["abcdefgh"], 4, " ") == ["abc…"]
+
+
+def test_sizes_are_not_broken_between_lines() -> None:
+    assert wrap_text("pooled to 5 × 12 (keys summed)", 12) == ["pooled to", "5 × 12 (keys", "summed)"]
+    assert wrap_text("", 12) == []
 
 
 @given(st.text(max_size=12), st.integers(0, 999), st.integers(0, 20))

@@ -70,8 +70,12 @@ class HeadOptions(LayerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ShownHeads(HeadOptions):
-    """All heads, one head, or one token of them."""
+    """All heads, some heads, or one token of them."""
 
+    head: str | None = option(
+        "One head: L5H3, 5.3, 5-3, or its number with --layer; several side by side: L0H2,L1H5.",
+        complete=complete_head,
+    )
     token: str | None = option("One token: a word, its number, or a patch as row,column.")
 
 

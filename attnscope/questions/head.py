@@ -8,9 +8,10 @@ from typing import Annotated
 
 import numpy as np
 
+from attnscope.attention import Head, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers.coarsen import RowObserver, SharedRows
+from attnscope.capture.observers.coarsen import CoarseMap, RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
 from attnscope.measures.words import measure_words
@@ -18,7 +19,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Heard
 from attnscope.questions.answer import Answer
 from attnscope.questions.loss import Losses
-from attnscope.questions.selection import Asked, Selection, selection_of
+from attnscope.questions.selection import Asked, Selection, head_of, selection_of
 from attnscope.questions.sentences import (
     kind_title,
     kinds_of,
@@ -32,6 +33,7 @@ from attnscope.questions.sentences import (
 )
 from attnscope.records import Meaning, derived, record
 from attnscope.views import Heatmap, Measured, heatmap
+from attnscope.views.heatmap import HeadRow, head_row
 
 
 def find_figures(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadFigures, ...] | None:
@@ -100,6 +102,21 @@ class OneHead:
         ]
 
 
+@record("several heads (--head L0H2,L1H5)")
+@dataclass(frozen=True, eq=False)
+class SeveralHeads:
+    """Heads side by side, with one scale."""
+
+    heads: Annotated[tuple[OneHead, ...], Meaning("each head, in the order of --head")]
+    view: HeadRow
+
+    @property
+    @derived("what to know about the model, the text and the answer")
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the picture."""
+        return self.view.notes
+
+
 def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = None) -> OneHead:
     """Run the model once, and keep and measure the one head that is meant.
 
@@ -110,20 +127,78 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = 
     selection = selection_of(asked)
     if selection.head is None:
         raise SelectionError("which head? name one, like L5H3")
+    return _see_heads(model, prepared, selection, [selection.head], losses)[0]
+
+
+def several_heads(
+    model: Model, prepared: ModelInput, selection: Selection, heads: Sequence[Head | str]
+) -> SeveralHeads:
+    """The same of several heads, side by side with one scale; their rows and columns must be the same.
+
+    Raises ``SelectionError`` if there is no such head, or if their rows or columns differ.
+    """
+    named = [head_of(head) for head in heads]
+    shown = _see_heads(model, prepared, replace(selection, scale="fixed"), named)
+    first = shown[0].heatmap.weights
+    for each in shown[1:]:
+        theirs = each.heatmap.weights
+        if (theirs.queries, theirs.keys) != (first.queries, first.keys):
+            raise SelectionError(
+                f"{shown[0].figures.address} and {each.figures.address} have other rows or columns, so they "
+                "do not stand side by side: show each by itself"
+            )
+    kinds = dict.fromkeys(kind_title(each.site.site.kind) for each in shown)
+    title = f"{name_pass(model, prepared)} · {' and '.join(kinds)}"
+    maps = [
+        replace(each.heatmap, title=str(named), subtitle=each.figures.role.name if each.figures.role else "")
+        for each, named in zip(shown, named, strict=True)
+    ]
+    view = head_row(maps, scale=selection.scale, title=title)
+    return SeveralHeads(tuple(shown), view)
+
+
+def _see_heads(
+    model: Model, prepared: ModelInput, selection: Selection, heads: Sequence[Head], losses: Losses = None
+) -> list[OneHead]:
+    """Some heads, each with its figures, in one run of the model."""
+    asked = [selection.of(head) for head in heads]
     coarse, measured = selection.coarsen(LARGEST), Measurement()
     known = find_figures(prepared, DEFAULT)
     observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
-    record = model.look(prepared, [SharedRows(observers, selection.heads)])
-    require_selected(coarse.maps, record, selection)
-    kinds = kinds_of((made.site for made in coarse.maps), prepared.lead)
-    made = next(made for made in coarse.maps if made.site.kind == kinds[0])
-    number, site = selection.head.head, next(each for each in record.sites if each.site == made.site)
 
-    def pick(figures: Sequence[HeadFigures], among: int) -> HeadFigures:
-        found = next(each for each in figures if (each.site, each.head) == (made.site, among))
-        return replace(found, head=number)
+    def numbers(site: Site, count: int) -> list[int]:
+        return sorted({number for each in asked for number in each.heads(site, count) or ()})
 
-    figures = pick(measured.figures(), 0) if known is None else pick(known, number)  # alone it was number 0
+    record = model.look(prepared, [SharedRows(observers, numbers)])
+    sites = {site.site: site for site in record.sites}
+    seen = {made.site: numbers(made.site, sites[made.site].heads) for made in coarse.maps}
+    figures = known
+    if figures is None:  # heads that were read among others were numbered anew
+        figures = tuple(replace(each, head=seen[each.site][each.head]) for each in measured.figures())
+    shown = []
+    for head, one in zip(heads, asked, strict=True):
+        maps = [made for made in coarse.maps if one.meets(made.site) and head.head in seen[made.site]]
+        require_selected(maps, record, one)
+        kinds = kinds_of((made.site for made in maps), prepared.lead)
+        made = next(made for made in maps if made.site.kind == kinds[0])
+        made = made.only(seen[made.site].index(head.head))
+        mine = next(each for each in figures if (each.site, each.head) == (made.site, head.head))
+        shown.append(_show(model, prepared, one, record, made, mine, kinds, losses))
+    return shown
+
+
+def _show(
+    model: Model,
+    prepared: ModelInput,
+    selection: Selection,
+    record: Record,
+    made: CoarseMap,
+    figures: HeadFigures,
+    kinds: Sequence[str],
+    losses: Losses,
+) -> OneHead:
+    """One head of a map, with its figures and what to say of it."""
+    site = next(each for each in record.sites if each.site == made.site)
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]
     notes += note_hidden([hidden], selection, "its attention")
@@ -131,10 +206,11 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = 
     notes += note_differences([site])
     spoken = None
     if selection.words and not selection.hide_special:
-        of_trace = known is not None and prepared.words
-        spoken = pick(of_trace, number) if of_trace else None
-        if not of_trace and (measured_words := measure_words(weights, made.site)) is not None:
-            spoken = replace(measured_words[0], head=number)
+        of_trace = find_figures(prepared, DEFAULT) is not None and prepared.words
+        if of_trace:
+            spoken = next(each for each in of_trace if each.address == figures.address)
+        elif (measured_words := measure_words(weights, made.site)) is not None:
+            spoken = replace(measured_words[0], head=figures.head)
     if selection.words or selection.hide_special:
         notes.append(
             "the figures count every token"
@@ -163,6 +239,11 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = 
 def of_head(result: OneHead) -> Answer:
     """One head's heatmap."""
     return Answer((result.heatmap,), {"head": result.heatmap}, lambda: result)
+
+
+def of_heads(result: SeveralHeads) -> Answer:
+    """The heads side by side."""
+    return Answer((result.view,), {"heads": result.view}, lambda: result)
 
 
 def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:

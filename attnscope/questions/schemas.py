@@ -19,7 +19,7 @@ from attnscope.questions.depth import DepthComparison
 from attnscope.questions.find import FindResult
 from attnscope.questions.flow import Flow
 from attnscope.questions.gold import GoldResult
-from attnscope.questions.head import OneHead
+from attnscope.questions.head import OneHead, SeveralHeads
 from attnscope.questions.info import Survey
 from attnscope.questions.lens import Lens
 from attnscope.questions.logits import Writes
@@ -35,7 +35,7 @@ from attnscope.views import TokenView
 from attnscope.views.charts import Curves, Faithful
 
 ANSWERS: dict[str, tuple[Any, ...]] = {
-    "show": (Overview, OneHead, TokenView, Neurons),
+    "show": (Overview, OneHead, SeveralHeads, TokenView, Neurons),
     "stats": (Stats, Curves, Faithful),
     "logits": (Writes, Lens),
     "ablate": (Ablation, Stats),

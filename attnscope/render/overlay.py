@@ -23,13 +23,9 @@ def blend(pixels: Array, levels: Array, cmap: str) -> Array:
     return shown
 
 
-def full_light(shown: Sequence[Overlay]) -> dict[str, float]:
-    """The heaviest weight of each kind of map over all pictures, so that these can be compared."""
-    tops: dict[str, float] = {}
-    for each in shown:
-        for verb, weights in each.maps:
-            tops[verb] = max(tops.get(verb, 0.0), float(weights.max(initial=0)))
-    return tops
+def full_light(shown: Sequence[Overlay]) -> float:
+    """The heaviest weight of all maps over all pictures, so that they can be compared."""
+    return max((float(weights.max(initial=0)) for each in shown for _, weights in each.maps), default=0.0)
 
 
 def levels_of(weights: Array, top: float) -> Array:

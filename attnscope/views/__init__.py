@@ -13,7 +13,7 @@ from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
 from attnscope.views.graph import LayerGraph
 from attnscope.views.grid import Grid, GridLayer, LayerStrip, grid
 from attnscope.views.heads import AlignedTexts, Described, HeadMap, Ranked, Ranking, head_map
-from attnscope.views.heatmap import SCALES, HeadPair, Heatmap, Measured, Scale, heatmap
+from attnscope.views.heatmap import SCALES, HeadPair, HeadRow, Heatmap, Measured, Scale, heatmap
 from attnscope.views.table import Table
 from attnscope.views.token import Bar, Bars, Overlay, TokenView, rank_places, token_view
 
@@ -43,12 +43,12 @@ __all__ = [
 
 View: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | HeadPlane | LayerStrip | HeadPair"
-    " | AlignedTexts | Curves | Stack | Terms | Table"
+    " | HeadRow | AlignedTexts | Curves | Stack | Terms | Table"
 )
 """What is printed in a terminal."""
 
 Drawable: TypeAlias = (
-    "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | LayerStrip | HeadPair | Terms"
-    " | Curves | Stack | Faithful | SoundMap | LayerGraph"
+    "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | LayerStrip | HeadPair"
+    " | HeadRow | Terms | Curves | Stack | Faithful | SoundMap | LayerGraph"
 )
 """What is saved as a picture."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
@@ -214,6 +215,27 @@ class Parting:
     distance: Annotated[float, Meaning("Jensen-Shannon divergence, in nats")]
     keys: Annotated[tuple[str, str], Meaning("the heaviest key of each head", name="look_at")]
     weights: tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRow(Titled):
+    """Several heads on the same rows and columns, with the same limits."""
+
+    maps: tuple[Heatmap, ...]
+
+
+def head_row(maps: Sequence[Heatmap], *, scale: Scale = "fixed", title: str = "") -> HeadRow:
+    """Settle heads side by side; "auto" is the weight 1, or the largest of all where all heads are faint."""
+    signed = any(each.signed for each in maps)
+    notes = dict.fromkeys(note for each in maps for note in each.notes)
+    if scale == "auto":
+        scale = "head" if not signed and all(is_faint(each.weights) for each in maps) else "fixed"
+        if scale == "head":
+            notes[f"nearly all weights are below {FAINT}: full colour is the largest of all, not 1"] = None
+    limits = [_limits(each.weights, scale, signed) for each in maps]
+    ends = min(low for low, _ in limits), max(high for _, high in limits)
+    alike = tuple(replace(each, scale=scale, signed=signed, limits=ends) for each in maps)
+    return HeadRow(alike, title=title, notes=tuple(notes))
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,6 +50,20 @@ def test_one_head_is_shown_with_its_tokens_and_figures(run):
     assert "confidence" in out
 
 
+def test_several_heads_stand_side_by_side_as_far_as_there_is_room(run):
+    out = run("show", "The cat sat.", "--head", "L0H2,1.5,L3H0").out.splitlines()
+    named = next(line for line in out if "L0H2" in line)
+    assert "L1H5" in named
+    assert sum("rows look at columns" in line for line in out) == 1
+    assert max(map(len, out)) <= 80
+
+
+@pytest.mark.parametrize("option", [("--token", "cat"), ("--pair", "cat -> sat"), ("--loss",)])
+def test_what_is_of_one_head_is_refused_of_several(run, option):
+    ran = run("show", TEXT, "--head", "L0H2,L1H5", *option)
+    assert (ran.code, f"{option[0]}: only valid with one head" in ran.err.replace("\n", " ")) == (2, True)
+
+
 def test_layer_and_head_may_be_given_apart(run):
     together, apart = run("show", TEXT, "--head", "L1H3"), run("show", TEXT, "--layer", "1", "--head", "3")
     assert together.out == apart.out

@@ -161,6 +161,7 @@ def test_a_head_is_drawn_on_axes_of_ones_own(cat):
     assert not left.images
     np.testing.assert_allclose(np.asarray(right.images[0].get_array()), head.weights, atol=1e-6)
     assert [label.get_text() for label in right.get_yticklabels()] == list(head.queries)
+    assert (left.get_title(), right.get_title()) == ("", "L2H1")  # a longer one would run into its neighbour
     assert head.plot() is plt.gca()
     figure.canvas.draw()
     plt.close(figure)

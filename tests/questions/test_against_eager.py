@@ -10,7 +10,7 @@ from attnscope.axes import weights
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions import head
-from attnscope.questions.head import one_head
+from attnscope.questions.head import one_head, several_heads
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
@@ -48,6 +48,29 @@ def test_a_head_is_the_models_own(model, prepared, eager):
         np.testing.assert_allclose(picture.values, eager[layer, number], atol=1e-5)
         assert [place.text for place in picture.weights.keys] == [token.text for token in prepared.tokens]
         assert not picture.masked.any()
+
+
+def test_heads_side_by_side_are_the_models_own_and_share_one_scale(model, prepared, eager):
+    named = ["L5H0", "L0H2", "L0H1"]
+    found = several_heads(model, prepared, Selection(scale="head"), named)
+    assert (
+        [each.title for each in found.view.maps] == [str(each.figures.name) for each in found.heads] == named
+    )
+    top = max(eager[layer, number].max() for layer, number in [(5, 0), (0, 2), (0, 1)])
+    for each, (layer, number) in zip(found.view.maps, [(5, 0), (0, 2), (0, 1)], strict=True):
+        np.testing.assert_allclose(each.values, eager[layer, number], atol=1e-5)
+        assert each.limits == pytest.approx((0, top), abs=1e-5)
+    alone = one_head(model, prepared, "L0H1").figures
+    assert found.heads[2].figures.figures == alone.figures
+    assert found.heads[2].figures.head == 1
+
+
+def test_heads_of_other_rows_do_not_stand_side_by_side(tmp_path):
+    both = load(t5(tmp_path))
+    with pytest.raises(SelectionError, match="encoder L0H0 and cross L0H0 have other rows or columns"):
+        several_heads(
+            both, both.prepare("a cat", "un chat noir"), Selection(), ["encoder L0H0", "cross L0H0"]
+        )
 
 
 def test_words_are_merged_as_the_views_define_it(model, prepared, eager):

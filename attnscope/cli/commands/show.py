@@ -68,6 +68,8 @@ def show(
 
     attnscope show "The cat sat on the mat." --head L0H2 --words
 
+    attnscope show "The cat sat on the mat." --head L0H2,L1H5,L3H0 -o heads.pdf --size 6.75
+
     attnscope show "Once upon a time" -m own-causal --generate 20
 
     attnscope show --image cat.png -m facebook/dinov2-base --token CLS
@@ -80,19 +82,20 @@ def show(
 
     attnscope show --from heads.npz --head L0H2
     """
-    head = None if attention.head is None else parse_head(attention.head, attention)
-    pictured = head is not None or attention.token is not None
+    heads = [parse_head(each, attention) for each in (attention.head or "").split(",") if attention.head]
+    head = heads[0] if len(heads) == 1 else None
+    pictured = bool(heads) or attention.token is not None
+    for other, name in ((attention.token, "--token"), (score.pair, "--pair"), (output.loss, "--loss")):
+        refuse(bool(other) and len(heads) > 1, name, "only valid with one head")
     refuse(output.large and pictured, "--large", "only valid for the overview of all heads")
     refuse(output.loss and (attention.token or score.pair), "--loss", "not valid with --token or --pair")
-    refuse(
-        output.loss and output.out and head is None, "--loss", "a picture has it under one head: add --head"
-    )
+    refuse(output.loss and output.out and not heads, "--loss", "a picture has it under one head: add --head")
     if score.pair is not None or score.neurons:
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
-    check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
+    check_picture(output.out, picture.cmap, one=pictured)
     from attnscope.questions.answer import Answer
-    from attnscope.questions.head import of_head, one_head
+    from attnscope.questions.head import of_head, of_heads, one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
     from attnscope.questions.loss import token_losses
     from attnscope.questions.overview import of_overview, overview
@@ -111,6 +114,8 @@ def show(
         losses = token_losses(loaded, prepared) if output.loss else None
         if selection.token is not None:
             answer = of_token(one_token(loaded, prepared, selection))
+        elif len(heads) > 1:
+            answer = of_heads(several_heads(loaded, prepared, selection, heads))
         elif head is not None:
             answer = of_head(one_head(loaded, prepared, selection, losses))
         else:

@@ -60,13 +60,13 @@ def overlay_figure(view: TokenView, style: Style) -> Figure:
     whole = side * count + BETWEEN * (count - 1)
     tall = sum(heights) + (heading + above) * (len(shown) - 1)
     drawn = sheet(view, whole, tall, (0.15, 0.15, heading, above))
-    tops, down = full_light(shown), 0.0
+    top, down = full_light(shown), 0.0
     for each, names, wide, high in zip(shown, titles, sides, heights, strict=True):
         grow = max(1, -(-FINEST // min(each.pixels.shape[:2])))
         pixels = resize(each.pixels, *(size * grow for size in each.pixels.shape[:2]))
         for number, name in enumerate(names):
             one = drawn.part(number * (side + BETWEEN), down, wide, high)
-            _draw_picture(one, each, number, pixels, tops, style)
+            _draw_picture(one, each, number, pixels, top, style)
             weight, colour = ("bold", "black") if number else ("normal", GREY)
             place: dict[str, Any] = {"transform": one.transAxes, "va": "bottom"}
             one.text(0, 1 + 0.06 / high, name, size=NORMAL, weight=weight, color=colour, **place)
@@ -83,16 +83,14 @@ def _titles(view: TokenView, shown: Overlay, side: float, *, several: bool) -> l
     return [whole, *(wrap_title(name, NORMAL, side + GAP, bold=True, label=label) for name in names)]
 
 
-def _draw_picture(
-    axes: Axes, shown: Overlay, number: int, pixels: Array, tops: dict[str, float], style: Style
-) -> None:
+def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: float, style: Style) -> None:
     """The picture itself, or the map with that number over it."""
     frame(axes)
     if number:
-        verb, weights = shown.maps[number - 1]
-        levels = resize(levels_of(weights, tops[verb]), *pixels.shape[:2])
+        _, weights = shown.maps[number - 1]
+        levels = resize(levels_of(weights, top), *pixels.shape[:2])
         below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        light = "bright: shown" if weights.dtype == bool else f"full light is {tops[verb]:.2g}"
+        light = "bright: shown" if weights.dtype == bool else f"full light is {top:.2g}"
         axes.annotate(light, (0, 0), (0, -3), va="top", **QUIET, **below)
         pixels = blend(pixels, levels, style.cmap)
     axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")

@@ -32,6 +32,7 @@ from attnscope.render.image.maps import (
     head_map_figure,
     heatmap_figure,
     pair_figure,
+    row_figure,
     strip_figure,
 )
 from attnscope.render.image.sheet import Style, families
@@ -43,7 +44,7 @@ from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.graph import LayerGraph
 from attnscope.views.grid import Grid, LayerStrip
 from attnscope.views.heads import HeadMap
-from attnscope.views.heatmap import HeadPair, Heatmap
+from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 from attnscope.views.token import TokenView
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     HeadDistances: distances_figure,
     LayerStrip: strip_figure,
     HeadPair: pair_figure,
+    HeadRow: row_figure,
     Terms: terms_figure,
     Curves: curves_figure,
     Stack: stack_figure,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from attnscope.render.image.sheet import (
 )
 from attnscope.views.grid import CELLS, Grid, LayerStrip, Series, thumbnail_levels
 from attnscope.views.heads import HeadMap, number
-from attnscope.views.heatmap import HeadPair, Heatmap
+from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,6 +164,8 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
 
 SIDE = 2.9  # inches of a map's longer side
 BETWEEN = 0.15
+MANY, SMALLEST = 4, 1.2  # heads beside each other where no width is asked for, and the inches of one at least
+NAMED = 0.42  # inches of a head's name and role below its map
 
 
 def pair_figure(view: HeadPair, style: Style) -> Figure:
@@ -195,13 +198,54 @@ def pair_figure(view: HeadPair, style: Style) -> Figure:
     return drawn.figure
 
 
+def row_figure(view: HeadRow, style: Style) -> Figure:
+    """Heads beside each other, in several rows where they would be too small; one colour bar for all."""
+    weights = view.maps[0].weights
+    rows, columns = view.maps[0].values.shape
+    cell = SIDE / max(rows, columns)
+    ticks = scale_ticks(view.maps[0])
+    right = style.room(ticks[-1][1])
+    beside = min(len(view.maps), MANY)
+    if style.width is not None:
+        left = axis.room(axis.labels(weights.queries, cell)[1], NORMAL)
+        free = style.width - left - right + BETWEEN
+        beside = max(1, min(len(view.maps), int(free / (SMALLEST + BETWEEN))))
+    beside = -(-len(view.maps) // -(-len(view.maps) // beside))  # equal rows rather than a remainder
+    if style.width is not None:
+        cell = max(free / beside - BETWEEN, 1.0) / columns
+        _, texts, size = axis.labels(weights.queries, cell)  # labels shrink with the cells
+        free = style.width - axis.room(texts, size) - right + BETWEEN
+        cell = max(free / beside - BETWEEN, 1.0) / columns
+    width, height = cell * columns, cell * rows
+    _, texts, size = axis.labels(weights.queries, cell)
+    left = axis.room(texts, size)
+    _, texts, size = axis.labels(weights.keys, cell)
+    above, lines = axis.room(texts, size), -(-len(view.maps) // beside)
+    down = height + NAMED + above  # from row to row
+    field = (beside * (width + BETWEEN) - BETWEEN, lines * down - NAMED - above)
+    notes = notes_below(replace(view.maps[0], notes=view.notes))
+    drawn = sheet(view, *field, (left, right, above, NAMED), notes=notes)
+    for number_, each in enumerate(view.maps):
+        line, place = divmod(number_, beside)
+        axes = drawn.part(place * (width + BETWEEN), line * down, width, height)
+        _draw_weights(axes, each, style.cmap)
+        axis.put(axes, () if place else weights.queries, weights.keys, (cell, cell), written=each.written)
+        frame(axes)
+        where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
+        axes.annotate(each.title, (0, 0), (0, -3), size=NORMAL, weight="bold", **where)
+        axes.annotate(each.subtitle, (0, 0), (0, -15), **where, **QUIET)
+        if number_ == beside - 1:
+            draw_colour_bar(axes, style, ticks)
+    return drawn.figure
+
+
 LABELLED = 60  # places of an axis that are labelled one by one, at most
 
 
 def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
     """Draw a head's weights: rows down, columns across, masked cells hatched; token text is literal."""
     _draw_weights(axes, view, choose_map(cmap, signed=view.signed), aspect=None)
-    axes.set_title(view.title, parse_math=False)
+    axes.set_title(view.title.partition(" · ")[0], parse_math=False)  # axes are narrow and stand in a row
     for ticks, places, turned in (
         (axes.set_yticks, view.weights.queries, 0),
         (axes.set_xticks, view.weights.keys, 90),

@@ -30,7 +30,13 @@ from attnscope.render.terminal.charts import (
 )
 from attnscope.render.terminal.distances import distance_lines, plane_lines
 from attnscope.render.terminal.grid import AROUND, grid_lines, layout_of
-from attnscope.render.terminal.heatmap import head_map_lines, heatmap_lines, pair_lines, strip_lines
+from attnscope.render.terminal.heatmap import (
+    head_map_lines,
+    heatmap_lines,
+    pair_lines,
+    row_lines,
+    strip_lines,
+)
 from attnscope.render.terminal.surface import (
     ASCII,
     CONTROLS,
@@ -46,7 +52,7 @@ from attnscope.views.charts import Curves, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadPlane
 from attnscope.views.grid import Grid, LayerStrip
 from attnscope.views.heads import AlignedTexts, HeadMap, Ranking
-from attnscope.views.heatmap import HeadPair, Heatmap
+from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 from attnscope.views.table import Table
 from attnscope.views.token import TokenView
 
@@ -63,6 +69,7 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     HeadPlane: plane_lines,
     LayerStrip: strip_lines,
     HeadPair: pair_lines,
+    HeadRow: row_lines,
     AlignedTexts: aligned_lines,
     Curves: curves_lines,
     Stack: stack_lines,

@@ -49,7 +49,7 @@ from attnscope.render.terminal.surface import (
 from attnscope.text import isolate
 from attnscope.views.grid import LayerStrip, Series
 from attnscope.views.heads import HeadMap, number
-from attnscope.views.heatmap import HeadPair, Heatmap
+from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
 NUMBERED = 4  # columns of a cell that has its number in it
 
@@ -70,8 +70,19 @@ class CellLayout:
 def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) -> Iterator[Line]:
     """The whole picture, line by line; the ``pinned`` token's row and column are marked."""
     view, layout = _settle(view, surface)
-    row = None if pinned is None else _place_of(view.weights.queries, pinned)
     palette = surface.palette(signed=view.signed)
+    yield from _cells_of(view, layout, surface, palette, pinned)
+    yield []
+    yield from _legend(view, layout, surface, palette)
+    yield from readings(view.readings, surface)
+    yield from footing(view.notes, surface)
+
+
+def _cells_of(
+    view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette, pinned: int | None = None
+) -> Iterator[Line]:
+    """The map itself, its rows and columns labelled."""
+    row = None if pinned is None else _place_of(view.weights.queries, pinned)
     yield from _header(view, layout)
     if row is not None and view.weights.square:
         yield [Segment(" " * (layout.label + 1 + row * layout.cell + (layout.cell - 1) // 2) + "▼", BOLD)]
@@ -82,10 +93,6 @@ def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) ->
         yield from _rows(view, tones, layout, surface, palette, row)
     if view.strip is not None:
         yield _loss_line(view, view.strip, layout, surface)
-    yield []
-    yield from _legend(view, layout, surface, palette)
-    yield from readings(view.readings, surface)
-    yield from footing(view.notes, surface)
 
 
 def token_at(view: Heatmap, surface: Surface, pinned: int | None, y: int) -> int | None:
@@ -241,6 +248,7 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
         yield from ([Segment(line, DIM)] for line in flow_items(["columns:", *columns], surface.width, "   "))
 
 
+GAP = 3  # columns between heads that stand beside each other
 BESIDE = 110  # columns from which the two heads stand beside each other
 
 LABEL = 18
@@ -260,6 +268,26 @@ def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
     yield from _titled(view.difference, surface)
     yield []
     yield from _partings(view, surface)
+
+
+def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
+    """As many heads beside each other as have cells two columns wide; one, if none has."""
+    first = view.maps[0].weights
+    label = max(cell_len(f"{each.label} {each.start}") for each in first.queries)
+    least = min(label, _widest_label(surface)) + 1 + 2 * len(first.keys) + GAP
+    beside = min(max((surface.width + GAP) // least, 1), len(view.maps))
+    width = (surface.width + GAP) // beside
+    own, palette = replace(surface, width=width - GAP), surface.palette(signed=view.maps[0].signed)
+    settled, layout = _settle(view.maps[0], own)
+    for start in range(0, len(view.maps), beside):
+        blocks = []
+        for each in view.maps[start : start + beside]:
+            role = Segment(f" {each.subtitle}", DIM)
+            cells = _cells_of(_settle(each, own)[0], layout, own, palette)
+            blocks.append([[Segment(each.title, BOLD), role], *cells])
+        yield from side_by_side(blocks, width)
+        yield []
+    yield from _legend(settled, layout, surface, palette)
 
 
 def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:

@@ -24,14 +24,14 @@ ITSELF = "×"  # what stands in the middle of the patch that looks or is looked 
 
 def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Iterator[Line]:
     """Each map over its picture, beside each other as far as there is room; full light is one weight."""
-    tops = full_light(views)
+    top = full_light(views)
     beside, room = _columns(views, surface)
     blocks = []
     for view in views:
         which = f"{view.name}: " if len(views) > 1 else ""
         for verb, weights in view.maps:
             title = [Segment(fit_text(f"{which}{label} {verb}", room), BOLD)]
-            blocks.append([title, *_picture(view, weights, tops[verb], room, surface)])
+            blocks.append([title, *_picture(view, weights, top, room, surface)])
     for first in range(0, len(blocks), beside):
         yield from side_by_side(blocks[first : first + beside], room + BETWEEN)
     if any(view.patch is not None for view in views):

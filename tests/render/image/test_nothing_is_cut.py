@@ -17,6 +17,7 @@ from attnscope.render.image import Album, drawing, save_image
 from attnscope.views import Measured, TokenView, grid, head_map, heatmap, token_view
 from attnscope.views.charts import Curve, Curves, Stack
 from attnscope.views.distances import DistanceMap, distance_map
+from attnscope.views.heatmap import head_row
 from attnscope.views.token import Overlay
 from tests.render.compared import all_heads, pair, strip
 from tests.render.screen import random_head, tokens
@@ -38,6 +39,10 @@ NAMES = (
 
 def views() -> dict[str, object]:
     head = random_head(13, causal=True)
+    named = [
+        heatmap(random_head(13, seed=seed), title=f"cross L{seed}H10", subtitle="weak induction")
+        for seed in range(7)
+    ]
     stack = weights(np.stack([head.values] * 8), range(13), range(13))
     readings = tuple(Measured(name, 12.345, 0.0021, "tokens") for name in NAMES)
     return {
@@ -55,6 +60,8 @@ def views() -> dict[str, object]:
         "heads": all_heads(32),
         "depth": strip(6),
         "pair": pair(),
+        "several heads": head_row(named[:3], title=LONG),
+        "many heads": replace(head_row(named), notes=(LONG,)),
         "curves": curves(),
         "stack": stack_of(10),
         "long stack": stack_of(300),

@@ -14,20 +14,15 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from attnscope.attention import Head, Site
-from attnscope.capture import Record, recording
-from attnscope.capture.hooks.gate import edited
+from attnscope.attention import Head
 from attnscope.errors import InputError, ModelError
 from attnscope.figures import HeadFigures
 from attnscope.models import Model, ModelInput
-from attnscope.models.kinds import show_kinds
-from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
 from attnscope.questions.cause import SAME
 from attnscope.questions.composition import Feed, find_feeds
 from attnscope.questions.edges import PASSES, STEPS, Edge, PairOfTexts, TwoTexts, prune
-from attnscope.questions.importance import gated_sites
 from attnscope.questions.logits import Address
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
@@ -107,21 +102,19 @@ class FoundCircuit:
 
 
 def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) -> FoundCircuit:
-    """The smallest circuit that brings back the share ``keep`` of the difference between texts.
+    """The smallest circuit that brings back the difference between texts, but for 1 - ``keep`` of it.
 
     Raises ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for a model
     without an output head or whose heads cannot be changed.
     """
-    contrasts, sites, seen = list[TwoTexts](), list[Site](), Record()
+    contrasts = list[TwoTexts]()
     for number, pair in enumerate(pairs):
         tell("pair", number + 1, len(pairs))
         clean, corrupt = (model.prepare(text) for text in (pair.clean, pair.corrupt))
         with torch.no_grad(), model.threads(clean):
-            if not contrasts:
-                show_kinds(model.module, clean)
-                sites, seen = _sites_of(model, clean)
             contrasts.append(TwoTexts.of(model, pair, clean, corrupt))
     first = contrasts[0]
+    sites, seen = first.sites()
     heads = [given.shape[2] for given in first.given]
     if any([given.shape[2] for given in each.given] != heads for each in contrasts):
         raise InputError("the passes of the texts have different attention calls")
@@ -156,8 +149,6 @@ def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) 
     names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
     ways = _ways(model, clean)
     notes = ["feed-forward parts belong to the edges", f"effects: {STEPS} gradients a pair; shares are run"]
-    if share(kept) < keep:
-        notes.append(f"no circuit keeps {keep:.0%}: this is every edge that carries anything")
     return FoundCircuit(
         heads=tuple(
             CircuitHead(nodes[node - 1], float(scores[node].sum()), _role(figures.get(nodes[node - 1])))
@@ -186,14 +177,6 @@ def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) 
         title=name_pass(model, clean),
         notes=(*notes, *model.notes, *clean.notes, *seen.notes),
     )
-
-
-def _sites_of(model: Model, prepared: ModelInput) -> tuple[list[Site], Record]:
-    """The attention calls of a pass. Raises ``ModelError`` where heads cannot be changed."""
-    place_prediction(model, prepared, None)  # a module is asked how it predicts, once
-    with recording(model.module, [], prepared.axes, warn=False) as seen, edited(lambda *_: None) as gates:
-        score_prediction(model, prepared, None)
-    return gated_sites(model, seen, gates), seen
 
 
 def _role(figures: HeadFigures | None) -> str | None:

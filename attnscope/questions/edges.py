@@ -18,15 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attnscope.attention import Site
 from attnscope.axes import Array
+from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError
 from attnscope.models import Model, ModelInput
+from attnscope.models.kinds import show_kinds
 from attnscope.models.targets import score_prediction
 from attnscope.questions.cause import SAME, Scored, require_texts
+from attnscope.questions.importance import gated_sites
 
 STEPS = 5
 """Points on the way from one text's embeddings to the other's at which slopes are taken."""
+
+ROUNDING = 1e-4
+"""By how much a share may miss what is asked for."""
 
 PASSES = 4000
 """Passes after which no more edges are tried for whether the circuit needs them."""
@@ -93,6 +100,18 @@ class TwoTexts:
             edited(lambda _, output: given.append(output.clone())),
         ):
             return self.scored.score(self.scored.logits())
+
+    def sites(self) -> tuple[list[Site], Record]:
+        """The attention calls of a pass. Raises ``ModelError`` where heads cannot be changed."""
+        model, prepared = self.scored.model, self.scored.prepared
+        show_kinds(model.module, prepared)
+        with (
+            torch.no_grad(),
+            recording(model.module, [], prepared.axes, warn=False) as seen,
+            edited(lambda *_: None) as gates,
+        ):
+            self.scored.logits()
+        return gated_sites(model, seen, gates), seen
 
     def run(self, embeds: Sequence[Tensor], edit: Callable[[int, Tensor], Tensor | None]) -> Tensor:
         """The score of a pass with other embeddings, and other outputs of attention calls."""
@@ -221,22 +240,25 @@ def prune(
     keep: float,
     passes: Callable[[], int],
 ) -> frozenset[Edge]:
-    """As few edges, the largest first, as keep a share; then without each one that is not needed."""
+    """As few edges, the largest first, as keep a share; then without each one that is not needed.
 
-    def enough(count: int) -> bool:
-        return share(connected(edges[:count], last)) >= keep
+    What brings back more than all edges do misses by as much as what brings back less.
+    """
+
+    def enough(some: frozenset[Edge]) -> bool:
+        return abs(1 - share(some)) <= 1 - keep + ROUNDING
 
     high = 1
-    while high < len(edges) and not enough(high):
+    while high < len(edges) and not enough(connected(edges[:high], last)):
         high *= 2
     low = high // 2
     high = min(high, len(edges))
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        low, high = (low, middle) if enough(connected(edges[:middle], last)) else (middle, high)
     kept = connected(edges[:high], last)
     for edge in reversed(edges[:high]):
         if edge in kept and passes() < PASSES:
             fewer = connected(sorted(kept - {edge}), last)
-            kept = fewer if share(fewer) >= keep else kept
+            kept = fewer if enough(fewer) else kept
     return kept

@@ -64,10 +64,13 @@ def test_two_planted_heads_in_sequence_are_the_circuit(seed):
     assert found.completeness == pytest.approx(1, abs=0.1)
 
 
+SEQUENCES = {"vocab_size": 8192, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2}
 MODELS = {
     "gpt2": CAUSAL["gpt2"],
     "llama": CAUSAL["llama"],
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(vocab_size=8192, **SIZES)),
+    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**SEQUENCES, decoder_start_token_id=0)),
+    "classifier": lambda: hf.BertForSequenceClassification(hf.BertConfig(vocab_size=8192, **SIZES)),
 }
 CLEAN, CORRUPT = "The cat sat on the mat", "The dog sat on the mat"
 
@@ -206,6 +209,13 @@ def test_of_several_ways_the_fewest_edges_that_keep_the_share_are_left():
     assert prune(order, 4, share, 0.4, lambda: 0) == {(0, 1), (1, 4)}
 
 
+def test_what_brings_back_too_much_is_no_circuit():
+    worth = {(0, 1): 0, (1, 3): 2.5, (0, 2): 0, (2, 3): -1.5}
+    order = sorted(worth, key=lambda edge: -abs(worth[edge]))
+    kept = prune(order, 3, lambda edges: sum(worth[edge] for edge in edges), 0.8, lambda: 0)
+    assert kept == frozenset(worth)
+
+
 def test_texts_that_cannot_be_compared_are_refused(tmp_path):
     model = load("own-causal")
     for corrupt, sentence in (("The dog sat", "needs the same number"), (CLEAN, "give the same score")):
@@ -213,7 +223,9 @@ def test_texts_that_cannot_be_compared_are_refused(tmp_path):
             find_circuit(model, [PairOfTexts(CLEAN, corrupt)])
     for folder, sentence in ((minilm(), "load it with predicting"), (mamba(tmp_path), "no attention")):
         with pytest.raises(ModelError, match=sentence):
-            find_circuit(load(folder, predicting=folder != minilm()), [PairOfTexts(CLEAN, CORRUPT)])
+            find_circuit(
+                load(folder, predicting=folder != minilm()), [PairOfTexts(CLEAN, CLEAN[:-3] + "cat")]
+            )
 
 
 def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():

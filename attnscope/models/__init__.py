@@ -73,7 +73,7 @@ def load(
     if tokenizer != "own":
         raise ModelError(f"{name} reads with its own tokenizer: another one is for models of FILE.py:NAME")
     if own:
-        from attnscope.models.own import load_own
+        from attnscope.models.text.reader import load_own
 
         return load_own(name, device=place, dtype=kind)
     if folder.is_dir() and not (folder / "config.json").exists():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+from weakref import WeakSet
 
 from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
@@ -107,6 +109,9 @@ class RunsWeighed(Protocol):
     def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """One pass, seen by ``observers``."""
 
+
+_kinds_shown: WeakSet[nn.Module] = WeakSet()
+"""Modules of which a text of one token has shown the kinds."""
 
 SMALL_PASS = 4e9
 """Floating-point operations of a pass below which threads cost more than they bring."""
@@ -269,10 +274,9 @@ class Model:
         import torch
 
         from attnscope.capture import recording
-        from attnscope.models.kinds import show_kinds
 
         self._require_memory(prepared)
-        show_kinds(self.module, prepared)
+        self.show_kinds(prepared)
         watching = (*observers, LayersDone(self.module))
         with (
             torch.inference_mode(),
@@ -282,6 +286,45 @@ class Model:
         ):
             getattr(self.module, prepared.entry)(*prepared.arguments, **prepared.inputs, **prepared.settings)
         return self._require_attention(record)
+
+    def show_kinds(self, prepared: ModelInput) -> None:
+        """Run a text of one token written twice, so that the recording knows which kind each attention is.
+
+        One token cannot show that. Only the first such text of a module is run so, and the run changes no
+        random number of later ones. Where the model fails on two tokens, a warning says so: the kinds are
+        then what the modules say of themselves.
+        """
+        import torch
+
+        from attnscope.capture import recording
+
+        def is_one_token(tensor: Tensor) -> bool:
+            """Whether a tensor is the ids or the mask of texts of one token, [batch, 1]."""
+            return tensor.ndim == 2 and tensor.shape[1] == 1 and not tensor.is_floating_point()
+
+        def twice(tensor: Tensor) -> Tensor:
+            return tensor.repeat(1, 2) if is_one_token(tensor) else tensor
+
+        given = (*prepared.inputs.values(), *prepared.arguments)
+        if len(prepared.tokens) > 1 or self.module in _kinds_shown or not any(map(is_one_token, given)):
+            return
+        inputs = {name: twice(tensor) for name, tensor in prepared.inputs.items()}
+        devices = {tensor.device for tensor in inputs.values() if tensor.device.type == "cuda"}
+        try:
+            with (
+                torch.inference_mode(),
+                torch.random.fork_rng(list(devices)),
+                recording(self.module, warn=False),
+            ):
+                run = getattr(self.module, prepared.entry)
+                run(*map(twice, prepared.arguments), **inputs, **prepared.settings)
+        except Exception as error:
+            if isinstance(error, AttnscopeError) or out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            unknown = f"which kind of attention a text of one token has is not known: {reason}"
+            warnings.warn(unknown, stacklevel=3)
+        _kinds_shown.add(self.module)
 
     def look(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """``run`` for observers that read rows of tensors and of arrays alike: a short trace has arrays."""

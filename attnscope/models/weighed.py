@@ -13,14 +13,13 @@ from torch import Tensor
 from attnscope.attention import Attention, Site
 from attnscope.capture import recording
 from attnscope.capture.projections import Projection, Projections, head_gradients
-from attnscope.capture.residuals import Residual, Residuals
+from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError
 from attnscope.figures import Weigh
 from attnscope.measures.blocks import by_block_norm, normed_weight, residual_part, spread_rows
 from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.inputs import ModelInput
 from attnscope.models.kept import FileModel
-from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
 from attnscope.models.targets import score_prediction
 
@@ -114,33 +113,27 @@ class _Weighed:
 
     def _weigh(self, attention: Attention) -> WeighedRows:
         found, weigh = self.projections.found.get(attention.site), self.weighing.weigh
+        if attention.values is None:
+            why = "its weights were seen, and the values that they mix were not; leave out --weigh"
+            raise self._refusal(attention, f": {why}")
         if weigh == "norm-residual":
-            return self._with_residual(attention, found)
-        values = Values.of(self._values(attention), attention.heads, None if found is None else found.weight)
+            return self._with_residual(attention, attention.values, found)
+        values = Values.of(attention.values, attention.heads, None if found is None else found.weight)
         if weigh == "norm":
             return WeighedRows(attention.read, by_norm(values))
-        amounts = (
-            by_zeroing(values) if weigh == "zeroing" else by_gradient(values, self._slope(attention, values))
-        )
-        return WeighedRows(attention.read, amounts, may_be_none=True)
+        if weigh == "zeroing":
+            return WeighedRows(attention.read, by_zeroing(values), may_be_none=True)
+        if found is None:
+            why = "no output projection was found through which it could be taken; --weigh norm needs none"
+            raise self._refusal(attention, f" by gradient: {why}")
+        slope = self.slopes.get(attention.site)
+        if slope is None:  # the prediction does not hang on it
+            shape = (len(values.values), attention.heads, len(attention.queries), values.values.shape[-1])
+            slope = values.values.new_zeros(shape)  # [batch, head, query, size]
+        return WeighedRows(attention.read, by_gradient(values, slope), may_be_none=True)
 
-    def _with_residual(self, attention: Attention, found: Projection | None) -> WeighedRows:
+    def _with_residual(self, attention: Attention, values: Tensor, found: Projection | None) -> WeighedRows:
         """Raises ``ModelError`` where the block around the attention cannot be followed."""
-        residual, values = self._residual(attention, found), self._values(attention)
-        assert found is not None
-        weight = normed_weight(found.weight, residual)
-        part = residual_part(residual, attention.heads)
-        known = Values.of(values, attention.heads, weight)
-        if attention.site.kind == "cross":  # the residual is of no token that is looked at
-            amounts, beside = by_norm(known), part.norm(dim=-1)[:, None, :, None]
-        else:
-            amounts, beside = by_block_norm(known, weight, part), None
-        if residual.inner is not None:
-            amounts = spread_rows(amounts, residual.inner)
-        return WeighedRows(attention.read, amounts, beside=beside)
-
-    def _residual(self, attention: Attention, found: Projection | None) -> Residual:
-        """What a call was added to, [batch, query, width]. Raises ``ModelError`` if that is not known."""
         site, why = attention.site, ""
         residual = self.projections.of(site) if isinstance(self.projections, Residuals) else None
         if found is None:
@@ -151,26 +144,19 @@ class _Weighed:
             why = f"it attends in {attention.batch:,} parts"
         elif site.kind != "cross" and len(attention.queries) != len(attention.keys):
             why = f"its {len(attention.queries):,} queries are not its {len(attention.keys):,} keys"
-        if residual is None or why:
+        if found is None or residual is None or why:
             raise self._refusal(attention, f" by norm-residual, as {why}: --weigh norm does without")
         self.weighing.forms[residual.form] = None
-        return residual
-
-    def _slope(self, attention: Attention, values: Values) -> Tensor:
-        """-> [batch, head, query, size]; 0 where the prediction does not hang on it"""
-        if attention.site not in self.projections.found:
-            why = "no output projection was found through which it could be taken; --weigh norm needs none"
-            raise self._refusal(attention, f" by gradient: {why}")
-        shape = (len(values.values), attention.heads, len(attention.queries), values.values.shape[-1])
-        slope = self.slopes.get(attention.site)
-        return values.values.new_zeros(shape) if slope is None else slope
-
-    def _values(self, attention: Attention) -> Tensor:
-        """-> [batch, key_head, key, size]"""
-        if attention.values is None:
-            why = "its weights were seen, and the values that they mix were not; leave out --weigh"
-            raise self._refusal(attention, f": {why}")
-        return attention.values
+        weight = normed_weight(found.weight, residual)
+        part = residual_part(residual, attention.heads)
+        known = Values.of(values, attention.heads, weight)
+        if attention.site.kind == "cross":  # the residual is of no token that is looked at
+            amounts, beside = by_norm(known), part.norm(dim=-1)[:, None, :, None]
+        else:
+            amounts, beside = by_block_norm(known, weight, part), None
+        if residual.inner is not None:
+            amounts = spread_rows(amounts, residual.inner)
+        return WeighedRows(attention.read, amounts, beside=beside)
 
     def _refusal(self, attention: Attention, why: str) -> ModelError:
         layer, name = attention.site.layer, self.weighing.model.name
@@ -186,7 +172,7 @@ def gradients_of(
     query, size]
     """
     projections = projections or Projections()
-    show_kinds(model.module, prepared)
+    model.show_kinds(prepared)
     with (
         torch.enable_grad(),
         model.threads(prepared),

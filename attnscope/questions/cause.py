@@ -23,7 +23,6 @@ from attnscope.capture.rows.proof import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import Classifier
-from attnscope.models.kinds import show_kinds
 from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
 from attnscope.questions.ablate import Calls, PlainPass
@@ -349,7 +348,7 @@ def cut(
     """
     selection = selection or Selection()
     require_texts(prepared)
-    show_kinds(model.module, prepared)
+    model.show_kinds(prepared)
     with torch.no_grad(), model.threads(prepared):
         prediction = score_prediction(model, prepared, target, against)
         scored = Scored(model, prepared, prediction)

@@ -24,7 +24,6 @@ from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError
 from attnscope.models import Model, ModelInput
-from attnscope.models.kinds import show_kinds
 from attnscope.models.targets import score_prediction
 from attnscope.questions.cause import SAME, Scored, require_texts
 from attnscope.questions.importance import gated_sites
@@ -104,7 +103,7 @@ class TwoTexts:
     def sites(self) -> tuple[list[Site], Record]:
         """The attention calls of a pass. Raises ``ModelError`` where heads cannot be changed."""
         model, prepared = self.scored.model, self.scored.prepared
-        show_kinds(model.module, prepared)
+        model.show_kinds(prepared)
         with (
             torch.no_grad(),
             recording(model.module, [], prepared.axes, warn=False) as seen,

@@ -21,7 +21,6 @@ from attnscope.capture.stream.parts import Effects, sum_parts
 from attnscope.capture.stream.walk import Lost, Stream, StreamRows
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.kinds import show_kinds
 from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.models.text.tokens import without_marks
 from attnscope.questions.answer import Answer
@@ -144,7 +143,7 @@ def direct_effects(
         raise ModelError("a trace holds no weights of the model: give the model and the text")
     at = place_prediction(model, prepared, target)
     rows = StreamRows(length=model.objective.ids(prepared).shape[1], at=at)
-    show_kinds(model.module, prepared)
+    model.show_kinds(prepared)
     with (
         torch.enable_grad(),
         model.threads(prepared),

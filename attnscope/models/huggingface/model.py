@@ -20,7 +20,6 @@ from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, NoTokenizer, start_token, write_chat
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
-from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model, accepts, hears
 from attnscope.models.regions import find_owners
 from attnscope.models.request import read_messages
@@ -277,7 +276,7 @@ class HuggingFaceModel(Model):
         if len(tokens) < len(start):
             inputs |= {name: x[:, : len(tokens)] for name, x in inputs.items() if is_row(x, len(start))}
         try:
-            show_kinds(self.module, prepared)
+            self.show_kinds(prepared)
             with self.threads(prepared), redirect_stdout(sys.stderr):  # what foreign code prints
                 new, steps, record = generate_cached(
                     self.writer, self.module, inputs, side, count, sampling, ends

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,11 +16,14 @@ from attnscope.errors import SizeError
 UNNOTICED = 1 << 28
 """Bytes that are asked for without looking: 256 MB."""
 
-FOREIGN_SECONDS = 5
+DEADLINE, FOREIGN_SECONDS = "ATTNSCOPE_DEADLINE", 5.0
 """Processor seconds that a chat template, or reading a config, may take; honest ones take milliseconds."""
 
-LEAST_FOREIGN_BYTES = 512 << 20
-"""What foreign work may take however little is free: threads reserve some that they never use."""
+MEMORY, LEAST_BYTES = "ATTNSCOPE_MEMORY", 512 << 20
+"""What a command may take however little is free: threads reserve some that they never use."""
+
+MOST_CALLS = 2048
+"""How often a module may attend in one pass: no honest model repeats a layer as many times."""
 
 SPARE_MODULES = 2000
 """Modules, and tensors, that a model may be built of beyond those that its files can fill."""
@@ -75,6 +80,55 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch on a CPU, or torch on an accelerator could not get memory."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def memory_limited() -> Iterator[None]:
+    """Let this process take the memory that is free, or as much as ``ATTNSCOPE_MEMORY`` says (4G, 500M, off).
+
+    Where the system counts it (Linux), and where no GPU's driver reserves memory that it does not take.
+    Raises ``SizeError`` for a size that is none.
+    """
+    asked, taken = os.environ.get(MEMORY, ""), _taken()
+    most = None if asked in ("", "off") else _bytes(asked)
+    if taken is None or asked == "off" or Path("/dev/nvidiactl").exists():
+        yield
+        return
+    import resource
+
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = taken + max(LEAST_BYTES, free_memory()) if most is None else most
+    known = [each for each in (soft, hard, limit) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", size.strip(), re.IGNORECASE)
+    if match is None:
+        raise SizeError(f"{MEMORY}={size} is no size: write 4G, 500M or off")
+    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
+
+
+def _taken() -> int | None:
+    """Bytes of private memory that this process has; ``None`` where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def foreign_seconds() -> float | None:
+    """How long foreign work may take, as ``ATTNSCOPE_DEADLINE`` says; ``None`` for off."""
+    asked = os.environ.get(DEADLINE, "")
+    try:
+        return None if asked == "off" else float(asked or FOREIGN_SECONDS)
+    except ValueError:
+        raise SizeError(f"{DEADLINE}={asked} is no number of seconds: write 30 or off") from None
 
 
 def readable(size: int) -> str:

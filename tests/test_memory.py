@@ -63,3 +63,39 @@ def test_a_limit_of_time_that_somebody_swallowed_is_raised_again():
 
     with pytest.raises(OutOfTime), time_limited(0.05):
         swallow()
+
+
+@pytest.mark.parametrize(("asked", "limit"), [("3G", 3e9), ("2500 MB", 2.5e9), ("1.5TB", 1.5e12)])
+def test_a_command_takes_no_more_memory_than_is_asked_for(monkeypatch, asked, limit):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    monkeypatch.setenv("ATTNSCOPE_MEMORY", asked)
+    with suppress(ZeroDivisionError), memory.memory_limited():
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == limit
+        raise ZeroDivisionError
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_memory_is_limited_to_what_is_free_unless_it_is_off(monkeypatch):
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(memory, "free_memory", lambda: 5 << 30)
+    with memory.memory_limited():
+        assert 5 << 30 <= resource.getrlimit(resource.RLIMIT_DATA)[0] < 10 << 30
+    monkeypatch.setenv("ATTNSCOPE_MEMORY", "off")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with memory.memory_limited():
+        assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_a_size_or_a_deadline_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("ATTNSCOPE_MEMORY", "much")
+    monkeypatch.setenv("ATTNSCOPE_DEADLINE", "soon")
+    with (
+        pytest.raises(SizeError, match="ATTNSCOPE_MEMORY=much is no size: write 4G"),
+        memory.memory_limited(),
+    ):
+        pass
+    with pytest.raises(SizeError, match="ATTNSCOPE_DEADLINE=soon is no number of seconds"):
+        memory.foreign_seconds()
+    monkeypatch.setenv("ATTNSCOPE_DEADLINE", "off")
+    assert memory.foreign_seconds() is None

@@ -35,7 +35,9 @@ from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.single_heads import Repeats, SingleHeads
 from attnscope.capture.rows.weighing import MAPPED, Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
+from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
+from attnscope.limits import MOST_CALLS
 
 TRACKERS: tuple[type[Tracker], ...] = (
     SkipKnownLayers,  # says at once whether the others have to follow a module
@@ -251,6 +253,11 @@ class Recorder(Pass):
         notes = capture.window, capture.refusal, capture.difference
         with replace(self.guard, place=lambda: taken.name):
             attention = self._sites.place(capture, taken.name, taken.calls)
+            if attention.site.call >= MOST_CALLS:
+                raise SizeError(
+                    f"{taken.name} attends more than {MOST_CALLS:,} times in one pass: the model repeats a "
+                    "layer without end"
+                )
             with quietly():
                 for observer in self.observers:
                     observer.observe(attention)

@@ -24,7 +24,7 @@ from attnscope.cli.command import CONTEXT, SETTINGS
 from attnscope.cli.commands import AllCommands
 from attnscope.cli.retired import RETIRED
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.limits import out_of_memory
+from attnscope.limits import MEMORY, out_of_memory
 from attnscope.text import shorten
 
 TWICE = 1.0
@@ -111,6 +111,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     if os.environ.get("COLUMNS") == "0":  # so some shells say that they do not know it
         del os.environ["COLUMNS"]
+    os.environ.pop("MPLBACKEND", None)  # no window is opened, and an unknown name would stop all pictures
     gc.set_threshold(100_000)  # imports make many objects and no garbage, and looking for it takes long
     with _remembering_ctrl_c() as pressed:
         try:
@@ -198,8 +199,8 @@ def _explain(error: Exception) -> str:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if out_of_memory(error):
         return (
-            f"out of memory ({first_line(error)}): cut the text with --max-tokens, pick one --layer, or "
-            "take a smaller --dtype or model"
+            f"out of memory ({first_line(error)}): cut the text with --max-tokens, pick one --layer, "
+            f"take a smaller --dtype or model, or allow more with {MEMORY}=16G"
         )
     return (
         f"unexpected {type(error).__name__}: {error} "

@@ -31,6 +31,7 @@ from attnscope.cli.complete import Complete
 from attnscope.cli.settings import defaults_of, read_settings
 from attnscope.cli.waiting import set_verbosity
 from attnscope.errors import AttnscopeError
+from attnscope.limits import memory_limited
 from attnscope.registry import docstring
 from attnscope.text import LARGEST, raw_csv
 
@@ -275,7 +276,8 @@ class Command(click.Command):
             for name, group in self.groups.items()
         }
         try:
-            self.function(**made)
+            with memory_limited():
+                self.function(**made)
         except click.UsageError as error:
             error.ctx = ctx
             raise

@@ -1,8 +1,8 @@
 """What a foreign model folder may ask for.
 
 It names its own files and no repository, its settings and vocabularies have an honest size, and it builds no
-more than its weights fill. A config or a chat template takes a few seconds at most, and no more memory than
-is free. What a tokenizer does in Rust and C cannot be stopped in this process, and is not limited.
+more than its weights fill. A config or a chat template takes a few seconds at most; the memory of the whole
+process is limited. What a tokenizer does in Rust and C cannot be stopped in this process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch.nn.modules import module as hooks
 
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import (
-    FOREIGN_SECONDS,
+    DEADLINE,
     LARGEST_CONFIG,
     LARGEST_VOCABULARY,
-    LEAST_FOREIGN_BYTES,
+    MEMORY,
     SPARE_MODULES,
     SPARE_NUMBERS,
     OutOfTime,
-    free_memory,
+    foreign_seconds,
     out_of_memory,
     readable,
     time_limited,
@@ -64,15 +64,20 @@ IMPLEMENTATION = re.compile(r"(?:paged\|)?\w*")
 
 
 @contextmanager
-def explained(what: str, seconds: float | None = None) -> Iterator[None]:
-    """Raise ``ModelError`` for foreign code that runs out of memory, out of time, or breaks its library."""
+def explained(what: str, *, timed: bool = False) -> Iterator[None]:
+    """Raise ``ModelError`` for foreign code that runs out of memory or, where ``timed``, out of time.
+
+    So for what breaks its library. The time is limited on the main thread of any Unix.
+    """
+    seconds = foreign_seconds() if timed else None
+    slow = f"takes longer than {seconds or 0:g} seconds, and was stopped: {DEADLINE} allows more"
     try:
         with time_limited(seconds):
             yield
     except BaseException as error:
         rows = (
-            (isinstance(error, OutOfTime), f"takes longer than {seconds} seconds, and was stopped"),
-            (_is_out_of_memory(error), "asks for more memory than is free"),
+            (isinstance(error, OutOfTime), slow),
+            (_is_out_of_memory(error), f"asks for more memory than is free ({MEMORY} sets the limit)"),
             (type(error).__name__ == "PanicException", "breaks the library that runs it"),  # one in Rust
         )
         sentence = next((sentence for met, sentence in rows if met), None)
@@ -82,20 +87,10 @@ def explained(what: str, seconds: float | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def bounded(what: str, *, timed: bool = False) -> Iterator[None]:
-    """``explained``, with no more memory than is free, and for ``timed`` work with a limit on its time.
-
-    The memory is limited where the system counts it (Linux); the time, on the main thread of any Unix.
-    """
-    with explained(what, FOREIGN_SECONDS if timed else None), _memory_limited():
-        yield
-
-
-@contextmanager
 def refusable(work: str, refusal: str, *, timed: bool = False) -> Iterator[None]:
-    """``bounded`` work on what the user gave: whatever else it raises is an ``InputError``, a refusal."""
+    """``explained`` work on what the user gave: whatever else it raises is an ``InputError``, a refusal."""
     try:
-        with bounded(work, timed=timed):
+        with explained(work, timed=timed):
             yield
     except ModelError:
         raise
@@ -110,34 +105,6 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-@contextmanager
-def _memory_limited() -> Iterator[None]:
-    """Let this process take the memory that is free, and no more."""
-    taken = _taken()
-    if taken is None:
-        yield
-        return
-    import resource
-
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = taken + max(LEAST_FOREIGN_BYTES, free_memory())
-    known = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def _taken() -> int | None:
-    """Bytes of private memory that this process has; ``None`` where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
-    except (OSError, StopIteration, ValueError):
-        return None
 
 
 def weights_size(name: str, revision: str | None, dtype: torch.dtype | None) -> int:

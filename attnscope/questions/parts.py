@@ -197,11 +197,13 @@ def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
         if matches:
             break
     for match in matches:
-        yield tuple(
+        group = tuple(
             number
             for number, (begin, end) in enumerate(spans)
             if begin < match.end() and end > match.start() and not axis[number].special
         )
+        if group:
+            yield group
 
 
 def _known(text: str) -> str:

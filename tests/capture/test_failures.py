@@ -10,6 +10,7 @@ from attnscope.capture.hooks import outputs, softmax, torch_functions
 from attnscope.capture.placing import chunked as chunked_modules
 from attnscope.capture.placing import kinds as sites
 from attnscope.capture.placing import mixing
+from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs
@@ -199,3 +200,11 @@ def test_memory_that_is_not_there_ends_the_pass(monkeypatch):
     monkeypatch.setattr(recorder, "conclude", greedy)
     with pytest.raises(MemoryError), torch.inference_mode(), recording(model):
         model(**given)
+
+
+def test_a_layer_that_never_ends_to_attend_ends_the_pass(monkeypatch):
+    monkeypatch.setattr("attnscope.capture.recorder.MOST_CALLS", 5)
+    model = FAMILIES["albert"].build()
+    model.config.num_hidden_layers = 10**9
+    with pytest.raises(SizeError, match="attends more than 5 times in one pass"), recording(model):
+        model(torch.tensor([[5, 6, 7]]))

@@ -1,11 +1,11 @@
 """What several tests of models share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from attnscope.models import foreign
+from attnscope import limits
 from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import vision_language
@@ -40,7 +40,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Foreign work may take 300 MB: a machine that has more would be filled first."""
-    monkeypatch.setattr(foreign, "LEAST_FOREIGN_BYTES", 300 << 20)
-    monkeypatch.setattr(foreign, "free_memory", lambda: 0)
+    monkeypatch.setattr(limits, "LEAST_BYTES", 300 << 20)
+    monkeypatch.setattr(limits, "free_memory", lambda: 0)
+    with limits.memory_limited():
+        yield

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnscope.errors import ModelError
 from attnscope.limits import require
-from attnscope.models.foreign import bounded, built_within, stored_weights, weights_size
+from attnscope.models.foreign import built_within, explained, stored_weights, weights_size
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
 from attnscope.models.huggingface.sound_texts import (
@@ -153,7 +153,7 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
         return loaded, missing, bool(missing and found["unexpected_keys"])
 
     within = built_within(name, lambda: stored_weights(name, source.revision))
-    with source.shielded(), within, bounded(f"loading {name}"):
+    with source.shielded(), within, explained(f"loading {name}"):
         loaded, missing, renamed = load(kind)
         other = AutoModelForImageTextToText._model_mapping.get(type(config), None)
         saved = other is not None and other.__name__ in (config.architectures or ())

@@ -17,7 +17,6 @@ from attnscope.errors import AttnscopeError, ModelError, first_line
 from attnscope.limits import HUB_SECONDS
 from attnscope.models.foreign import (
     CONFIGS,
-    bounded,
     explained,
     read_config,
     require_no_repository,
@@ -187,15 +186,18 @@ class Source:
         import transformers
 
         what = f"the config.json of {self.name}"
-        with self.shielded(), bounded(what, timed=True):
+        with self.shielded(), explained(what, timed=True):
             return transformers.AutoConfig.from_pretrained(self.name, **self.options)
 
     def load_tokenizer(self, config: Any) -> Any:
         """The tokenizer, as transformers loads it. Raises ``ModelError``."""
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
         with self.shielded("the tokenizer of "), explained(f"the tokenizer of {self.name}"):
             tokenizer = AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            kind = type(tokenizer).__name__
+            raise ModelError(f"{self.name} has no tokenizer of its own: {kind} joins those of other models")
         wanted = [name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)]
         if self.folder is not None and wanted:  # some read bytes, and have no vocabulary
             names = {file.name for file in self.folder.iterdir()}
@@ -218,7 +220,7 @@ class Source:
         automatic, called, what = PROCESSORS[kind]
         with self.shielded(called):
             try:
-                with bounded(called + self.name):
+                with explained(called + self.name):
                     return getattr(transformers, automatic).from_pretrained(self.name, **self.options)
             except (OSError, ValueError) as error:
                 if "preprocessor_config" in str(error) or "image processor" in str(error).lower():

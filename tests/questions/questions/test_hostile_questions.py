@@ -26,3 +26,9 @@ def test_an_expression_that_tries_every_way_is_stopped(pattern, monkeypatch):
 def test_what_is_no_expression_is_said_in_a_sentence(pattern, says):
     with pytest.raises(SelectionError, match=says):
         parse_questions(f"/{pattern}/ -> *")
+
+
+def test_a_phrase_of_special_tokens_alone_is_nowhere():
+    axis = (Token("[CLS]", 0, special=True), Token("cat", 1, word=0), Token("[SEP]", 2, special=True))
+    assert parts.TextPart("[SE P]").tokens(axis) == ()
+    assert parts.TextPart('"[ SEP ]"').tokens(axis) == ()

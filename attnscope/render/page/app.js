@@ -51,6 +51,7 @@ function drawThumbnails() {
 }
 
 function drawRest() {
+  if (!current) return void setTimeout(drawRest, 10); // the head that a link names is still being unpacked
   opening = false;
   drawThumbnails();
   drawSide();

@@ -97,6 +97,12 @@ function writer(context, size) {
   };
 }
 
+// A place's text, cut to the room that its number leaves, and the number behind it, or before it.
+function writeLabel(context, place, x, y, room, before = false) {
+  const number = behind(place), shown = `\u2068${cutTo(context, place[0], room - context.measureText(number).width)}\u2069`;
+  context.fillText((before ? `${number} ${shown}` : `${shown}${number}`).trim(), x, y);
+}
+
 function cutTo(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   const characters = [...text];

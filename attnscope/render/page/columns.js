@@ -53,11 +53,11 @@ function paintColumns() {
   const write = writer(context, 12);
   context.textBaseline = "middle";
   for (let i = Math.floor(scrolled / ROW); i < others.length && i * ROW < scrolled + height; i++) {
-    const y = layered.top + i * ROW - scrolled, place = others[i], number = behind(place);
-    write(place);
+    const y = layered.top + i * ROW - scrolled;
+    write(others[i]);
     context.textAlign = "right";
     context.fillStyle = css("--text");
-    context.fillText(`\u2068${cutTo(context, place[0], labels - 8 - context.measureText(number).width)}\u2069${number}`, labels - 5, y + ROW / 2);
+    writeLabel(context, others[i], labels - 5, y + ROW / 2, labels - 8);
     heads.forEach((head, at) => {
       const code = byte(head, i), pixel = colours[Math.round(255 * Math.min(WEIGHT[code] / top, 1))];
       context.fillStyle = code === CLOSED ? hatch : `rgb(${pixel & 255}, ${(pixel >> 8) & 255}, ${(pixel >> 16) & 255})`;

@@ -97,8 +97,8 @@ function paintMap(context, width, height, x = 0, y = 0) {
   context.drawImage(map.picture, left - x, top - y, across, down);
   drawCross(context, left - x, top - y);
   context.restore();
-  drawRowLabels(context, y, height);
-  drawColumnLabels(context, x, width);
+  drawLabels(context, false, y, height);
+  drawLabels(context, true, x, width);
 }
 
 // The row and the column that are marked: under the pointer, or of the pinned token.
@@ -125,45 +125,26 @@ function* labelsInView(count, size, scrolled, room, marked) {
 
 const labelSize = (size) => Math.max(Math.min(LABEL, size * 0.95), 9);
 
-function drawRowLabels(context, scrolled, height) {
-  const { tall, left, top } = map;
-  const write = writer(context, labelSize(tall));
-  const marked = markedRow(), plain = css("--text"), strong = css("--mark");
+// The labels of the rows on the left, or of the columns above, from the bottom up.
+function drawLabels(context, across, scrolled, room) {
+  const { left, top } = map, size = across ? map.cell : map.tall;
+  const places = across ? current.axes.keys : current.axes.queries, marked = across ? markedColumn() : markedRow();
+  const write = writer(context, labelSize(size)), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
-  context.rect(0, top - 7, left, height);
+  if (across) context.rect(left - 7, 0, room, top);
+  else context.rect(0, top - 7, left, room);
   context.clip();
-  context.textAlign = "right";
+  context.textAlign = across ? "left" : "right";
   context.textBaseline = "middle";
-  for (const i of labelsInView(current.rows, tall, scrolled, height - top, marked)) {
-    const place = current.axes.queries[i], number = behind(place);
-    write(place);
-    context.fillStyle = i === marked ? strong : plain;
-    const shown = cutTo(context, place[0], left - 10 - context.measureText(number).width);
-    context.fillText(`\u2068${shown}\u2069${number}`, left - 5, top - scrolled + (i + 0.5) * tall);
-  }
-  context.restore();
-}
-
-function drawColumnLabels(context, scrolled, width) {
-  const { cell, left, top } = map;
-  const write = writer(context, labelSize(cell));
-  const marked = markedColumn(), plain = css("--text"), strong = css("--mark");
-  context.save();
-  context.beginPath();
-  context.rect(left - 7, 0, width, top);
-  context.clip();
-  context.textAlign = "left";
-  context.textBaseline = "middle";
-  for (const i of labelsInView(current.columns, cell, scrolled, width - left, marked)) {
-    const place = current.axes.keys[i], number = behind(place);
-    write(place);
+  for (const i of labelsInView(places.length, size, scrolled, room - (across ? left : top), marked)) {
+    const at = (i + 0.5) * size - scrolled;
+    write(places[i]);
     context.save();
-    context.translate(left - scrolled + (i + 0.5) * cell, top - 5);
-    context.rotate(-Math.PI / 2);
+    context.translate(...(across ? [left + at, top - 5] : [left - 5, top + at]));
+    if (across) context.rotate(-Math.PI / 2);
     context.fillStyle = i === marked ? strong : plain;
-    const shown = cutTo(context, place[0], top - 8 - context.measureText(number).width);
-    context.fillText(`\u2068${shown}\u2069${number}`, 0, 0);
+    writeLabel(context, places[i], 0, 0, across ? top - 8 : left - 10);
     context.restore();
   }
   context.restore();

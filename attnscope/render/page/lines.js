@@ -134,13 +134,10 @@ function drawTokens(context, places, align, x, y, inView, marked) {
   const write = writer(context, 13);
   context.textAlign = align;
   places.forEach((place, i) => {
-    const [text] = place, number = behind(place);
     if (!inView(i)) return;
     write(place);
     context.fillStyle = i === marked ? strong : plain;
-    const room = lines.labels - 10 - context.measureText(number).width;
-    const shown = `\u2068${cutTo(context, text, room)}\u2069`;
-    context.fillText((align === "right" ? `${shown}${number}` : `${number} ${shown}`).trim(), x, y(i));
+    writeLabel(context, place, x, y(i), lines.labels - 10, align === "left");
   });
 }
 

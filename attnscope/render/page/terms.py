@@ -5,7 +5,7 @@ It needs nothing else, as the page of all heads does, and follows the reader's l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -16,6 +16,7 @@ from attnscope.render.page.page import content_hash
 from attnscope.text import clean
 from attnscope.views import HeadMap
 from attnscope.views.charts import MovedWords, Term, Terms
+from attnscope.views.table import Titled
 
 CELL = 26  # pixels of one head
 
@@ -23,26 +24,32 @@ CELL = 26  # pixels of one head
 def terms_page(view: Terms, maps: Sequence[HeadMap], cmap: str | None = None) -> str:
     """The page as text; ``maps`` are those of all heads, one a kind of attention."""
     name = choose_map(cmap, signed=True)
+    body = (*_bars(view, name), *(line for each in maps for line in _heads(each, name)), *_words(view.moved))
+    return plain_page(view, body)
+
+
+def plain_page(view: Titled, body: Iterable[str], policy: str = "") -> str:
+    """A page without scripts: title and subtitle of a view, a body, and the notes; ``policy`` allows more."""
     style = (files(__package__) / "terms.css").read_text("utf-8")
-    policy = f"default-src 'none'; style-src {content_hash(style)}"
+    policy = f"default-src 'none'; {policy}style-src {content_hash(style)}"
+    title, notes = escaped(view.title), "".join(f"<li>{escaped(note)}</li>" for note in view.notes)
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{_text(view.title)}</title><style>{style}</style></head><body>",
-        f'<header><h1>{_text(view.title)}</h1><p class="quiet">{_text(view.subtitle)}</p></header><main>',
-        *_bars(view, name),
-        *(line for each in maps for line in _heads(each, name)),
-        *_words(view.moved),
+        f"<title>{title}</title><style>{style}</style></head><body>",
+        f'<header><h1>{title}</h1><p class="quiet">{escaped(view.subtitle)}</p></header><main>',
+        *body,
         "</main>",
-        *_notes(view.notes),
+        f"<footer><ul class='quiet'>{notes}</ul></footer>" if notes else "",
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text as a page may hold it."""
     return escape(clean(text))
 
 
@@ -59,7 +66,7 @@ def _bars(view: Terms, name: str) -> Iterator[str]:
         for term in terms:
             marked = term is view.total or term.label == view.marked
             row = " class='marked'" if marked else " class='quiet'" if term is view.rest else ""
-            yield f"<tr{row}><th scope='row'><bdi>{_text(term.label)}</bdi></th>"
+            yield f"<tr{row}><th scope='row'><bdi>{escaped(term.label)}</bdi></th>"
             yield f"<td>{_bar(term, view, name)}</td><td class='number'>{term.value:+.3f}</td></tr>"
         yield "</tbody>"
     yield "</table></section>"
@@ -83,8 +90,8 @@ def _heads(heads: HeadMap, name: str) -> Iterator[str]:
         return
     rows, columns = heads.values.shape
     entries = steps(np.nan_to_num(heads.levels(), nan=0.5))
-    yield f"<section><h2>{_text(heads.title)}</h2>"
-    yield f"<p class='quiet'>{_text(', '.join(filter(None, (heads.name, heads.unit))))}</p>"
+    yield f"<section><h2>{escaped(heads.title)}</h2>"
+    yield f"<p class='quiet'>{escaped(', '.join(filter(None, (heads.name, heads.unit))))}</p>"
     wide, tall = 34 + CELL * columns, 20 + CELL * rows
     yield f"<div class='wide'><svg class='heads' role='list' width='{wide}' height='{tall}'>"
     for head, column in enumerate(heads.columns):
@@ -113,19 +120,10 @@ def _words(moved: Sequence[MovedWords]) -> Iterator[str]:
     for each in moved:
         raised, lowered = (
             " ".join(
-                f"<span><bdi>{_text(word.label) or '␣'}</bdi> <small>{word.value:+.2f}</small></span>"
+                f"<span><bdi>{escaped(word.label) or '␣'}</bdi> <small>{word.value:+.2f}</small></span>"
                 for word in words
             )
             for words in (each.raised, each.lowered)
         )
-        yield f"<tr><th scope='row'>{_text(each.label)}</th><td>{raised}</td><td>{lowered}</td></tr>"
+        yield f"<tr><th scope='row'>{escaped(each.label)}</th><td>{raised}</td><td>{lowered}</td></tr>"
     yield "</table></section>"
-
-
-def _notes(notes: Sequence[str]) -> Iterator[str]:
-    if notes:
-        yield (
-            "<footer><ul class='quiet'>"
-            + "".join(f"<li>{_text(note)}</li>" for note in notes)
-            + "</ul></footer>"
-        )

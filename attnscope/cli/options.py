@@ -293,6 +293,16 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptsOptions:
+    """Prompts of one template, in place of one text."""
+
+    panel = TEXT
+    prompts: Path | None = option(
+        "Average over the rows of a table, whose columns fill the slots {NAME} of text, target and against."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SecondNamed(SourceOptions):
     """The same, where what follows the text is no second text."""
 

@@ -11,10 +11,19 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from attnscope.attention import Token
+from attnscope.axes import Coarsening, Place, Weights, coarsen
 from attnscope.capture.stream.parts import Effects
-from attnscope.errors import InputError
+from attnscope.errors import InputError, SelectionError
+from attnscope.figures import Figure
+from attnscope.measures.roles import role
+from attnscope.models import Model, ModelInput
+from attnscope.progress import tell
+from attnscope.questions.head import OneHead, head_picture, one_head
 from attnscope.questions.lens import LayerPrediction, Lens
 from attnscope.questions.logits import Writes
+from attnscope.questions.scene import locate_tokens
+from attnscope.questions.selection import Selection
 
 SLOT = re.compile(r"\{(\w+)\}")
 
@@ -27,6 +36,7 @@ class Prompt(NamedTuple):
     text: str
     target: str | None
     against: str | None
+    slots: tuple[tuple[str, int, int], ...] = ()  # each with where it begins and ends in the text
 
 
 def read_prompts(
@@ -53,10 +63,14 @@ def read_prompts(
                     raise InputError(f"no column {name!r} in the file: it has {', '.join(names)}")
                 if not values.get(name):
                     raise InputError(f"line {number:,} of the file has no {name}")
-            return SLOT.sub(lambda slot: values[slot[1]], text)
+            return SLOT.sub(lambda match: values[match[1]], text)
 
-        words = (None if word is None else fill(word) for word in (target, against))
-        prompts.append(Prompt(fill(template), *words))
+        places = [(found[0], found.start(), found.end()) for found in SLOT.finditer(template)]
+        slots = [
+            (name, len(fill(template[:begin])), len(fill(template[:end]))) for name, begin, end in places
+        ]
+        own, other = (None if word is None else fill(word) for word in (target, against))
+        prompts.append(Prompt(fill(template), own, other, tuple(slots)))
     if not prompts:
         raise InputError("the file has no line below the names of its columns")
     return prompts
@@ -72,6 +86,71 @@ def _means(each: Sequence[Mapping[Key, float]]) -> tuple[dict[Key, float], dict[
         key: float(values.std(ddof=1) / len(values) ** 0.5) for key, values in ways.items() if len(each) > 1
     }
     return {key: float(values.mean()) for key, values in ways.items()}, errors
+
+
+def align_prompt(prompt: Prompt, tokens: Sequence[Token]) -> Coarsening:
+    """The tokens of a prompt as the template has them: all tokens of a slot are one place."""
+    places: list[Place] = []
+    parts: list[list[int]] = []
+    before: int | None = None
+    for number, (token, at) in enumerate(zip(tokens, locate_tokens(tokens, prompt.text), strict=True)):
+        slot = next(
+            (n for n, (_, begin, end) in enumerate(prompt.slots) if at and begin <= at[0] < end), None
+        )
+        if slot is not None and slot == before:
+            parts[-1].append(number)
+        else:
+            name = token.text if slot is None else prompt.slots[slot][0]
+            places.append(Place(name, len(places), len(places) + 1, token.special))
+            parts.append([number])
+        before = slot
+    return Coarsening(tuple(places), tuple((tuple(each),) for each in parts), (), (1,) * len(tokens))
+
+
+def mean_head(
+    model: Model, texts: Sequence[tuple[Prompt, ModelInput]], template: str, selection: Selection
+) -> OneHead:
+    """The mean map of one head over prompts, aligned by the template, and the means of its figures.
+
+    Raises ``SelectionError`` for prompts that have other tokens between their slots.
+    """
+    total: Weights | None = None
+    found: list[OneHead] = []
+    for number, (prompt, prepared) in enumerate(texts, 1):
+        tell("prompt", number, len(texts))
+        found.append(one_head(model, prepared, selection))
+        shown, axis = found[-1].heatmap.weights, align_prompt(prompt, prepared.tokens)
+        if shown.values.shape != (axis.size, axis.size):
+            raise SelectionError("prompts are aligned on one text: this head's rows or columns are others")
+        weights, _ = coarsen(shown, axis, axis)
+        if total is None:
+            total = weights
+        elif total.keys != weights.keys:
+            raise SelectionError(f"prompt {number:,} has other tokens between its slots: {prompt.text!r}")
+        else:
+            total = replace(
+                total, values=total.values + weights.values, allowed=total.allowed | weights.allowed
+            )
+    assert total is not None
+    first = found[0]
+    figures = {
+        name: _mean_figure([one.figures.figures.get(name) for one in found]) for name in first.figures.figures
+    }
+    of_all = replace(first.figures, figures=figures, role=role(figures))
+    notes = dict.fromkeys(note for one in found for note in one.notes)
+    said = "figures are means over the prompts; a slot's columns are summed, its rows averaged"
+    title = f"{model.title} · {_describe(template, len(found))}"
+    mean = replace(total, values=total.values / len(found))
+    picture = head_picture(mean, of_all, first.site, title, selection, (said, *notes))
+    return OneHead(picture, of_all, first.site)
+
+
+def _mean_figure(figures: Sequence[Figure | None]) -> Figure:
+    known = [each for each in figures if each is not None]
+    values = np.array([each.value for each in known])
+    error = float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+    baseline = float(np.mean([each.baseline for each in known]))
+    return Figure(float(values.mean()), baseline, sum(each.rows for each in known), len(known), error)
 
 
 def _describe(template: str, count: int) -> str:

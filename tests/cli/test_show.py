@@ -401,3 +401,17 @@ def test_the_loss_of_each_token_stands_under_the_map(run, tmp_path):
     for wrong in (("--token", "1"), ("-o", tmp_path / "all.png")):
         ran = run(*asked, *wrong)
         assert (ran.code, "--loss" in ran.err) == (2, True)
+
+
+def test_the_mean_of_a_head_over_prompts_stands_on_the_slots_of_their_template(run, tmp_path):
+    table = tmp_path / "names.tsv"
+    table.write_text("A\tB\nking\tqueen\nhouse\triver\n")
+    asked = ("show", "The {A} saw the {B}", "--prompts", table, "-m", "own-causal", "--head", "L1H0")
+    answer = json.loads(run(*asked, "--json").out)
+    assert answer["keys"] == ["[CLS]", "The", "{A}", "saw", "the", "{B}", "[SEP]"]
+    assert np.nansum(np.array(answer["weights"], float), -1) == pytest.approx(1, abs=1e-5)
+    assert "2 prompts of “The {A} saw the {B}”" in " ".join(run(*asked).out.split())
+    assert run(*asked, "-o", tmp_path / "mean.png").code == 0
+    for wrong in (asked[:-2], (*asked, "--loss"), (*asked, "--token", "1"), (*asked, "--words")):
+        ran = run(*wrong)
+        assert (ran.code, "shows the mean of one head" in ran.err) == (2, True)

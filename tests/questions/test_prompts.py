@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
+from attnscope.questions.head import one_head
 from attnscope.questions.lens import logit_lens
 from attnscope.questions.logits import direct_effects
-from attnscope.questions.prompts import Prompt, mean_lens, mean_writes, read_prompts
+from attnscope.questions.prompts import Prompt, mean_head, mean_lens, mean_writes, read_prompts
+from attnscope.questions.selection import Selection
 
 TEMPLATE = "The {A} saw the {B} and the {A} saw the"
 TABLE = "A\tB\tC\nking\tqueen\tman\nhouse\triver\tgarden\nhorse\ttable\tdoor\n"
@@ -15,7 +17,8 @@ TABLE = "A\tB\tC\nking\tqueen\tman\nhouse\triver\tgarden\nhorse\ttable\tdoor\n"
 
 def test_rows_fill_the_slots_of_the_text_and_of_both_words():
     found = read_prompts(TEMPLATE, TABLE, "{B}", "door")
-    assert found[1] == Prompt("The house saw the river and the house saw the", "river", "door")
+    slots = (("{A}", 4, 9), ("{B}", 18, 23), ("{A}", 32, 37))
+    assert found[1] == Prompt("The house saw the river and the house saw the", "river", "door", slots)
     assert [each.target for each in found] == ["queen", "river", "table"]
     commas = TABLE.replace("\t", ", ").replace("queen", '"the queen, too"')
     assert read_prompts(TEMPLATE, commas)[0].text.startswith("The king saw the the queen, too and")
@@ -54,3 +57,30 @@ def test_means_are_those_of_the_prompts_one_by_one():
         layers = [one.layers[number] for one in lenses]
         for name in ("rank", "log_probability", "difference"):
             assert getattr(each, name) == pytest.approx(np.mean([getattr(one, name) for one in layers]))
+
+
+def test_a_mean_map_is_that_of_the_prompts_with_the_tokens_of_a_slot_together():
+    model = load("own-causal")
+    table = "A\nking\nunhappiest\n"  # of one token, and of several
+    prompts = read_prompts("The {A} saw it", table)
+    texts = [(prompt, model.prepare(prompt.text)) for prompt in prompts]
+    seen = mean_head(model, texts, "The {A} saw it", Selection().of("L1H2"))
+    assert seen.keys == ["[CLS]", "The", "{A}", "saw", "it", "[SEP]"]
+    maps = []
+    for _, prepared in texts:
+        values = np.array(one_head(model, prepared, "L1H2").heatmap.values, float)
+        of = [0, 1, *([2] * (len(prepared.tokens) - 5)), 3, 4, 5]
+        keys = np.stack([values[:, np.equal(of, place)].sum(1) for place in range(6)], 1)
+        maps.append(np.stack([keys[np.equal(of, place)].mean(0) for place in range(6)]))
+    assert len({len(prepared.tokens) for _, prepared in texts}) == 2
+    assert seen.heatmap.values == pytest.approx(np.mean(maps, 0), abs=1e-6)
+    alone = [one_head(model, prepared, "L1H2").figures.figures["first"].value for _, prepared in texts]
+    assert seen.figures.figures["first"].value == pytest.approx(np.mean(alone))
+    assert seen.figures.figures["first"].error == pytest.approx(abs(alone[0] - alone[1]) / 2)
+
+
+def test_prompts_with_other_tokens_between_their_slots_have_no_mean_map():
+    model = load("own-causal")
+    prompts = [Prompt("The cat sat", None, None), Prompt("The dog sat down", None, None)]
+    with pytest.raises(SelectionError, match="prompt 2 has other tokens"):
+        mean_head(model, [(each, model.prepare(each.text)) for each in prompts], "", Selection().of("L1H2"))

@@ -15,6 +15,7 @@ from attnscope.cli.options import (
     ModelOptions,
     NumbersOptions,
     PrintedOptions,
+    PromptsOptions,
     SourceOptions,
     check_picture,
     check_place,
@@ -40,9 +41,6 @@ class LogitsOptions(ScoreOptions):
     by: Literal["head", "layer"] = option(
         "head: what each head adds; layer: the prediction after each layer (logit lens).", default="head"
     )
-    prompts: Path | None = option(
-        "Average over the rows of a table, whose columns fill the slots {NAME} of text, target and against."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +54,7 @@ class LogitsOutput(NumbersOptions):
 def logits(
     source: SourceOptions,
     asked: LogitsOptions,
+    many: PromptsOptions,
     attention: HeadOptions,
     output: LogitsOutput,
     picture: PrintedOptions,
@@ -91,9 +90,9 @@ def logits(
     from attnscope.questions.prompts import Prompt, mean_lens, mean_writes, read_prompts
 
     prompts = [Prompt(given.text, asked.target, asked.against)]
-    if asked.prompts is not None:
+    if many.prompts is not None:
         refuse(head, "--head", "words are those of one text: not valid with --prompts")
-        prompts = read_prompts(given.text, read_file(asked.prompts), asked.target, asked.against)
+        prompts = read_prompts(given.text, read_file(many.prompts), asked.target, asked.against)
     loaded = given.load(predicting=True)
     lenses, effects = list[Lens](), list[Writes]()
     for prompt in prompts:
@@ -103,7 +102,7 @@ def logits(
                 lenses.append(logit_lens(loaded, prepared, prompt.target, prompt.against))
             else:
                 effects.append(direct_effects(loaded, prepared, prompt.target, prompt.against, head))
-    if asked.prompts is None:
+    if many.prompts is None:
         answer = of_lens(lenses[0]) if by_layer else of_writes(effects[0], head)
     else:
         answer = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnscope.cli.command import PICTURE, WHERE, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
@@ -15,13 +16,17 @@ from attnscope.cli.options import (
     MapOptions,
     NumbersOptions,
     PrintedOptions,
+    PromptsOptions,
     ShownHeads,
     SourceOptions,
     WeighedModelOptions,
     check_picture,
     check_place,
 )
-from attnscope.cli.source import read_source, reading, reopen
+from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
+
+if TYPE_CHECKING:
+    from attnscope.questions.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,7 @@ def show(
     attention: ShownHeads,
     score: PairOptions,
     axes: MapOptions,
+    many: PromptsOptions,
     output: ShowOutput,
     picture: PrintedOptions,
     model: WeighedModelOptions,
@@ -80,6 +86,8 @@ def show(
 
     attnscope show --repeat-random 20 -m own-causal --loss
 
+    attnscope show "When {A} and {B} met, {B} gave" --prompts names.tsv --head L0H2
+
     attnscope show --from heads.npz --head L0H2
     """
     heads = [parse_head(each, attention) for each in (attention.head or "").split(",") if attention.head]
@@ -94,6 +102,14 @@ def show(
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=pictured)
+    if many.prompts is not None:
+        alone = head is not None and not (attention.token or output.loss or axes.words or axes.hide_special)
+        refuse(
+            not alone,
+            "--prompts",
+            "shows the mean of one head: add --head, and no --token, --loss or --words",
+        )
+        return _show_prompts(given, many.prompts, select(attention, axes, head), output, picture)
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import of_head, of_heads, one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
@@ -126,6 +142,21 @@ def show(
     if not output.as_json and output.out is None:
         print_written(prepared)
     deliver("show", answer, output, picture, model.metadata)
+
+
+def _show_prompts(
+    given: SourceInput, table: Path, selection: Selection, output: ShowOutput, picture: PrintedOptions
+) -> None:
+    """The mean map of one head."""
+    from attnscope.questions.head import of_head
+    from attnscope.questions.prompts import mean_head, read_prompts
+
+    prompts = read_prompts(given.text, read_file(table))
+    loaded = given.load()
+    texts = [(prompt, replace(given, text=prompt.text).prepare(loaded)) for prompt in prompts]
+    with reading(loaded, *(prepared for _, prepared in texts)):
+        result = mean_head(loaded, texts, given.text, selection)
+    deliver("show", of_head(result), output, picture, given.model.metadata)
 
 
 def _show_neurons(

@@ -31,7 +31,6 @@ from attnscope.capture.lineage.functions import (
     RESHAPING,
     SOFTMAX,
     Seen,
-    spell_out,
 )
 from attnscope.capture.placing.without_attention import ATTENTION
 from attnscope.capture.record import LayerWithoutAttention
@@ -199,100 +198,57 @@ class Trails(Tracker):
         self._trails[result] = replace(trail, masked=masked, shapes=shapes)
 
     def _weighing(self, seen: Seen) -> Weighing | None:
-        """The attention weights among the operands of a product, if there are any, and what they gave."""
-        name, args, kwargs, result = seen.name, seen.args, seen.kwargs, seen.result
-        if not self._trails:
-            return None
-        if name == "einsum":
-            return self._einsum(args, result)
-        operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if name == "baddbmm":
-            operands = operands[1:]
-        if len(operands) < 2:
-            return None
-        left, right = (operands[1], operands[0]) if name == "__rmatmul__" else operands[:2]
-        followed = [operand in self._trails for operand in (left, right)]
-        if followed == [True, False] and left.ndim >= 2:
-            trail = self._trails[left]
-            found = _attention(trail, left, right, right.ndim - 2, tuple(range(left.ndim)))
-            return _with_product(found, right, result, name)
-        if followed == [False, True] and right.ndim >= 2:
-            trail = self._trails[right]
-            axes = (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2)
-            found = _attention(trail, right, left, left.ndim - 1, axes)
-            found = None if found is None else replace(found, made_axis=-1)
-            return _with_product(found, left.mT, result.mT, name) if left.ndim > 1 else found
-        return None
+        """The attention weights among the factors of a product, if there are any, and what they gave.
 
-    def _einsum(self, args: Sequence[Any], result: Tensor) -> Weighing | None:
-        """Attention weights in ``einsum(equation, weights, values)``, in either order."""
-        if not args or not isinstance(args[0], str):
+        None if the values are a parameter, or if the rows are no distribution over keys.
+        """
+        product = seen.product if self._trails else None
+        sides = [] if product is None else [side for side in product.sides if side[0] in self._trails]
+        if product is None or len(sides) != 1:
             return None
-        operands = list(args[1]) if isinstance(args[1], (list, tuple)) else list(args[1:])
-        followed = [index for index, operand in enumerate(operands) if operand in self._trails]
-        if len(operands) != 2 or len(followed) != 1:
+        ((operand, ours, values, theirs),) = sides
+        keys = [axis for axis in ours if axis in theirs and axis not in product.out]
+        shared = [axis for axis in ours if axis in theirs and axis in product.out]
+        queries = [axis for axis in ours if axis not in theirs and axis in product.out]
+        if len(keys) != 1 or not queries or len(ours) != 1 + len(shared) + len(queries):
             return None
-        weights, values = operands[followed[0]], operands[1 - followed[0]]
-        inputs, _, output = spell_out(args[0], operands).partition("->")
-        names = inputs.split(",")
-        ours, theirs = names[followed[0]], names[1 - followed[0]]
-        keys = [axis for axis in ours if axis in theirs and axis not in output]
-        queries = [axis for axis in ours if axis not in theirs and axis in output]
-        shared = [axis for axis in ours if axis in theirs and axis in output]
-        if len(keys) != 1 or not queries or len(keys) + len(queries) + len(shared) != len(ours):
+        if is_parameter(values):
             return None
         # heads that share their values have an axis that the values lack; the last such axis is the queries
-        places = tuple(ours.index(axis) for axis in (*shared, *queries, keys[0]))
-        trail = self._trails[weights]
-        grouped = len(queries) > 1
-        found = _attention(trail, weights, values, theirs.index(keys[0]), places, grouped)
-        found = None if found is None else replace(found, made_axis=output.index(queries[-1]))
-        rest = [axis for axis in theirs if axis not in ours]
-        *more, _ = rest or [""]  # texts that share their weights
-        known = [*more, *(axis for axis in (*shared, *queries) if axis in output), *rest[-1:]]
-        if not rest or sorted(known) != sorted(output) or (more and grouped):
-            return found
-        laid = values.permute([theirs.index(axis) for axis in (*more, *shared, keys[0], rest[-1])])
-        for place in range(len(queries) - 1):  # heads in groups
-            laid = laid.unsqueeze(len(shared) + place)
-        return _with_product(
-            found, laid, result.permute([output.index(axis) for axis in known]), name="einsum"
+        lead = [*shared, *queries[:-1]]
+        if seen.name != "einsum":
+            lead.sort(key=ours.index)
+        axes = tuple(ours.index(axis) for axis in (*lead, queries[-1], keys[0]))
+        trail, weights = self._trails[operand], operand.detach().permute(axes)
+        if not trail.mixed and not is_mapped(weights, values):
+            if float(weights.float().sum(-1).amax()) > 1 + ROUNDING:
+                return None
+            if float(weights.amin()) < 0:
+                trail = replace(trail, signed=True)
+        fewer = [values.shape[theirs.index(axis)] < operand.shape[ours.index(axis)] for axis in shared[-1:]]
+        found = Weighing(
+            trail,
+            weights,
+            None if trail.masked is None else trail.masked.permute(axes),
+            weights.ndim > 4 and (len(queries) > 1 or any(fewer)),
+            operand,
+            axes,
+            values,
+            theirs.index(keys[0]),
+            product.out.index(queries[-1]),
         )
-
-
-def _with_product(found: Weighing | None, values: Tensor, result: Tensor, name: str) -> Weighing | None:
-    """The weighing with its values and what they gave, where nothing else was added; of each text."""
-    if found is None or name == "baddbmm":
-        return found
-    weights, lead = found.weights, result.shape[:-2]
-    if result.ndim > weights.ndim >= 2:
-        weights = weights.expand(*lead, *weights.shape[-2:])
-    return replace(found, weights=weights, values=values.detach(), output=result.detach())
-
-
-def _attention(
-    trail: Trail,
-    operand: Tensor,
-    values: Tensor,
-    key_axis: int,
-    axes: tuple[int, ...],
-    grouped: bool | None = None,
-) -> Weighing | None:
-    """The weighing, unless the values are a parameter or the rows are no distribution over keys.
-
-    ``axes`` are those of the operand, in the order batch, heads, query, key.
-    """
-    weights, masked = operand.permute(axes), None if trail.masked is None else trail.masked.permute(axes)
-    if is_parameter(values) or values.ndim < 2:
-        return None
-    if not trail.mixed and not is_mapped(weights, values):
-        if float(weights.detach().float().sum(-1).amax()) > 1 + ROUNDING:
-            return None
-        if float(weights.detach().amin()) < 0:
-            trail = replace(trail, signed=True)
-    if grouped is None:
-        grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
-    return Weighing(trail, weights.detach(), masked, grouped, operand, axes, values, key_axis)
+        *more, size = [axis for axis in theirs if axis not in ours] or [""]  # texts that share their weights
+        made = [*more, *lead, queries[-1], size]
+        if seen.name == "baddbmm" or sorted(made) != sorted(product.out) or (more and len(queries) > 1):
+            return found
+        laid = values.permute(
+            [theirs.index(axis) for axis in (*more, *lead, keys[0], size) if axis in theirs]
+        )
+        for place, axis in enumerate((*more, *lead)):
+            laid = laid if axis in theirs else laid.unsqueeze(place)
+        output = seen.result.permute([product.out.index(axis) for axis in made])
+        weights = weights.expand(*output.shape[:-2], -1, -1) if more else weights
+        return replace(found, weights=weights, values=laid.detach(), output=output.detach())
 
 
 def _holds_tensors(result: Any) -> bool:

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -134,10 +134,7 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
     """The attention of one call, [query, batch, size] or unbatched [query, size], proved."""
-    query, key, static = given["query"], given["key"], given["static_k"]
-    heads = given["num_heads"]
-    own = key.shape[0] if static is None else static.shape[1]
-    call = project(given)
+    query, key, call = given["query"], given["key"], project(given)
     difference = None
     if output.numel() and not (given["training"] and given["dropout_p"]):
         weight, bias = given["out_proj_weight"], given["out_proj_bias"]
@@ -148,20 +145,9 @@ def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
             batched.transpose(0, 1).unsqueeze(1),
             lambda heads, rows: F.linear(heads.transpose(1, 2).flatten(2).to(weight.dtype), weight, bias),
         )
-    return Capture(
-        source="recomputed",
-        kernel="multi_head_attention_forward",
-        batch=query.shape[1] if query.ndim == 3 else 1,
-        heads=heads,
-        key_heads=heads,
-        queries=query.shape[0],
-        keys=own + (given["bias_k"] is not None) + bool(given["add_zero_attn"]),
-        dtype=query.dtype,
-        read=ScoredRows(call),
-        crossed=None if query is key or torch.equal(query, key) else True,
-        difference=difference,
-        values=call.value,
-    )
+    crossed = None if query is key or torch.equal(query, key) else True
+    capture = Capture.of_call(call, "multi_head_attention_forward")
+    return replace(capture, crossed=crossed, difference=difference)
 
 
 @torch.no_grad()
@@ -219,6 +205,9 @@ def _masks(
     return additive, tuple(~mask for mask in wide if mask.dtype == torch.bool), 0 if hint else None
 
 
+MadeRows: TypeAlias = Callable[[int, int], Tensor]
+"""A mask that is made when some rows of it are asked for."""
+
 ARGUMENTS_FLEX = ("query", "key", "value", "score_mod", "block_mask", "scale")
 """Those of torch's operator, in their order; a block mask is a tuple here, with its function at the end."""
 
@@ -228,34 +217,22 @@ def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor)
     given = dict(zip(ARGUMENTS_FLEX, args, strict=False)) | dict(kwargs)
     query, key, value = (cast(given[name]) for name in ARGUMENTS_FLEX[:3])
     key, value = (side.expand(len(query), -1, -1, -1) for side in (key, value))
-    rows = FlexRows(query, key, given["scale"], given["score_mod"], given["block_mask"][-1])
-    capture = Capture(
-        source="recomputed",
-        kernel="flex_attention",
-        batch=len(query),
-        heads=query.shape[1],
-        key_heads=key.shape[1],
-        queries=query.shape[2],
-        keys=key.shape[2],
-        dtype=query.dtype,
-        read=rows,
-    )
-    return capture.proved(value, output)
+    call = AttentionCall(query, key, value, given["scale"])
+    opened = open_rows(given["block_mask"][-1], len(query), query.shape[1], key.shape[2], key.device)
+    rows = FlexRows(ScoredRows(call), given["score_mod"], opened)
+    return replace(Capture.of_call(call, "flex_attention"), read=rows).proved(value, output)
 
 
 @dataclass(frozen=True, eq=False)
 class FlexRows:
     """Rows of one call; a row without an open key is zero, as in the kernel.
 
-    ``change`` makes another score of a score and its place (text, head, query, key), ``open_key`` says of a
-    place whether the mask leaves it open.
+    ``change`` makes another score of a score and its place (text, head, query, key).
     """
 
-    query: Tensor  # [batch, head, query, size]
-    key: Tensor  # [batch, key_head, key, size]
-    scale: float
+    plain: ScoredRows
     change: Callable[..., Tensor]
-    open_key: Callable[..., Tensor]
+    open_keys: MadeRows
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
@@ -270,21 +247,17 @@ class FlexRows:
     @torch.no_grad()
     def _scores(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """What goes into the softmax.  -> [batch, head, row, key]"""
-        kind = torch.float64 if self.query.dtype == torch.float64 else torch.float32
-        chosen = list(range(self.query.shape[1]) if heads is None else heads)
-        groups = self.query.shape[1] // self.key.shape[1]
-        key = self.key[:, [head // groups for head in chosen]].to(kind)
-        scores = (self.query[:, chosen, start:stop].to(kind) @ key.mT) * self.scale
-        places = _places(len(self.query), chosen, range(start, stop), self.key.shape[2], scores.device)
+        scores = self.plain.scores(start, stop, heads)
+        chosen = list(range(scores.shape[1]) if heads is None else heads)
+        places = _places(len(scores), chosen, range(start, stop), scores.shape[-1], scores.device)
         with _indexed_by_tensors():
             changed = _at_every_place(self.change, scored=True)(scores, *places)
-            is_open = _at_every_place(self.open_key, scored=False)(*places)
-        return changed.masked_fill(~is_open, -torch.inf)
+        return changed.masked_fill(~self.open_keys(start, stop)[:, chosen], -torch.inf)
 
 
 def open_rows(
     open_key: Callable[..., Tensor], batch: int, heads: int, keys: int, device: torch.device
-) -> OpenKeys:
+) -> MadeRows:
     """Keys that a function of places leaves open, for a block of rows.  -> [batch, head, row, key]"""
 
     def open_keys(start: int, stop: int) -> Tensor:

@@ -24,10 +24,10 @@ from attnscope.capture.lineage.nodes import (
     Contracted,
     Moved,
     Node,
-    Nothing,
     Origin,
     Root,
     comes_from_projection,
+    nothing,
 )
 from attnscope.capture.rows.weighing import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
@@ -152,7 +152,7 @@ class Lineage(Tracker):
         several = not isinstance(result, Tensor)
 
         def moved(node: Node, part: int) -> Moved:
-            return Moved.by(seen.func, seen.name, (node, *args[1:]), kwargs, part if several else None)
+            return Moved(seen.func, seen.name, (node, *args[1:]), kwargs, part if several else None)
 
         for part, tensor in enumerate(result if several else (result,)):
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
@@ -194,8 +194,8 @@ class Lineage(Tracker):
 
         def joined(nodes: Sequence[Node | None]) -> Moved:
             pairs = zip(parts, nodes, strict=True)
-            nodes = [Nothing(part.shape, part.device) if node is None else node for part, node in pairs]
-            return Moved.by(seen.func, seen.name, (nodes, axis), {})
+            nodes = [nothing(part) if node is None else node for part, node in pairs]
+            return Moved(seen.func, seen.name, (nodes, axis), {})
 
         node = joined([None if origin is None else origin.node for origin in origins])
         right = joined([None if origin is None else origin.right for origin in origins]) if scores else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -36,6 +37,7 @@ class Root:
     device: torch.device
     along: int | None = None
     depth: int = 0
+    parents: Sequence[Node] = ()
 
     @property
     def signature(self) -> Hashable:
@@ -78,24 +80,6 @@ class Root:
 
 
 @dataclass(frozen=True, eq=False)
-class Nothing:
-    """Entries that come from nowhere: padding."""
-
-    shape: torch.Size
-    device: torch.device
-    depth: int = 0
-
-    @property
-    def signature(self) -> Hashable:
-        """The shape tells all."""
-        return ("nothing", self.shape)
-
-    def labels(self, which: Which) -> Tensor:
-        """Zeros."""
-        return torch.zeros((), dtype=torch.float64, device=self.device).expand(self.shape)
-
-
-@dataclass(frozen=True, eq=False)
 class Moved:
     """What a function that moves, cuts or copies made of others; ``args`` hold nodes for their tensors."""
 
@@ -103,22 +87,23 @@ class Moved:
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    part: int | None  # of a function with several results
-    depth: int
-    signature: Hashable  # where equal, the labels are equal; None where only contents would tell
+    part: int | None = None  # of a function with several results
 
-    @staticmethod
-    def by(
-        func: Callable[..., Any],
-        name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        part: int | None = None,
-    ) -> Moved:
-        """The step of one call."""
-        signature = _signature((name, part, *args, *sorted(kwargs.items())))
-        depth = 1 + max(node.depth for node in _nodes(args))
-        return Moved(func, name, tuple(args), kwargs, part, depth, signature)
+    @cached_property
+    def parents(self) -> list[Node]:
+        """What was moved."""
+        nested = [part for arg in self.args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+        return [part for part in nested if isinstance(part, (Root, Moved, Contracted))]
+
+    @cached_property
+    def depth(self) -> int:
+        """One more than the deepest of them."""
+        return 1 + max((node.depth for node in self.parents), default=0)
+
+    @cached_property
+    def signature(self) -> Hashable:
+        """Where equal, the labels are equal; None where only contents would tell."""
+        return _signature((self.name, self.part, *self.args, *sorted(self.kwargs.items())))
 
     def labels(self, which: Which) -> Tensor:
         """What the function makes of the labels."""
@@ -137,6 +122,12 @@ class Moved:
         return labels
 
 
+def nothing(tensor: Tensor) -> Moved:
+    """Entries that come from nowhere, such as padding: labels of 0."""
+    kwargs = {"dtype": torch.float64, "device": tensor.device}
+    return Moved(torch.zeros, "zeros", (tuple(tensor.shape),), kwargs)
+
+
 @dataclass(frozen=True, eq=False)
 class Contracted:
     """What a product made of one side: the axes that stay, ``kept`` as (axis before, axis after).
@@ -151,11 +142,16 @@ class Contracted:
     projection: int = 0
 
     @property
+    def parents(self) -> list[Node]:
+        """The side."""
+        return [self.parent]
+
+    @cached_property
     def depth(self) -> int:
         """One more than the side."""
         return self.parent.depth + 1
 
-    @property
+    @cached_property
     def signature(self) -> Hashable:
         """That of the side, and what stays of it."""
         before = self.parent.signature
@@ -184,7 +180,7 @@ class Contracted:
         return labels.expand(self.shape)
 
 
-Node: TypeAlias = "Root | Nothing | Moved | Contracted"
+Node: TypeAlias = "Root | Moved | Contracted"
 """What computes labels."""
 
 
@@ -240,43 +236,35 @@ def _first(labels: Tensor, axis: int, marked: bool) -> Tensor:
     return torch.where((labels != first.unsqueeze(axis)).any(axis), first.floor() + 0.5, first)
 
 
-def outputs(node: Any) -> int:
+def outputs(node: Node) -> int:
     """How many outputs the projection has that a tensor comes from; 0: none is known."""
-    if isinstance(node, Contracted):
-        return (
-            math.prod(node.shape[axis] for axis in node.channels) if node.channels else outputs(node.parent)
-        )
-    if isinstance(node, Moved):
-        return max(map(outputs, _nodes(node.args)))
-    return node.shape[node.channel_axis] if isinstance(node, Root) else 0
+    if isinstance(node, Root):
+        return node.shape[node.channel_axis]
+    if isinstance(node, Contracted) and node.channels:
+        return math.prod(node.shape[axis] for axis in node.channels)
+    return max(map(outputs, node.parents), default=0)
 
 
-def comes_from_projection(node: Any) -> bool:
+def comes_from_projection(node: Node | None) -> bool:
     """Whether a tensor went through a product with a parameter, or a sum or a move of such."""
-    if isinstance(node, Contracted):
-        return bool(node.channels) or comes_from_projection(node.parent)
-    return isinstance(node, Moved) and any(map(comes_from_projection, _nodes(node.args)))
+    if isinstance(node, Contracted) and node.channels:
+        return True
+    return node is not None and any(map(comes_from_projection, node.parents))
 
 
-def beginnings(node: Any) -> list[Root]:
+def beginnings(node: Node | None) -> list[Root]:
     """The tensors with which the ways to a node began."""
     if isinstance(node, Root):
         return [node]
-    steps = [node.parent] if isinstance(node, Contracted) else _nodes(getattr(node, "args", ()))
-    return [begin for step in steps for begin in beginnings(step)]
-
-
-def _nodes(arg: Any) -> list[Any]:
-    if isinstance(arg, (list, tuple)):
-        return [node for part in arg for node in _nodes(part)]
-    return [arg] if isinstance(arg, (Root, Nothing, Moved, Contracted)) else []
+    return [] if node is None else [root for each in node.parents for root in beginnings(each)]
 
 
 def _filled(arg: Any, which: Which) -> Any:
     """An argument with labels in the place of nodes."""
-    if isinstance(arg, (list, tuple)) and _nodes(arg):
-        return [_filled(part, which) for part in arg]
-    return arg.labels(which) if _nodes(arg) else arg
+    if isinstance(arg, (list, tuple)):
+        parts = [_filled(part, which) for part in arg]
+        return parts if isinstance(arg, list) else tuple(parts)
+    return arg.labels(which) if isinstance(arg, (Root, Moved, Contracted)) else arg
 
 
 def _signature(arg: Any) -> Hashable:
@@ -284,6 +272,6 @@ def _signature(arg: Any) -> Hashable:
     if isinstance(arg, (list, tuple)):
         parts = tuple(map(_signature, arg))
         return None if None in parts else parts
-    if isinstance(arg, (Root, Nothing, Moved, Contracted)):
+    if isinstance(arg, (Root, Moved, Contracted)):
         return arg.signature
     return None if isinstance(arg, Tensor) else repr(arg)

@@ -21,13 +21,12 @@ if TYPE_CHECKING:  # pictures read tokens without loading torch
 Kind: TypeAlias = Literal["encoder", "decoder", "cross"]
 """Which attention of a model: over a whole sequence, over its past, or from one sequence to another."""
 
-Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "module", "file"]
+Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "file"]
 """How weights were had.
 
 ``kernel``      the model's own kernel returned them
 ``recomputed``  from the query, key, mask and scale that the kernel received, with its formula
 ``softmax``     a softmax inside the forward pass returned them
-``module``      the module returned or stored them itself
 ``file``        they were read from a file, without any model
 """
 

@@ -26,7 +26,6 @@ UNPROVED = {
     "kernel": "the kernel returned nothing of the shape of heads and queries",
     "recomputed": "the kernel drops weights at random, or returned nothing of the shape of heads and queries",
     "softmax": "no one product of all weights and values was seen in their type, with heads and queries",
-    "module": "the module shows weights, and no product of just these and values was seen in it",
     "file": "a file holds no values",
 }
 """Why nothing was compared, by the source of the weights."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.compiled import COMPILED, runs_as_written
 from attnscope.capture.hooks.modules import Call, Guard, ModuleStack, tensors_in
-from attnscope.capture.hooks.outputs import ShownWeights
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import PassTrace
@@ -49,7 +48,6 @@ TRACKERS: tuple[type[Tracker], ...] = (
     PastAttention,
     AcrossTexts,
     AttentionFunctions,
-    ShownWeights,  # before those who show what they held when a module ends
     Repeats,
     SplitCalls,  # puts calls together, which may be a single head
     SingleHeads,
@@ -167,7 +165,7 @@ class Recorder(Pass):
         if not stands.tokens:
             self.of(Learned).weigh(self.call_of(owner), weighing.weighed)
             self.placed += 1
-            self.seen += 1  # a module may show gates as it would show attention
+            self.seen += 1
             return False
         if weighing.trail.mixed or weighing.trail.signed:
             self.seen += 1

@@ -113,7 +113,6 @@ _HAD = {
     "kernel": "weights from the kernel",
     "recomputed": "weights recomputed from queries and keys",
     "softmax": "weights from its softmax",
-    "module": "weights from the module",
     "file": "weights as the file has them",
 }
 

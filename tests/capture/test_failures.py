@@ -6,7 +6,7 @@ from torch import nn
 
 from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks import modules as stack
-from attnscope.capture.hooks import outputs, softmax, torch_functions
+from attnscope.capture.hooks import softmax, torch_functions
 from attnscope.capture.placing import chunked as chunked_modules
 from attnscope.capture.placing import kinds as sites
 from attnscope.capture.placing import mixing
@@ -78,7 +78,6 @@ def chunked():
 
 PLACES = [  # what fails, where it stands, and a model that gets there
     (stack, "_call", gpt2),
-    (stack, "stored", gpt2),
     (recorder, "texts_in_batch", softmaxed),
     (recorder, "sdpa_call", gpt2),
     (recorder, "conclude", gpt2),
@@ -92,7 +91,6 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (mixing.PastAttention, "_multiplies", rectified),
     (chunked_modules, "layout_of", gpt2),
     (chunked_modules, "capture_chunks", chunked),
-    (outputs, "find_weights", softmaxed),
     (sites, "is_cross", gpt2),
     (softmax, "masked_keys", softmaxed),
     (softmax.Trails, "_start", softmaxed),

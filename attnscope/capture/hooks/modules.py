@@ -7,7 +7,6 @@ a model that another thread may be running.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -41,7 +40,6 @@ class Call:
     tensors: tuple[Tensor, ...]
     cached: bool
     foreign: bool  # was given the states of another sequence by name
-    stored: dict[str, weakref.ref[Tensor]]  # the tensors that the module held as attributes before
 
     @property
     def lengths(self) -> set[int]:
@@ -135,7 +133,6 @@ def _call(
         tensors=tuple(tensors_in(args, kwargs)),
         cached=any(kwargs.get(key) is not None for key in CACHES),
         foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
-        stored=stored(module),
     )
 
 
@@ -158,11 +155,6 @@ def _through(
 
 
 _tap: Tap[ModuleStack] = Tap("__call__", _watch)
-
-
-def stored(module: nn.Module) -> dict[str, weakref.ref[Tensor]]:
-    """The tensors that a module holds as plain attributes."""
-    return {name: weakref.ref(value) for name, value in vars(module).items() if isinstance(value, Tensor)}
 
 
 def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -114,7 +114,7 @@ class Trails(Tracker):
         elif name in SOFTMAX:
             given = seen.given("input", "dim")
             if isinstance(given.get("dim"), int) and not self._start(given["input"], given["dim"], result):
-                self.recorder.seen += 1  # a gate, which a module may show as it would show attention
+                self.recorder.seen += 1  # a gate
         elif name == "linear":
             given = seen.given("input", "weight")
             self._project(given["input"], given["weight"], result)

@@ -65,17 +65,6 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     return stands
 
 
-def are_gates(lineage: Lineage, tensor: Tensor) -> bool:
-    """Whether each of a tensor's columns is an output of a layer, at one position."""
-    origin = lineage.of(tensor)
-    if origin is None or not _is_one_sided(origin, tensor):
-        return False
-    try:
-        return is_constant(origin.node.labels("position"), -1) and _all_differ(origin.node.labels("channel"))
-    except UNMOVABLE:
-        return False
-
-
 def asks_itself(lineage: Lineage, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether each query of one of torch's whole attentions stands where all its keys do."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]

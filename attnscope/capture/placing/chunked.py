@@ -17,7 +17,6 @@ from torch import Tensor
 
 from attnscope.attention import HeldRows
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.hooks.outputs import tensors_of
 from attnscope.capture.lineage.functions import SOFTMAX, Seen
 from attnscope.capture.observer import quietly
 from attnscope.capture.rows.capture import Capture, Unknown
@@ -72,14 +71,16 @@ class ChunkedModules(Tracker):
             notes.linears.append((args[0], result.detach()))
         return True
 
-    def leave(self, call: Call, output: object) -> None:
+    def leave(self, call: Call, output: Any) -> None:
         """Lay out what the module computed."""
         notes, layout = self.notes, layout_of(call.module)
         if notes is None or layout is None:
             return
         self.notes = None
         with quietly():
-            notes.returned = next(tensors_of(output), None)
+            parts = output.values() if isinstance(output, dict) else output
+            parts = (parts,) if isinstance(parts, Tensor) else parts
+            notes.returned = next((part for part in parts if isinstance(part, Tensor)), None)
             laid = layout(call.module, call.tensors, notes)
             self.recorder.take(capture_chunks(laid, type(call.module).__name__), call.name)
 

@@ -120,10 +120,10 @@ def note_layers(record: Record, model: nn.Module, ran: set[str], mixing: Mapping
     known |= {layer.name for layer in record.without_attention}
     named = {layer.name: layer for layer in find_layers(model, ran, known)}
     shown = {site.site.layer for site in record.sites}
-    in_part = {site.site.name for site in record.sites if site.source != "module"}
+    shown_at = {site.site.name for site in record.sites}
     for name, reason in mixing.items():
         around = [path for path in named if f"{name}.".startswith(f"{path}." if path else "")]
-        if name in in_part or (name not in known and _inside(name, known)):  # it attends besides
+        if name in shown_at or (name not in known and _inside(name, known)):  # it attends besides
             record.note_place(PAST, name, reason)
         if _inside(name, known) or any(_is_told(named[path].reason) for path in around):
             continue

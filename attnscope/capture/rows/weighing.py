@@ -61,19 +61,18 @@ class Weighing:
         4-D shape on the weights' way says, else by the batch that the module was given.
         -> [batch, head, query, key]
         """
-        weights, masked = self.weights, self.masked
-        masked = None if masked is None else masked.expand(weights.shape)
-        if self._swaps(heads):
-            weights, masked = weights.transpose(1, 2), None if masked is None else masked.transpose(1, 2)
-        shape = (*self._shape(batch, heads), *weights.shape[-2:])
-        return weights.reshape(shape), None if masked is None else ~masked.reshape(shape)
+        masked = None if self.masked is None else self.masked.expand(self.weights.shape)
+        masked = None if masked is None else ~self._laid(masked, batch, heads)
+        return self._laid(self.weights, batch, heads), masked
 
     def arrange(self, labels: Tensor, batch: int, heads: int | None = None) -> Tensor:
         """What lies as the operand does, laid out as by ``with_heads``; its last two axes may be shorter."""
-        shape, size = self._shape(batch, heads), labels.permute(self.axes)
-        if self._swaps(heads):
-            size = size.transpose(1, 2)
-        return size.reshape(*shape, *size.shape[-2:])
+        return self._laid(labels.permute(self.axes), batch, heads)
+
+    def _laid(self, tensor: Tensor, batch: int, heads: int | None) -> Tensor:
+        """What lies as the weights do, with a batch and a head axis."""
+        tensor = tensor.transpose(1, 2) if self._swaps(heads) else tensor
+        return tensor.reshape(*self._shape(batch, heads), *tensor.shape[-2:])
 
     def product(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor] | None:
         """The values and what they were mixed to, laid out as by ``with_heads``, if they have such axes.
@@ -88,12 +87,8 @@ class Weighing:
             values, output = (part.transpose(1, 2).flatten(2).unsqueeze(1) for part in (values, output))
         if output.shape[:-1] != self.weights.shape[:-1] or values.ndim > output.ndim:
             return None
-        parts = [values.expand(*lead, *values.shape[-2:]), output]
-        if self._swaps(heads):
-            parts = [part.transpose(1, 2) for part in parts]
-        shape = self._shape(batch, heads)
-        values, output = (part.reshape(*shape, *part.shape[-2:]) for part in parts)
-        return values, output
+        values = values.expand(*lead, *values.shape[-2:])
+        return self._laid(values, batch, heads), self._laid(output, batch, heads)
 
     def _swaps(self, heads: int | None) -> bool:
         """Whether the second of five axes are the heads."""
@@ -118,11 +113,6 @@ class Weighing:
             if list(shape[2:]) == size and shape[0] * shape[1] == count:
                 return shape[0], shape[1]
         return (batch, count // batch) if batch and count % batch == 0 else (count, 1)
-
-
-def bare_weighing(weights: Tensor) -> Weighing:
-    """Weights that came from elsewhere, with no mask known."""
-    return Weighing(Trail((), None, ()), weights, None)
 
 
 def masked_keys(scores: Tensor, axis: int) -> Tensor | None:

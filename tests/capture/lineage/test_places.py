@@ -97,14 +97,7 @@ def learned_weights_by_an_einsum(m, q, k, v):
     return weights.expand(TEXTS, -1, -1, -1), torch.einsum("hij,bhje->bhie", weights, v)
 
 
-def the_mean_of_all_heads(m, q, k, v):
-    """One head that is the mean of all weighs the values of each."""
-    weights = (q @ k.mT).softmax(-1).mean(1, keepdim=True)
-    return weights, weights @ v
-
-
 WAYS = [
-    the_mean_of_all_heads,
     mixed_keys,
     values_of_distances,
     values_of_distances_first,

@@ -75,6 +75,7 @@ SCORED = [
     lambda scores: scores.copy_(scores.softmax(-1)),
     lambda scores: torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)),
     lambda scores: torch.sigmoid(scores - 1),
+    lambda scores: scores.softmax(-1).mean(1, keepdim=True),
     break_sticks,
     two_hops,
 ]

@@ -332,25 +332,22 @@ class _Questions:
 
     questions: tuple[Question, ...]
     sums: list[QuestionSums] = field(default_factory=list)
-    resolved: list[tuple[int, tuple[Axis, Axis], ResolvedQuestion | None]] = field(default_factory=list)
+    resolved: list[tuple[tuple[Axis, Axis], list[ResolvedQuestion | None]]] = field(default_factory=list)
 
     def begin(self, attention: Attention) -> _QuestionRows | None:
+        axes = attention.queries, attention.keys
+        # looked for once, for all calls that have the same axes
+        resolved = next((resolved for known, resolved in self.resolved if known == axes), None)
+        if resolved is None:
+            resolved = [ResolvedQuestion.of(question, *axes) for question in self.questions]
+            self.resolved.append((axes, resolved))
         asked = [
-            QuestionSums(number, attention.site, attention.heads, resolved)
-            for number in range(len(self.questions))
-            if (resolved := self._resolve(number, attention.queries, attention.keys)) is not None
+            QuestionSums(number, attention.site, attention.heads, each)
+            for number, each in enumerate(resolved)
+            if each is not None
         ]
         self.sums += asked
         return _QuestionRows(asked, rows_at_a_time(attention, BLOCK)) if asked else None
-
-    def _resolve(self, number: int, queries: Axis, keys: Axis) -> ResolvedQuestion | None:
-        """A question on these axes: looked for once, for all calls that have the same."""
-        for known, axes, resolved in self.resolved:
-            if known == number and axes == (queries, keys):
-                return resolved
-        resolved = ResolvedQuestion.of(self.questions[number], queries, keys)
-        self.resolved.append((number, (queries, keys), resolved))
-        return resolved
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,7 +395,12 @@ def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Si
             return _absent(part, sides[0][side], ("queries", "keys")[side])
     for side, part in enumerate(parts):
         other = parts[1 - side]
-        if part.step is not None and not any(_leads(other, part.step, axes, side) for axes in sides):
+        if part.step is not None and not any(
+            0 <= at + part.step < len(axes[side])
+            for axes in sides
+            for group in other.tokens(axes[1 - side])
+            for at in group
+        ):
             way = "behind" if part.step > 0 else "before"
             return f"no token stands {abs(part.step):,} {way} {other.text!r}"
     where = " and ".join(kind_title(kind) for kind in kinds)
@@ -416,15 +418,6 @@ def _absent(part: TextPart, axis: Axis, side: str) -> str:
     if number is not None and (count := len(TextPart(name).tokens(axis))):
         return f"no {part.text!r} among the {side}: {name} stands at {count:,} place{'s' * (count > 1)}"
     near = nearest_name(name, [place.text.strip() for place, _ in word_groups(axis)])
-    return f"no {part.text!r} among the {side}: {near}they read {_listed(axis)}"
-
-
-def _leads(part: TextPart, step: int, axes: tuple[Axis, Axis], side: int) -> bool:
-    """Whether a distance leads from some token of a part to one of the axis of ``side``."""
-    groups = part.tokens(axes[1 - side])
-    return any(0 <= at + step < len(axes[side]) for group in groups for at in group)
-
-
-def _listed(axis: Axis) -> str:
     labels = list(dict.fromkeys(place.label for place, _ in word_groups(axis)))
-    return ", ".join(labels[:12]) + (", ..." if len(labels) > 12 else "")
+    read = ", ".join(labels[:12]) + (", ..." if len(labels) > 12 else "")
+    return f"no {part.text!r} among the {side}: {near}they read {read}"

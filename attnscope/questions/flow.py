@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -85,7 +84,7 @@ class Mixing:
     def leave_out(self) -> tuple[str, ...]:
         """Let kinds that attend in parts go, as the tower of a tiled picture does, and say so.
 
-        Raises ``ModelError`` where nothing else can be followed.
+        Raises ``ModelError`` where nothing else can be followed, and where the tokens of a kind change.
         """
         reasons = tuple(self.in_parts.values())
         kinds = {site.kind for site in self.matrices} - set(self.in_parts)
@@ -93,28 +92,33 @@ class Mixing:
             raise ModelError(reasons[0])
         for site in [site for site in self.matrices if site.kind not in kinds]:
             del self.matrices[site], self.axes[site]
+        for kind in kinds_of(self.matrices):
+            sizes = {matrix.shape for site, matrix in self.matrices.items() if site.kind == kind}
+            one = next(iter(sizes))
+            if len(sizes) > 1 or (kind != "cross" and one[0] != one[1]):
+                shapes = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(sizes))
+                raise ModelError(
+                    f"the tokens of {self.name} change on the way ({kind_title(kind)}: {shapes})"
+                )
         return reasons
 
-    def _parts(self, attention: Attention, residuals: Residuals) -> Contributions:
-        """What ALTI asks of one call. Raises ``ModelError`` where its block cannot be followed."""
-        site = attention.site
-        found, residual = residuals.found.get(site), residuals.of(site)
-        if found is None or residual is None or attention.values is None:
-            what = "its output projection" if found is None else "what its output is added to"
-            raise ModelError(
-                f"layer {site.layer} of the model cannot be followed by alti, as {what} was not found: "
-                "rollout and relevance follow it"
-            )
-        self.forms[residual.form] = None
-        values = Values.of(attention.values, attention.heads, None).values
-        return Contributions(values, found.weight, residual, crossed=site.kind == "cross")
-
     def _amounts(self, attention: Attention) -> Amounts | None:
+        """What is followed in place of the weights. Raises ``ModelError`` where a block cannot be."""
+        site = attention.site
         if self.residuals is not None:
-            return self._parts(attention, self.residuals)
+            found, residual = self.residuals.found.get(site), self.residuals.of(site)
+            if found is None or residual is None or attention.values is None:
+                what = "its output projection" if found is None else "what its output is added to"
+                raise ModelError(
+                    f"layer {site.layer} of the model cannot be followed by alti, as {what} was not found: "
+                    "rollout and relevance follow it"
+                )
+            self.forms[residual.form] = None
+            values = Values.of(attention.values, attention.heads, None).values
+            return Contributions(values, found.weight, residual, crossed=site.kind == "cross")
         if self.slopes is None:
             return None
-        slope = self.slopes.get(attention.site)
+        slope = self.slopes.get(site)
         if attention.values is None or slope is None:
             return lambda rows, _, heads: rows * 0  # the prediction does not hang on it
         return by_gradient(Values.of(attention.values, attention.heads, None), slope)
@@ -222,18 +226,16 @@ def follow_flow(
             model.run(prepared, [mixing.residuals])
     record = model.run(prepared, [mixing])
     apart = mixing.leave_out()
-    _require_square(mixing, model.name)
     said += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
-    notes = (
-        METHODS[method].share,
-        *model.notes,
-        *prepared.notes,
-        *record.notes,
-        *apart,
-        *([said] if said else []),
-    )
+    passed = (*model.notes, *prepared.notes, *record.notes)
+    notes = (METHODS[method].share, *passed, *apart, *([said] if said else []))
     maps: dict[str, list[tuple[int, Weights]]] = {}
-    for kind, layer, values, axes in _follow(mixing, method, selection, token):
+    kinds = kinds_of(mixing.matrices)
+    sides = [[site for site in mixing.matrices if site.kind == kind] for kind in kinds]
+    if "cross" in kinds:  # which joins both sides; else kind by kind, as an encoder's
+        sides = [[*mixing.matrices]]
+    followed = (made for sites in sides for made in _through(sites, mixing, method, selection, token))
+    for kind, layer, values, axes in followed:
         queries, keys = (selection.coarsening(axis) for axis in axes)
         if method == "flow" and token is not None:
             if (alone := _only(queries, token)) is None:
@@ -243,19 +245,6 @@ def follow_flow(
         whole = weights(values.astype(np.float32), *axes, (values > 0) | ~causal)
         maps.setdefault(kind, []).append((layer, coarsen(whole, queries, keys)[0]))
     return Flow(method, maps, name_pass(model, prepared), provenance(record.sites), notes, prepared.lead)
-
-
-def _follow(
-    mixing: Mixing, method: Method, selection: Selection, token: str | None
-) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
-    """By kind and layer, what the tokens are made of, and their labels.
-
-    Self-attention is followed kind by kind, as an encoder's, unless cross-attention joins both sides.
-    """
-    kinds = kinds_of(mixing.matrices)
-    joined = [[*mixing.matrices]] if "cross" in kinds else []
-    sides = joined or [[site for site in mixing.matrices if site.kind == kind] for kind in kinds]
-    return [made for sites in sides for made in _through(sites, mixing, method, selection, token)]
 
 
 def _flows(
@@ -278,16 +267,6 @@ def _flows(
             else:
                 across[row], side[row] = flows[:other], flows[other:]
         yield encoded.copy() if kind == "encoder" else (side.copy(), across.copy())
-
-
-def _rows_of(axes: Sequence[Axis], selection: Selection, token: str | None) -> list[Rows]:
-    """The rows of a token in the texts that have it; all where none is named. Raises ``SelectionError``."""
-    if token is None:
-        return [None] * len(axes)
-    found = [_only(selection.coarsening(axis), token) if len(axis) else None for axis in axes]
-    if not any(found):
-        find_place(selection.coarsening(axes[-1]).places, token)
-    return [() if one is None else one.tokens(0) for one in found]
 
 
 def _only(coarsening: Coarsening, token: str) -> Coarsening | None:
@@ -316,7 +295,13 @@ def _through(
             matrix = (as_crossed_shares if across else as_shares)(matrix)
         steps.append((site.kind if crossed else "encoder", matrix))
     if method == "flow":
-        found = list(_flows(steps, own, other, *_rows_of(axes_of_both, selection, token)))
+        rows: list[Rows] = [None, None]  # those of a token in the texts that have it
+        if token is not None:
+            alone = [_only(selection.coarsening(axis), token) if len(axis) else None for axis in axes_of_both]
+            if not any(alone):
+                find_place(selection.coarsening(axes_of_both[-1]).places, token)
+            rows = [() if one is None else one.tokens(0) for one in alone]
+        found = list(_flows(steps, own, other, *rows))
     else:
         found = (add_up_relevance if method == "relevance" else roll_out)(steps, own, other)
     maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
@@ -330,16 +315,6 @@ def _through(
         if site.kind == "cross":
             maps["cross", site.layer] = of_other, axes
     return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
-
-
-def _require_square(mixing: Mixing, name: str) -> None:
-    """Raise ``ModelError`` unless every kind has one and the same tokens in all its layers."""
-    for kind in kinds_of(mixing.matrices):
-        sizes = {matrix.shape for site, matrix in mixing.matrices.items() if site.kind == kind}
-        one = next(iter(sizes))
-        if len(sizes) > 1 or (kind != "cross" and one[0] != one[1]):
-            shapes = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(sizes))
-            raise ModelError(f"the tokens of {name} change on the way ({kind_title(kind)}: {shapes})")
 
 
 TOP = 10
@@ -418,13 +393,13 @@ def of_flow(
         shown, last, weights = result.map(kind, layer)
         title = result.titled(shown, last)
         view = heatmap(weights, title=title, subtitle=result.subtitle, scale=scale, notes=result.notes)
-    return Answer((view,), {result.method: view}, lambda: result, layers=partial(_flow_layers, result))
 
+    def all_layers() -> tuple[Kinds, str, tuple[str, ...]]:
+        """The maps of all layers for a file of data, each as a layer of one head."""
+        kinds = {
+            kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
+            for kind, layers in result.maps.items()
+        }
+        return kinds, f"{result.method} · {result.title}", result.notes
 
-def _flow_layers(result: Flow) -> tuple[Kinds, str, tuple[str, ...]]:
-    """The maps of all layers for a file of data, each as a layer of one head."""
-    kinds = {
-        kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
-        for kind, layers in result.maps.items()
-    }
-    return kinds, f"{result.method} · {result.title}", result.notes
+    return Answer((view,), {result.method: view}, lambda: result, layers=all_layers)

@@ -17,6 +17,7 @@ from attnscope.questions.gold_reading import (
     GoldQuestions,
     GoldReading,
     GoldSums,
+    Ratio,
     SiteSums,
     Slots,
     ask_batch,
@@ -123,11 +124,12 @@ def rank_heads(total: GoldSums, slots: Slots, ways: Sequence[str], held_out: boo
             halves = ([2 * number], [2 * number + 1]) if held_out else ([2 * number, 2 * number + 1],) * 2
             chosen, scored = (sums.part(rows) for rows in halves)
             if chosen.asked[0] and scored.asked[0]:
-                heads = list(_score(site, total.heads[site], chosen, scored))
+                rates: list[Ratio | None] = [None] * len(total.heads[site])
                 if agreement is not None:
                     shift = 2 * (agreement - number)
-                    heads = _with_error_rate(heads, sums.part([row + shift for row in halves[1]]))
-                ranked += heads
+                    both = sums.part([row + shift for row in halves[1]])
+                    rates = [*both.ratios(both.right)]
+                ranked += _score(site, total.heads[site], chosen, scored, rates)
         ranked.sort(key=lambda head: (-head.chosen, -head.weight, head.head))
         if ranked:
             found.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
@@ -138,34 +140,35 @@ def rank_heads(total: GoldSums, slots: Slots, ways: Sequence[str], held_out: boo
     yield from sorted(found, key=lambda each: (-counts[each.label], order_[each.label]))
 
 
-def _score(site: Site, heads: Sequence[int], chosen: SiteSums, scored: SiteSums) -> Iterator[GoldScore]:
-    """The figures of each head on ``scored``, beside the distance that is best on ``chosen``."""
+def _score(
+    site: Site,
+    heads: Sequence[int],
+    chosen: SiteSums,
+    scored: SiteSums,
+    rates: Sequence[Ratio | None],
+) -> Iterator[GoldScore]:
+    """The figures of each head on ``scored``, beside the distance that is best on ``chosen``.
+
+    ``rates`` are its agreements with an alignment, where there is one.
+    """
     offset = int(chosen.offsets[0].argmax())
     rows = float(scored.asked[0])
-    right, weight = scored.ratios(scored.right), scored.ratios(scored.weight)
     order = (chosen.right[0, 0] / chosen.asked[0]).tolist()
-    for place, head in enumerate(heads):
+    ratios = scored.ratios(scored.right), scored.ratios(scored.weight)
+    for head, right, weight, best, rate in zip(heads, *ratios, order, rates, strict=True):
         yield GoldScore(
             Head(site.layer, head, site.kind),
             int(rows),
             int(scored.texts[0]),
-            right[place].value,
-            right[place].error,
-            weight[place].value,
-            weight[place].error,
+            *right,
+            *weight,
             float(scored.even[0]) / rows,
             offset - REACH,
             float(scored.offsets[0, offset]) / rows,
-            order[place],
+            best,
+            None if rate is None else 1 - rate.value,
+            None if rate is None else rate.error,
         )
-
-
-def _with_error_rate(heads: Sequence[GoldScore], agreement: SiteSums) -> list[GoldScore]:
-    """The same heads with their alignment error rates."""
-    return [
-        replace(head, aer=1 - ratio.value, aer_error=ratio.error)
-        for head, ratio in zip(heads, agreement.ratios(agreement.right), strict=True)
-    ]
 
 
 @record("heads by how many known answers they find (--gold)")

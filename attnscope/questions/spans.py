@@ -328,12 +328,15 @@ def written_looks(
     rows = result.weights[:, len(text) :]  # [head, token, part]
     new = rows[..., len(text) :].sum(-1, keepdims=True)
     shares = np.concatenate([rows[..., : len(text)], new], -1)
+    may = np.arange(1, shares.shape[1] + 1)  # written tokens that each row may look at
+    old, late = shares[..., :-1].sum(-1) / last.start, shares[..., -1] / may
+    lookback = (old / np.maximum(old + late, np.finfo(float).tiny)).mean(-1)  # [head]
     return WrittenAttention(
         (*(span.name for span in text), last.name),
         tuple(visible(token.text.strip()) for token in prepared.tokens[last.start : last.stop]),
         result.heads,
         shares,
-        dict(zip(result.heads, _lookback(shares, last.start).tolist(), strict=True)),
+        dict(zip(result.heads, lookback.tolist(), strict=True)),
         result.title,
         result.notes,
     )
@@ -343,14 +346,3 @@ def of_written(result: WrittenAttention, *, one: bool) -> Answer:
     """What each written token looks at: the mean of the heads, or the ``one`` that is meant."""
     stack = result.stack(result.heads[0].name if one else f"mean of {len(result.heads)} heads")
     return Answer((stack,), {"": stack}, lambda: result)
-
-
-def _lookback(shares: Array, context: int) -> Array:
-    """The lookback ratio of each head; ``context`` tokens stand before those that were written.
-
-    [head, token, part] -> [head]
-    """
-    new = np.arange(1, shares.shape[1] + 1)  # written tokens that each row may look at
-    old, late = shares[..., :-1].sum(-1) / context, shares[..., -1] / new
-    ratio: Array = (old / np.maximum(old + late, np.finfo(float).tiny)).mean(-1)
-    return ratio

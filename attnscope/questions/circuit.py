@@ -22,7 +22,7 @@ from attnscope.progress import tell
 from attnscope.questions.answer import Answer
 from attnscope.questions.cause import SAME
 from attnscope.questions.composition import Feed, find_feeds
-from attnscope.questions.edges import PASSES, STEPS, Edge, PairOfTexts, TwoTexts, prune
+from attnscope.questions.edges import PASSES, STEPS, Edge, PairOfTexts, TwoTexts, prune, sources_of
 from attnscope.questions.logits import Address
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
@@ -133,7 +133,7 @@ def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) 
     @cache
     def share(edges: frozenset[Edge]) -> float:
         nonlocal ran
-        ran += len(contrasts) * len({target for _, target in edges})
+        ran += len(contrasts) * len(set(sources_of(edges).values()))
         tell("pass", min(ran, PASSES), PASSES)
         return sum(each.restored(edges, heads) - each.other for each in contrasts) / whole
 

@@ -174,35 +174,40 @@ class TwoTexts:
         return scores / STEPS
 
     def restored(self, edges: frozenset[Edge], heads: Sequence[int]) -> float:
-        """The score where these edges carry what the text gives, and all others what the other one does."""
-        places = [(call, head) for call, of in enumerate(heads) for head in range(of)]
+        """The score where these edges carry what the text gives, and all others what the other one does.
+
+        A pass for each set of nodes that some node gets something from.
+        """
+        places, last = places_of(heads), 1 + sum(heads)
         given: dict[int, Tensor] = {}  # of the nodes of the circuit, [batch, query, size]
-        last = len(places) + 1
-        for node in [*sorted({target for _, target in edges} - {last}), last]:
-            sources = {source for source, target in edges if target == node}
+        passes: dict[frozenset[int], tuple[Tensor, list[Tensor]]] = {}
+
+        def run(sources: frozenset[int]) -> tuple[Tensor, list[Tensor]]:
             seen: list[Tensor] = []
 
-            def put(
-                call: int, output: Tensor, sources: set[int] = sources, seen: list[Tensor] = seen
-            ) -> Tensor:
+            def put(call: int, output: Tensor) -> Tensor:
                 seen.append(output)
-                changed = self.other_given[call]
-                for source in sources & given.keys():
+                changed = self.other_given[call].clone()
+                for source in sources - {0}:
                     if places[source - 1][0] == call:
-                        changed = changed.clone()
                         changed[:, :, places[source - 1][1]] = given[source]
                 return changed
 
-            score = self.run(self.embeds if 0 in sources else self.other_embeds, put)
-            if node == last:
-                break
-            call, head = places[node - 1]
-            given[node] = seen[call][:, :, head]
-        return float(score)
+            return self.run(self.embeds if 0 in sources else self.other_embeds, put), seen
+
+        by_target = sources_of(edges)
+        for node in sorted(by_target.keys() | {last}):
+            sources = by_target.get(node, frozenset())
+            if sources not in passes:
+                passes[sources] = run(sources)
+            if node < last:
+                call, head = places[node - 1]
+                given[node] = passes[sources][1][call][:, :, head]
+        return float(passes[by_target.get(last, frozenset())][0])
 
     def without(self, nodes: Sequence[int], heads: Sequence[int]) -> float:
         """The score of the text where some heads give what they give in the other one."""
-        places = [(call, head) for call, of in enumerate(heads) for head in range(of)]
+        places = places_of(heads)
 
         def put(call: int, output: Tensor) -> Tensor:
             changed = output.clone()
@@ -218,6 +223,19 @@ def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> 
     if not of.requires_grad:
         return (None,) * len(sources)
     return torch.autograd.grad(of, list(sources), by, allow_unused=True, retain_graph=True)
+
+
+def places_of(heads: Sequence[int]) -> list[tuple[int, int]]:
+    """The call and the number in it of every head."""
+    return [(call, head) for call, of in enumerate(heads) for head in range(of)]
+
+
+def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:
+    """What each node gets something from."""
+    found: dict[int, set[int]] = {}
+    for source, target in edges:
+        found.setdefault(target, set()).add(source)
+    return {target: frozenset(sources) for target, sources in found.items()}
 
 
 def connected(edges: Sequence[Edge], last: int) -> frozenset[Edge]:

@@ -111,8 +111,8 @@ class _Pair:
         allowed = attention.allowed(query, query + 1).expand(1, attention.heads, 1, -1)[0, head, 0].tolist()
         if not allowed[key]:
             raise SelectionError(f"{looks} cannot look at {looked_at}: the mask closes it")
-        own = call.query[0, head, query].double()  # [size]
-        other = call.key[0, head * call.key.shape[1] // call.query.shape[1], key].double()  # [size]
+        own = call.query[0, head, query].cpu().double()  # [size]
+        other = call.key[0, head * call.key.shape[1] // call.query.shape[1], key].cpu().double()  # [size]
         scale, place = _at(call.scale, head, query, 0), (head, query, key)
         products = own * scale * other
         total = products.sum()

@@ -192,6 +192,8 @@ def _print_words(result: SpokenText) -> None:
     from rich.text import Text
 
     from attnscope.axes import visible
+    from attnscope.render.terminal import print_view
+    from attnscope.views.table import Table
 
     console = Console(highlight=False)
     longest = min(LONGEST, max((len(word.text) for word in result.words), default=0))
@@ -199,8 +201,11 @@ def _print_words(result: SpokenText) -> None:
     heard = f"in {result.seconds:.2f} seconds"
     if result.begin:
         heard = f"from {result.begin:.2f} to {result.seconds:.2f} seconds"
-    console.print(Text(f"{result.title} · {len(result.words)} words {heard}", style="bold"))
-    console.print(Text(f"by {result.way}{names and ': '}{names}"), style="dim")
+    title, by = (
+        f"{result.title} · {len(result.words)} words {heard}",
+        f"by {result.way}{names and ': '}{names}",
+    )
+    print_view(Table(title=title, subtitle=by), console)
     print()
     for word in result.words:
         text = f"{word.begin:7.2f} {word.end:7.2f}  {visible(word.text):<{longest}}  "
@@ -208,5 +213,4 @@ def _print_words(result: SpokenText) -> None:
         first, last = (round((edge - result.begin) * width / length) for edge in (word.begin, word.end))
         bar = "━" * max(1, last - first) if width >= NARROWEST else ""
         console.print(Text(text).append(" " * first + bar if bar else "", style="cyan"), soft_wrap=True)
-    for note in result.notes:
-        console.print(Text(f"· {visible(note)}"), style="dim")
+    print_view(Table(notes=result.notes), console)

@@ -237,6 +237,8 @@ def texts_of(view: Drawable) -> Iterator[str]:
         yield from (term.label for term in (*words, *view.groups, *view.largest))
     elif isinstance(view, Stack):
         yield from (*view.parts, *view.labels)
+    elif isinstance(view, SoundMap):
+        yield from (*view.tokens, *(word for word, _ in view.words))
     elif isinstance(view, HeadPair):
         yield from texts_of(view.difference)
         yield from (text for parting in view.partings for text in (parting.label, *parting.keys))

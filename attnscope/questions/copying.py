@@ -98,20 +98,6 @@ class _Steps:
         """The first call of a module."""
         return next((step for step in self.ran if step.call.module is module), None)
 
-    def norm_behind(self, states: Tensor) -> Norm | None:
-        """The norm that was given some states."""
-        return next((norm for step in self.ran if _same(step.given, states) and (norm := _norm(step))), None)
-
-    def norm_before(self, states: Tensor, layer: str | None) -> Norm | None:
-        """The norm of a layer that gave some states. Raises ``ModelError`` where another module did."""
-        for step in self.ran:
-            if _same(step.gave, states) and _works(step) and _layer_of(step.call.name) in (None, layer):
-                norm = _norm(step)
-                if norm is None:
-                    raise ModelError(f"{step.call.name} is no norm")
-                return norm
-        return None
-
 
 PASSING = (nn.Dropout, nn.Identity, nn.Embedding)
 """Modules that make of a state nothing else, and those in which it begins."""
@@ -175,7 +161,10 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
     rows = torch.arange(0, size, -(-size // MOST))
     found: list[HeadCopying] = []
     left_out = set[int]()
-    writing = [site for site in circuits.sites if site.kind == _writing_kind(circuits)]
+    kinds = {site.kind for site in circuits.sites}  # heads of an encoder beside a decoder write no logits
+    writing = [
+        site for site in circuits.sites if site.kind == ("decoder" if "decoder" in kinds else "encoder")
+    ]
     for done, site in enumerate(writing):
         tell("layer", done + 1, len(writing))
         parts = _fold(model, site, circuits, steps, final)
@@ -204,11 +193,6 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
     return Copying(tuple(found), len(rows), size, model.title, tuple(notes))
 
 
-def _writing_kind(circuits: Circuits) -> str:
-    """The kind of attention whose heads write to the logits."""
-    return "decoder" if any(site.kind == "decoder" for site in circuits.sites) else "encoder"
-
-
 def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows: Tensor) -> int:
     """How many tokens of ``rows`` have their own logit raised most by a head.
 
@@ -229,9 +213,12 @@ def _ends_of(
 
     Raises ``ModelError`` where logits are not a matrix times the normed residual stream.
     """
-    embeds = [step for step in steps.ran if step.call.first is not None and _reads(step.call.first, ids)]
-    embed = next((each for step in embeds if (each := _table_of(step, int(ids[0, -1]))) is not None), None)
-    if embed is None:
+    tables = [
+        step.call.module.weight.detach()
+        for step in steps.ran
+        if isinstance(step.call.module, nn.Embedding) and _same(step.call.first, ids)
+    ]
+    if not tables:
         raise ModelError(f"the token embedding of {model.name} was not found")
     inside = [at for at, step in enumerate(steps.ran) if _list_of(step.call.name) in lists - {None}]
     behind = [step for step in steps.ran[inside[-1] + 1 if inside else 0 :] if _works(step)]
@@ -243,7 +230,7 @@ def _ends_of(
             f"copying needs an output head that is a norm and a matrix: {model.name} has {named} behind its "
             "last layer"
         )
-    return embed.float(), matrix.float(), norms[0] if norms else None
+    return tables[0].float(), matrix.float(), norms[0] if norms else None
 
 
 def _matrix_of(step: _Step, size: int) -> Tensor | None:
@@ -260,20 +247,6 @@ def _matrix_of(step: _Step, size: int) -> Tensor | None:
     return None
 
 
-def _reads(given: Tensor, ids: Tensor) -> bool:
-    return given.shape == ids.shape and torch.equal(given, ids)
-
-
-def _table_of(step: _Step, id_: int) -> Tensor | None:
-    """The table of a module of which it gave a row, or a multiple of one."""
-    for weight in step.call.module.parameters(recurse=False):
-        if weight.ndim == 2 and weight.shape[1:] == step.gave.shape and id_ < len(weight):
-            alike = nn.functional.cosine_similarity(weight[id_].detach().float(), step.gave.float(), dim=0)
-            if float(alike) > 1 - ALIKE:
-                return weight.detach()
-    return None
-
-
 def _fold(
     model: Model, site: Site, circuits: Circuits, steps: _Steps, final: Norm | None
 ) -> tuple[Tensor, Tensor] | None:
@@ -285,24 +258,24 @@ def _fold(
     attends = steps.of(model.module.get_submodule(site.name))
     if reads is None or wrote is None or attends is None or attends.given is None:
         return None
-    projects = steps.of(model.module.get_submodule(wrote.name)) or attends
+    layer, made = _layer_of(attends.call.name), steps.of(model.module.get_submodule(wrote.name)) or attends
+    before = [step for step in steps.ran if _works(step) and _same(step.gave, attends.given)]
+    before = [step for step in before if _layer_of(step.call.name) in (None, layer)]
     value, output = reads.float(), wrote.weight.float()
-    try:
-        before = steps.norm_before(attends.given, _layer_of(attends.call.name))
-    except ModelError:
-        return None
-    if before is not None:
-        value = value * _scale(before)[:, None]
-        value = value - value.mean(1, keepdim=True) if before.centred else value
-    for norm in (steps.norm_behind(projects.gave), final):
+    for step in before[:1]:
+        norm = _norm(step)
+        if norm is None:  # it is something else that makes a state of the stream
+            return None
+        value = value * norm.scale.flatten().float()[:, None]
+        value = value - value.mean(1, keepdim=True) if norm.centred else value
+    behind = next(
+        (norm for step in steps.ran if _same(step.given, made.gave) and (norm := _norm(step))), None
+    )
+    for norm in (behind, final):
         if norm is not None:
             output = output - output.mean(2, keepdim=True) if norm.centred else output
-            output = output * _scale(norm)
+            output = output * norm.scale.flatten().float()
     return value, output
-
-
-def _scale(norm: Norm) -> Tensor:
-    return norm.scale.flatten().float()
 
 
 def of_copying(result: Copying) -> Answer:

@@ -9,6 +9,7 @@ from attnscope.models import load
 from attnscope.questions.copying import measure_copying
 from tests.models.folders import t5
 from tests.models.test_generation import DECODERS, SIZES, writer_folder
+from tests.questions.planted import Planted, wrap_planted
 
 TEXT = "The cat sat"
 
@@ -133,3 +134,16 @@ def test_an_output_head_that_is_more_than_a_matrix_is_refused(name, sentence, tm
     model = load(name(tmp_path), predicting=name is not t5)
     with pytest.raises(ModelError, match=sentence):
         measure_copying(model, model.prepare(TEXT))
+
+
+@pytest.mark.parametrize("place", [(0, 1), (1, 2)])
+def test_a_planted_head_of_a_module_of_ones_own_copies_alone(place):
+    module = Planted(seed=3, noise=0.001)
+    module.plant_copy(place, at=1)
+    model = wrap_planted(module)
+    first, *others = measure_copying(model, model.prepare("ash bay cod")).heads
+    assert (first.head.layer, first.head.head) == place
+    assert (first.copies, first.positive) == (1, 1)
+    assert first.eigenvalues == pytest.approx(1)
+    assert len(others) == 5
+    assert all(each.copies < 0.5 for each in others)

@@ -6,17 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnscope.cli.options import CorpusOptions, SourceOptions
+from attnscope.cli.options import CorpusOptions, SourceOptions, TextsOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 from attnscope.text import clean
 
 if TYPE_CHECKING:
-    from attnscope.models import Model
+    from attnscope.models import Model, ModelInput
     from attnscope.questions.corpus import CorpusRun, Progress
     from attnscope.questions.selection import Selection
     from attnscope.questions.stats import Stats
@@ -34,6 +35,19 @@ def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
     for name, given in (("limit", asked.limit), ("strict", asked.strict), ("checkpoint", asked.checkpoint)):
         if given:
             raise click.BadParameter(f"--{name} goes with --texts", param_hint=f"--{name}")
+
+
+def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:
+    """The first texts of a corpus as a model reads them; those that cannot be read are left out."""
+    from attnscope.models.inputs import ModelInput
+    from attnscope.questions.ablate import MEAN_TEXTS
+    from attnscope.storage.corpus import read_corpus
+
+    assert asked.texts is not None
+    entries = islice(read_corpus(asked.texts, asked.field).entries(), asked.limit or MEAN_TEXTS)
+    texts = [(entry.text,) for entry in entries if not entry.fault]
+    read = model.prepare_all(texts, max_tokens=source.max_tokens, truncate=source.truncate)
+    return (each for each in read if isinstance(each, ModelInput))
 
 
 def measure_corpus(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.models.huggingface.load import Classifier
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
-from attnscope.models.text.tokens import Vocabulary, without_marks
+from attnscope.models.text.tokens import without_marks
 from attnscope.progress import tell
 from attnscope.registry import nearest_name
 from attnscope.text import per_cent, read_number
@@ -164,11 +165,11 @@ def score_prediction(
     if target is None or read_number(target) is not None:
         chosen = logits.argmax(-1)
     else:
-        chosen = torch.full_like(texts, _id_of(objective.vocabulary, target, logits[0].detach()))
+        chosen = torch.full_like(texts, _id_of(model, target, logits[0].detach()))
     score = logits.gather(-1, chosen[:, None]).sum()
     over, other = "", None
     if against is not None:
-        other = _id_of(objective.vocabulary, against, logits[0].detach())
+        other = _id_of(model, against, logits[0].detach())
         score = score - logits[:, other].sum()
         over = f" over {visible(against.strip())!r}"
     where = "behind" if objective.mask is None else "in the place of"
@@ -235,14 +236,18 @@ def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
     return () if axis is None or isinstance(axis[0], range) else axis[0]
 
 
-def _id_of(vocabulary: Vocabulary, word: str, logits: Tensor) -> int:
+def _id_of(model: Model, word: str, logits: Tensor) -> int:
     """The token that a word is; of several spellings the likeliest. Raises ``SelectionError``."""
-    spellings = vocabulary.spell(list(range(len(logits))))
+    spellings = model.objective.vocabulary.spell(list(range(len(logits))))
     known = [
         id_ for id_, spelled in enumerate(spellings) if spelled and spelled.lstrip(MARKS) == word.strip()
     ]
     if not known:
+        pieces: list[str] = []
+        with suppress(InputError):  # a model without a tokenizer
+            pieces = [visible(token.text) for token in model.prepare(word).tokens if not token.special]
+        several = f"it is {len(pieces):,} tokens ({' · '.join(pieces)}), " if len(pieces) > 1 else ""
         raise SelectionError(
-            f"no token {word!r} in the vocabulary: name one token, or the number of one of the text"
+            f"no token {word!r} in the vocabulary: {several}name one token, or the number of one of the text"
         )
     return max(known, key=lambda id_: float(logits[id_]))

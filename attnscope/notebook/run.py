@@ -196,11 +196,13 @@ class Run(Display):
         against: str | None = None,
         head: Head | str | Sequence[Head | str] = (),
         how: How = "renormalize",
+        texts: Sequence[str] = (),
         cmap: str | None = None,
     ) -> Drawing:
         """What a prediction loses without an edge: ``run.cut("it -> cat")``, in each head and in all at once.
 
-        ``target`` and ``against`` are words of the prediction, or a class; ``head`` names some heads. Raises
+        ``target`` and ``against`` are words of the prediction, or a class; ``head`` names some heads;
+        ``how`` is renormalize, zero or mean (over the same edges in ``texts``). Raises
         ``SelectionError`` for parts that the text has not, ``ModelError`` for a model that does not predict.
         """
         from attnscope.questions.cause import cut, of_intervention
@@ -210,7 +212,10 @@ class Run(Display):
         asked = [question for each in edges for question in parse_questions(each)]
         with self._model_at_rest() as (model, request):
             prepared, heads = request.prepare(model), _heads(head)
-            result = cut(model, prepared, asked, heads=heads, how=how, target=target, against=against)
+            among = (replace(request, text=each).prepare(model) for each in texts)
+            result = cut(
+                model, prepared, asked, heads=heads, how=how, texts=among, target=target, against=against
+            )
         return Drawing(of_intervention(result), cmap)
 
     def patch(

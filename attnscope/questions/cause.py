@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Attention, Axis, Head
+from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.capture.record import tolerance
@@ -36,8 +36,10 @@ from attnscope.records import Meaning, Notes, record
 from attnscope.views.heads import maps_by_kind, number
 from attnscope.views.table import Column, Table
 
-How: TypeAlias = Literal["renormalize", "zero"]
-"""Whether the other weights of a row make up for the cut ones, as behind a mask, or stay as they are."""
+How: TypeAlias = Literal["renormalize", "zero", "mean"]
+"""Whether the other weights of a row make up for the cut ones, as behind a mask, or stay as they are.
+
+With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to zero."""
 
 BLOCK, LISTED = 512, 8
 """Rows that are computed at a time, and heads that are listed; the map and the numbers have all of them."""
@@ -140,19 +142,71 @@ class Changes:
 # what is changed
 
 
-def cut_edges(questions: Sequence[Question], how: How) -> Change:
-    """Take the weights of some pairs of tokens out of every head."""
-    known: list[tuple[tuple[Axis, Axis], Tensor | None]] = []
+@dataclass(eq=False)
+class _EdgePairs:
+    """Observer: adds up the weights of the pairs that questions mean, by call and head."""
+
+    questions: Sequence[Question]
+    sums: dict[Site, Tensor] = field(default_factory=dict)  # [head, weights | pairs]
+    _known: dict[tuple[Axis, Axis], Tensor | None] = field(default_factory=dict)
+
+    def of(self, attention: Attention) -> Tensor | None:
+        """The pairs of a call, bool; ``None`` where there are none.  -> [query, key]"""
+        axes = attention.queries, attention.keys
+        if axes not in self._known:
+            self._known[axes] = _pairs(self.questions, *axes)
+        return self._known[axes]
+
+    def observe(self, attention: Attention) -> None:
+        """Add the weights of a call that its mask does not close."""
+        pairs = self.of(attention)
+        if pairs is None:
+            return
+        for start in range(0, len(pairs), BLOCK):
+            block = pairs[start : start + BLOCK]
+            if block.any():
+                weights = attention.rows(start, start + len(block))
+                meant = block.to(weights.device) & attention.allowed(start, start + len(block))
+                both = torch.stack([weights.masked_fill(~meant, 0), meant.expand_as(weights)], -1)
+                added = both.double().sum((0, 2, 3)).cpu()
+                self.sums[attention.site] = self.sums.get(attention.site, 0) + added
+
+
+Means: TypeAlias = Mapping[Site, Tensor]
+"""The mean weight of some pairs in each head of a call: [head]."""
+
+
+def mean_weights(
+    model: Model, texts: Iterable[ModelInput], questions: Sequence[Question]
+) -> tuple[Means, int]:
+    """The mean weight of the pairs that questions mean in some texts, and how many texts have such pairs.
+
+    Raises ``SelectionError`` if none of them has.
+    """
+    total, count = _EdgePairs(questions), 0
+    for prepared in texts:
+        pairs = _EdgePairs(questions)
+        with torch.no_grad(), model.threads(prepared):
+            model.run(prepared, [pairs])
+        count += any(bool(sums[:, 1].any()) for sums in pairs.sums.values())
+        for site, sums in pairs.sums.items():
+            total.sums[site] = total.sums.get(site, 0) + sums
+    if not count:
+        raise SelectionError(f"no text of the corpus has {' or '.join(map(str, questions))}: no mean")
+    means = {site: sums[:, 0] / sums[:, 1] for site, sums in total.sums.items() if bool(sums[:, 1].all())}
+    return means, count
+
+
+def cut_edges(questions: Sequence[Question], how: How, means: Means | None = None) -> Change:
+    """Take the weights of some pairs of tokens out of every head, or set them to their means."""
+    known = _EdgePairs(questions)
 
     def change(number: int, attention: Attention) -> Made | None:
-        axes = attention.queries, attention.keys
-        pairs = next((pairs for same, pairs in known if same == axes), None)
-        if not any(same == axes for same, _ in known):
-            pairs = _pairs(questions, *axes)
-            known.append((axes, pairs))
-        if pairs is None:
+        pairs = known.of(attention)
+        mean = torch.zeros(attention.heads) if means is None else means.get(attention.site)
+        if pairs is None or mean is None:
             return None
-        parts = [_cut_rows(attention, pairs, start, how) for start in range(0, len(pairs), BLOCK)]
+        parts = [_cut_rows(attention, pairs, start, how, mean) for start in range(0, len(pairs), BLOCK)]
         found = [part for part in parts if part is not None]
         if not found:
             return None
@@ -175,7 +229,7 @@ def _pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor |
     return pairs if pairs.any() else None
 
 
-def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How) -> Made | None:
+def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: Tensor) -> Made | None:
     """The rows of a block in which something is cut that may be looked at."""
     rows = pairs[start : start + BLOCK].any(1).nonzero()[:, 0]
     if not len(rows):
@@ -190,10 +244,11 @@ def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How) -> Made
         return None
     picked, cut = picked[able], cut[:, :, able]
     weights = attention.rows(first, last)[:, :, picked]
-    left = weights.masked_fill(cut, 0)
+    left = torch.where(cut, mean.to(weights)[:, None, None], weights)
     if how == "renormalize":
-        if bool((cut >= allowed[:, :, able]).all(-1).any()):
-            at = attention.queries[first + int(picked[0])]
+        alone = (cut >= allowed[:, :, able]).all(-1).flatten(0, 1).any(0)  # [row]
+        if bool(alone.any()):
+            at = attention.queries[first + int(picked[alone][0])]
             name = repr(at.text) if not isinstance(at, int) else f"token {at}"
             raise InputError(f"{name} may look nowhere else: its row has no other key; pass --how zero")
         # what a sink takes is no weight of a row, and stays in its sum
@@ -337,26 +392,31 @@ def cut(
     *,
     heads: Sequence[Head] = (),
     how: How = "renormalize",
+    texts: Iterable[ModelInput] = (),
     target: str | None = None,
     against: str | None = None,
 ) -> Intervention:
     """Take edges out of each head in turn, and out of all of them.
 
-    ``renormalize`` is what a mask does before the softmax; ``zero`` drops the weights behind it. Raises
-    ``SelectionError`` for an edge that does not exist or is masked, ``ModelError`` for a model without an
+    ``renormalize`` is what a mask does before the softmax; ``zero`` drops the weights behind it, and ``mean``
+    sets them to each head's mean over the same edges in ``texts``. Raises ``SelectionError`` for an edge that
+    does not exist or is masked, ``ModelError`` for a model without an
     output head or whose heads cannot be changed.
     """
     selection = selection or Selection()
     require_texts(prepared)
     model.show_kinds(prepared)
+    means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
     with torch.no_grad(), model.threads(prepared):
         prediction = score_prediction(model, prepared, target, against)
-        scored = Scored(model, prepared, prediction)
-        before, found, together, record = sweep_heads(scored, cut_edges(questions, how), selection, heads)
+        scored, change = Scored(model, prepared, prediction), cut_edges(questions, how, means)
+        before, found, together, record = sweep_heads(scored, change, selection, heads)
     if not found:
         sites = [site.site for site in record.sites if selection.meets(site.site)]
         raise SelectionError("; ".join(explain_nothing(question, prepared, sites) for question in questions))
-    way = "renormalized" if how == "renormalize" else "zeroed after the softmax"
+    way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(
+        how, f"set to its mean over {count:,} text{'s' * (count > 1)}"
+    )
     return Intervention(
         changed=f"cut {', '.join(map(str, questions))} ({way})",
         prediction=prediction.description,

@@ -27,6 +27,14 @@ def test_both_commands_print_a_map_a_table_json_and_csv(run, tmp_path, command):
     assert (tmp_path / "map.png").stat().st_size > 1000
 
 
+def test_an_edge_is_set_to_its_mean_over_a_corpus(run, tmp_path):
+    file = tmp_path / "corpus.txt"
+    file.write_text("The dog sat on the cat\n\nThe man slept\nThe cat is on\n")
+    shown = run("cut", "on -> cat", TEXT, "-m", "own-causal", "--how", "mean", "--texts", file)
+    assert "set to its mean over 1 text)" in " ".join(shown.out.split())
+    assert "set to its mean" not in run("cut", "on -> cat", TEXT, "-m", "own-causal").out
+
+
 OTHER = ["--with-text", "The dog sat on the mat"]
 
 
@@ -73,6 +81,8 @@ def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
         (["patch", TEXT, "--with-text", TEXT, "--fast", "--what", "q"], "--fast estimates"),
         (["cut", "on -> cat", TEXT, "--head", "H3"], "is no head"),
         (["patch", TEXT, *OTHER, "--pairs", "pairs.tsv"], "the file has the texts"),
+        (["cut", "on -> cat", TEXT, "--how", "mean"], "add --texts"),
+        (["cut", "on -> cat", TEXT, "--texts", "corpus.txt"], "only valid with --how mean"),
         (["patch", TEXT, *OTHER, "--exact"], "only valid with --fast"),
         (["patch", TEXT, *OTHER, "--to", "L1H1:q", "--what", "k"], "--to says what is patched"),
         (["patch", TEXT, *OTHER, "--from", "L0H1"], "add --to"),

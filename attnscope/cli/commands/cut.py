@@ -9,6 +9,7 @@ from typing import Literal
 from attnscope.attention import Head
 from attnscope.cli.command import MOST_USED, argument, command, flag, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
+from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options import (
@@ -17,6 +18,7 @@ from attnscope.cli.options import (
     NumbersOptions,
     PrintedOptions,
     TextNamed,
+    TextsOptions,
     check_picture,
 )
 from attnscope.cli.source import read_source
@@ -28,8 +30,9 @@ class EdgeOptions:
     """What is cut, of which text."""
 
     asked: list[str] | None = argument('Edges such as "it -> cat" or "* -> [SEP]", as in find, and the text.')
-    how: Literal["renormalize", "zero"] = option(
-        "renormalize: as if a mask closed the edge before the softmax; zero: drop its weight after it.",
+    how: Literal["renormalize", "zero", "mean"] = option(
+        "renormalize: as if a mask closed the edge before the softmax; zero: drop its weight after it; mean: "
+        "set it to its mean over the same edge in --texts.",
         default="renormalize",
     )
 
@@ -59,6 +62,7 @@ def parse_heads(cause: CauseOptions, attention: LayerOptions) -> list[Head]:
 def cut(
     edges: EdgeOptions,
     cause: CauseOptions,
+    corpus: TextsOptions,
     source: TextNamed,
     attention: LayerOptions,
     output: CauseOutput,
@@ -78,6 +82,8 @@ def cut(
     attnscope cut "* -> cat" "The cat sat on the" -m own-causal --target mat --against floor --head L1H0,L2H3
 
     attnscope cut "* -> special" "The cat sat on the mat." --how zero --json
+
+    attnscope cut "* -> -1" "The cat sat on the mat." --how mean --texts corpus.txt
     """
     from attnscope.questions.cause import cut, of_intervention
     from attnscope.questions.find import is_question, parse_questions
@@ -85,6 +91,9 @@ def cut(
     words = edges.asked or []
     texts = [each for each in words if not is_question(each)]
     refuse(len(texts) == len(words), "ASKED", "name an edge, the arrow written as ->: 'it -> cat'")
+    mean = edges.how == "mean"
+    refuse(mean and corpus.texts is None, "--how", "a mean is taken over a corpus: add --texts")
+    refuse(not mean and corpus != TextsOptions(), "--texts", "only valid with --how mean")
     several = len(texts) > 1 or (texts and source.text is not None)
     refuse(several, "ASKED", "give one text; an edge has an arrow, ->")
     if texts:
@@ -93,6 +102,7 @@ def cut(
     questions = [question for each in words if each not in texts for question in parse_questions(each)]
     check_picture(output.out, picture.cmap, one=True, signed=True)
     loaded, prepared = read_source(source, model).open(predicting=True)
+    among = () if corpus.texts is None else prepare_corpus(loaded, corpus, source)
     with waiting(f"{loaded.name} predicts without {', '.join(map(str, questions))}"):
         result = cut(
             loaded,
@@ -101,6 +111,7 @@ def cut(
             select(attention),
             heads=heads,
             how=edges.how,
+            texts=among,
             target=cause.target,
             against=cause.against,
         )

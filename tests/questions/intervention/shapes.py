@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+import torch
 import transformers
 
 from attnscope.models import ModelInput, load
@@ -77,3 +79,75 @@ def make_vit(folder):
 
 
 SHAPES = {"gpt2": make_gpt2, "bert": make_bert, "llama": make_llama, "t5": make_t5, "vit": make_vit}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shaped(request, tmp_path_factory):
+    """A tiny random model of a shape, in float64."""
+    made = SHAPES[request.param](tmp_path_factory.mktemp(request.param))
+    made.model.writer.double()
+    for prepared in (made.clean, made.corrupt):
+        pixels = prepared.inputs.get("pixel_values")
+        if pixels is not None:
+            prepared.inputs["pixel_values"] = pixels.double()
+    return made
+
+
+class Hooked:
+    """A model's passes with plain hooks on modules; the score is the log-probability of one prediction."""
+
+    def __init__(self, shaped, prediction):
+        self.shaped, self.prediction = shaped, prediction
+
+    def score(self, prepared, hooks=()):
+        """``hooks``: pairs of a module and a function of its first input, or a function of its output."""
+        handles = []
+        for module, kind, change in hooks:
+            if kind == "input":
+                handles.append(
+                    module.register_forward_pre_hook(lambda _, given, c=change: (c(given[0]), *given[1:]))
+                )
+            else:
+                handles.append(module.register_forward_hook(lambda _, __, out, c=change: _first(out, c)))
+        try:
+            with torch.no_grad():
+                network, at = self.shaped.model.writer, self.prediction.at
+                scores = network(**prepared.inputs, **getattr(prepared, "settings", {})).logits[0]
+                return (scores if at is None else scores[at]).log_softmax(-1)[self.prediction.chosen].item()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def seen(self, prepared, modules, kind):
+        """What each module received, or gave."""
+        kept = []
+        self.score(
+            prepared, [(each, kind, lambda given: (kept.append(given.clone()), given)[1]) for each in modules]
+        )
+        return kept
+
+
+def _first(output, change):
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+
+def put(other, head, size):
+    """Replace the columns of one head in what a projection receives."""
+
+    def change(given):
+        given = given.clone()
+        given[..., head * size : (head + 1) * size] = other[..., head * size : (head + 1) * size]
+        return given
+
+    return change
+
+
+def close(found, expected):
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def sent(shaped, head):
+    """Which projection gets what a head gives; decoders attend to themselves, then across."""
+    if len(shaped.stacks) == 1 or head.kind == "encoder":
+        return head.layer, head.head
+    return len(shaped.stacks[0]) + 2 * head.layer + (head.kind == "cross"), head.head

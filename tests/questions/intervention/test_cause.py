@@ -15,9 +15,10 @@ from attnscope.questions.cause import cut
 from attnscope.questions.find import parse_questions
 from attnscope.questions.patching import TextPair, patch
 from tests.models.folders import gpt2, mamba, t5
-from tests.questions.intervention import test_importance
+from tests.questions.intervention import shapes, test_importance
+from tests.questions.intervention.shapes import Hooked, close, sent
 
-model = test_importance.model
+model, shaped = test_importance.model, shapes.shaped
 
 TEXT, OTHER = "The cat sat on the mat because it was tired.", "The dog sat on the mat because it was tired."
 EDGE = "it -> cat"
@@ -107,6 +108,75 @@ def test_a_cut_is_a_mask_before_the_softmax_or_a_zero_behind_it(model, how, monk
     )
 
 
+CORPUS = ["the cat sat on it.", "it was the cat and it was the mat.", "the mat was red.", "the cat sat"]
+
+
+@pytest.mark.parametrize("how", ["renormalize", "zero", "mean"])
+def test_a_cut_in_every_shape_of_model_is_that_of_attention_written_out(shaped, how, monkeypatch):
+    network = shaped.model
+    pictured = bool(shaped.clean.pictures)
+    second = ["the cat sat"] if len(shaped.stacks) > 1 else []
+    texts = [shaped.corrupt] if pictured else [network.prepare(text, *second) for text in CORPUS]
+    result = cut(network, shaped.clean, parse_questions(shaped.edge), how=how, texts=texts)
+    hooked = Hooked(shaped, chosen(network, shaped.clean))
+    sides = [side.strip() for side in shaped.edge.split("->")]
+
+    def pairs(prepared, kind):
+        return [places_of(axis, side) for axis, side in zip(prepared.axes[kind], sides, strict=True)]
+
+    kinds = {sent(shaped, each.head)[0]: each.head.kind for each in result.heads}
+    sums = {}  # of each call: the weights of the pairs of all texts, [head, pair]
+    for prepared in texts if how == "mean" else ():
+
+        def add(number, weights, prepared=prepared):
+            rows, keys = pairs(prepared, kinds[number])
+            for row in rows:
+                for key in keys:
+                    if kinds[number] != "decoder" or key <= row:
+                        sums.setdefault(number, []).append(weights[0, :, row, key])
+            return weights
+
+        with monkeypatch.context() as patched:
+            Attends(patched, weigh=add)
+            network.writer(**prepared.inputs)
+
+    def by_hand(meant):
+        def closed(number, values):
+            values = values.clone()
+            rows, keys = pairs(shaped.clean, kinds[number])
+            for head in (head for call, head in meant if call == number):
+                for row in rows:
+                    for key in keys:
+                        if kinds[number] != "decoder" or key <= row:
+                            full = torch.stack(sums[number]).mean(0)[head] if how == "mean" else 0.0
+                            values[:, head, row, key] = -torch.inf if how == "renormalize" else full
+            return values
+
+        with monkeypatch.context() as patched:
+            Attends(patched, **{"mask" if how == "renormalize" else "weigh": closed})
+            return hooked.score(shaped.clean)
+
+    here = hooked.score(shaped.clean)
+    assert len(result.heads) >= 4
+    for each in result.heads:
+        after = by_hand([sent(shaped, each.head)])
+        close(each.score, after)
+        close(each.effect, after - here)
+    close(result.together.score, by_hand([sent(shaped, each.head) for each in result.heads]))
+
+
+def places_of(axis, side):
+    """The tokens of every word, or the one of a number."""
+    if side.isdecimal():
+        return [int(side)]
+    words = {}
+    for place, token in enumerate(axis):
+        words.setdefault(token.word, []).append(place)
+    spelled = ("".join(axis[place].text for place in places).strip(" .") for places in words.values())
+    named = [places for places, word in zip(words.values(), spelled, strict=True) if word == side]
+    return [place for places in named for place in places]
+
+
 def planted(folder, seed):
     """A GPT-2 of one layer whose head L0H2 copies the token before: the others are small and random."""
     place = gpt2(folder, n_layer=1, n_embd=32, n_head=4, n_positions=16)
@@ -187,6 +257,8 @@ REFUSED = {
     "a row with no other key": ("0 -> 0", {}, "pass --how zero"),
     "a head that is not there": ("mat -> cat", {"heads": [Head("L9H0")]}, "no layer|no head"),
     "a word that is not there": ("mat -> cat", {"target": "qqqqq"}, "no token 'qqqqq'"),
+    "a target of several tokens": ("mat -> cat", {"target": "xylophone"}, "it is 6 tokens .*name one token"),
+    "a corpus without the edge": ("mat -> cat", {"how": "mean"}, "no text of the corpus has mat -> cat"),
 }
 
 

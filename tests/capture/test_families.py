@@ -23,8 +23,9 @@ def observed(request):
     return request.param, record, keep.maps, output, plain, own
 
 
-def test_weights_equal_the_models_own(observed):
-    name, _, maps, _, _, own = observed
+def test_weights_equal_the_models_own_and_are_proved(observed):
+    name, record, maps, _, _, own = observed
+    assert all(site.difference is not None and site.difference < 1e-5 for site in record.sites)
     by_kind = {kind: [m for m in maps if m.site.kind == kind] for kind in ("encoder", "decoder", "cross")}
     if "self" in own:
         assert not by_kind["cross"]

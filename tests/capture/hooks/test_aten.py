@@ -103,16 +103,6 @@ def test_a_traced_or_exported_part_is_named_with_the_reason(how):
     assert "watch the module that it was made from" in layer.reason
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("how", MADE)
-def test_a_model_that_is_traced_or_exported_as_a_whole_says_so(how):
-    model = MADE[how](Stack().eval())
-    said = pytest.warns(UserWarning, match="watch the module that it was made from")
-    with said, torch.inference_mode(), recording(model) as record:
-        model(X)
-    assert record.sites == []
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_traced_part_without_attention_is_not_mentioned():
     model = Stack().eval()

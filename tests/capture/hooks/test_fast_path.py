@@ -223,29 +223,3 @@ def test_with_gradients_the_plain_path_runs_as_it_does_without_a_recording():
     with recording(model) as record:
         assert torch.equal(model(X, src_key_padding_mask=closed), expected)
     assert {site.kernel for site in record.sites} == {"multi_head_attention_forward"}
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_types(dtype):
-    model, keep = encoder().to(dtype), Keep(lambda site: range(HEADS))
-    with torch.inference_mode():
-        expected = model(X.to(dtype), src_key_padding_mask=padding(6, 4, 2))
-        with recording(model, [keep]) as record:
-            assert torch.equal(model(X.to(dtype), src_key_padding_mask=padding(6, 4, 2)), expected)
-    assert not any(site.differs for site in record.sites)
-    assert all(site.difference is not None for site in record.sites)
-
-
-def test_attention_of_a_make_of_its_own_inside_a_torch_layer_is_seen():
-    class Own(nn.MultiheadAttention):
-        def forward(self, query, key, value, **_):
-            heads = [t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (query, key, value)]
-            mixed = torch.softmax(heads[0] @ heads[1].mT / 2, -1) @ heads[2]
-            return mixed.transpose(1, 2).flatten(2), None
-
-    layer = encoder(activation=nn.functional.silu).layers[0]
-    layer.self_attn = Own(SIZE, HEADS, batch_first=True).eval()
-    keep = Keep(lambda site: range(HEADS))
-    with torch.inference_mode(), recording(layer, [keep]) as record:
-        layer(X)
-    assert record.sites[0].source == "softmax"

@@ -9,10 +9,11 @@ from tests.capture import modules
 
 
 def observe(module, *given, heads=range(4), **options):
-    """Run a module under a recording.  -> (record, kept maps, output)"""
+    """Run a module under a recording that proves all weights.  -> (record, kept maps, output)"""
     keep = Keep(lambda site: heads)
     with torch.inference_mode(), recording(module.eval(), [keep]) as record:
         output = module(*given, **options)
+    assert all(site.difference is not None and site.difference < 1e-5 for site in record.sites)
     return record, keep.maps, output
 
 

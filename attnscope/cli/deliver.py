@@ -38,6 +38,7 @@ def deliver(
     command does not offer:
 
     * ``as_json``: the numbers with ``metadata`` behind them, and the name of the schema before them;
+    * ``as_latex``: the tables and maps of heads among the views, else ``answer.table``;
     * ``as_csv``: ``answer.table``;
     * ``out``: by its suffix ``answer.pictures``, several of them as several files; ``answer.arrays`` (.npz),
       ``answer.layers`` (.npz, .safetensors, .json, .csv), or a page of ``answer.heads`` (.html);
@@ -48,6 +49,8 @@ def deliver(
     out: Path | None = getattr(output, "out", None)
     if getattr(output, "as_json", False):
         print_answer(command, {**answer.numbers, **(metadata or {})})
+    elif getattr(output, "as_latex", False):
+        print(latex_of(answer))
     elif getattr(output, "as_csv", False):
         rows = ([csv_cell(value) for value in row] for row in (answer.table() if answer.table else ()))
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
@@ -65,6 +68,21 @@ def deliver(
         save_pictures(answer, out, picture)
     else:
         save_data(answer, out, picture)
+
+
+def latex_of(answer: Answer) -> str:
+    """The tables of an answer as LaTeX. Raises ``OutputError`` for an answer that has none."""
+    from attnscope.render.latex import latex_of_map, latex_of_rows, latex_of_table
+    from attnscope.views import HeadMap
+    from attnscope.views.table import Table
+
+    tables = [latex_of_table(view) for view in answer.views if isinstance(view, Table) and view.rows]
+    tables = tables or [latex_of_map(view) for view in answer.views if isinstance(view, HeadMap)]
+    if not tables and answer.table is not None:
+        tables = [latex_of_rows(answer.table())]
+    if not tables:
+        raise OutputError("this answer is no table: --latex prints those of stats, find, compare and ablate")
+    return "\n\n".join(tables)
 
 
 def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:

@@ -206,6 +206,7 @@ class NumbersOptions:
     """Numbers in place of a picture."""
 
     as_json: bool = flag("Print the numbers as JSON.", "--json")
+    as_latex: bool = flag("Print the table as LaTeX, for a paper (booktabs).", "--latex", panel=PICTURE)
 
 
 def check_picture(out: Path | None, cmap: str | None, one: bool, signed: bool = False) -> None:

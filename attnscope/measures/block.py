@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from attnscope.attention import Token
+from attnscope.axes import HEARD, PICTURED
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +24,7 @@ class TokenFacts:
 
     ``ids`` and ``names`` are int64, the others bool or int64, each ``[text, token]``; one text serves a whole
     batch. ``names`` tells special tokens apart by their text, see ``number_of``; it is -1 for all others.
+    ``patches``, ``[text, token, 3]``, has picture, row and column, -1 for what is no patch.
     """
 
     ids: Tensor
@@ -29,6 +32,7 @@ class TokenFacts:
     punctuation: Tensor
     segment: Tensor
     names: Tensor
+    patches: Tensor
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
@@ -43,12 +47,13 @@ class TokenFacts:
             names=torch.tensor(
                 [[number_of(token.text) if token.special else -1 for token in text] for text in texts]
             ),
+            patches=torch.tensor([[find_patch(token) for token in text] for text in texts]),
         )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All facts."""
-        return self.ids, self.special, self.punctuation, self.segment, self.names
+        return self.ids, self.special, self.punctuation, self.segment, self.names, self.patches
 
     def part(self, start: int, stop: int, device: torch.device) -> TokenFacts:
         """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""
@@ -60,6 +65,15 @@ class TokenFacts:
 def number_of(name: str) -> int:
     """A number for the text of a special token."""
     return crc32(name.encode("utf-8", "surrogatepass"))
+
+
+_PATCH = re.compile(r"(.*?)(\d{1,6}),(\d{1,6})", re.ASCII)
+
+
+def find_patch(token: Token) -> tuple[int, int, int]:
+    """Picture, row and column of a patch, from its name: "3,4", "image 2 · 3,4"; -1 for any other token."""
+    match = _PATCH.fullmatch(token.text) if PICTURED <= token.id < HEARD else None
+    return (-1, -1, -1) if match is None else (number_of(match[1]), int(match[2]), int(match[3]))
 
 
 def is_punctuation(token: Token) -> bool:

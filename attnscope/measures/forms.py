@@ -130,6 +130,28 @@ class OfTwoRows(OfWeights):
         return PerRow(value, counts)
 
 
+class OnPatches(Form):
+    """The mean over the patches of the row's own picture, by weight: a function of two axes, -> number.
+
+    What goes to other keys, such as [CLS], is left out; rows of patches count.
+    """
+
+    needs = ("queries", "keys")
+    rows = "rows of patches"
+    fused = False
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        assert block.queries is not None
+        assert block.keys is not None
+        rows, keys = block.queries.patches[:, :, None], block.keys.patches[:, None]  # [text, row | key, 3]
+        seen = (rows[..., 0] == keys[..., 0]) & (keys[..., 0] >= 0)  # [text, row, key]
+        number = (self.function(rows[..., 1:], keys[..., 1:]) * seen)[:, None].to(block.rows.dtype)
+        share = (block.rows * seen[:, None]).sum(-1)
+        total = (block.rows * number).sum(-1)
+        return PerRow(total / share.clamp_min(1e-30), (share > 0) & seen.any(-1)[:, None])
+
+
 class OfRow(Form):
     """A function of the entropy, largest weight, total and number of open keys of rows, elementwise."""
 

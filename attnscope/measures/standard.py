@@ -16,6 +16,7 @@ from attnscope.measures.forms import (
     OnKeys,
     OnOthers,
     OnPairs,
+    OnPatches,
     OnTokens,
     Row,
 )
@@ -135,6 +136,38 @@ def distance(gap: Tensor) -> Tensor:
 def offset(gap: Tensor) -> Tensor:
     """Mean signed distance from a query to the keys it looks at.  -> [batch, head, row]"""
     return gap
+
+
+MEAN_DISTANCE = "mean attention distance: Dosovitskiy et al. 2021, An Image is Worth 16x16 Words"
+
+
+@measure(
+    "distance2d",
+    OnPatches,
+    unit="patches",
+    bounds="0 to the diagonal",
+    source=MEAN_DISTANCE,
+    formula="Σ A |p_i - p_j| / Σ A over patches j of the picture of i; [CLS] is left out",
+)
+def distance2d(rows: Tensor, keys: Tensor) -> Tensor:
+    """Mean distance of the patches a patch looks at, over rows and columns.  -> [batch, head, row]"""
+    return (rows - keys).to(finest(rows.device)).square().sum(-1).sqrt()
+
+
+@MEASURES.register_family("distance2d=P", r"distance2d=(\d{1,4})")
+def distance_in_pixels(name: str, side: str) -> Measure:
+    """The same in pixels, of patches ``P`` pixels wide and high: ``distance2d=16``."""
+
+    def pixels(rows: Tensor, keys: Tensor) -> Tensor:
+        return int(side) * distance2d(rows, keys)
+
+    pixels.__doc__ = (
+        f"Mean distance of the patches a patch looks at, of {side} pixels each  -> [batch, head, row]"
+    )
+    formula = f"{side} Σ A |p_i - p_j| / Σ A over patches j of the picture of i; [CLS] is left out"
+    return Measure(
+        name, OnPatches(pixels), "pixels", "0 to the diagonal", formula, OnPatches.rows, MEAN_DISTANCE
+    )
 
 
 @measure("self", AtKey, formula="A[i, i]", rows="rows whose own key exists", source=CLARK)

@@ -10,6 +10,7 @@ from attnscope.questions.align import MonotoneHeads, SpokenText
 from attnscope.questions.answer import name_schema
 from attnscope.questions.audit import Audit
 from attnscope.questions.cause import Intervention
+from attnscope.questions.change import MeasureChange
 from attnscope.questions.check import Checked
 from attnscope.questions.circuit import FoundCircuit
 from attnscope.questions.compare import Comparison, HeadComparison
@@ -48,6 +49,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         HeadComparison,
         TextComparison,
         ModelComparison,
+        MeasureChange,
         Feeds,
     ),
     "find": (FindResult, GoldResult),

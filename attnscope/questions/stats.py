@@ -45,7 +45,7 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 
-NAME = r"offset=[+-]?\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
+NAME = r"offset=[+-]?\d+|distance2d=\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re.ASCII)
 
@@ -291,7 +291,7 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     if not known:
         raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
     unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
-    return {
+    maps = {
         kind: head_map(
             rows,
             name,
@@ -304,6 +304,7 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
         )
         for kind, rows in known.items()
     }
+    return {kind: replace(view, by_layer=len(view.layers) > 1) for kind, view in maps.items()}
 
 
 COLUMNS = ("entropy", "distance", "previous", "first", "special")

@@ -19,6 +19,7 @@ class HeadMap(Titled):
 
     ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle. ``marks`` stand before the
     numbers of rows and columns: numbers of other things than heads have others, or ``labels`` for their rows.
+    A map ``by_layer`` has the mean of each layer beside it, and in a picture every head over its layer.
     """
 
     values: Array  # [layer, head]
@@ -29,6 +30,14 @@ class HeadMap(Titled):
     signed: bool = False
     marks: tuple[str, str] = ("L", "H")
     labels: tuple[str, ...] = ()
+    by_layer: bool = False
+
+    @property
+    def means(self) -> Array:
+        """The mean of each layer's heads; NaN where there is none.  -> [layer]"""
+        known = np.isfinite(self.values)
+        total = np.where(known, self.values, 0).sum(1)
+        return np.where(known.any(1), total / np.maximum(known.sum(1), 1), np.nan)
 
     @property
     def rows(self) -> list[str]:

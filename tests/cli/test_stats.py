@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import COLUMNS, measure_heads, parse_conditions
+from attnscope.render.latex import escape_latex
 from tests.models.folders import gpt2, minilm
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -42,6 +44,43 @@ def test_every_head_has_its_figures(run, eager):
         assert figures["previous"] == pytest.approx(np.diagonal(rows, -1).mean(), abs=1e-5)
         assert figures["confidence"] == pytest.approx(rows.max(-1).mean(), abs=1e-5)
         assert figures["first"] == pytest.approx(rows[1:, 0].mean(), abs=1e-5)
+
+
+def test_a_table_in_latex_has_the_cells_of_the_printed_one(run):
+    out = run("stats", TEXT, "--sort", "[CLS]", "--top", "3", "--latex").out
+    names, *rows = [line.removesuffix(r" \\").split(" & ") for line in out.splitlines() if " & " in line]
+    assert names[0] == "head"
+    assert "[CLS]" in names
+    figures = json.loads(run("stats", TEXT, "--sort", "[CLS]", "--top", "3", "--json").out)["heads"]
+    for row, head in zip(rows, figures, strict=True):
+        assert row[0] == f"L{head['layer']}H{head['head']}"
+        assert row[names.index("[CLS]")] == f"{head['figures']['[CLS]']['value']:.2f}"
+    assert [out.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a_b & 50% #1 ${x}", r"a\_b \& 50\% \#1 \$\{x\}"),
+     ("\\^~", r"\textbackslash{}\textasciicircum{}\textasciitilde{}"),
+     ("<s> – ±", r"\textless{}s\textgreater{} -- $\pm$")],
+)  # fmt: skip
+def test_latex_sets_what_is_written_literally(text, expected):
+    assert escape_latex(text) == expected
+
+
+def test_an_answer_without_a_table_is_refused_as_latex(run):
+    ran = run("show", TEXT, "--latex")
+    assert (ran.code, ran.out) == (2, "")
+    assert "this answer is no table" in ran.err
+
+
+def test_the_map_of_a_measure_has_the_mean_of_each_layer_beside_it(run, eager):
+    out = run("stats", TEXT, "-m", minilm(), "--map", "confidence").out
+    named, *lines = [line.split() for line in out.splitlines() if re.match(r"(L\d|\s+H0)", line)]
+    assert named[-1] == "mean"
+    assert max(map(len, out.splitlines())) <= 80
+    for row, layer in zip(lines, eager, strict=True):
+        assert float(row[-1]) == pytest.approx(layer.max(-1).mean(), abs=0.0051)
 
 
 def test_the_largest_of_a_measure_comes_first_and_top_cuts(run):

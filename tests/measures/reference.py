@@ -67,6 +67,17 @@ def coverage90(case: Case, b: int, h: int, i: int) -> float | None:
     return keys
 
 
+def distance2d(case: Case, b: int, h: int, i: int) -> float | None:
+    places = {j: token.text.split(",") for j, token in enumerate(case.keys[b]) if token.id >= 1 << 20}
+    query = case.queries[b][i]
+    if query.id < 1 << 20:
+        return None
+    row, column = map(int, query.text.split(","))
+    seen = {j: case.weights[b, h, i, j] for j in places}
+    far = sum(a * math.hypot(int(places[j][0]) - row, int(places[j][1]) - column) for j, a in seen.items())
+    return far / sum(seen.values())
+
+
 def monotonic(case: Case, b: int, h: int, i: int) -> float | None:
     if i == 0:
         return None
@@ -151,6 +162,7 @@ ROWS: dict[str, Row] = {
     "no_key": sink,
     "distance": distance,
     "offset": offset,
+    "distance2d": distance2d,
     "self": at(0),
     "previous": at(-1),
     "next": at(1),
@@ -170,6 +182,7 @@ CROSS = (
     "coverage90",
     "monotonic",
     "no_key",
+    "distance2d",
     "special",
     "punctuation",
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnscope.attention import Token
 from attnscope.measures import MEASURES, Measurement
 
 from .reference import CROSS, ROWS, Case, attention, figure, random_rows, random_text
@@ -40,6 +41,9 @@ def cases() -> dict[str, Case]:
     )
     open_ = np.ones((BATCH, 1, LENGTH, LENGTH), bool)
     made["text pair"] = Case(random_rows(rng, open_, HEADS, sink=False), open_, pairs)
+    grid = [Token(f"{n // 5},{n % 5}", (1 << 20) + n) for n in range(LENGTH - 1)]
+    pictures = [(Token("[CLS]", 1, special=True), *grid)] * BATCH
+    made["patches"] = Case(random_rows(rng, open_, HEADS, sink=False), open_, pictures)
     step = np.broadcast_to(masks()["causal"][:, :, 15:], (BATCH, 1, LENGTH - 15, LENGTH))
     made["cached step"] = Case(random_rows(rng, step, HEADS, sink=False), step, texts, offset=15)
     across = np.ones((BATCH, 1, 11, LENGTH), bool)
@@ -67,6 +71,7 @@ def bound(name: str) -> float:
         "distance": LENGTH,
         "offset": 2 * LENGTH,
         "coverage90": LENGTH,
+        "distance2d": LENGTH,
     }.get(name, 1.0)
 
 

@@ -14,6 +14,7 @@ from attnscope.questions.head import one_head
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import measure_heads
 from attnscope.questions.token import hold_mass, one_token, see_token
 from tests.models import images
 
@@ -78,6 +79,20 @@ def test_without_a_head_the_picture_shows_the_mean_of_all(seen):
         focus.overlays[0].looks_at, weights.mean((0, 1))[3, 5:].reshape(4, 4), atol=1e-5
     )
     assert "mean of 4 heads of 2 layers" in focus.title
+
+
+@pytest.mark.parametrize(("name", "side"), [("distance2d", 1), ("distance2d=16", 16)])
+def test_the_distance_of_patches_leaves_special_tokens_out(seen, name, side):
+    model, prepared, weights = seen  # [CLS] and four registers before 4 × 4 patches
+    place = np.array(list(itertools.product(range(4), range(4))), float)
+    apart = np.linalg.norm(place[:, None] - place, axis=-1)  # [patch, patch]
+    inside = weights[:, :, 5:, 5:].astype(np.float64)
+    expected = side * ((inside * apart).sum(-1) / inside.sum(-1)).mean(-1)  # [layer, head]
+    found = measure_heads(model, prepared, Selection(), names=(name,)).heads
+    assert {(head.site.layer, head.head) for head in found} == set(np.ndindex(expected.shape))
+    for head in found:
+        assert head.figures[name].value == pytest.approx(expected[head.site.layer, head.head], abs=1e-5)
+        assert head.figures[name].baseline == pytest.approx(side * apart.mean(), abs=1e-9)
 
 
 def test_special_tokens_may_be_hidden_without_moving_a_patch(seen):

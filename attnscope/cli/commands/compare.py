@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.attention import Head
 from attnscope.cli.command import argument, command, flag, option, refuse, repeat
+from attnscope.cli.complete import complete_measure
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options import (
@@ -45,6 +46,11 @@ class Contrast:
     with_text: str | None = option("The same model on another text: what changes in which head.")
     with_model: str | None = option(
         "Another model on the same text: how far each head drifted, or its best match."
+    )
+    measure: str | None = option(
+        "With --with-model: how much one measure of each head rose or fell, with its sign.",
+        "--map",
+        complete=complete_measure,
     )
     with_trace: Path | None = option("A file that --keep made, of another text, model or checkpoint.")
     composition: bool = flag(
@@ -187,6 +193,7 @@ def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, select
     text, model = contrast.with_text is not None, contrast.with_model is not None
     asked = bool(named) + text + model + (contrast.with_trace is not None)
     numbered, number = selection.number is not None, selection.number
+    refuse(contrast.measure and not model, "--map", "only valid with --with-model")
     refuse(asked > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace")
     second = named[0] if len(named) == 1 and not HEAD.fullmatch(named[0]) else None
     refuse(second, "HEADS", f"a second text goes behind --with-text: --with-text {shlex.quote(str(second))}")
@@ -238,6 +245,7 @@ def _compare(
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
     from attnscope.models.kept import open_file
     from attnscope.questions.across import compare_models, compare_passes, compare_texts, of_models, of_texts
+    from attnscope.questions.change import measure_change, of_change
     from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
     from attnscope.questions.depth import of_depth, through_layers
 
@@ -258,6 +266,8 @@ def _compare(
             return of_texts(compare_texts(model, mine[0], theirs[0], selection), opening)
         if rival is not None:
             both = list(zip(mine, theirs, strict=True))
+            if contrast.measure is not None:
+                return of_change(measure_change(model, other, both, selection, contrast.measure))
             return of_models(compare_models(model, other, both, selection))
         if pair:
             return of_two_heads(compare_two_heads(model, mine[0], pair[0], pair[1], selection))

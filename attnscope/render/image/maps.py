@@ -142,24 +142,57 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
         top = "\n".join([high, *textwrap.wrap(view.unit, LONGEST)])
     right = max(ROOM, BAR + axis.room(top.split("\n"), SMALL))
     left = max(0.45, axis.room(view.rows, NORMAL))
+    means = MEANS * view.by_layer
     if style.width:
-        cell = max(style.width - left - right - 0.3, 1.0) / max(heads, 1)
+        cell = max(style.width - left - right - 0.3 - means, 1.0) / max(heads, 1)
+    below = POINTS * view.by_layer
+    width, height = cell * heads, cell * 0.7 * layers
     margins = (left, right, 0.25, 0.1)
-    drawn = sheet(view, cell * heads, cell * 0.7 * layers, margins, title=view.title or view.name)
-    axes = drawn.part()
+    drawn = sheet(view, width + means, height + below, margins, title=view.title or view.name)
+    axes = drawn.part(0, 0, width, height)
+    size = min(8.0, cell * 72 * 0.3)
+    axis.beside(axes, range(layers), view.rows, size)
+    _draw_numbers(axes, view, view.columns, style, cell)
+    if view.by_layer:
+        column = replace(view, values=view.means[:, None])
+        last = drawn.part(width + 0.1, 0, means - 0.1, height)
+        _draw_numbers(last, column, ["mean"], style, min(cell, means - 0.1))
+        _draw_points(drawn.part(0, height + below - TALL, width, TALL), view, style, (low, high))
+        axes = last
+    draw_colour_bar(axes, style, [(0, low), (1, top)])
+    return drawn.figure
+
+
+MEANS = 0.45  # inches of the means of the layers, and of the gap before them
+POINTS, TALL = 1.65, 1.3  # inches below the map, and of the heads that are drawn there
+
+
+def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style, cell: float) -> None:
+    """The cells of a map, with their numbers where there is room."""
     if not np.isfinite(view.values).all():
         hatch(axes)
     paint(axes, np.ma.masked_invalid(view.values), style.cmap, view.limits)
-    size = min(8.0, cell * 72 * 0.3)
-    axis.above(axes, range(heads), view.columns, size)
-    axis.beside(axes, range(layers), view.rows, size)
+    axis.above(axes, range(len(names)), names, min(8.0, cell * 72 * 0.3))
     frame(axes)
     if cell >= 0.3:
         texts = np.array([[number(value) for value in row] for row in view.values])
         size = max(min(7.0, cell * 72 * 0.24), SMALL - 2)
         _write_into_cells(axes, texts, np.nan_to_num(view.levels()), style, size=size, va="center")
-    draw_colour_bar(axes, style, [(0, low), (1, top)])
-    return drawn.figure
+
+
+def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str]) -> None:
+    """Each head as a point over its layer, and a line through the means."""
+    at = np.arange(len(view.layers))
+    rows = np.repeat(at, view.values.shape[1])
+    axes.scatter(rows, view.values.ravel(), s=9, color=[style.bar], linewidths=0, alpha=0.8)
+    axes.plot(at, view.means, color=GREY, linewidth=1)
+    air = 0.05 * (view.limits[1] - view.limits[0])
+    axes.set_xlim(-0.5, len(at) - 0.5)
+    axes.set_ylim(view.limits[0] - air, view.limits[1] + air)
+    axis.beside(axes, view.limits, ends, SMALL)
+    every = -(-len(at) // 12)
+    axis.above(axes, at[::every].tolist(), view.rows[::every], SMALL)
+    frame(axes, ("left", "bottom"))
 
 
 SIDE = 2.9  # inches of a map's longer side

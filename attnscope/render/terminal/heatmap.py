@@ -380,11 +380,15 @@ def _sparks(series: Series, surface: Surface) -> str:
     return "".join(" " if np.isnan(level) else surface.spark(level) for level in levels.tolist())
 
 
+MEAN = 5  # columns of the mean of a layer
+
+
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     """The whole table; where it is too wide, heads follow below in a second one."""
     palette = surface.palette(signed=view.signed)
     texts = [[number(value) for value in row] for row in view.values]
     rows, columns = view.rows, view.columns
+    means = [number(mean) for mean in view.means] if view.by_layer else []
     label, heads = max(map(len, rows), default=0) + 1, len(columns)
     cell = max(
         [4, *(len(text) + 2 for row in texts for text in row), *(len(name) + 1 for name in columns[-1:])]
@@ -397,6 +401,8 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
         if start:
             yield []
         names = "".join(f"{columns[head]} ".rjust(cell) for head in shown)
+        beside_them = shown.stop == heads and label + cell * len(shown) + MEAN <= surface.width
+        names += "mean".rjust(MEAN) * bool(means and beside_them)
         yield [Segment(" " * label + names.rstrip(), DIM)]
         for row, name in enumerate(rows):
             line = [Segment(name.ljust(label), DIM)]
@@ -404,6 +410,8 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
                 text = texts[row][head]
                 style = style_on(palette, int(tones[row, head])) if text and surface.colour else None
                 line.append(Segment(f"{text or '·'} ".rjust(cell), style or (None if text else DIM)))
+            if means and beside_them:
+                line.append(Segment(means[row].rjust(MEAN)))
             yield line
     yield []
     unit = f" {view.unit}" if view.unit else ""

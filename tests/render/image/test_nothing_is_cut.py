@@ -51,6 +51,9 @@ def views() -> dict[str, object]:
         "grid": grid([(layer, stack) for layer in range(4)], title=LONG, subtitle=LONG),
         "token": token_view(random_head(13), query=3, key=3, title=LONG, notes=(LONG,)),
         "map": head_map({0: [0.5] * 8, 1: [0.25] * 8}, "previous", title=LONG, unit="share"),
+        "by layer": replace(
+            head_map({0: [12.3] * 8, 1: [5.25] * 8}, "distance", unit="tokens"), by_layer=True
+        ),
         "change": head_map({0: [0.5] * 8}, "change", title=LONG, unit="thousandths of a nat"),
         "overlay": focus_on_a_picture(),
         "written": replace(grid([(0, stack)], title=LONG), written=7),

@@ -1,0 +1,86 @@
+"""Tables as LaTeX in the style of booktabs, to be read into a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attnscope.text import END, ISOLATE, clean
+from attnscope.views.heads import HeadMap, number
+from attnscope.views.table import Cell, Table
+
+ESCAPED = str.maketrans(
+    {
+        **{each: f"\\{each}" for each in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "−": "$-$",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "→": r"$\rightarrow$",
+        "·": r"$\cdot$",
+        "–": "--",
+        "…": r"\ldots{}",
+        ISOLATE: "",
+        END: "",
+    }
+)
+"""What means something to LaTeX, or is in no text font of pdfLaTeX."""
+
+
+def escape_latex(text: str) -> str:
+    """The text as LaTeX sets it literally."""
+    return clean(text).translate(ESCAPED)
+
+
+def latex_of_table(view: Table) -> str:
+    """A table as it is printed, without its notes."""
+    names = [column.name.replace("\n", " ").strip() for column in view.columns]
+    rows = [[_text(cell) for cell in row] for row in view.rows]
+    return _tabular(names, rows, [column.right for column in view.columns])
+
+
+def latex_of_map(view: HeadMap) -> str:
+    """One number a head: a row a layer."""
+    rows = [
+        [name, *(number(value) for value in row)] for name, row in zip(view.rows, view.values, strict=True)
+    ]
+    return _tabular(["", *view.columns], rows, [False, *[True] * len(view.columns)])
+
+
+def latex_of_rows(table: Iterable[Sequence[object]]) -> str:
+    """The rows of a CSV file, the names of its columns first; numbers in three figures."""
+    names, *rows = table
+    right = [any(isinstance(row[place], float) for row in rows) for place in range(len(names))]
+    return _tabular(list(map(str, names)), [list(map(_figure, row)) for row in rows], right)
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.3f}"
+    return "–" if value is None else str(value)
+
+
+def _text(cell: Cell) -> str:
+    text = cell if isinstance(cell, str) else "".join(words for words, _ in cell)
+    return " ".join(text.split())
+
+
+def _tabular(names: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool]) -> str:
+    lines = [" & ".join(map(escape_latex, row)) + r" \\" for row in (names, *rows)]
+    aligned = "".join("lr"[each] for each in right)
+    return "\n".join(
+        [
+            "% \\usepackage{booktabs}",
+            f"\\begin{{tabular}}{{{aligned}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnscope import limits
+from tests.models.folders import made_once
 from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import vision_language
@@ -14,14 +15,7 @@ from tests.models.vision_folders import vision_language
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The folder of a tiny vision-language model of a family, made once."""
-    made: dict[str, str] = {}
-
-    def folder(name: str) -> str:
-        if name not in made:
-            made[name] = vision_language(tmp_path_factory.mktemp(name), name)
-        return made[name]
-
-    return folder
+    return made_once(tmp_path_factory, vision_language)
 
 
 @pytest.fixture

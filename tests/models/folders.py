@@ -1,10 +1,16 @@
 """Tiny Hugging Face model folders with real tokenizers, made from nothing."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from attnscope.capture import Keep
 
 LINES = [
     "The cat sat on the mat because it was tired.",
@@ -76,3 +82,15 @@ def save(folder: Path, model, tokenizer) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def made_once(factory: pytest.TempPathFactory, make: Callable[[Path, Any], str]) -> Callable[[Any], str]:
+    """What gives the folder of each kind, made the first time that it is asked for."""
+    return cache(lambda kind: make(factory.mktemp("folder"), kind))
+
+
+def maps(model, prepared, heads: int = 2) -> list:
+    """The whole maps of a model's first heads, call by call."""
+    keep = Keep(lambda site: range(heads))
+    model.run(prepared, [keep])
+    return keep.maps

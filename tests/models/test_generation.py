@@ -8,7 +8,6 @@ import transformers
 from torch import nn
 
 from attnscope.attention import Token
-from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.text.tokens import Vocabulary
@@ -49,14 +48,7 @@ def writer_folder(folder, config):
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            made[name] = writer_folder(tmp_path_factory.mktemp(name), DECODERS[name]())
-        return made[name]
-
-    return folder
+    return folders.made_once(tmp_path_factory, lambda place, name: writer_folder(place, DECODERS[name]()))
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +58,7 @@ def t5_folder(tmp_path_factory):
 
 def maps(model, prepared):
     """Every head, by kind and layer.  -> [head, query, key]"""
-    keep = Keep(lambda site: range(4))
-    model.run(prepared, [keep])
-    return {(kept.site.kind, kept.site.layer): kept for kept in keep.maps}
+    return {(kept.site.kind, kept.site.layer): kept for kept in folders.maps(model, prepared, 4)}
 
 
 def eager(folder, factory, **inputs):

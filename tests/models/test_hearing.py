@@ -9,12 +9,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.sounds import find_frames
 from attnscope.storage.sound import Sound
 from tests.models import speech
+from tests.models.folders import maps
 from tests.tools import sound_folders
 
 
@@ -28,12 +28,6 @@ def save(folder, name):
         sound_folders.save(folder, name)
     except ImportError as error:  # older releases of transformers ask for more packages
         pytest.skip(str(error))
-
-
-def maps(model, prepared):
-    keep = Keep(lambda site: range(2))
-    model.run(prepared, [keep])
-    return keep.maps
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Loading by name: what loads, and the one sentence that says why something does not."""
 
-import json
 import shutil
 import sys
 
@@ -12,6 +11,7 @@ from attnscope.models import load
 from attnscope.network import Encoder, EncoderConfig, save_encoder
 from attnscope.network.folder import load_encoder
 from tests.models.folders import gpt2, minilm, t5
+from tests.models.hostile import folder
 
 
 @pytest.fixture(scope="module")
@@ -102,38 +102,26 @@ def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path, causa
     assert load(str(tmp_path)).positions == 64
 
 
-def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
-    with pytest.raises(ModelError, match=r"holds no model: it has no config\.json"):
-        load(str(tmp_path))
-
-
-def test_a_file_is_no_model(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("empty", {}, r"holds no model: it has no config\.json"),
+        ("weights.bin", {}, "is a file, not a model"),
+        ("./nowhere", {}, r"no model folder \./nowhere"),  # and it is not looked for on the hub
+        ("a name with spaces", {}, "neither a folder here nor a hub id"),
+        ("own", {"device": "mars"}, r"no device 'mars' here: this machine has .*cpu"),
+        ("own", {"device": "cpu:mars"}, "no device 'cpu:mars' here"),
+        ("own", {"dtype": "float8"}, "no dtype 'float8': there are auto, float32"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once_in_one_sentence(
+    tmp_path, monkeypatch, name, options, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
     (tmp_path / "weights.bin").write_bytes(b"x")
-    with pytest.raises(ModelError, match="is a file, not a model"):
-        load(str(tmp_path / "weights.bin"))
-
-
-def test_a_path_that_does_not_exist_is_not_looked_for_on_the_hub():
-    with pytest.raises(ModelError, match=r"no model folder \./nowhere"):
-        load("./nowhere")
-
-
-def test_a_name_that_is_no_hub_id_is_refused_at_once():
-    with pytest.raises(ModelError, match="neither a folder here nor a hub id"):
-        load("a name with spaces")
-
-
-def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(monkeypatch):
-    import huggingface_hub
-
-    def unreachable(self, *arguments, **keywords):
-        raise ConnectionError("Name or service not known")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
-    with pytest.raises(
-        ModelError, match=r"not in the cache, and the hub cannot be reached \(Name or service"
-    ):
-        load("nobody/nothing")
+    with pytest.raises(ModelError, match=sentence):
+        load(name, **options)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +130,16 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(monkeypatch):
         ("RepositoryNotFoundError", "no public model of that name on the hub"),
         ("GatedRepoError", "its authors ask for consent"),
         ("RevisionNotFoundError", "has no revision 'v9' on the hub"),
+        (None, r"not in the cache, and the hub cannot be reached \(Name or service"),
     ],
 )
-def test_what_the_hub_answers_is_said_in_one_sentence(monkeypatch, error, sentence):
+def test_what_the_hub_answers_or_that_it_does_not_is_said_in_one_sentence(monkeypatch, error, sentence):
     import huggingface_hub
     from huggingface_hub import errors
 
     def answer(self, *arguments, **keywords):
+        if error is None:
+            raise ConnectionError("Name or service not known")
         kind = getattr(errors, error)
         raise kind.__new__(kind)
 
@@ -157,23 +148,15 @@ def test_what_the_hub_answers_is_said_in_one_sentence(monkeypatch, error, senten
         load("nobody/nothing", revision="v9")
 
 
-def test_a_device_that_is_not_here_is_met_with_those_that_are():
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
-    with pytest.raises(ModelError, match=r"no device 'cuda' here: this machine has .*cpu"):
-        load("own", device="cuda")
-
-
-def test_an_unknown_type_is_met_with_those_there_are():
-    with pytest.raises(ModelError, match="no dtype 'float8': there are auto, float32"):
-        load("own", dtype="float8")
+def copy(causal, place, *left_out):
+    """A folder without some of its files."""
+    shutil.copytree(causal, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*left_out))
 
 
 def test_pickled_weights_are_refused_unless_asked_for(causal, tmp_path):
     from safetensors.torch import load_file
 
-    for path in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / path).write_bytes((type(tmp_path)(causal) / path).read_bytes())
+    copy(causal, tmp_path, "model.safetensors")
     torch.save(load_file(f"{causal}/model.safetensors"), tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="has no safetensors weights: pass --allow-pickle"):
         load(str(tmp_path))
@@ -181,14 +164,9 @@ def test_pickled_weights_are_refused_unless_asked_for(causal, tmp_path):
 
 
 def test_code_in_a_folder_does_not_run_unless_asked_for(causal, tmp_path):
-    for path in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / path).write_bytes((type(tmp_path)(causal) / path).read_bytes())
-    config = json.loads((type(tmp_path)(causal) / "config.json").read_text())
-    config |= {
-        "model_type": "planted",
-        "auto_map": {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    auto = {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"}
+    copy(causal, tmp_path)
+    folder(tmp_path, model_type="planted", auto_map=auto)
     (tmp_path / "planted.py").write_text("import sys\nsys.planted_code_ran = True\nraise SystemExit(9)\n")
     with pytest.raises(ModelError, match="carries code of its own: read it, then pass --trust-remote-code"):
         load(str(tmp_path))
@@ -198,8 +176,7 @@ def test_code_in_a_folder_does_not_run_unless_asked_for(causal, tmp_path):
 def test_weights_that_are_not_in_the_file_are_noted(tmp_path, causal):
     from safetensors.torch import load_file, save_file
 
-    for path in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / path).write_bytes((type(tmp_path)(causal) / path).read_bytes())
+    copy(causal, tmp_path, "model.safetensors")
     state = load_file(f"{causal}/model.safetensors")
     gone = [name for name in state if "h.1.attn" in name]
     save_file(
@@ -209,8 +186,7 @@ def test_weights_that_are_not_in_the_file_are_noted(tmp_path, causal):
 
 
 def test_a_damaged_file_of_weights_is_one_sentence(tmp_path, causal):
-    for path in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / path).write_bytes((type(tmp_path)(causal) / path).read_bytes())
+    copy(causal, tmp_path, "model.safetensors")
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(ModelError, match="cannot be loaded"):
         load(str(tmp_path))
@@ -218,9 +194,8 @@ def test_a_damaged_file_of_weights_is_one_sentence(tmp_path, causal):
 
 @pytest.mark.parametrize("key", ["n_layer", "num_hidden_layers"])
 def test_a_config_that_asks_for_billions_of_layers_is_refused_at_once(causal, tmp_path, key):
-    shutil.copytree(causal, tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 2**31}))
+    copy(causal, tmp_path / "model")
+    folder(tmp_path / "model", **{key: 2**31})
     with pytest.raises(ModelError, match=r"config\.json asks for more than [\d,]+ (modules|tensors)"):
         load(str(tmp_path / "model"))
 

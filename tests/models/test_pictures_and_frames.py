@@ -10,18 +10,12 @@ from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
+from tests.models.images import save_noise
 from tests.models.vision_folders import NEED_TORCHVISION
 from tests.models.vision_language import FAMILIES
 
 TEXT = "what is on the mat ?"
 VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")
-
-
-def save(path, *size: int, seed: int = 0):
-    """A picture of noise."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
 
 
 def states_of(model, prepared) -> torch.Tensor:
@@ -41,14 +35,14 @@ def states_of(model, prepared) -> torch.Tensor:
 )  # fmt: skip
 def test_of_two_pictures_each_has_its_own_tokens(name, folder_of, tmp_path):
     model = load(folder_of(name))
-    paths = [save(tmp_path / "a.png", 90, 120), save(tmp_path / "b.png", 120, 70, seed=1)]
+    paths = [save_noise(tmp_path / "a.png", 90, 120), save_noise(tmp_path / "b.png", 120, 70, seed=1)]
     before = model.prepare_image(paths, TEXT)
     assert [picture.name for picture in before.pictures] == ["image 1", "image 2"]
     kept = states_of(model, before)
     for number in (0, 1):
-        save(paths[number], *(90, 120) if number == 0 else (120, 70), seed=7)
+        save_noise(paths[number], *(90, 120) if number == 0 else (120, 70), seed=7)
         after = model.prepare_image(paths, TEXT)
-        save(paths[number], *(90, 120) if number == 0 else (120, 70), seed=number)
+        save_noise(paths[number], *(90, 120) if number == 0 else (120, 70), seed=number)
         moved = (states_of(model, after) - kept).norm(dim=-1) > 1e-6
         own = {token.text for token, moves in zip(before.tokens, moved.tolist(), strict=True) if moves}
         placed = {token.text for token in before.tokens if token.id in before.pictures[number].boxes}
@@ -58,7 +52,7 @@ def test_of_two_pictures_each_has_its_own_tokens(name, folder_of, tmp_path):
 
 def test_pictures_stand_where_the_text_has_their_signs(folder_of, tmp_path):
     model = load(folder_of("llava"))
-    paths = [save(tmp_path / "a.png", 56, 56), save(tmp_path / "b.png", 56, 56, seed=1)]
+    paths = [save_noise(tmp_path / "a.png", 56, 56), save_noise(tmp_path / "b.png", 56, 56, seed=1)]
     names = [token.text for token in model.prepare_image(paths, "left <image> right <image> what").tokens]
     assert names[:2] == ["left", "image 1 · 0,0"]
     assert names[17:19] == ["right", "image 2 · 0,0"]
@@ -69,7 +63,7 @@ def test_pictures_stand_where_the_text_has_their_signs(folder_of, tmp_path):
 
 def test_a_word_lights_both_pictures_on_one_scale(folder_of, tmp_path):
     model = load(folder_of("llava"))
-    paths = [save(tmp_path / "a.png", 56, 56), save(tmp_path / "b.png", 56, 56, seed=1)]
+    paths = [save_noise(tmp_path / "a.png", 56, 56), save_noise(tmp_path / "b.png", 56, 56, seed=1)]
     prepared = model.prepare_image(paths, TEXT)
     seen = one_token(model, prepared, Selection(Head("L1H0"), token="mat"))
     assert [shown.name for shown in seen.overlays] == ["image 1", "image 2"]
@@ -87,7 +81,7 @@ def test_a_word_lights_both_pictures_on_one_scale(folder_of, tmp_path):
 )  # fmt: skip
 def test_the_tokens_of_a_video_are_named_by_their_frames(name, folder_of, tmp_path):
     model = load(folder_of(name))
-    frames = [np.asarray(Image.open(save(tmp_path / "f.png", 84, 112, seed=i))) for i in range(4)]
+    frames = [np.asarray(Image.open(save_noise(tmp_path / "f.png", 84, 112, seed=i))) for i in range(4)]
 
     def prepare(frames):
         images = [Image.fromarray(frame) for frame in frames]
@@ -125,4 +119,4 @@ def test_of_a_long_gif_some_frames_are_taken_and_named(folder_of, tmp_path):
 
 def test_a_model_without_a_place_for_videos_says_so(folder_of, tmp_path):
     with pytest.raises(InputError, match="sees no videos"):
-        load(folder_of("llava")).prepare_image(save(tmp_path / "a.png", 56, 56), TEXT, video=True)
+        load(folder_of("llava")).prepare_image(save_noise(tmp_path / "a.png", 56, 56), TEXT, video=True)

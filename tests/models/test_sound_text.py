@@ -6,7 +6,6 @@ import soundfile
 import torch
 import transformers
 
-from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import SoundPart
@@ -15,14 +14,7 @@ from tests.models import folders, hearing, speech
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    made = {}
-
-    def folder(maker):
-        if maker not in made:
-            made[maker] = hearing.save(tmp_path_factory.mktemp(maker.__name__), maker)
-        return made[maker]
-
-    return folder
+    return folders.made_once(tmp_path_factory, hearing.save)
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +90,9 @@ def test_weights_are_the_eager_ones(folder_of, tone, maker):
     theirs = transformers.AutoModel.from_pretrained(folder_of(maker), attn_implementation="eager").eval()
     with torch.inference_mode():
         expected = theirs(**prepared.inputs, output_attentions=True, use_cache=False).attentions
-    keep = Keep(lambda site: range(2) if site.kind == "decoder" else None)
-    model.run(prepared, [keep])
-    assert len(keep.maps) == len(expected) == 2
-    for kept, weights in zip(keep.maps, expected, strict=True):
+    kept_maps = [kept for kept in folders.maps(model, prepared) if kept.site.kind == "decoder"]
+    assert len(kept_maps) == len(expected) == 2
+    for kept, weights in zip(kept_maps, expected, strict=True):
         torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
         assert kept.keys == prepared.tokens
 
@@ -119,9 +110,8 @@ def test_a_processor_that_reads_sounds_in_chats_alone_is_done_without(folder_of,
     ).eval()
     with torch.inference_mode():
         expected = theirs(**prepared.inputs, output_attentions=True, use_cache=False).attentions
-    keep = Keep(lambda site: range(2) if site.kind == "decoder" else None)
-    model.run(prepared, [keep])
-    for kept, weights in zip(keep.maps, expected, strict=True):
+    kept_maps = [kept for kept in folders.maps(model, prepared) if kept.site.kind == "decoder"]
+    for kept, weights in zip(kept_maps, expected, strict=True):
         torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
     with pytest.raises(InputError, match="at most 4 seconds in a text"):
         model.prepare_audio(speech.sound(tmp_path / "long.wav", 5.0), "the cat")

@@ -1,7 +1,7 @@
 """Sound as models hear it: which files are read, what reaches the model, and what every frame is called."""
 
 import contextlib
-import json
+import shutil
 import struct
 import tracemalloc
 from pathlib import Path
@@ -12,39 +12,28 @@ import soundfile
 import torch
 import transformers
 
-from attnscope.capture import Keep
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from attnscope.models.inputs import SoundPart
 from attnscope.storage import sound as reading
 from attnscope.storage.sound import Sound, read_sound
-from tests.models import folders, speech
+from tests.models import folders, hostile, speech
+from tests.models.folders import made_once, maps
 
 START = ["<|startoftranscript|>", "<|notimestamps|>"]
 
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            place = tmp_path_factory.mktemp(name)
-            made[name] = speech.whisper(place) if name == "whisper" else speech.encoder(place, name)
-        return made[name]
-
-    return folder
+    return made_once(
+        tmp_path_factory,
+        lambda place, name: speech.whisper(place) if name == "whisper" else speech.encoder(place, name),
+    )
 
 
 @pytest.fixture(scope="module")
 def tone(tmp_path_factory):
     return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav")
-
-
-def maps(model, prepared):
-    keep = Keep(lambda site: range(speech.HEADS))
-    model.run(prepared, [keep])
-    return keep.maps
 
 
 @pytest.mark.parametrize("name", speech.ENCODERS)
@@ -217,25 +206,22 @@ def no_sounds(folder: Path):
     yield "nan.wav", (folder / "n.wav").read_bytes(), "no numbers"
 
 
-def test_an_extractor_that_makes_no_numbers_ends_in_a_sentence(folder_of, tmp_path):
-    for file in Path(folder_of("whisper")).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((tmp_path / "preprocessor_config.json").read_text("utf-8"))
-    settings["dither"] = 1e38
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings), "utf-8")
-    with pytest.raises(InputError, match="makes what is no number"):
-        load(str(tmp_path)).prepare_audio(speech.sound(tmp_path / "a.wav"))
-
-
-def test_a_window_that_the_model_does_not_have_ends_in_a_sentence(folder_of, tmp_path):
-    for file in Path(folder_of("whisper")).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((tmp_path / "preprocessor_config.json").read_text("utf-8"))
-    settings |= {"chunk_length": 4, "n_samples": 64000}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings), "utf-8")
-    model = load(str(tmp_path), generative=True)
-    with pytest.raises(ModelError, match=r"fails on inputs of shape \[1, 16, 400\]"):
-        model.prepare_audio(speech.sound(tmp_path / "a.wav"), "the cat")
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("whisper", {"dither": 1e38}, "makes what is no number"),
+        ("whisper", {"chunk_length": 4, "n_samples": 64000}, r"fails on inputs of shape \[1, 16, 400\]"),
+        ("whisper", {"n_fft": 10**12}, "feature extractor"),
+        ("wav2vec2", {"sampling_rate": 10**12}, "samples a second"),
+    ],
+)
+def test_a_feature_extractor_that_does_not_fit_ends_in_a_sentence(
+    folder_of, tmp_path, tone, name, changes, sentence
+):
+    place = Path(shutil.copytree(folder_of(name), tmp_path / "model"))
+    model = load(str(hostile.folder(place, "preprocessor_config.json", **changes)), generative=True)
+    with pytest.raises(AttnscopeError, match=sentence):
+        model.prepare_audio(tone, "the cat" if name == "whisper" else None)
 
 
 def test_what_is_no_sound_ends_in_a_sentence(folder_of, tmp_path):
@@ -260,35 +246,21 @@ def test_a_claimed_length_takes_no_memory(tmp_path):
 def test_a_part_that_is_none_ends_in_a_sentence(tone):
     assert read_sound(tone, 0.25, 0.5).seconds == 0.25
     nan, endless = float("nan"), float("inf")
-    for begin, end in (
-        (nan, None),
-        (endless, None),
-        (0, nan),
-        (0, endless),
-        (0.5, 0.2),
-        (-1, None),
-        (7, None),
-    ):
+    for begin, end in [(each, None) for each in (nan, endless, -1, 7)] + [(0, nan), (0, endless), (0.5, 0.2)]:
         with pytest.raises(InputError, match=r"nothing to hear|is behind that"):
             read_sound(tone, begin, end)
 
 
-def test_what_is_too_long_is_not_decoded(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("dense", "over", "fits"), [(None, 1.5, 1.0), (8000, 0.6, 0.5)])
+@pytest.mark.parametrize("suffix", ["wav", "flac"])
+def test_what_is_too_long_is_not_decoded_and_a_dense_sound_has_as_many_samples(
+    tmp_path, monkeypatch, suffix, dense, over, fits
+):
     monkeypatch.setattr(reading, "LONGEST", 1)
-    for suffix in ("wav", "flac"):
-        path = speech.sound(tmp_path / f"long.{suffix}", 1.5)
-        with pytest.raises(InputError, match="longer than"):
-            read_sound(path)
-        assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", 1.0)).seconds == 1.0
-
-
-def test_a_dense_sound_may_have_as_many_samples_as_a_long_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "LONGEST", 1)
-    monkeypatch.setattr(reading, "DENSE", 8000)
-    for suffix in ("wav", "flac"):
-        with pytest.raises(InputError, match="longer than"):
-            read_sound(speech.sound(tmp_path / f"dense.{suffix}", 0.6))
-        assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", 0.5)).seconds == 0.5
+    monkeypatch.setattr(reading, "DENSE", dense or reading.DENSE)
+    with pytest.raises(InputError, match="longer than"):
+        read_sound(speech.sound(tmp_path / f"long.{suffix}", over))
+    assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", fits)).seconds == fits
 
 
 def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut(folder_of, tmp_path):
@@ -299,21 +271,6 @@ def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut(folder_of, 
     prepared = model.prepare_audio(path, part=SoundPart(truncate=True))
     assert not any(token.special for token in prepared.tokens)
     assert "cut: the first 2 of 3.0 seconds are heard" in prepared.notes
-
-
-def test_a_feature_extractor_that_asks_for_the_impossible_is_refused(tmp_path, tone):
-    speech.encoder(tmp_path, "wav2vec2")
-    file = tmp_path / "preprocessor_config.json"
-    settings = json.loads(file.read_text("utf-8"))
-    file.write_text(json.dumps(settings | {"sampling_rate": 10**12}), "utf-8")
-    with pytest.raises(ModelError, match="samples a second"):
-        load(str(tmp_path)).prepare_audio(tone)
-    speech.whisper(tmp_path / "whisper")
-    file = tmp_path / "whisper" / "preprocessor_config.json"
-    settings = json.loads(file.read_text("utf-8"))
-    file.write_text(json.dumps(settings | {"n_fft": 10**12}), "utf-8")
-    with pytest.raises(ModelError, match="feature extractor"):
-        load(str(tmp_path / "whisper")).prepare_audio(tone)
 
 
 def test_what_does_not_go_together_is_told_so(folder_of, tone, tmp_path):

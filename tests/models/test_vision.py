@@ -1,6 +1,5 @@
 """Images as models read them: which are opened, how they are cut, and what every patch is called."""
 
-import json
 import struct
 import zlib
 from pathlib import Path
@@ -11,35 +10,24 @@ import torch
 import transformers
 from PIL import Image
 
-from attnscope.capture import Keep
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.images import open_image
-from tests.models import folders, images
+from tests.models import folders, hostile, images
+from tests.models.folders import made_once, maps
 
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            make = images.clip if name == "clip" else lambda path: images.vision(path, name)
-            made[name] = make(tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return folder
+    return made_once(
+        tmp_path_factory,
+        lambda place, name: images.clip(place) if name == "clip" else images.vision(place, name),
+    )
 
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory):
     return images.picture(tmp_path_factory.mktemp("images") / "corner.png")
-
-
-def maps(model, prepared):
-    keep = Keep(lambda site: range(2))
-    model.run(prepared, [keep])
-    return keep.maps
 
 
 def eager(folder, **inputs):
@@ -114,11 +102,8 @@ def test_windows_stand_at_their_places_among_all_patches(folder_of, picture):
 
 def test_each_tower_is_shown_alone_or_both_together(folder_of, picture):
     model = load(folder_of("clip"))
-    image, text, both = (
-        model.prepare_image(picture),
-        model.prepare("a tired cat"),
-        model.prepare_image(picture, "a tired cat"),
-    )
+    image, text = model.prepare_image(picture), model.prepare("a tired cat")
+    both = model.prepare_image(picture, "a tired cat")
     theirs = eager(folder_of("clip"), **both.inputs)
     towers = {"vision_model": theirs.vision_model_output, "text_model": theirs.text_model_output}
     for prepared, expected in ((image, {"vision_model"}), (text, {"text_model"}), (both, set(towers))):
@@ -209,8 +194,6 @@ def test_what_hears_takes_tensors_and_refuses_a_text(tmp_path):
 @pytest.mark.parametrize("size", [100_000, 10**9])
 def test_a_folder_that_asks_for_a_huge_image_is_refused(size, tmp_path, little_memory):
     folder = images.vision(tmp_path / "vit", "vit")
-    path = tmp_path / "vit" / "preprocessor_config.json"
-    settings = json.loads(path.read_text("utf-8")) | {"size": {"height": size, "width": size}}
-    path.write_text(json.dumps(settings), "utf-8")
+    hostile.folder(tmp_path / "vit", "preprocessor_config.json", size={"height": size, "width": size})
     with pytest.raises(AttnscopeError, match=r"asks for more memory than is free"):
         load(folder).prepare_image(images.picture(tmp_path / "a.png"))

@@ -1,11 +1,13 @@
 """Weights that are weighed by what they move, against NumPy, and on a trained model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import recording
 from attnscope.capture.projections import Projections, head_gradients
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.weighing import Values
@@ -17,7 +19,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs, own_attentions
-from tests.models.folders import minilm
+from tests.models.folders import maps, minilm
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -34,31 +36,30 @@ class _Raw:
 
 def _maps(model, heads=8):
     """The whole maps of a model, layer by layer."""
-    keep = Keep(lambda site: range(heads))
-    model.run(model.prepare(TEXT), [keep])
-    return [each.weights.numpy() for each in keep.maps]
+    return [each.weights.numpy() for each in maps(model, model.prepare(TEXT), heads)]
+
+
+def _seen():
+    """The own model, and of each call its weights, its values, and the projection of each head behind it."""
+    model, raw = load("own"), _Raw()
+    model.run(model.prepare(TEXT), [raw])
+    modules = (m for m in model.module.modules() if hasattr(m, "out_proj"))
+    projections = [m.out_proj.weight.detach().numpy().T.reshape(8, 24, 192) for m in modules]
+    return model, [(*call, each) for call, each in zip(raw.seen, projections, strict=True)]
 
 
 def test_norm_is_the_length_of_each_vector_as_a_share_of_its_row():
-    model, raw = load("own"), _Raw()
-    model.run(model.prepare(TEXT), [raw])
-    ours = _maps(weigh_model(model, "norm"))
-    modules = [m for m in model.module.modules() if hasattr(m, "out_proj")]
-    for (weights, values), module, weighed in zip(raw.seen, modules, ours, strict=True):
-        projection = module.out_proj.weight.detach().numpy().T.reshape(8, 24, 192)
+    model, seen = _seen()
+    for (weights, values, projection), weighed in zip(seen, _maps(weigh_model(model, "norm")), strict=True):
         vectors = np.einsum("bhij,bhjs,hsw->bhijw", weights, values, projection)
         norms = np.linalg.norm(vectors, axis=-1)
         np.testing.assert_allclose(weighed, norms / norms.sum(-1, keepdims=True), atol=1e-6)
 
 
 def test_zeroing_is_how_far_the_output_turns_when_a_value_is_really_zero():
-    model, raw = load("own"), _Raw()
-    model.run(model.prepare(TEXT), [raw])
-    ours = _maps(weigh_model(model, "zeroing"))
-    modules = [m for m in model.module.modules() if hasattr(m, "out_proj")]
-    for (weights, values), module, weighed in zip(raw.seen, modules, ours, strict=True):
-        projection = module.out_proj.weight.detach().double().numpy().T.reshape(8, 24, 192)
-        weights, values = weights.astype(float), values.astype(float)
+    model, seen = _seen()
+    for call, weighed in zip(seen, _maps(weigh_model(model, "zeroing")), strict=True):
+        weights, values, projection = (each.astype(float) for each in call)
         whole = np.einsum("bhij,bhjs,hsw->bhiw", weights, values, projection)
         turned = np.zeros(weights.shape)
         for key in range(weights.shape[-1]):
@@ -75,9 +76,9 @@ def test_zeroing_is_how_far_the_output_turns_when_a_value_is_really_zero():
         assert (weighed[total[..., 0] < 1e-6] == 0).all()  # "The" and "the" of the first layer are the same
 
 
-def _sum_of_states(model, given, states="last_hidden_state"):
+def _sum_of_states(output):
     """A score that hangs on every row of the last layer, each by another slope."""
-    last = getattr(model(**given), states)
+    last = output.last_hidden_state
     return (last * torch.linspace(-1, 2, last.numel()).view_as(last)).sum()
 
 
@@ -89,14 +90,12 @@ def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
     given = inputs(family.inputs)
     theirs = eager(**given, output_attentions=True)
     flat = [each for kind in own_attentions(theirs).values() for each in kind]
-    last = theirs.last_hidden_state
-    score = (last * torch.linspace(-1, 2, last.numel()).view_as(last)).sum()
-    slopes = dict(zip(map(id, flat), torch.autograd.grad(score, flat), strict=True))
+    slopes = dict(zip(map(id, flat), torch.autograd.grad(_sum_of_states(theirs), flat), strict=True))
     by_kind = {kind: [slopes[id(each)] for each in of] for kind, of in own_attentions(theirs).items()}
 
     projections, seen = Projections(), {}
     with projections.watching(model), recording(model, [projections]):
-        score = _sum_of_states(model, given)
+        score = _sum_of_states(model(**given))
     gradients = head_gradients(projections, score)
 
     class Hold:
@@ -228,24 +227,18 @@ def test_the_title_says_that_some_layers_have_no_output_projection_and_a_note_sa
     assert any("no output projection was found in layer 1" in note for note in record.notes)
 
 
-class _Attention(nn.Module):
-    """Shows its weights, and nothing of what they mix."""
-
-    def forward(self, x):
-        weights = torch.ones(1, 2, x.shape[1], x.shape[1]).tril()
-        return x, weights / weights.sum(-1, keepdim=True)
-
-
-class _Shown(_Bare):
-    def __init__(self):
-        super().__init__()
-        self.attention = _Attention()
-
-    def forward(self, ids):
-        return self.attention(self.embedding(ids))[0]
-
-
 def test_where_no_values_were_seen_a_sentence_says_so():
-    model = weigh_model(_bare(_Shown()), "norm")
+    model = load("own")
+    run = model.run
+
+    def run_without_values(prepared, observers):
+        class Hide:
+            def observe(self, attention):
+                for each in observers:
+                    each.observe(replace(attention, values=None))
+
+        return run(prepared, [Hide()])
+
+    model.run = run_without_values
     with pytest.raises(ModelError, match="the values that they mix were not"):
-        model.run(model.prepare(TEXT), [])
+        weigh_model(model, "norm").run(model.prepare(TEXT), [])

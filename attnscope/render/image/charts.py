@@ -296,6 +296,7 @@ def stack_figure(view: Stack, style: Style) -> Figure:
 LONGEST, ROW, BESIDE, APART = 3.2, 0.2, 0.55, 0.6
 """Inches of the bars, of a row, between bars and map; rows between the two blocks of bars."""
 
+NUMBER = 0.42  # inches of a number beside its bar
 CELL, WIDEST = 0.26, 4.2  # inches of a cell of the map, and of the whole map at most
 
 
@@ -309,23 +310,27 @@ def terms_figure(view: Terms, style: Style) -> Figure:
     label = axis.room([term.label for term in terms], NORMAL)
     heads = view.heads if view.heads is not None and view.heads.values.size else None
     wide = 0.0 if heads is None else min(CELL * heads.values.shape[1], WIDEST)
-    beside = 0.0 if heads is None else BESIDE + wide
+    stacked = heads is not None and style.narrow
+    beside = 0.0 if heads is None or stacked else BESIDE + wide
     length = LONGEST if not style.width else max(style.width - label - beside - 0.35, 1.2)
+    wide = min(wide, length) if stacked else wide
     tall = ROW * rows
+    cell = 0.0 if heads is None else min(CELL * 0.8, tall / len(heads.layers))
+    below = BESIDE + cell * len(heads.layers) if heads is not None and stacked else 0.0
     notes = (*(each.sentence for each in view.moved), *view.notes)
-    drawn = sheet(view, length + beside, tall, (label, 0.2, 0.12, 0.3), notes=notes)
-    axes = drawn.part(0, 0, length)
+    drawn = sheet(view, length + beside, tall + below, (label, 0.2, 0.12, 0.3), notes=notes)
+    axes = drawn.part(0, 0, length, tall)
     axes.set_ylim(rows - 0.5, -0.5)
-    _draw_terms(axes, view, terms, places, style)
+    _draw_terms(axes, view, terms, places, style, length)
     if heads is not None:
-        cell = min(CELL * 0.8, tall / len(heads.layers))
-        map_ = drawn.part(length + BESIDE, 0, wide, cell * len(heads.layers))
+        place = (0.0, tall + BESIDE) if stacked else (length + BESIDE, 0.0)
+        map_ = drawn.part(*place, wide, cell * len(heads.layers))
         _draw_heads(map_, heads, wide / heads.values.shape[1], cell, style)
     return drawn.figure
 
 
 def _draw_terms(
-    axes: Axes, view: Terms, terms: Sequence[Term], places: Sequence[float], style: Style
+    axes: Axes, view: Terms, terms: Sequence[Term], places: Sequence[float], style: Style, length: float
 ) -> None:
     colours = table(style.cmap) / 255.0
     low, high = colours[STEPS // 6], colours[-1 - STEPS // 6]
@@ -337,7 +342,7 @@ def _draw_terms(
         if term is view.total or term.label == view.marked:
             tick.set_fontweight("bold")
     low, high = view.span
-    number = 0.16 * (low + high)  # room for a number at either end
+    number = (low + high) * NUMBER / (length - NUMBER * (bool(low) + bool(high)))  # its room at either end
     axes.set_xlim(-low - (number if low else 0), high + (number if high else 0))
     axes.set_xticks([])
     for place, term in zip(places, terms, strict=True):

@@ -85,6 +85,8 @@ def heads() -> Iterator[Plate]:
     """One head, one token, and what a model wrote."""
     yield Plate("head", ("show", CAT, "--head", "L2H1"), ((80, "true"), (80, "none")), (7.0,))
     yield Plate("token", ("show", CAT, "--token", "cat"), (WIDE,), (3.3,))
+    score = ("show", CAT, "--head", "L2H0", "--pair", "it -> cat", "--neurons")
+    yield Plate("neurons", score, ((80, "true"),), INCHES)
     written = ("show", "The king said that he would", "-m", "own-causal", "--generate", "9")
     yield Plate("written", written, ((100, "true"),))
     yield Plate("written-head", (*written, "--head", "L1H1"), (), (7.0,))
@@ -129,3 +131,4 @@ def senses(place: Path) -> Iterator[Plate]:
     whisper = speech.whisper(place / "whisper")
     heard = ("show", "The cat sat.", "--audio", tone, "-m", whisper, "--head", "cross L1H0", "--token", "cat")
     yield Plate("word-in-sound", heard, (), (7.0,))
+    yield Plate("sound-map", ("align", tone, "The cat sat.", "-m", whisper), (), INCHES)

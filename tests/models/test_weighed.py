@@ -229,7 +229,7 @@ def test_the_title_says_that_some_layers_have_no_output_projection_and_a_note_sa
 
 def test_where_no_values_were_seen_a_sentence_says_so():
     model = load("own")
-    run = model.run
+    weighed, run = weigh_model(model, "norm"), model.run
 
     def run_without_values(prepared, observers):
         class Hide:
@@ -241,4 +241,4 @@ def test_where_no_values_were_seen_a_sentence_says_so():
 
     model.run = run_without_values
     with pytest.raises(ModelError, match="the values that they mix were not"):
-        weigh_model(model, "norm").run(model.prepare(TEXT), [])
+        weighed.run(model.prepare(TEXT), [])

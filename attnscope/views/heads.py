@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,18 +50,29 @@ class HeadMap(Titled):
         """The name of each column."""
         return [f"{self.marks[1]}{head}" for head in range(self.values.shape[1])]
 
+    @property
+    def texts(self) -> list[list[str]]:
+        """The numbers as they are written."""
+        largest = max(map(abs, self.limits))
+        return [[number(value, largest) for value in row] for row in self.values]
+
     def levels(self) -> Array:
         """Where each number lies between the limits, 0 to 1; NaN stays.  [layer, head]"""
         low, high = self.limits
         return np.clip((self.values - low) / ((high - low) or 1.0), 0, 1)
 
 
-def number(value: float) -> str:
-    """A number of a head in three figures: 0.42, 3.14, 12.8, 128; nothing where there is none."""
+def number(value: float, largest: float = 1.0) -> str:
+    """A number of a head in three figures: 0.42, 3.14, 12.8, 128; nothing where there is none.
+
+    Beside numbers of at most ``largest``, a small one, it shows two figures of that: 0.0014.
+    """
     if np.isnan(value):
         return ""
     if abs(value) < 9.995:
-        return f"{value:.2f}"
+        decimals = min(6, max(2, 1 - math.floor(math.log10(largest)))) if largest > 0 else 2
+        text = f"{value:.{decimals}f}"
+        return text if text.strip("-0.") else text.removeprefix("-")
     return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
 
 

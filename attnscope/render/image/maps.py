@@ -29,7 +29,7 @@ from attnscope.render.image.sheet import (
     stacked,
 )
 from attnscope.views.grid import CELLS, Grid, LayerStrip, Series, thumbnail_levels
-from attnscope.views.heads import HeadMap, number
+from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style,
     axis.above(axes, range(len(names)), names, min(8.0, cell * 72 * 0.3))
     frame(axes)
     if cell >= 0.3:
-        texts = np.array([[number(value) for value in row] for row in view.values])
+        texts = np.array(view.texts)
         size = max(min(7.0, cell * 72 * 0.24), SMALL - 2)
         _write_into_cells(axes, texts, np.nan_to_num(view.levels()), style, size=size, va="center")
 

@@ -48,7 +48,7 @@ from attnscope.render.terminal.surface import (
 )
 from attnscope.text import isolate
 from attnscope.views.grid import LayerStrip, Series
-from attnscope.views.heads import HeadMap, number
+from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
 NUMBERED = 4  # columns of a cell that has its number in it
@@ -386,7 +386,7 @@ MEAN = 5  # columns of the mean of a layer
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     """The whole table; where it is too wide, heads follow below in a second one."""
     palette = surface.palette(signed=view.signed)
-    texts = [[number(value) for value in row] for row in view.values]
+    texts = view.texts
     rows, columns = view.rows, view.columns
     means = [number(mean) for mean in view.means] if view.by_layer else []
     label, heads = max(map(len, rows), default=0) + 1, len(columns)

@@ -226,17 +226,25 @@ class Run(Display):
         target: str | None = None,
         against: str | None = None,
         head: Head | str | Sequence[Head | str] = (),
+        to: str | None = None,
+        by: Literal["head", "token"] = "head",
         noise: bool = False,
         fast: bool = False,
+        exact: bool = False,
         cmap: str | None = None,
     ) -> Drawing:
         """How much of the prediction each head brings back into the pass of another text, or of its run.
 
-        ``what`` is output, q, k, v or pattern; with ``noise`` the other text's heads go into this pass;
-        ``fast`` estimates. Raises ``InputError`` for texts of different lengths.
+        ``what`` is output, q, k, v or pattern; ``to`` patches only what reaches ``"L9H9:q"`` or ``"logits"``;
+        ``by="token"`` the residual stream. With ``noise`` the other text's heads go into this pass; ``fast``
+        estimates, ``exact`` beside the exact effects. Raises ``InputError`` for texts of different lengths.
         """
         from attnscope.questions.cause import of_intervention
-        from attnscope.questions.patching import TextPair, patch
+        from attnscope.questions.patching import Receiver, TextPair, patch
+        from attnscope.questions.tracing import of_trace, trace_tokens
+
+        if by not in (known := ("head", "token")):
+            raise SelectionError(f"no map by {by!r}: there are {' and '.join(known)}")
 
         with self._model_at_rest() as (model, request):
             if isinstance(other, str):
@@ -248,7 +256,10 @@ class Run(Display):
             else:
                 raise InputError(f"{other!r} is no text and no run of a model: patch(model.read(text))")
             pair = TextPair(request.prepare(model), theirs.prepare(model), target, against)
-            result = patch(model, [pair], heads=_heads(head), what=what, noise=noise, fast=fast)
+            if by == "token":
+                return Drawing(of_trace(trace_tokens(model, pair, noise=noise)), cmap)
+            end, heads = None if to is None else Receiver.parse(to), _heads(head)
+            result = patch(model, [pair], heads=heads, what=what, to=end, noise=noise, fast=fast, exact=exact)
         return Drawing(of_intervention(result), cmap)
 
     def spans(

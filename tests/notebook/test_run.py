@@ -76,6 +76,11 @@ def test_an_edge_is_cut_and_a_head_patched_as_the_commands_do(name, run, tmp_pat
     for shown, asked in (
         (cut, ["cut", "sat -> A", "A cat sat", "--head", "L0H1,L1H0"]),
         (patched, ["patch", "A cat sat", "--with-text", "A mat sat", "--what", "v", "--noise"]),
+        (
+            read.patch(other, to="L1H1:q"),
+            ["patch", "A cat sat", "--with-text", "A mat sat", "--to", "L1H1:q"],
+        ),
+        (read.patch(other, by="token"), ["patch", "A cat sat", "--with-text", "A mat sat", "--by", "token"]),
     ):
         assert answer(run(*asked, *model, "--json")) == json.loads(json.dumps(shown.numbers))
         table = pandas.read_csv(io.StringIO(run(*asked, *model, "--csv").out))

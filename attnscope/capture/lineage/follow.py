@@ -8,6 +8,7 @@ a layout has to be found, so a pass pays for a few small objects a call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -37,6 +38,9 @@ SPREADING = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__
 
 SDPA = "scaled_dot_product_attention"
 MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
+
+RESAMPLING = re.compile(r"(?:max|avg|lp)_pool(\d)d$|^interpolate$")
+"""Functions that make other positions, along that many axes behind the channels."""
 
 DEEPEST = 100
 """Steps after which a way is given up: models come back to their shortcut long before."""
@@ -97,6 +101,8 @@ class Lineage(Tracker):
             self._convolve(seen)
         elif name == "embedding":
             self.start(result)
+        elif (axes := RESAMPLING.search(name)) and result.shape != seen.given("input")["input"].shape:
+            self.start(result, -1 - int(axes[1]) if axes[1] else 1)
         elif name in JOINING:
             self._join(seen)
         elif name in REDUCING:

@@ -18,6 +18,7 @@ RESHAPING = frozenset((
     "swapdims", "movedim", "moveaxis", "t", "mT", "flatten", "unflatten", "squeeze", "unsqueeze", "expand",
     "expand_as", "contiguous", "clone", "detach", "__getitem__", "narrow", "select", "index_select",
     "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "repeat_interleave", "roll", "__get__",
+    "gather", "take_along_dim", "flip",
 ))
 # fmt: on
 """Functions that move, cut or copy weights; the mask follows through the same call."""
@@ -35,7 +36,7 @@ ELEMENTWISE = frozenset((
 CARRYING = RESHAPING | ELEMENTWISE
 
 MOVING = (RESHAPING - {"contiguous", "clone", "detach"}) | {
-    *("flip", "fliplr", "flipud", "rot90", "gather", "take_along_dim", "repeat", "tile", "hstack", "vstack"),
+    *("fliplr", "flipud", "rot90", "repeat", "tile", "hstack", "vstack"),
     *("unfold", "adjoint", "ravel", "diagonal", "dsplit", "hsplit", "vsplit"),
     *("squeeze_", "unsqueeze_", "__getitem__", "index", "select_copy", "pixel_unshuffle", "pixel_shuffle"),
 }

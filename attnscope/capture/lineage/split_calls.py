@@ -49,6 +49,8 @@ JOINED = (
     "it attends over several sequences in a row, in windows or parts, and nothing tells where each part "
     "stands: its weights are not shown"
 )
+SAMPLED = "only some positions ask, so rows are numbered by themselves, and stand at {details}: {names}"
+MOST_NAMED = 12
 MOST = 2**24
 """Rows and slots up to which a call's places are looked at."""
 LARGE = (
@@ -190,7 +192,23 @@ class SplitCalls(Tracker):
             capture = join(pieces)
         else:
             capture = at_its_rows(pieces[0])
+        self._note_sampled(first.name, capture, [piece.layout for piece in pieces])
         self.recorder.pass_on(replace(first, capture=capture), self)
+
+    def _note_sampled(self, name: str, capture: Capture, layouts: Sequence[Layout]) -> None:
+        """Say where rows stand that are numbered by themselves, though their queries are among the keys."""
+        asked, keys = (
+            torch.unique(torch.cat([labels[labels >= 0] for labels in every]))
+            for every in ([layout.query for layout in layouts], [layout.key for layout in layouts])
+        )
+        if (
+            capture.offset is None
+            and 1 < capture.queries < capture.keys
+            and bool(torch.isin(asked, keys).all())
+        ):
+            places = [str(int(place)) for place in (asked % STRETCH)[: MOST_NAMED + 1]]
+            places[MOST_NAMED:] = ["..."] * (len(places) > MOST_NAMED)
+            self.recorder.record.note_place(SAMPLED, name, ", ".join(places))
 
     def _belongs(self, piece: Piece) -> bool:
         """Whether a call is of the attention that is held: the same states, and rows not asked yet."""

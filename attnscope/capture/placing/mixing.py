@@ -58,6 +58,7 @@ WAYS = (
 LAYER = "a learned layer over positions"
 SPREAD = "what it makes of several tokens meets each of them"
 SHIFTED = "it adds tokens to others"
+VAGUE = {SPREAD, SHIFTED}
 
 TURNING = {"transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "__get__"} | {
     *("reshape", "view", "flatten", "einsum")
@@ -67,7 +68,7 @@ SHIFTING = {"roll", "flip", "pad", "gather", "__getitem__", "index_select", "cat
 
 
 class PastAttention(Tracker):
-    """Names the modules that mix tokens past all weights, each by its first way."""
+    """Names the modules that mix tokens past all weights, each by the first way that tells most."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
@@ -91,10 +92,11 @@ class PastAttention(Tracker):
             calls = [call for call in self.recorder.stack.calls if not is_torchs_own(call.module)]
             name = calls[-1].name if calls else self.recorder.owner
             inside = f"{name}." if name else ""
-            if reason in (SPREAD, SHIFTED) and any(path.startswith(inside) for path in self.reasons):
+            if reason in VAGUE and any(path.startswith(inside) for path in self.reasons):
                 return  # what was mixed inside is added here
             self.recorder.placed += 1
-            self.reasons.setdefault(name, reason)
+            if self.reasons.get(name, SPREAD) in VAGUE:
+                self.reasons[name] = reason
 
     def _way(self, seen: Seen) -> str | None:
         """How a function mixes tokens; None where it does not."""

@@ -85,6 +85,51 @@ class Picture(nn.Module):
         return x
 
 
+class Blockwise(nn.Module):
+    """Patches that are drawn together or apart, put into blocks of four, and attention within these."""
+
+    def __init__(self, resample):
+        super().__init__()
+        self.patches, self.resample, self.attend = nn.Conv2d(3, 16, 2, 2), resample, InBlocks()
+
+    def forward(self, pixels):
+        x = self.resample(self.patches(pixels)).permute(0, 2, 3, 1)
+        blocks = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).transpose(2, 3)
+        return self.attend(blocks.flatten(3, 4).flatten(1, 2))
+
+
+class InBlocks(nn.Module):
+    """Attention of two heads over [text, block, position, feature]."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, -1)).movedim(-2, 1) for t in self.qkv(x).chunk(3, -1))
+        self.kept = (q @ k.mT).softmax(-1)  # [text, head, block, query, key]
+        return (self.kept @ v).movedim(1, -2).flatten(3)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "resample",
+    [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(4), nn.Upsample(scale_factor=0.5), nn.Identity()],
+    ids=lambda module: type(module).__name__,
+)
+def test_blocks_of_patches_are_placed_in_the_picture_whatever_made_them_fewer(resample):
+    torch.manual_seed(0)
+    side = 8 if isinstance(resample, nn.Identity) else 4
+    model, keep = Blockwise(resample).eval(), Keep(lambda site: range(2))
+    with recording(model, [keep]):
+        model(torch.randn(3, 3, 16, 16))
+    places = torch.arange(side * side).view(side // 2, 2, side // 2, 2).transpose(1, 2).reshape(-1, 4)
+    expected = torch.zeros(3, 2, side * side, side * side)
+    for block, places_of_block in enumerate(places):
+        expected[:, :, places_of_block[:, None], places_of_block] = model.attend.kept[:, :, block]
+    torch.testing.assert_close(keep.maps[0].weights, expected, atol=1e-6, rtol=0)
+
+
 class Merged(nn.Module):
     """Windows of a picture, and windows of what a layer made of four patches each."""
 

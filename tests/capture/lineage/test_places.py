@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import recording
-from attnscope.capture.lineage.split_calls import BY_KEYS
+from attnscope.capture.lineage.split_calls import BY_KEYS, SAMPLED
 from attnscope.capture.placing.without_attention import POOLED
 
 TEXTS, COUNT, SIZE, HEADS, EACH = 2, 12, 16, 4, 4
@@ -97,7 +97,31 @@ def learned_weights_by_an_einsum(m, q, k, v):
     return weights.expand(TEXTS, -1, -1, -1), torch.einsum("hij,bhje->bhie", weights, v)
 
 
+def a_window_by_gather(m, q, k, v):
+    """Each query asks its neighbours, round a circle, whose keys are gathered beside each other."""
+    places = (torch.arange(COUNT)[:, None] + torch.tensor([-1, 0, 1])) % COUNT
+    near = (
+        part.gather(2, places.flatten()[:, None].expand(TEXTS, HEADS, -1, EACH)).unflatten(2, (COUNT, 3))
+        for part in (k, v)
+    )
+    keys, values = near
+    weights = (q[:, :, :, None] @ keys.mT).softmax(-1)  # [text, head, query, 1, slot]
+    return put(weights[..., 0, :], places), (weights @ values)[..., 0, :]
+
+
+def queries_that_each_head_samples(m, q, k, v):
+    """The longest queries of each head ask, all others take the mean (ProbSparse attention of Informer)."""
+    asked = q.norm(dim=-1).topk(5).indices[..., None]  # [text, head, sampled, 1]
+    weights = (q.gather(2, asked.expand(-1, -1, -1, EACH)) @ k.mT).softmax(-1)
+    mixed = v.mean(2, keepdim=True).expand(-1, -1, COUNT, -1)
+    full = torch.zeros(TEXTS, HEADS, COUNT, COUNT).scatter(2, asked.expand(-1, -1, -1, COUNT), weights)
+    first, last = int(asked.min()), int(asked.max())
+    return full[:, :, first : last + 1], mixed.scatter(2, asked.expand(-1, -1, -1, EACH), weights @ v)
+
+
 WAYS = [
+    a_window_by_gather,
+    queries_that_each_head_samples,
     mixed_keys,
     values_of_distances,
     values_of_distances_first,
@@ -111,6 +135,28 @@ def test_one_map_stands_at_the_true_keys(way):
     kept, maps, _ = observe(way)
     assert len(maps) == 1
     torch.testing.assert_close(maps[0], kept, atol=1e-6, rtol=0)
+
+
+SAMPLE = torch.tensor([1, 4, 5, 9])
+
+
+def every_sampled_query(m, q, k, v):
+    weights = (q[:, :, SAMPLE] @ k.mT).softmax(-1)
+    return weights, weights @ v
+
+
+def every_sampled_row(m, q, k, v):
+    """Rows are sampled behind the softmax (adaptive token sampling)."""
+    weights = (q @ k.mT).softmax(-1).gather(2, SAMPLE[:, None].expand(TEXTS, HEADS, -1, COUNT))
+    return weights, weights @ v
+
+
+@pytest.mark.parametrize("way", [every_sampled_query, every_sampled_row])
+def test_rows_that_few_positions_ask_are_said_to_stand_at_these(way):
+    kept, maps, record = observe(way)
+    assert len(maps) == 1
+    torch.testing.assert_close(maps[0], kept, atol=1e-6, rtol=0)
+    assert record.notes == [SAMPLED.format(details="1, 4, 5, 9", names="1")]
 
 
 def by_parts_of_the_keys(m, q, k, v):

@@ -156,7 +156,7 @@ def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[Lay
             continue
         prefix = path + "." if path else ""
         if not isinstance(module, nn.ModuleList):
-            layers += _unlike_siblings(module, prefix, entered, attended)
+            layers += _unlike_siblings(module, prefix, ran, entered, attended)
             continue
         called = [
             (index, f"{prefix}{index}") for index in range(len(module)) if f"{prefix}{index}" in entered
@@ -188,12 +188,15 @@ def find_unseen(model: nn.Module, attended: set[str]) -> list[str]:
 
 
 def _unlike_siblings(
-    module: nn.Module, prefix: str, entered: set[str], attended: set[str]
+    module: nn.Module, prefix: str, ran: set[str], entered: set[str], attended: set[str]
 ) -> Iterator[LayerWithoutAttention]:
-    """The children that ran without attention, where one that is made of the same modules attends."""
+    """The children that ran without attention, where one that is made of the same modules attends.
+
+    Of a child that was not called, its parts may have been run by the module itself, which then attends.
+    """
     makes: dict[tuple[type, ...], list[str]] = {}
     for child, layer in module.named_children():
-        if prefix + child in entered:
+        if prefix + child in (entered if isinstance(layer, (nn.ModuleList, nn.ModuleDict)) else ran):
             makes.setdefault(tuple(type(part) for part in layer.modules()), []).append(child)
     for children in makes.values():
         without = [child for child in children if not _inside(prefix + child, attended)]

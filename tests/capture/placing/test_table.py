@@ -1,0 +1,193 @@
+"""Where in a model attention can hide × how its numbers can lie: each cell is shown exactly, or named."""
+
+import pytest
+import torch
+from torch import nn
+
+from attnscope.capture import Keep, recording
+from attnscope.capture.hooks.compiled import COMPILED
+from tests.capture.placing.ways import COUNT, HEADS, NAMED, SHOWN, SIZE, TEXTS, Stream, attend
+
+
+def join(x, made):
+    """The states behind a module; what it pooled meets each of them."""
+    return x + (made if made.shape == x.shape else made.flatten(1).mean(-1)[:, None, None])
+
+
+class Parts(nn.Module):
+    """Modules one after another, each with a residual."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.layers = nn.ModuleList(parts)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = join(x, layer(x))
+        return x
+
+
+class Pair(nn.Module):
+    """Two modules as attributes."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        return join(join(x, self.first(x)), self.second(x))
+
+
+class Towers(nn.Module):
+    """Two lists of layers."""
+
+    def __init__(self, one, other):
+        super().__init__()
+        self.one, self.other = nn.ModuleList(one), nn.ModuleList(other)
+
+    def forward(self, x):
+        for layer in (*self.one, *self.other):
+            x = join(x, layer(x))
+        return x
+
+
+class Attention(Stream):
+    """A module that attends, and says so, and asks another one first."""
+
+    def __init__(self, inner):
+        super().__init__(attend)
+        self.inner = inner
+
+    def forward(self, x):
+        return super().forward(join(x, self.inner(x)))
+
+
+class Outside(nn.Module):
+    """A model that runs a part's code in its own forward, where no module is called."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.before, self.part = Stream(attend), part
+
+    def forward(self, x):
+        return self.part.forward(join(x, self.before(x)))
+
+
+class Twice(nn.Module):
+    """One module that is called twice."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        return join(join(x, self.part(x)), self.part(x / 2))
+
+
+class Bare(nn.Module):
+    """Attention, and something behind it, without a residual."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.before, self.part = Stream(attend), part
+
+    def forward(self, x):
+        return self.part(self.before(x))
+
+
+PLACES = {
+    "the model itself": (lambda way: Stream(way), [""]),
+    "in a sequence": (lambda way: nn.Sequential(nn.Linear(SIZE, SIZE), Stream(way)), ["1"]),
+    "in a list": (lambda way: Parts(Stream(way), Stream(way)), ["layers.0", "layers.1"]),
+    "beside attention": (lambda way: Pair(Stream(attend), Stream(way)), ["second"]),
+    "before attention": (lambda way: Pair(Stream(way), Stream(attend)), ["first"]),
+    "among layers that attend": (
+        lambda way: Parts(Stream(attend), Stream(way), Stream(attend)),
+        ["layers.1"],
+    ),
+    "in another list": (
+        lambda way: Towers([Stream(attend), Stream(attend)], [Stream(way), Stream(way)]),
+        ["other.0", "other.1"],
+    ),
+    "inside of attention": (lambda way: nn.Sequential(Attention(Stream(way))), ["0.inner"]),
+    "in the model's own forward": (lambda way: Outside(Stream(way)), [""]),
+    "in a module that runs twice": (lambda way: Twice(Stream(way)), ["part"]),
+    "behind attention without a residual": (lambda way: Bare(Stream(way)), ["part"]),
+    "beside torch's own attention": (
+        lambda way: Pair(nn.TransformerEncoderLayer(SIZE, HEADS, 8, batch_first=True), Stream(way)),
+        ["second"],
+    ),
+}
+
+
+def observe(model, call=None):
+    """One pass of a model, or of ``call`` in its place: the record, and maps and streams by their paths."""
+    model, keep, states = model.eval(), Keep(lambda site: range(HEADS)), torch.randn(TEXTS, COUNT, SIZE)
+    streams = {path: part for path, part in model.named_modules() if isinstance(part, Stream)}
+    with torch.inference_mode():
+        plain = model(states)
+        for stream in streams.values():
+            stream.kept.clear()
+        with recording(model, [keep], warn=False) as record:
+            assert torch.equal((model if call is None else call)(states), plain)
+    assert not record.failures
+    maps = {}
+    for kept in keep.maps:
+        maps.setdefault(kept.site.name, []).append(kept.weights)
+    return record, maps, streams
+
+
+def check_shown(maps, streams, moved):
+    """Every map of a module is what it kept itself."""
+    for path, stream in streams.items():
+        shown = maps.get(moved.get(path, path), [])
+        assert len(shown) == len(stream.kept), path
+        for mine, theirs in zip(shown, stream.kept, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
+
+
+def wraps(place):
+    """Whether a place's code runs under the path of another module."""
+    return {"part": ""} if place == "in the model's own forward" else {}
+
+
+EACH_REASON = {reason: way for way, reason in NAMED}
+CELLS = [
+    *((way, reason, "in a sequence") for way, reason in NAMED if EACH_REASON[reason] is not way),
+    *(
+        (way, reason, place)
+        for reason, way in EACH_REASON.items()
+        for place in PLACES
+        if "sequence" not in place
+    ),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("way", SHOWN, ids=lambda way: way.__name__)
+def test_weights_are_shown_exactly_wherever_they_are(way, place):
+    torch.manual_seed(0)
+    record, maps, streams = observe(PLACES[place][0](way))
+    check_shown(maps, streams, wraps(place))
+    assert not record.without_attention
+    assert not any(site.differs for site in record.sites)
+
+
+@pytest.mark.parametrize("place", ["the model itself", "in the model's own forward", "in a list"])
+def test_compiled_models_show_the_same(place):
+    torch.manual_seed(0)
+    model = PLACES[place][0](attend)
+    record, maps, streams = observe(model, torch.compile(model, backend="eager"))
+    check_shown(maps, streams, wraps(place))
+    assert record.notes == [COMPILED]
+
+
+@pytest.mark.parametrize(("way", "reason", "place"), CELLS)
+def test_what_has_no_weights_to_show_is_named_with_its_reason_wherever_it_is(way, reason, place):
+    torch.manual_seed(0)
+    make, paths = PLACES[place]
+    record, maps, streams = observe(make(way))
+    check_shown(maps, streams, {})
+    named = {(layer.name, layer.reason) for layer in record.without_attention}
+    named |= {place for places in record.places.values() for place in places}
+    assert named == {(path, reason) for path in paths}

@@ -1,0 +1,299 @@
+"""Ways to mix tokens, and modules that hold one: with weights to show, or with none of a softmax."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnscope.capture import Keep, recording
+from attnscope.capture.placing import mixing as why
+from attnscope.capture.placing.without_attention import POOLED
+from attnscope.capture.rows.weighing import MAPPED
+
+TEXTS, SIZE, HEADS, COUNT = 2, 16, 4, 7
+EACH = SIZE // HEADS
+
+
+class Stream(nn.Module):
+    """Queries, keys and values of some heads; its name says nothing. ``kept`` are its weights."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.qkv, self.out, self.way = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE), way
+        self.shorter, self.table = nn.Linear(COUNT, 3, bias=False), nn.Parameter(torch.randn(HEADS, EACH))
+        self.one, self.many, self.both = nn.Linear(EACH, 1), nn.Linear(EACH, 3), nn.Linear(2 * EACH, EACH)
+        self.dense = nn.Linear(EACH, COUNT)
+        self.kept = []
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mixed = self.way(self, q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2)) if mixed.ndim == 4 else mixed
+
+    def keep(self, weights):
+        """The weights, [text, head, query, key], which a recording must show."""
+        self.kept.append(weights)
+        return weights
+
+
+def weigh(scored):
+    """Attention whose weights are made of its causal scores in some way."""
+
+    def way(self, q, k, v):
+        scores = (q @ k.mT / 2).masked_fill(torch.ones(COUNT, COUNT).triu(1).bool(), -torch.inf)
+        return torch.einsum("bhij,bhjd->bhid", scored(scores), v)
+
+    return way
+
+
+def divide(scores):
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def divide_in_place(scores):
+    powers = torch.exp(scores)
+    powers /= powers.sum(dim=-1, keepdim=True)
+    return powers
+
+
+def keep_the_largest(scores):
+    largest, places = scores.topk(3, -1)
+    return torch.zeros_like(scores).scatter_(-1, places, largest.softmax(-1))
+
+
+def break_sticks(scores):
+    """Each key takes its share of what those behind it left."""
+    left = F.logsigmoid(-scores).nan_to_num(0.0, 0.0, 0.0)
+    return (F.logsigmoid(scores) + left.flip(-1).cumsum(-1).flip(-1) - left).exp()
+
+
+def two_hops(scores):
+    hop = scores.softmax(-1)
+    return hop @ hop
+
+
+SCORED = [
+    divide,
+    divide_in_place,
+    keep_the_largest,
+    lambda scores: scores.copy_(scores.softmax(-1)),
+    lambda scores: torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)),
+    lambda scores: torch.sigmoid(scores - 1),
+    lambda scores: scores.softmax(-1).mean(1, keepdim=True),
+    break_sticks,
+    two_hops,
+]
+
+
+def choose_the_highest(scores):
+    return F.one_hot(scores.argmax(-1), COUNT).to(scores.dtype)
+
+
+def divide_late(self, q, k, v):
+    powers = (q @ k.mT).exp()
+    return (powers @ v) / powers.sum(-1, keepdim=True)
+
+
+def go_online(size):
+    """Running sums over parts of the keys, scaled anew whenever a higher score comes."""
+
+    def way(self, q, k, v):
+        highest = torch.full((*v.shape[:-1], 1), -torch.inf)
+        total, mixed = torch.zeros_like(highest), torch.zeros_like(v)
+        for start in range(0, COUNT, size):
+            part = q @ k[:, :, start : start + size].mT
+            higher = torch.maximum(highest, part.amax(-1, keepdim=True))
+            powers, scale = (part - higher).exp(), (highest - higher).exp()
+            total = total * scale + powers.sum(-1, keepdim=True)
+            mixed = mixed * scale + powers @ v[:, :, start : start + size]
+            highest = higher
+        return mixed / total
+
+    return way
+
+
+def one_pair_after_another(self, q, k, v):
+    rows = []
+    for at in range(COUNT):
+        parts = [(q[:, :, at : at + 1] @ k[:, :, to : to + 1].mT).sigmoid() for to in range(COUNT)]
+        rows.append(sum(part @ v[:, :, to : to + 1] for to, part in enumerate(parts)))
+    return torch.cat(rows, 2)
+
+
+def lie_transposed(self, q, k, v):
+    return (k @ q.mT).sigmoid().mT @ v
+
+
+def shared_keys(self, q, k, v):
+    return torch.einsum("bhij,bjd->bhid", torch.einsum("bhid,bjd->bhij", q, k[:, 0]).relu(), v[:, 0])
+
+
+def sum_before(self, q, k, v):
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    return (q @ (k.mT @ v)) / (q @ k.sum(2, keepdim=True).mT)
+
+
+def run_a_sum(self, q, k, v):
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    state = torch.einsum("bhnd,bhne->bhnde", k, v).cumsum(2)
+    return torch.einsum("bhnd,bhnde->bhne", q, state) / (q * k.cumsum(2)).sum(-1, keepdim=True)
+
+
+def decay(self, q, k, v):
+    far = torch.arange(COUNT)[:, None] - torch.arange(COUNT)
+    return (q @ k.mT * (0.9 ** far.clamp(min=0)).tril()) @ v
+
+
+def subtract(self, q, k, v):
+    first, second = ((a @ b.mT).softmax(-1) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
+    return (first - second) @ v
+
+
+def shorten(self, q, k, v):
+    """Linformer without a softmax."""
+    return F.relu(q @ self.shorter(k.mT)) @ self.shorter(v.mT).mT
+
+
+def take(self, q, k, v):
+    return v.gather(2, (q @ k.mT).argmax(-1, keepdim=True).expand_as(v))
+
+
+def pool_by_a_sum(self, q, k, v):
+    return (self.one(torch.tanh(k)).softmax(2) * v).sum(2)
+
+
+def pool_by_an_einsum(self, q, k, v):
+    return torch.einsum("bhtd,bht->bhd", v, self.one(k)[..., 0].softmax(-1))
+
+
+def attend_by_a_sum(self, q, k, v):
+    return ((q @ k.mT).softmax(-1)[..., None] * v[:, :, None]).sum(3)
+
+
+def ask_gathered_keys(self, q, k, v):
+    places = (torch.arange(COUNT)[:, None] + torch.arange(3)) % COUNT
+    weights = torch.einsum("bhie,bhije->bhij", q, k[:, :, places]).softmax(-1)
+    return torch.einsum("bhij,bhije->bhie", weights, v[:, :, places])
+
+
+def ask_row_by_row(self, q, k, v):
+    rows = [torch.einsum("bhe,bhje->bhj", q[:, :, row], k).softmax(-1) for row in range(COUNT)]
+    return torch.stack([torch.einsum("bhj,bhje->bhe", weights, v) for weights in rows], 2)
+
+
+def add_pairs(self, q, k, v):
+    return self.many(torch.tanh(q[:, :, :, None] + k[:, :, None]))[..., 0].softmax(-1) @ v
+
+
+def weigh_by_a_layer(self, q, k, v):
+    """A layer makes the weights of each token, one output for each key (a dense synthesizer)."""
+    return self.dense(q).softmax(-1) @ v
+
+
+def weigh_by_a_layer_over_pairs(self, q, k, v):
+    """Additive attention whose scores a layer with several outputs makes of pairs."""
+    pairs = q[:, :, :, None].expand(-1, -1, -1, COUNT, -1) + k[:, :, None].expand(-1, -1, COUNT, -1, -1)
+    return self.many(torch.tanh(pairs)).softmax(3)[..., 0] @ v
+
+
+def mapped(attend):
+    """Attention inside of ``torch.vmap``, over its texts and heads."""
+    return lambda self, q, k, v: torch.vmap(torch.vmap(attend))(q, k, v)
+
+
+def by_one_vector(self, q, k, v):
+    weights = self.one(torch.tanh(q[:, :, :, None] + k[:, :, None])).squeeze(-1).softmax(-1)
+    return self.keep(weights) @ v
+
+
+def by_a_vector_of_each_head(self, q, k, v):
+    pairs = torch.tanh(q[:, :, :, None] + k[:, :, None])
+    return self.keep(torch.einsum("bhqkd,hd->bhqk", pairs, self.table).softmax(-1)) @ v
+
+
+def by_pairs_side_by_side(self, q, k, v):
+    parts = q[:, :, :, None].expand(-1, -1, -1, COUNT, -1), k[:, :, None].expand(-1, -1, COUNT, -1, -1)
+    return self.keep(self.one(torch.tanh(self.both(torch.cat(parts, -1)))).squeeze(-1).softmax(-1)) @ v
+
+
+def attend(self, q, k, v):
+    return self.keep((q @ k.mT).softmax(-1)) @ v
+
+
+def by_the_kernel(self, q, k, v):
+    past = torch.ones(COUNT, COUNT, dtype=torch.bool).tril()
+    self.keep((q @ k.mT / EACH**0.5).masked_fill(~past, -torch.inf).softmax(-1))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=past)
+
+
+def one_head_after_another(self, q, k, v):
+    rows = [(q[:, head] @ k[:, head].mT).softmax(-1) for head in range(HEADS)]
+    self.keep(torch.stack(rows, 1))
+    return torch.stack([row @ v[:, head] for head, row in enumerate(rows)], 1)
+
+
+def queries_in_chunks(self, q, k, v):
+    rows = [(part @ k.mT).softmax(-1) for part in q.split(3, 2)]
+    self.keep(torch.cat(rows, 2))
+    return torch.cat([row @ v for row in rows], 2)
+
+
+def texts_and_heads_in_one_axis(self, q, k, v):
+    weights = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).softmax(-1)
+    self.keep(weights.unflatten(0, (TEXTS, HEADS)))
+    return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (TEXTS, HEADS))
+
+
+def positions_first(self, q, k, v):
+    q, k, v = (each.permute(2, 0, 1, 3) for each in (q, k, v))
+    weights = torch.einsum("ibhd,jbhd->ijbh", q, k).softmax(1)
+    self.keep(weights.permute(2, 3, 0, 1))
+    return torch.einsum("ijbh,jbhd->bhid", weights, v)
+
+
+def among_neighbours(self, q, k, v):
+    """Keys and values of three neighbours, round a circle, lie beside each other."""
+    places = (torch.arange(COUNT)[:, None] + torch.tensor([-1, 0, 1])) % COUNT
+    weights = (q[:, :, :, None] @ k[:, :, places].mT).softmax(-1)  # [text, head, query, 1, slot]
+    self.keep(
+        torch.zeros(TEXTS, HEADS, COUNT, COUNT).scatter(
+            -1, places.expand(TEXTS, HEADS, -1, -1), weights[..., 0, :]
+        )
+    )
+    return (weights @ v[:, :, places])[..., 0, :]
+
+
+SHOWN = [
+    *(attend, by_the_kernel, one_head_after_another, queries_in_chunks, texts_and_heads_in_one_axis),
+    *(positions_first, among_neighbours, by_one_vector, by_a_vector_of_each_head, by_pairs_side_by_side),
+]
+
+NAMED = [
+    *((weigh(scored), why.NO_SOFTMAX) for scored in SCORED),
+    *((way, why.NO_SOFTMAX) for way in (divide_late, go_online(3), go_online(1), one_pair_after_another)),
+    *((way, why.NO_SOFTMAX) for way in (lie_transposed, shared_keys, decay)),
+    (subtract, "some of its weights are negative when they meet the values: no distribution over keys"),
+    *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
+    (run_a_sum, why.RUNNING),
+    *((way, why.LAYER) for way in (shorten, take)),
+    (weigh(choose_the_highest), POOLED),
+    *((way, POOLED) for way in (pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row)),
+    *((way, POOLED) for way in (weigh_by_a_layer, weigh_by_a_layer_over_pairs)),
+    (mapped(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), MAPPED),
+    (mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v), MAPPED),
+    (mapped(F.scaled_dot_product_attention), MAPPED),
+]
+
+
+def observe(model, heads=HEADS):
+    """The record of one pass that went well, and its maps; the model's output is its own."""
+    torch.manual_seed(0)
+    model, keep, states = model.eval(), Keep(lambda site: range(heads)), torch.randn(TEXTS, COUNT, SIZE)
+    with torch.inference_mode():
+        torch.manual_seed(1)
+        plain = model(states)
+        torch.manual_seed(1)
+        with recording(model, [keep], warn=False) as record:
+            assert torch.equal(model(states), plain)
+    assert not record.failures
+    return record, keep.maps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from attnscope.text import END, ISOLATE, clean
-from attnscope.views.heads import HeadMap, number
+from attnscope.views.heads import HeadMap
 from attnscope.views.table import Cell, Table
 
 ESCAPED = str.maketrans(
@@ -45,9 +45,7 @@ def latex_of_table(view: Table) -> str:
 
 def latex_of_map(view: HeadMap) -> str:
     """One number a head: a row a layer."""
-    rows = [
-        [name, *(number(value) for value in row)] for name, row in zip(view.rows, view.values, strict=True)
-    ]
+    rows = [[name, *row] for name, row in zip(view.rows, view.texts, strict=True)]
     return _tabular(["", *view.columns], rows, [False, *[True] * len(view.columns)])
 
 

@@ -388,7 +388,8 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     palette = surface.palette(signed=view.signed)
     texts = view.texts
     rows, columns = view.rows, view.columns
-    means = [number(mean) for mean in view.means] if view.by_layer else []
+    column = replace(view, values=view.means[:, None])
+    means = [text for (text,) in column.texts] if view.by_layer else []
     label, heads = max(map(len, rows), default=0) + 1, len(columns)
     cell = max(
         [4, *(len(text) + 2 for row in texts for text in row), *(len(name) + 1 for name in columns[-1:])]

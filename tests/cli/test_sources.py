@@ -50,6 +50,17 @@ def test_an_image(run, vit, tmp_path, command):
 
 
 @pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
+def test_random_tokens(run, command):
+    asked = ("--repeat-random", "8", "-m", "own-causal")
+    ran = run(*command, *asked)
+    assert ran.code == (1 if command[0] == "check" else 0), ran.err
+    assert heads(json.loads(ran.out)) == {"check": 1, "info": 3}.get(command[0], 12)
+    if command[0] == "compare":
+        pair = json.loads(run("compare", *asked, "L1H0", "L1H3", "--json").out)
+        assert pair["heads"] == ["L1H0", "L1H3"]
+
+
+@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
 def test_tensors(run, tmp_path, command):
     (tmp_path / "small.py").write_text(MODULE)
     save_file({"x": randn(1, 5, 8)}, tmp_path / "x.safetensors")

@@ -169,7 +169,8 @@ def compare(
 
 def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -> bool:
     """Whether what stands first is no text: that comes from elsewhere."""
-    if any(each is not None for each in (source.file, source.saved, source.inputs, corpus.texts)):
+    elsewhere = source.file, source.saved, source.inputs, source.repeat_random, corpus.texts
+    if any(each is not None for each in elsewhere):
         return True
     try:
         return (bool(source.image) or contrast.composition) and bool(Head(str(source.text)))

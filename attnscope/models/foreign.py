@@ -11,10 +11,11 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,21 +119,6 @@ def weights_size(name: str, revision: str | None, dtype: torch.dtype | None) -> 
     return sum(math.prod(shape) for file in files for shape in _shapes(file)) * dtype.itemsize
 
 
-class Stored(NamedTuple):
-    """What the files of weights hold: bytes, and the number of their tensors."""
-
-    size: int
-    tensors: int
-
-
-def stored_weights(name: str, revision: str | None) -> Stored:
-    """The weights in a folder, or in the cache of the hub; the tensors of pickled files are estimated."""
-    folder = _folder(name, revision)
-    files, pickled = list(folder.glob("*.safetensors")), list(folder.glob("*.bin"))
-    size = sum(file.stat().st_size for file in (*files, *pickled))
-    return Stored(size, sum(len(_shapes(file)) for file in files) or size // 1000)
-
-
 def _folder(name: str, revision: str | None) -> Path:
     if Path(name).is_dir():
         return Path(name)
@@ -155,50 +141,50 @@ def _shapes(file: Path) -> list[list[int]]:
 
 
 @contextmanager
-def built_within(name: str, stored: Callable[[], Stored]) -> Iterator[None]:
+def built_within(name: str, revision: str | None) -> Iterator[None]:
     """Raise ``ModelError`` as soon as more is built on this thread than the files of its weights can fill.
 
     Counted are modules, tensors and the numbers in them, before there is memory behind them; the library sets
-    each weight twice, and files may join some. ``stored`` is asked when the first module is built.
+    each weight twice, and files may join some. The files are looked at when the first module is built; of
+    pickled ones the tensors are estimated.
     """
     here = threading.get_ident()
-    counts = {"modules": 0, "tensors": 0, "numbers": 0}
+    counts: Counter[str] = Counter()
     most: dict[str, int] = {}
 
-    def count(what: str, number: int) -> None:
-        if threading.get_ident() != here:
+    def count(module: nn.Module, key: str, made: nn.Module | Tensor | None) -> None:
+        if made is None or threading.get_ident() != here:
             return
         if not most:
-            size, tensors = stored()
-            many = SPARE_MODULES + 8 * tensors
+            folder = _folder(name, revision)
+            files = [file for suffix in WEIGHTS for file in folder.glob(f"*{suffix}")]
+            size = sum(file.stat().st_size for file in files)
+            stored = sum(len(_shapes(file)) for file in files if file.suffix == WEIGHTS[0])
+            many = SPARE_MODULES + 8 * (stored or size // 1000)
             most.update(modules=many, tensors=many, numbers=SPARE_NUMBERS + 8 * size)
-        counts[what] += number
-        if counts[what] > most[what]:
-            raise ModelError(
-                f"{name} cannot be loaded: its config.json asks for more than {most[what]:,} {what}, and the "
-                f"files of its weights do not fill them"
-            )
-
-    def count_module(module: nn.Module, key: str, child: nn.Module | None) -> None:
-        count("modules", 1)
-
-    def count_tensor(module: nn.Module, key: str, tensor: Tensor | None) -> None:
-        if tensor is not None:
-            count("tensors", 1)
-            count("numbers", tensor.numel())
+        if isinstance(made, Tensor):
+            counts.update(tensors=1, numbers=made.numel())
+        else:
+            counts["modules"] += 1
+        for what, allowed in most.items():
+            if counts[what] > allowed:
+                raise ModelError(
+                    f"{name} cannot be loaded: its config.json asks for more than {allowed:,} {what}, and "
+                    "the files of its weights do not fill them"
+                )
 
     with ExitStack() as stack:
-        for handle in (
-            hooks.register_module_module_registration_hook(count_module),
-            hooks.register_module_parameter_registration_hook(count_tensor),
-            hooks.register_module_buffer_registration_hook(count_tensor),
-        ):
-            stack.callback(handle.remove)
+        for kind in ("module", "parameter", "buffer"):
+            register = getattr(hooks, f"register_module_{kind}_registration_hook")
+            stack.callback(register(count).remove)
         yield
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise ``ModelError`` for a pipe or a device in a folder, and for a file larger than any honest one."""
+    """Raise ``ModelError`` for a pipe or a device in a folder, and for a file larger than any honest one.
+
+    So for an index of weights that is none, or that leads out of the folder.
+    """
     try:
         files = [*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")]
     except OSError as error:
@@ -212,10 +198,6 @@ def require_plain_files(folder: Path) -> None:
         if file.suffix not in WEIGHTS and file.stat().st_size > most:
             size = readable(file.stat().st_size)
             raise ModelError(f"{folder} holds {file.name} of {size}: at most {readable(most)} are read")
-
-
-def require_own_weights(folder: Path) -> None:
-    """Raise ``ModelError`` for an index of weights that is none, or that leads out of the folder."""
     for file in sorted(folder.glob("*.index.json")):
         index = read_config(str(folder), file)
         parts = index.get("weight_map")
@@ -243,26 +225,21 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
 
 def require_no_repository(name: str, file: str, settings: Mapping[str, Any]) -> None:
     """Raise ``ModelError`` for a field that names a repository, of which code or weights would be fetched."""
-    for field, text in _texts(settings):
-        if "implementation" in field:
-            acts = not IMPLEMENTATION.fullmatch(text)
-        else:
-            acts = bool(ACTING.search(field) and REPOSITORY.fullmatch("".join(text.split())))
-        if acts:
-            raise ModelError(
-                f"the {file} of {name} names {text.strip()!r} ({field}), that would be fetched from the hub "
-                "or run: pass --trust-remote-code if you trust whoever made it"
-            )
-
-
-def _texts(settings: Any, field: str = "") -> Iterator[tuple[str, str]]:
-    """Every text among settings, with its field: ``text_config.attn_implementation``."""
-    pending = [(field, settings)]
+    pending: list[tuple[str, Any]] = [("", settings)]
     while pending:  # no recursion: settings may be nested deeper than Python calls
-        field, value = pending.pop()
-        if isinstance(value, str):
-            yield field, value
-        elif isinstance(value, Mapping):
+        field, value = pending.pop()  # text_config.attn_implementation
+        if isinstance(value, Mapping):
             pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
         elif isinstance(value, list):
             pending += [(field, inner) for inner in value]
+        if not isinstance(value, str):
+            continue
+        if "implementation" in field:
+            acts = not IMPLEMENTATION.fullmatch(value)
+        else:
+            acts = bool(ACTING.search(field) and REPOSITORY.fullmatch("".join(value.split())))
+        if acts:
+            raise ModelError(
+                f"the {file} of {name} names {value.strip()!r} ({field}), that would be fetched from the hub "
+                "or run: pass --trust-remote-code if you trust whoever made it"
+            )

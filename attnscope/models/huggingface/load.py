@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnscope.errors import ModelError
 from attnscope.limits import require
-from attnscope.models.foreign import built_within, explained, stored_weights, weights_size
+from attnscope.models.foreign import built_within, explained, weights_size
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
 from attnscope.models.huggingface.sound_texts import (
@@ -152,7 +152,7 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
         missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)
         return loaded, missing, bool(missing and found["unexpected_keys"])
 
-    within = built_within(name, lambda: stored_weights(name, source.revision))
+    within = built_within(name, source.revision)
     with source.shielded(), within, explained(f"loading {name}"):
         loaded, missing, renamed = load(kind)
         other = AutoModelForImageTextToText._model_mapping.get(type(config), None)

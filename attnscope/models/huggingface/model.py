@@ -86,29 +86,6 @@ class _Written:
         """Take the end of the text."""
 
 
-def extend_input(prepared: ModelInput, side: str, new: Tensor, whole: tuple[Token, ...]) -> ModelInput:
-    """The input with the tokens that were written, ``new`` ``[1, token]``, which end ``whole``.
-
-    ``side`` names the ids that they follow. Of one text, every input with a number for each token grows too.
-    """
-    inputs, count = dict(prepared.inputs), prepared.inputs[side].shape[1]
-    two_sided = side != "input_ids"
-    for name, tensor in inputs.items():
-        if name == side or (not two_sided and is_row(tensor, count)):
-            more = new if name == side else tensor[:, -1:].expand(-1, new.shape[1])
-            inputs[name] = torch.cat([tensor, more.to(tensor.dtype)], 1)
-    axes = dict(prepared.axes)
-    axes |= {
-        kind: (whole, whole)
-        for kind in text_axes(whole)
-        if kind == "decoder" or (kind in axes and not two_sided)
-    }
-    if "cross" in axes:
-        axes["cross"] = whole, axes["cross"][1]
-    tokens = prepared.tokens if two_sided else whole
-    return replace(prepared, inputs=inputs, axes=axes, tokens=tokens, written=count)
-
-
 def is_row(tensor: Tensor, tokens: int) -> bool:
     """Whether a tensor has a number for each token of one text, [1, token]; pixels have not."""
     return tensor.ndim == 2 and tensor.shape[1] == tokens
@@ -291,8 +268,19 @@ class HuggingFaceModel(Model):
             )
         whole = self.reader.vocabulary.extend(tokens, new)
         note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
-        notes = (*prepared.notes, *notes, note)
-        result = extend_input(replace(prepared, inputs=inputs), side, self._tensor(new), whole)
+        notes, written = (*prepared.notes, *notes, note), self._tensor(new)
+        count = inputs[side].shape[1]
+        for name, tensor in inputs.items():  # of one text, every input with a number for each token grows
+            if name == side or (not self.encoder_decoder and is_row(tensor, count)):
+                more = written if name == side else tensor[:, -1:].expand(-1, len(new))
+                inputs[name] = torch.cat([tensor, more.to(tensor.dtype)], 1)
+        axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (whole, whole)}
+        if "encoder" in axes and not self.encoder_decoder:
+            axes["encoder"] = whole, whole
+        if "cross" in axes:
+            axes["cross"] = whole, axes["cross"][1]
+        read = prepared.tokens if self.encoder_decoder else whole
+        result = replace(prepared, inputs=inputs, axes=axes, tokens=read, written=count)
         if steps is None:
             note = f"{self.name} keeps no cache: shown is one pass over all tokens"
             return replace(result, notes=(*notes, note))

@@ -20,7 +20,6 @@ from attnscope.models.foreign import (
     explained,
     read_config,
     require_no_repository,
-    require_own_weights,
     require_plain_files,
 )
 from attnscope.network.folder import BUNDLED
@@ -239,7 +238,6 @@ class Source:
         transformers.logging.disable_progress_bar()
         if self.folder is not None:
             require_plain_files(self.folder)
-            require_own_weights(self.folder)
         absent = ("missing_entries", "connection_errors", "gated_repo")
         quiet: dict[str, Any] = {f"_raise_exceptions_for_{what}": False for what in absent}
         with self.shielded():

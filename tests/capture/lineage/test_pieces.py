@@ -165,38 +165,48 @@ def test_some_rows_of_some_heads_are_read_alone(kernel):
     assert torch.equal(reader.rows[1], reader.whole[1][:, :, 3:8])
 
 
-def test_causal_chunks_are_a_decoder():
-    def causal_chunks(kernel, query, key, value):
-        outputs = []
-        for start in range(0, COUNT, 4):
-            scores = query[:, :, start : start + 4] @ key.mT
-            future = torch.arange(COUNT) > torch.arange(start, start + 4)[:, None]
-            outputs.append(scores.masked_fill(future, -torch.inf).softmax(-1) @ value)
-        return torch.cat(outputs, 2)
+def causal_chunks(kernel, query, key, value):
+    outputs = []
+    for start in range(0, COUNT, 4):
+        scores = query[:, :, start : start + 4] @ key.mT / 2
+        future = torch.arange(COUNT) > torch.arange(start, start + 4)[:, None]
+        outputs.append(scores.masked_fill(future, -torch.inf).softmax(-1) @ value)
+    return torch.cat(outputs, 2)
 
-    model, x = Attending(causal_chunks, "softmax"), torch.randn(2, COUNT, SIZE)
+
+def growing_keys(kernel, query, key, value):
+    ends = range(4, COUNT + 1, 4)
+    return torch.cat(
+        [kernel(query[:, :, end - 4 : end], key[:, :, :end], value[:, :, :end]) for end in ends], 2
+    )
+
+
+def pooled_windows(kernel, query, key, value):
+    """Windows as the third of five axes; one query of two, the larger one, asks."""
+    query, key, value = (x.unflatten(2, (3, 4)) for x in (query, key, value))
+    return kernel(query.unflatten(3, (2, 2)).amax(3), key, value).flatten(2, 3)
+
+
+PLACE = torch.arange(COUNT)
+MASKED = {  # which keys are open to which queries, the kind, and where the first query stands
+    causal_chunks: (PLACE[:, None] >= PLACE, "decoder", 0),
+    growing_keys: (PLACE[:, None] // 4 >= PLACE // 4, "encoder", 0),
+    pooled_windows: (torch.arange(6)[:, None] // 2 == PLACE // 4, "encoder", None),
+}
+
+
+@pytest.mark.parametrize("core", MASKED, ids=lambda core: core.__name__)
+def test_pieces_that_have_some_keys_alone_are_placed(core):
+    model, x = Attending(core, "sdpa"), torch.randn(2, COUNT, SIZE)
     record, (kept,), _ = observe(model, x)
     query, key, _ = model.heads_of(x)
-    future = torch.ones(COUNT, COUNT).triu(1).bool()
-    weights = (query @ key.mT).masked_fill(future, -torch.inf).softmax(-1)
-    torch.testing.assert_close(kept.weights, weights.detach(), atol=1e-6, rtol=0)
-    assert torch.equal(kept.allowed.expand(2, 4, -1, -1), ~future.expand(2, 4, -1, -1))
-    assert (record.sites[0].site.kind, record.sites[0].offset) == ("decoder", 0)
-
-
-def test_chunks_that_keep_keys_of_their_past_alone_are_placed():
-    def growing(kernel, query, key, value):
-        ends = range(4, COUNT + 1, 4)
-        return torch.cat(
-            [kernel(query[:, :, end - 4 : end], key[:, :, :end], value[:, :, :end]) for end in ends], 2
-        )
-
-    model, x = Attending(growing, "sdpa"), torch.randn(2, COUNT, SIZE)
-    _, (kept,), _ = observe(model, x)
-    query, key, _ = model.heads_of(x)
-    block = torch.arange(COUNT) // 4
-    scores = (query @ key.mT / 2).masked_fill(block > block[:, None], -torch.inf)
-    torch.testing.assert_close(kept.weights, scores.softmax(-1).detach(), atol=1e-6, rtol=0)
+    opened, kind, offset = MASKED[core]
+    if core is pooled_windows:
+        query = query.unflatten(2, (3, 2, 2)).amax(3).flatten(2, 3)  # [batch, head, query, size]
+    weights = (query @ key.mT / 2).masked_fill(~opened, -torch.inf).softmax(-1).detach()
+    torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+    assert torch.equal(kept.allowed.expand(2, HEADS, -1, -1), opened.expand(2, HEADS, -1, -1))
+    assert (record.sites[0].site.kind, record.sites[0].offset) == (kind, offset)
 
 
 def test_the_last_row_alone_stands_where_it_belongs():
@@ -234,17 +244,9 @@ class OneAfterTheOther(nn.Module):
         self.kept = []
         for part in self.parts:
             query, key, value = (x @ matrix for matrix in part)
-            self.kept.append((query @ key.mT).softmax(-1))
+            self.kept.append((query @ key.mT).softmax(-1)[:, None])
             x = x + torch.cat([(rows @ key.mT).softmax(-1) @ value for rows in query.split(5, 1)], 1)
         return x
-
-
-def test_layers_in_one_forward_stay_apart():
-    model = OneAfterTheOther()
-    record, maps, _ = observe(model, torch.randn(2, COUNT, SIZE), heads=1)
-    assert len(maps) == len(record.sites) == 3
-    for kept, weights in zip(maps, model.kept, strict=True):
-        torch.testing.assert_close(kept.weights[:, 0], weights, atol=1e-6, rtol=0)
 
 
 class HeadsOfTheirOwn(nn.Module):
@@ -255,19 +257,13 @@ class HeadsOfTheirOwn(nn.Module):
         self.parts = nn.ParameterList(torch.randn(3, SIZE, 4) for _ in range(HEADS))
 
     def forward(self, x):
-        self.kept, outputs = [], []
+        weights, outputs = [], []
         for part in self.parts:
             query, key, value = (x @ matrix for matrix in part)
-            self.kept.append((query @ key.mT).softmax(-1))
-            outputs.append(self.kept[-1] @ value)
+            weights.append((query @ key.mT).softmax(-1))
+            outputs.append(weights[-1] @ value)
+        self.kept = [torch.stack(weights, 1)]
         return torch.cat(outputs, -1)
-
-
-def test_projections_of_one_input_are_heads():
-    model = HeadsOfTheirOwn()
-    record, (kept,), _ = observe(model, torch.randn(2, COUNT, SIZE))
-    assert torch.equal(kept.weights, torch.stack(model.kept, 1))
-    assert record.sites[0].heads == HEADS
 
 
 class ClassToken(nn.Module):
@@ -284,36 +280,8 @@ class ClassToken(nn.Module):
         q, k, v = (
             t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (self.q(asked), self.k(x), self.v(x))
         )
-        self.kept = (q @ k.mT).softmax(-1)
+        self.kept = [(q @ k.mT).softmax(-1)]
         return torch.cat([(rows @ k.mT).softmax(-1) @ v for rows in q.split(5, 2)], 2)
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_class_token_stands_in_front(alone):
-    model = ClassToken(alone)
-    record, (kept,), _ = observe(model, torch.randn(2, COUNT, SIZE))
-    torch.testing.assert_close(kept.weights, model.kept, atol=1e-6, rtol=0)
-    assert (record.sites[0].offset, kept.keys) == (0, range(COUNT + 1))
-
-
-def pooled_windows(kernel, query, key, value):
-    """Windows as the third of five axes; one query of two, the larger one, asks."""
-    windows = [x.unflatten(2, (3, 4)).transpose(2, 3) for x in (query, key, value)]
-    query, key, value = (x.transpose(2, 3) for x in windows)
-    query = query.unflatten(3, (2, 2)).amax(3)
-    return kernel(query, key, value).flatten(2, 3)
-
-
-def test_pooled_queries_of_windows_are_no_heads():
-    model, x = Attending(pooled_windows, "sdpa"), torch.randn(2, COUNT, SIZE)
-    record, (kept,), _ = observe(model, x)
-    (site,) = record.sites
-    assert (site.batch, site.heads, site.queries, site.keys, site.offset) == (2, HEADS, 6, COUNT, None)
-    query, key, _ = model.heads_of(x)
-    query = query.unflatten(2, (3, 2, 2)).amax(3).flatten(2, 3)  # [batch, head, query, size]
-    near = torch.arange(6)[:, None] // 2 == torch.arange(COUNT) // 4
-    scores = (query @ key.mT / 2).masked_fill(~near, -torch.inf)
-    torch.testing.assert_close(kept.weights, scores.softmax(-1).detach(), atol=1e-6, rtol=0)
 
 
 class FiveAxes(nn.Module):
@@ -402,18 +370,8 @@ class Joint(nn.Module):
         q, k, v = (
             torch.cat(pair, 1).unflatten(-1, (HEADS, -1)).transpose(1, 2) for pair in zip(*parts, strict=True)
         )
-        self.kept = (q @ k.mT / 2).softmax(-1)
+        self.kept = [(q @ k.mT / 2).softmax(-1)]
         return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(self.chunk, 2)], 2)
-
-
-def test_two_sequences_that_attend_as_one_are_no_cross_attention():
-    model = Joint().eval()
-    keep = Keep(lambda site: range(HEADS))
-    with torch.inference_mode(), recording(model, [keep]) as record:
-        model(torch.randn(2, COUNT, SIZE), encoder_hidden_states=torch.randn(2, 5, SIZE))
-    (site,), (kept,) = record.sites, keep.maps
-    assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("encoder", 0, range(17), range(17))
-    torch.testing.assert_close(kept.weights, model.kept, atol=1e-6, rtol=0)
 
 
 def test_two_sequences_that_attend_as_one_in_chunks_are_named():
@@ -424,34 +382,42 @@ def test_two_sequences_that_attend_as_one_in_chunks_are_named():
     assert [layer.reason for layer in record.without_attention] == [JOINED]
 
 
-class Attend(nn.Module):
-    """The core in a module of its own, which is given queries and keys."""
-
-    def forward(self, query, key, value):
-        future = torch.ones(query.shape[2], key.shape[2]).triu(1 + key.shape[2] - query.shape[2]).bool()
-        self.kept = (query @ key.mT).masked_fill(future, -torch.inf).softmax(-1)
-        return self.kept @ value
-
-
 class Memory(Attending):
     """Keys and values that were learned stand in front of those of the text."""
 
     def __init__(self):
         super().__init__(None, "softmax")
-        self.memory, self.attend = nn.Parameter(torch.randn(2, 1, HEADS, 3, 4)), Attend()
+        self.memory = nn.Parameter(torch.randn(2, 1, HEADS, 3, 4))
 
     def forward(self, x):
-        query, key, value = self.heads_of(x)
+        query, *sides = self.heads_of(x)
         more = self.memory.expand(-1, len(x), -1, -1, -1)
-        return self.attend(query, torch.cat([more[0], key], 2), torch.cat([more[1], value], 2))
+        key, value = (torch.cat(pair, 2) for pair in zip(more, sides, strict=True))
+        future = torch.ones(COUNT, COUNT + 3).triu(4).bool()
+        self.kept = [(query @ key.mT).masked_fill(future, -torch.inf).softmax(-1)]
+        return self.kept[0] @ value
 
 
-def test_learned_keys_in_front_make_no_cross_attention():
-    model = nn.Sequential(Memory())
-    record, (kept,), _ = observe(model, torch.randn(2, COUNT, SIZE))
-    (site,) = record.sites
-    assert torch.equal(kept.weights, model[0].attend.kept)
-    assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("decoder", 3, range(3, 15), range(15))
+X, OTHER = (torch.randn(2, count, SIZE, generator=torch.Generator().manual_seed(1)) for count in (COUNT, 5))
+KEEPING = {  # what a module is given, the kind of its attention, where it begins, and how many keys it has
+    "layers in one forward stay apart": (OneAfterTheOther, [X], "encoder", 0, COUNT),
+    "projections of one input are heads": (HeadsOfTheirOwn, [X], "encoder", 0, COUNT),
+    "a class token in front asks alone": (lambda: ClassToken(True), [X], "encoder", 0, COUNT + 1),
+    "a class token in front": (lambda: ClassToken(False), [X], "encoder", 0, COUNT + 1),
+    "two sequences attend as one": (Joint, [X, OTHER], "encoder", 0, COUNT + 5),
+    "learned keys in front": (Memory, [X], "decoder", 3, COUNT + 3),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_a_module_weighs_in_one_forward_stands_at_its_places(name):
+    made, given, kind, offset, keys = KEEPING[name]
+    model = made()
+    record, maps, _ = observe(model, *given, heads=1 if name.startswith("layers") else HEADS)
+    assert len(maps) == len(model.kept)
+    for site, kept, weights in zip(record.sites, maps, model.kept, strict=True):
+        torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+        assert (site.site.kind, site.offset, site.heads, site.keys) == (kind, offset, weights.shape[1], keys)
 
 
 def test_more_rows_than_are_followed_are_said(monkeypatch):

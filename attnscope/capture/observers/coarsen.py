@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -157,51 +158,6 @@ class CoarseMap:
         return label_map(self.mean, self.opened, self.queries, self.keys)
 
 
-class ReadArrays:
-    """One call whose rows come as arrays: keys summed and queries averaged, as its blocks come."""
-
-    def __init__(
-        self, keep: Callable[[CoarseMap], None], attention: Attention, queries: Coarsening, keys: Coarsening
-    ) -> None:
-        self.keep, self.attention, self.queries, self.keys = keep, attention, queries, keys
-        self.step = rows_at_a_time(attention, BLOCK)
-        self.wanted: Sequence[int] | None = None
-        if queries.partial:
-            self.wanted = sorted(queries.tokens(*range(len(queries.places))))
-        self.down, self.across = queries.averaging(), keys.summing()
-        rows = queries.size if self.down is None else len(self.down)
-        columns = keys.size if self.across is None else len(self.across)
-        heads = attention.batch, attention.heads
-        self.values = np.zeros((*heads, rows, columns), np.float32)
-        self.open = np.zeros((*heads, rows, columns), np.float32)
-        self.broken = 0
-
-    def add(self, rows: Array, allowed: Array, start: int) -> None:
-        """Add a block of rows."""
-        rows, finite = rows.astype(np.float32, copy=False), np.isfinite(rows)
-        if not finite.all():
-            self.broken += int((~finite).sum())
-            allowed = allowed & finite
-        stop = start + rows.shape[2]
-        groups = slice(start, stop) if self.down is None else slice(None)
-        down = None if self.down is None else self.down[:, start:stop]
-        self.values[:, :, groups] += self._coarser(np.where(allowed, rows, 0), down)
-        self.open[:, :, groups] += self._coarser(allowed.astype(np.float32), down)
-
-    def end(self) -> None:
-        """Keep the map."""
-        tokens = not isinstance(self.attention.keys, range)
-        opened = self.open > 0
-        self.keep(
-            CoarseMap(self.attention.site, self.values, opened, self.queries, self.keys, tokens, self.broken)
-        )
-
-    def _coarser(self, rows: Array, down: Array | None) -> Array:
-        """[..., row, key] -> [..., row group, column]"""
-        rows = rows if down is None else down @ rows
-        return rows if self.across is None else rows @ self.across.T
-
-
 def _array(values: Tensor | Array) -> Array:
     return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
@@ -236,8 +192,6 @@ class Coarsen(AloneOrShared):
         axes = self.axes(attention)
         if axes is None or self._take_made(attention, *axes):
             return None
-        if attention.arrays and self.how == "share":
-            return ReadArrays(self.maps.append, attention, *axes)
         return _CoarseReading(self, attention, *axes)
 
     def _take_made(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
@@ -274,7 +228,7 @@ def cells(most: int) -> Callable[[Attention], Axes]:
 
 
 class _CoarseReading:
-    """One call, its rows added up as they come."""
+    """One call, its rows added up as they come: tensors, or arrays where the attention has those."""
 
     def __init__(
         self, observer: Coarsen, attention: Attention, queries: Coarsening, keys: Coarsening
@@ -283,7 +237,7 @@ class _CoarseReading:
         self.step = rows_at_a_time(attention, BLOCK)
         self.wanted = sorted(queries.tokens(*range(len(queries.places)))) if queries.partial else None
         self.broken = 0
-        self.down, self.across = _tensor(queries.averaging()), _tensor(keys.summing())
+        self.down, self.across = queries.averaging(), keys.summing()
         self.shape = (
             queries.size if self.down is None else len(self.down),
             keys.size if self.across is None else len(self.across),
@@ -294,70 +248,70 @@ class _CoarseReading:
             f"{heads:,} heads of layer {attention.site.layer} in {size:,} cells each",
             "choose one layer, or cut the text",
         )
-        self.values: Tensor | None = None  # [batch, head, row, column]
-        self.open: Tensor | None = (
-            None  # the share of its pairs that are open, [batch or 1, head or 1, row, column]
-        )
+        self.kind: Any = np if attention.arrays else import_module("torch")
+        self.values: Any = None  # [batch, head, row, column]
+        self.open: Any = None  # the share of its pairs that are open, [batch or 1, head or 1, row, column]
 
-    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+    def add(self, rows: Any, allowed: Any, start: int) -> None:
         """Add a block of rows."""
-        import torch
-
-        rows, finite = rows.float(), rows.isfinite()
+        rows = self._floats(rows)
+        finite = self.kind.isfinite(rows)
         if not finite.all():
             self.broken += int((~finite).sum())
             allowed = allowed & finite
-        rows = rows.masked_fill(~allowed, 0)
-        if self.values is None or self.open is None:
-            self.values = rows.new_zeros(*rows.shape[:2], *self.shape)
-            self.open = rows.new_zeros(*allowed.shape[:2], *self.shape)
-        elif len(allowed) > len(self.open) or allowed.shape[1] > self.open.shape[1]:
-            self.open = self.open.expand(
-                *allowed.shape[:2], *self.shape
-            ).clone()  # broken in this block alone
+        rows = self.kind.where(allowed, rows, 0)
+        opened = self._floats(allowed)
+        if self.values is None:
+            self.values, self.open = (self._zeros(each) for each in (rows, opened))
+        elif len(opened) > len(self.open) or opened.shape[1] > self.open.shape[1]:
+            self.open = self.open + self._zeros(opened)  # broken in this block alone
         stop = start + rows.shape[2]
         groups, down = slice(start, stop), None
         if self.down is not None:
             part = self.down[:, start:stop]
-            reached = part.any(1).nonzero()[:, 0]
+            reached = np.flatnonzero(part.any(1))
             if not len(reached):
                 return
             groups = slice(int(reached[0]), int(reached[-1]) + 1)
-            down = part[groups].to(rows)
+            down = self._matrix(part[groups], rows)
         if self.observer.how == "max":
             largest = self._largest(rows, down)
-            self.values[:, :, groups] = torch.maximum(self.values[:, :, groups], largest)
+            self.values[:, :, groups] = self.kind.maximum(self.values[:, :, groups], largest)
         else:
             self.values[:, :, groups] += self._coarser(rows, down)
-        self.open[:, :, groups] += self._coarser(allowed.float(), down)
+        self.open[:, :, groups] += self._coarser(opened, down)
 
     def end(self) -> None:
         """Keep the map."""
-        import torch
-
-        if self.values is None or self.open is None:
+        if self.values is None:
+            heads = self.attention.batch, self.attention.heads
             self.values, self.open = (
-                torch.zeros(self.attention.batch, self.attention.heads, *self.shape),
-                torch.zeros(1, 1, *self.shape),
+                self.kind.zeros((*lead, *self.shape), dtype=self.kind.float32) for lead in (heads, (1, 1))
             )
         if self.observer.how == "mean":
-            self.values /= self.open.where(self.open > 0, 1)
+            self.values /= self.kind.where(self.open > 0, self.open, 1)
+        opened, tokens = self.open > 0, _tokens(self.attention)
         self.observer.maps.append(
-            CoarseMap(
-                self.attention.site,
-                self.values,
-                self.open > 0,
-                self.queries,
-                self.keys,
-                _tokens(self.attention),
-                self.broken,
-            )
+            CoarseMap(self.attention.site, self.values, opened, self.queries, self.keys, tokens, self.broken)
         )
 
-    def _coarser(self, rows: Tensor, down: Tensor | None) -> Tensor:
+    def _floats(self, block: Any) -> Any:
+        """A block as single numbers."""
+        return block.astype(np.float32, copy=False) if self.attention.arrays else block.float()
+
+    def _zeros(self, block: Any) -> Any:
+        """Zeros for all cells of the texts and heads of a block."""
+        shape = *block.shape[:2], *self.shape
+        return np.zeros(shape, np.float32) if self.attention.arrays else block.new_zeros(shape)
+
+    def _matrix(self, matrix: Array, rows: Any) -> Any:
+        """A matrix of the kind that the rows are."""
+        return matrix if self.attention.arrays else self.kind.from_numpy(matrix).to(rows)
+
+    def _coarser(self, rows: Any, down: Any) -> Any:
         """[..., row, key] -> [..., row group, column]"""
         rows = rows if down is None else down @ rows
-        return rows if self.across is None else rows @ self.across.to(rows).mT
+        return rows if self.across is None else rows @ self._matrix(self.across, rows).T
 
     def _largest(self, rows: Tensor, down: Tensor | None) -> Tensor:
         """The largest weight of each cell.  [..., row, key] -> [..., row group, column]"""
@@ -367,18 +321,12 @@ class _CoarseReading:
             rows = torch.stack([rows[:, :, part > 0].amax(2) for part in down], 2)
         if self.across is None:
             return rows
-        column = self.across.argmax(0).to(rows.device).expand_as(rows)
+        column = torch.from_numpy(self.across.argmax(0)).to(rows.device).expand_as(rows)
         return rows.new_zeros(*rows.shape[:3], len(self.across)).scatter_reduce(-1, column, rows, "amax")
 
 
 def _tokens(attention: Attention) -> bool:
     return not isinstance(attention.keys, range)
-
-
-def _tensor(matrix: Array | None) -> Tensor | None:
-    import torch
-
-    return None if matrix is None else torch.from_numpy(matrix)
 
 
 @dataclass(eq=False)

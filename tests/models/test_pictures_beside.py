@@ -10,8 +10,7 @@ from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from tests.models.vision_recipes import make_folder
-from tests.models.written import vision_encoder_decoder
+from tests.models.vision_recipes import make_folder, vision_encoder_decoder
 
 TEXT = "what is on the mat"
 PATCHES = [f"{row},{column}" for row in range(4) for column in range(4)]

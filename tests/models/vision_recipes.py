@@ -15,9 +15,8 @@ import tokenizers
 import torch
 import transformers
 
-from tests.models.vision_language import WORDS, make_tokenizer
+from tests.models.vision_language import SQUARE, WORDS, make_tokenizer
 from tests.models.vision_readings import RECIPES, Reading
-from tests.models.written import vision_encoder_decoder
 from tests.tools.coverage.recipes import RECIPES as COVERED
 from tests.tools.coverage.shrink import small_config
 
@@ -26,6 +25,28 @@ SIGN = re.compile(r'"(<[^"\s{}]{1,40}>|\[[A-Z_]+\])"')
 AROUND = re.compile(r"_(start|end)_token_(id|index)$")
 USUAL = ("pad_token", "unk_token", "bos_token", "eos_token")
 WIDE = ("out_hidden_size", "text_hidden_size", "adapter_out_dim", "output_dim")
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def vision_encoder_decoder(folder: Path) -> str:
+    """As TrOCR: patches of a square, and a decoder that looks at them across."""
+    words = make_tokenizer()
+    encoder = transformers.ViTConfig(**SIZES, image_size=56, patch_size=14)
+    decoder = transformers.BertConfig(
+        vocab_size=len(words), is_decoder=True, add_cross_attention=True, **SIZES
+    )
+    torch.manual_seed(0)
+    model = transformers.VisionEncoderDecoderModel(
+        encoder=transformers.ViTModel(encoder), decoder=transformers.BertLMHeadModel(decoder)
+    )
+    model.config.decoder_start_token_id, model.config.pad_token_id = 2, 1
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.2)
+    model.save_pretrained(folder)
+    transformers.TrOCRProcessor(transformers.ViTImageProcessorPil(size=SQUARE), words).save_pretrained(folder)
+    return str(folder)
 
 
 def make_folder(name: str, folder: Path) -> str:

@@ -24,7 +24,7 @@ from attnscope.models.huggingface.images import place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
 from attnscope.models.inputs import Heard, Letters, ModelInput, Objective, SoundPart
-from attnscope.models.model import find_sound_input, fit_tokens, takes
+from attnscope.models.model import find_sound_input, takes
 from attnscope.models.text.tokens import BEGINS, tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
 
@@ -399,33 +399,16 @@ class SpeechModel(HuggingFaceModel):
     def _decoder_tokens(
         self, values: Tensor, name: str, text: str | None, truncate: bool
     ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
-        """What the decoder reads: the tokens that it starts with, and those of the text."""
+        """What the decoder reads: the tokens that it starts with, and those of the text.
+
+        Whisper starts with the language, too, which the model hears.
+        """
         if self.reader.tokenizer is None:
             raise ModelError(f"{self.name} has no tokenizer for what its decoder reads")
-        start, notes = self._start(values, name)
-        if text is None:
-            return start, notes
-        written = f" {text.strip()}" if hasattr(self.reader.tokenizer, "prefix_tokens") else text
-
-        def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
-            every, length = len(start) + count, len(text)
-            keep, cut = fit_tokens(
-                self.name, self.positions, every, length, max_tokens=None, truncate=truncate
-            )
-            return None if keep is None else max(1, keep - len(start)), cut
-
-        encoded = self.reader.read([written], fit, templated=True)
-        return (*start, *encoded.tokens)[: self.positions], (*notes, *encoded.notes)
-
-    def _start(self, values: Tensor, name: str) -> tuple[tuple[Token, ...], tuple[str, ...]]:
-        """The tokens that a decoder starts with: for Whisper, also the language, which the model hears."""
-        tokenizer = self.reader.tokenizer
+        tokenizer, notes = self.reader.tokenizer, tuple[str, ...]()
         prefix = getattr(tokenizer, "prefix_tokens", None)
-        if not prefix:
-            return (start_token(self.module, tokenizer),), ()
         languages = _ids(getattr(self.preferred, "lang_to_id", None), len(tokenizer))
-        notes: tuple[str, ...] = ()
-        if languages and len(prefix) == 2 and self.writer is not None:
+        if prefix and languages and len(prefix) == 2 and self.writer is not None:
             asked = {name: values, "decoder_input_ids": self._tensor(prefix[:1])}
             with torch.inference_mode(), self._quoting(ModelInput(asked, {}, ())):
                 scores = self.writer(**asked).logits[0, -1]
@@ -434,7 +417,19 @@ class SpeechModel(HuggingFaceModel):
             task = _ids(getattr(self.preferred, "task_to_id", None), len(tokenizer)).get("transcribe")
             prefix = [prefix[0], language, *([] if task is None else [task]), prefix[1]]
             notes = (f"the language is {tokenizer.convert_ids_to_tokens(language)}, as the model hears it",)
-        return tokens_of_ids(tokenizer, prefix, set(prefix)), notes
+        started = tokens_of_ids(tokenizer, prefix, set(prefix)) if prefix else ()
+        start = started or (start_token(self.module, tokenizer),)
+        if text is None:
+            return start, notes
+        written = f" {text.strip()}" if hasattr(tokenizer, "prefix_tokens") else text
+        fit = self._fit([text], None, truncate)
+
+        def fit_behind(count: int) -> tuple[int | None, tuple[str, ...]]:
+            keep, cut = fit(len(start) + count)
+            return None if keep is None else max(1, keep - len(start)), cut
+
+        encoded = self.reader.read([written], fit_behind, templated=True)
+        return (*start, *encoded.tokens)[: self.positions], (*notes, *encoded.notes)
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0

@@ -48,7 +48,7 @@ from attnscope.render.terminal.surface import (
 )
 from attnscope.text import isolate
 from attnscope.views.grid import LayerStrip, Series
-from attnscope.views.heads import HeadMap, number
+from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
 NUMBERED = 4  # columns of a cell that has its number in it

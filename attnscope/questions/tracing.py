@@ -73,10 +73,14 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
             raise InputError("both texts give the same score: choose a target that they tell apart")
         found = []
         layers = list(_layers(mine, seen))
+        if not layers:
+            raise ModelError(f"{model.name} has no list of layers to look behind")
         for done, (at, kind, layer) in enumerate(layers):
             tell("layer", done + 1, len(layers))
             queries, others = base.axes[kind][0], donor.axes[kind][0]
-            after = _patch_layer(scored, mine, theirs.ran[at], at, len(queries), before)
+            alone = len({kind for _, kind, _ in layers}) == 1
+            whole_stream = there if alone else None
+            after = _patch_layer(scored, mine, theirs.ran[at], at, len(queries), before, whole_stream)
             for position, logits in enumerate(after):
                 effect = scored.effect(before, logits)
                 token = _label(queries, others, position)
@@ -122,9 +126,18 @@ def _layers(kept: KeptLayers, seen: Record) -> Iterator[tuple[int, Kind, int]]:
 
 
 def _patch_layer(
-    scored: Scored, kept: KeptLayers, other: RanLayer, at: int, length: int, before: Tensor
+    scored: Scored,
+    kept: KeptLayers,
+    other: RanLayer,
+    at: int,
+    length: int,
+    before: Tensor,
+    there: Tensor | None,
 ) -> Iterator[Tensor]:
-    """The prediction with each token's state behind a layer from the other pass."""
+    """The prediction with each token's state behind a layer from the other pass.
+
+    With all of them it is that of the other pass, ``there``, where a model has no other side.
+    """
     name, ran, states, theirs = scored.model.name, kept.ran[at], kept.ran[at].states, other.states
     if states is None or theirs is None or {s[..., 0].numel() for s in (states, theirs)} != {length}:
         raise ModelError(f"the layers of {name} do not each give one state a token")
@@ -133,8 +146,9 @@ def _patch_layer(
         with kept.giving_first([*kept.ran[:at], ran.with_states(changed)]):
             return scored.logits()
 
-    if not torch.allclose(run(states), before, atol=NEAR, rtol=0):
-        raise ModelError(f"the layers of {name} hand on more than they return: they cannot be patched")
+    all_, expected = (states, before) if there is None else (theirs, there)
+    if not torch.allclose(run(all_), expected, atol=NEAR, rtol=0):
+        raise ModelError(f"what a layer of {name} returns is not all that those behind it read: no stream")
     mine, theirs = states.reshape(length, -1), theirs.reshape(length, -1)
     for token in range(length):
         if torch.equal(mine[token], theirs[token]):

@@ -1,10 +1,10 @@
 """Edges cut, against the same done by hand in a plain attention function."""
 
 import math
+import random
 
 import pytest
 import torch
-import transformers
 from torch.nn import functional as F
 
 from attnscope.attention import Head
@@ -13,10 +13,11 @@ from attnscope.models import load
 from attnscope.models.targets import score_prediction
 from attnscope.questions.cause import cut
 from attnscope.questions.find import parse_questions
-from attnscope.questions.patching import TextPair, patch
-from tests.models.folders import gpt2, mamba, t5
+from attnscope.questions.patching import Receiver, TextPair, patch
+from tests.models.folders import mamba, t5
 from tests.questions.intervention import shapes, test_importance
 from tests.questions.intervention.shapes import Hooked, close, sent
+from tests.questions.planted import WORDS, Planted, wrap_planted
 
 model, shaped = test_importance.model, shapes.shaped
 
@@ -177,51 +178,61 @@ def places_of(axis, side):
     return [place for places in named for place in places]
 
 
-def planted(folder, seed):
-    """A GPT-2 of one layer whose head L0H2 copies the token before: the others are small and random."""
-    place = gpt2(folder, n_layer=1, n_embd=32, n_head=4, n_positions=16)
-    language = transformers.GPT2LMHeadModel.from_pretrained(place)
-    torch.manual_seed(seed)
-    keys = 3 * torch.linalg.qr(torch.randn(8, 8))[0]
-    with torch.no_grad():
-        for weights in language.parameters():
-            weights.normal_(0, 0.02)
-        block, body = language.transformer.h[0], language.transformer
-        for norm in (block.ln_1, block.ln_2, body.ln_f):
-            norm.weight.fill_(1)
-            norm.bias.zero_()
-        block.mlp.c_proj.weight.zero_()
-        body.wpe.weight.zero_()
-        body.wpe.weight[:, :16] = torch.eye(16)
-        body.wte.weight[:, :16] = 0
-        body.wte.weight[:, 16:24] = torch.randn(len(body.wte.weight), 8) / 3
-        body.wte.weight[:, 24:] = 0
-        query, key, value = block.attn.c_attn.weight.split(32, 1)  # [in, out], head 2 owns 16 to 24
-        query[:, 16:24], key[:, 16:24], value[:, 16:24] = 0, 0, 0
-        query[1:8, 16:24] = 3 * keys[:7]
-        key[:8, 16:24] = 3 * keys
-        value[16:24, 16:24] = torch.eye(8)
-        block.attn.c_proj.weight[16:24] = 0
-        block.attn.c_proj.weight[16:24, 16:24] = 20 * torch.eye(8)
-    language.save_pretrained(place)
-    return place
+SMALL = 0.05
+"""What no head does that was not planted: nats, or a share of the difference."""
+
+
+def sample(seed, count):
+    return random.Random(seed).sample(WORDS, count)
+
+
+def those(result):
+    """The heads that do something, the strongest first."""
+    return [each.head.name for each in result.heads if abs(each.effect) > SMALL]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_head_that_is_planted_to_copy_is_the_only_one_named(seed, tmp_path):
-    model = load(planted(tmp_path / "planted", seed), predicting=True)
-    clean, corrupt = model.prepare("abcdefgh"), model.prepare("abcdefxh")
-    count = len(clean.tokens)
-    assert count == len(corrupt.tokens) == 8
-    edge = parse_questions(f"{count - 1} -> {count - 2}")
-    found = cut(model, clean, edge, target="g").heads
-    assert found[0].head.name == "L0H2"
-    assert found[0].effect < -0.5
-    assert all(abs(each.effect) < 0.05 for each in found[1:])
-    patched = patch(model, [TextPair(clean, corrupt, "g", "x")]).heads
-    assert patched[0].head.name == "L0H2"
-    assert patched[0].effect > 0.9
-    assert all(abs(each.effect) < 0.05 for each in patched[1:])
+def test_a_head_that_is_planted_to_copy_is_the_only_one_named(seed):
+    module, (layer, head) = Planted(seed), divmod(seed % 6, 3)
+    module.plant_copy((layer, head), at=2)
+    model, (a, b, c, d, other) = wrap_planted(module), sample(seed, 5)
+    clean, corrupt = model.prepare(f"{a} {b} {c} {d}"), model.prepare(f"{a} {b} {other} {d}")
+    found = cut(model, clean, parse_questions("3 -> 2"), target=c)
+    assert those(found) == [f"L{layer}H{head}"]
+    assert found.heads[0].effect < -1
+    result = patch(model, [TextPair(clean, corrupt, c)])
+    assert those(result) == [f"L{layer}H{head}"]
+    assert result.heads[0].effect == pytest.approx(1, abs=SMALL)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_two_planted_heads_in_sequence_the_path_names_the_first(seed):
+    module, (first, second) = Planted(seed), divmod(seed % 9, 3)
+    module.plant_induction((0, first), (1, second))
+    model, (a, b, c, d, other) = wrap_planted(module), sample(seed, 5)
+    clean, corrupt = model.prepare(f"{a} {b} {c} {d} {a}"), model.prepare(f"{other} {b} {c} {d} {a}")
+    before, behind = f"L0H{first}", f"L1H{second}"
+    assert those(cut(model, clean, parse_questions("1 -> 0"), target=b)) == [before]
+    assert those(cut(model, clean, parse_questions("4 -> 1"), target=b)) == [behind]
+    pair = TextPair(clean, corrupt, b, d)
+    result = patch(model, [pair])
+    assert set(those(result)) == {before, behind}
+    assert all(each.effect == pytest.approx(1, abs=0.1) for each in result.heads[:2])
+    assert those(patch(model, [pair], to=Receiver.parse(f"{behind}:k"))) == [before]
+    assert those(patch(model, [pair], to=Receiver.parse(f"{behind}:q"))) == []
+    assert those(patch(model, [pair], to=Receiver.parse("logits"))) == [behind]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_two_heads_that_do_the_same_each_alone_is_missed_little(seed):
+    module, places = Planted(seed), [(0, seed % 3), (1, seed // 3 % 3)]
+    for place in places:
+        module.plant_copy(place, at=2)
+    model, (a, b, c, d) = wrap_planted(module), sample(seed, 4)
+    found = cut(model, model.prepare(f"{a} {b} {c} {d}"), parse_questions("3 -> 2"), target=c)
+    assert set(those(found)) == {f"L{layer}H{head}" for layer, head in places}
+    alone = [each.effect for each in found.heads[:2]]
+    assert found.together.effect < 3 * min(alone) < 0
 
 
 def test_heads_that_are_named_are_changed_alone_and_together():

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from torch import nn
 
-from attnscope.errors import InputError, SelectionError
+from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions.cause import cut
 from attnscope.questions.find import parse_questions
@@ -13,6 +14,7 @@ from tests.models.folders import gpt2
 from tests.questions.intervention import shapes, test_importance
 from tests.questions.intervention.shapes import SHAPES, Hooked, close, put, sent
 from tests.questions.intervention.test_cause import OTHER, TEXT, Attends, chosen, logits
+from tests.questions.planted import Planted, wrap_planted
 
 model, shaped = test_importance.model, shapes.shaped
 
@@ -159,6 +161,29 @@ def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(fast, tmp_path
     ran.clear()
     cut(model, pair.clean, parse_questions("it -> cat"))
     assert len(ran) / len(layers) <= 1.15 * heads
+
+
+class Adds(nn.Module):
+    """A layer that returns what it adds to the stream."""
+
+    def __init__(self, attends):
+        super().__init__()
+        self.attends = attends
+
+    def forward(self, x):
+        return self.attends(x)
+
+
+def test_a_layer_that_returns_less_than_the_stream_is_not_traced():
+    module = Planted(0)
+    module.plant_induction((0, 0), (1, 0))
+    model = wrap_planted(module)
+    pair = TextPair(model.prepare("ash bay cod ash"), model.prepare("ash bay cod bay"))
+    with pytest.raises(ModelError, match="has no list of layers"):
+        trace_tokens(model, pair)
+    module.layers = nn.ModuleList(map(Adds, module.layers))
+    with pytest.raises(ModelError, match="is not all that those behind it read"):
+        trace_tokens(model, pair)
 
 
 REFUSED = {

@@ -15,7 +15,7 @@ from attnscope.text import read_number
 if TYPE_CHECKING:
     from attnscope.questions.selection import Selection
 
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 MOST = 9999
 """The largest number of a layer or a head in a list of them."""
@@ -72,7 +72,7 @@ def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
         return None
     numbers: set[int] = set()
     for part in spelling.split(","):
-        match = _RANGE.fullmatch(part.strip())
+        match = NUMBERS.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last > MOST:
             raise click.BadParameter(f"{spelling!r}: write numbers and ranges, like 0-3,7", param_hint=option)

@@ -234,6 +234,7 @@ class RecordedPasses:
         if not self.seen:
             raise ModelError(f"{name} has no attention to show: {why_empty(module, record)}")
         count, about = len(self.steps) + self.dropped, describe_module(name, module)
+        said = [DROPPED] if drops_out(module) else []
         tokens = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
 
         def make(number: int) -> TracedModel:
@@ -241,11 +242,28 @@ class RecordedPasses:
             has = f"the last {MOST_PASSES}" if self.dropped else "each"
             notes = (f"{which} of {count:,} passes: run.passes has {has}",) if count > 1 else ()
             sites = record.sites[self.starts[number] : [*self.starts, self.seen][number + 1]]
+            texts = max(site.batch for site in sites)
+            averaged = (f"figures are means over the {texts:,} texts of the batch",) if texts > 1 else ()
+            notes = (*notes, *averaged, *said)
             replay = self.steps[number].replay(replace(record, sites=sites), axes)
             prepared = ModelInput({}, axes, tokens, notes, replay=replay)
             return TracedModel(make_trace(replay.shown_to, prepared, about))
 
         return [partial(make, number) for number in range(len(self.steps))]
+
+
+DROPPED = "dropout was on: what is shown was computed without some of the units, another part in each pass"
+
+
+def drops_out(module: nn.Module) -> bool:
+    """Whether a part of a module that trains has dropout, as a layer or as a number of its own."""
+
+    def share(part: nn.Module) -> object:
+        return part.p if type(part).__name__.startswith("Dropout") else getattr(part, "dropout", 0)
+
+    return any(
+        part.training and isinstance(found := share(part), float) and found > 0 for part in module.modules()
+    )
 
 
 def axes_of_texts(tokens: Sequence[str] | None) -> dict[Kind, tuple[Axis, Axis]]:

@@ -17,7 +17,8 @@ from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.limits import out_of_memory, require
-from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, SoundPart
+from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, SoundPart, text_axes
+from attnscope.models.text.tokens import tokens_of_spellings
 from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from attnscope.attention import Attention
+    from attnscope.attention import Attention, Token
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
 
@@ -225,10 +226,17 @@ class Model:
         raise InputError(f"{self.name} hears nothing: leave out --audio, or choose a speech model")
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
-        """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ..."""
+        """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ...
+
+        Ids of one text are tokens by their numbers, so that repeats are known without a tokenizer.
+        """
         placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        ids = placed.get("input_ids", next(iter(placed.values())) if len(placed) == 1 else None)
+        tokens = _tokens_by_number(ids) if "decoder_input_ids" not in placed else ()
+        axes = text_axes(tokens) if tokens else {}
         if all(name.isdigit() for name in placed):
-            return ModelInput({}, {}, (), arguments=tuple(placed[name] for name in sorted(placed, key=int)))
+            arguments = tuple(placed[name] for name in sorted(placed, key=int))
+            return ModelInput({}, axes, tokens, arguments=arguments)
         parameters = inspect.signature(self.module.forward).parameters
         unknown = [name for name in placed if name not in parameters]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -236,7 +244,11 @@ class Model:
                 f"{self.name} has no input {unknown[0]!r}: its forward takes {', '.join(parameters)}; "
                 "name the tensors so, or number them 0, 1, ..."
             )
-        return ModelInput(placed, {}, ())
+        return ModelInput(placed, axes, tokens)
+
+    def prepare_any(self) -> ModelInput:
+        """A text that shows which weights are whose; any will do."""
+        return self.prepare(ANY, truncate=True)
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
@@ -426,3 +438,14 @@ class LayersDone:
         layers = len(list(self.module.get_submodule(".".join(parts[:place])).children()))
         if layers > 1:
             tell("layer", int(parts[place]) + 1, layers)
+
+
+ANY = "The quick brown fox jumps over the lazy dog."
+
+
+def _tokens_by_number(ids: Tensor | None) -> tuple[Token, ...]:
+    """The tokens of one text that is given as ids, [1, token]; none of any other tensor."""
+    if ids is None or ids.ndim != 2 or len(ids) != 1 or ids.is_floating_point() or ids.is_complex():
+        return ()
+    numbers: list[int] = ids[0].tolist()
+    return tokens_of_spellings(numbers, [None] * len(numbers), ())

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -25,14 +26,24 @@ from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.model import Model
 from attnscope.models.text.reader import ReaderModel
+from attnscope.models.text.tokens import Vocabulary
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
 
 
-PROBED = 8
-"""Tokens of the text with which a module is asked whether it looks ahead."""
+PROBED = (8, 3, 2)
+"""Tokens of the text with which a module is asked whether it looks ahead: fewer for a short context."""
+
+FAILING = (IndexError, RuntimeError, ValueError)
+"""What a module raises on more tokens than it has positions."""
+
+
+NUMBERED = "tokens are shown by their numbers: no tokenizer has read them"
+
+NUMBERS = Vocabulary(lambda ids: [None] * len(ids), lambda ids: " ".join(f"id {each}" for each in ids), ())
+"""The vocabulary of a module whose tokenizer is not known."""
 
 
 class ModuleModel(ReaderModel):
@@ -52,6 +63,21 @@ class ModuleModel(ReaderModel):
                 f"attnscope info {self.name} --audit tells what mixes tokens"
             )
         return record
+
+    def prepare_any(self) -> ModelInput:
+        """Two ids, that every vocabulary has and every context has room for."""
+        return self.label(tuple(Token(f"id {number}", number) for number in range(2)), ())
+
+    numbered = False  # or its tokens are ids that no tokenizer has made
+
+    def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
+        """The user's own tensors; ids of one text are the module's one argument, and tokens by number."""
+        prepared = super().prepare_tensors(tensors)
+        if len(tensors) != 1 or not prepared.tokens:
+            return prepared
+        self.numbered = True
+        ids = (*prepared.inputs.values(), *prepared.arguments)
+        return replace(prepared, inputs={}, arguments=ids, notes=(*prepared.notes, NUMBERED))
 
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         """The ids of tokens as the module's one argument."""
@@ -73,18 +99,24 @@ class ModuleModel(ReaderModel):
 
         Raises ``ModelError`` for one without scores over the vocabulary behind every token.
         """
-        ids = torch.arange(PROBED, device=self.device)[None]
-        other = ids.clone()
-        other[0, -1] = 0
-        with torch.no_grad(), self._quoting(ModelInput({}, {}, (), arguments=(ids,))):
-            scores, moved = self._scores(ids), self._scores(other)
-        if scores.shape[:2] != (1, PROBED):
+        for count in PROBED:
+            ids = torch.arange(count, device=self.device)[None] % 2  # which every vocabulary has
+            other = ids.clone()
+            other[0, -1] = 1 - other[0, -1]
+            try:
+                with torch.no_grad(), self._quoting(ModelInput({}, {}, (), arguments=(ids,))):
+                    scores, moved = self._scores(ids), self._scores(other)
+                break
+            except ModelError as error:
+                if count == PROBED[-1] or not isinstance(error.__cause__, FAILING):
+                    raise
+        if scores.shape[:2] != (1, count):
             raise ModelError(f"{self.name} does not score every token: it returns {list(scores.shape)}")
         causal = torch.allclose(scores[0, :-1].float(), moved[0, :-1].float(), rtol=0, atol=1e-4)
         mask = None if causal else self.reader.mask
         if not causal and mask is None:
             raise ModelError(f"{self.name} reads in both directions, and its tokenizer has no mask token")
-        return Objective(0, mask, self.reader.vocabulary)
+        return Objective(0, mask, NUMBERS if self.numbered else self.reader.vocabulary)
 
     def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
         """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""
@@ -98,13 +130,13 @@ class ModuleModel(ReaderModel):
         output = self.module(ids)
         scores = getattr(output, "logits", output)
         scores = scores[0] if isinstance(scores, (tuple, list)) and scores else scores
-        size = self.reader.tokenizer.get_vocab_size()
+        size = 1 if self.numbered else self.reader.tokenizer.get_vocab_size()
         if not isinstance(scores, Tensor) or scores.ndim < 2 or scores.shape[-1] < size:
             shape = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ModelError(
                 f"{self.name} {but}: it returns {shape}, not scores over the {size:,} tokens of its tokenizer"
             )
-        return scores[..., :size]
+        return scores if self.numbered else scores[..., :size]
 
 
 def load_module(name: str, *, device: torch.device, dtype: torch.dtype | None) -> nn.Module:

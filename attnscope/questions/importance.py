@@ -10,7 +10,7 @@ averaged first, and texts count alike. The figures are as they come, not normali
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +26,19 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import PredictionBatch, batch_predictions
 
 Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
+
+
+def predict_at(model: Model, labels: Labels, rows: range) -> Labels:
+    """The same texts, of which only what is predicted at some rows is a target: no other token is asked."""
+    back = 0 if model.objective.mask is not None else 1
+
+    def asked(tokens: Sequence[Token]) -> tuple[Token, ...]:
+        return tuple(
+            token if place - back in rows else replace(token, special=True)
+            for place, token in enumerate(tokens)
+        )
+
+    return {kind: (list(map(asked, queries)), keys) for kind, (queries, keys) in labels.items()}
 
 
 class HeadSums:

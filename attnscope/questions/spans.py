@@ -153,8 +153,17 @@ def span_maps(
         np.concatenate([each.mean.astype(float) for each in observer.pool.maps]),
         np.concatenate(baseline),
         f"{name_pass(model, prepared)} · {provenance(chosen)}",
-        (ran, *model.notes, *prepared.notes, *record.notes),
+        (ran, *([ONE] if _is_one(prepared, spans) else []), *model.notes, *prepared.notes, *record.notes),
     )
+
+
+ONE = "all of the text is one part, so that nothing can be compared: cut it by another --by, such as sentence"
+
+
+def _is_one(prepared: ModelInput, spans: Sequence[Span]) -> bool:
+    """Whether special tokens aside there is one part."""
+    tokens = prepared.tokens
+    return sum(not all(token.special for token in tokens[span.start : span.stop]) for span in spans) == 1
 
 
 def of_spans(result: SpanMaps, *, one: bool) -> Answer:

@@ -313,7 +313,8 @@ COLUMNS = ("entropy", "distance", "previous", "first", "special")
 
 def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
     """A line a head: its role, the role's figure, and some measures that tell something of every head."""
-    names = list(COLUMNS)
+    taken = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
+    names = list(COLUMNS) if {*COLUMNS} <= {*taken} else list(taken)[: len(COLUMNS)]
     if sort in MEASURES and sort not in names:
         names = [str(sort), *names[:-1]]
     if not heads:
@@ -429,8 +430,8 @@ def measure_heads(
     kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
     asks for each head's importance, too, of a model with an output head, ``ablation`` for its loss with each
     head set to zero, ``pool`` for a small map of every head out of the same pass (``Coarsen`` says what its
-    cells may hold), ``rows`` for the figures of those rows alone. Raises ``SelectionError`` for a
-    layer, kind or measure that does not exist.
+    cells may hold), ``rows`` for the figures of those rows alone, and of what is
+    predicted at them. Raises ``SelectionError`` for a layer, kind or measure that does not exist.
     """
     known = None if pool or rows else find_figures(prepared, names)
     measured = Measurement(names)
@@ -452,13 +453,14 @@ def measure_heads(
     if importance or ablation:
         from attnscope.questions.ablate import Removals, describe_way
         from attnscope.questions.corpus import join_texts
-        from attnscope.questions.importance import Importances
+        from attnscope.questions.importance import Importances, predict_at
 
         importances, removals, batch = Importances(), Removals(), join_texts([prepared])
+        labels = batch.labels if rows is None else predict_at(model, batch.labels, rows)
         if importance:
-            importances.add(model, batch.prepared, batch.labels)
+            importances.add(model, batch.prepared, labels)
         if ablation:
-            removals.add(model, batch.prepared, batch.labels, selection)
+            removals.add(model, batch.prepared, labels, selection)
         heads = with_predictions(heads, importances.figures(), removals.figures())
         how = describe_way("zero" if ablation else None)
     return Stats(

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 
+import pytest
+
 TEXT = "The cat sat on the mat. It was tired because it ran."
 
 
@@ -67,3 +69,9 @@ def test_what_the_model_writes_is_a_part(run):
 
 def test_a_picture_has_no_parts(run, tmp_path):
     assert run("spans", "--image", tmp_path / "cat.png").code == 2
+
+
+@pytest.mark.parametrize(("by", "one"), [("paragraph", True), ("line", True), ("sentence", False)])
+def test_a_text_of_one_part_is_said_to_be_one(run, by, one):
+    out = run("spans", "One sentence. Another one.", "--by", by).out
+    assert ("all of the text is one part" in out) == one

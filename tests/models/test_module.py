@@ -8,9 +8,12 @@ from safetensors.torch import save_file
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.request import InputRequest
+from attnscope.questions.composition import find_feeds
 from attnscope.questions.head import one_head
+from attnscope.questions.logits import direct_effects
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import measure_heads
 from attnscope.storage.tensors import read_tensors
 from tests.models.folders import gpt2, minilm
 
@@ -243,3 +246,47 @@ def test_a_module_without_attention_says_what_it_computes_instead():
     model = load("torch.nn:Identity")
     with pytest.raises(ModelError, match="has no attention to show"):
         overview(model, model.prepare("The cat sat."), Selection())
+
+
+SHORT = """
+import torch, transformers
+
+def tiny(positions=3):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=13, n_positions=positions, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+def long():
+    return tiny(8)
+"""
+
+
+def test_a_module_of_a_short_context_and_a_small_vocabulary_is_asked_within_both(tmp_path):
+    (tmp_path / "short.py").write_text(SHORT)
+    model = load(f"{tmp_path / 'short.py'}:tiny")
+    ids = torch.tensor([[3, 5, 7]])
+    written = direct_effects(model, model.prepare_tensors({"input_ids": ids}), None, None)
+    with torch.no_grad():
+        logits = model.module(ids).logits[0, -1]
+    assert written.score == pytest.approx(float(logits.max()), abs=1e-5)
+    assert f"'id {int(logits.argmax())}'" in written.prediction
+    feeds = find_feeds(model, model.prepare_any()).feeds
+    assert {each.way for each in feeds} == {"Q", "K", "V"}
+    assert len(feeds) == 3 * 2 * 2
+
+
+def test_ids_in_a_file_of_tensors_are_tokens_whose_repeats_are_known(tmp_path):
+    (tmp_path / "short.py").write_text(SHORT)
+    model = load(f"{tmp_path / 'short.py'}:long")
+    ids = torch.tensor([[3, 5, 7, 2, 3, 5, 7, 2]])
+    heads = measure_heads(model, model.prepare_tensors({"input_ids": ids}), Selection()).heads
+    eager = model.module
+    eager.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = torch.cat(eager(ids, output_attentions=True).attentions)  # [layer, head, query, key]
+    for head in heads:
+        rows = weights[head.site.layer, head.head]
+        assert head.figures["duplicate"].value == pytest.approx(float(rows.diagonal(-4).mean()), abs=1e-5)
+        assert head.figures["induction"].value == pytest.approx(float(rows.diagonal(-3)[1:].mean()), abs=1e-5)

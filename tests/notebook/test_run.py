@@ -315,7 +315,8 @@ def test_what_a_module_runs_inside_a_block_is_recorded_while_it_learns():
         for _ in range(3):
             module(given).sum().backward()
     assert module.training
-    assert run.notes == ("the last of 3 passes: run.passes has each",)
+    averaged = "figures are means over the 2 texts of the batch"
+    assert run.notes == ("the last of 3 passes: run.passes has each", averaged)
     assert len(run.passes) == 3
     assert run.tokens == tuple("abcda")
     assert run.head("L1H3").weights.shape == (5, 5)
@@ -387,3 +388,24 @@ def test_a_sound_is_read_with_what_is_said_in_it(tmp_path):
     reader = attnscope.load(speech.whisper(tmp_path / "whisper"))
     run = reader.read("The cat sat.", audio=speech.sound(tmp_path / "tone.wav"))
     assert run.head("cross L0H1").weights.shape[1] == speech.FRAMES
+
+
+def test_some_measures_alone_are_had_of_a_recording_and_are_those_of_all(cat):
+    few = cat.stats(measures=["previous", "entropy"])
+    every = {head.address: head.figures for head in cat.stats().heads}
+    assert all(set(head.figures) == {"previous", "entropy"} for head in few.heads)
+    assert all(head.figures["previous"] == every[head.address]["previous"] for head in few.heads)
+    assert "previous" in repr(few)
+
+
+@pytest.mark.parametrize(("share", "texts"), [(0.0, 1), (0.1, 1), (0.1, 3), (0.0, 3)])
+def test_a_recording_says_whether_dropout_was_on_and_that_a_batch_is_averaged(share, texts):
+    module = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=share, batch_first=True)
+    with attnscope.record(module) as run:
+        module(torch.randn(texts, 5, 16))
+    assert any("dropout was on" in note for note in run.notes) == (share > 0)
+    assert any(f"means over the {texts} texts of the batch" in note for note in run.notes) == (texts > 1)
+    module.eval()
+    with torch.no_grad(), attnscope.record(module) as rested:
+        module(torch.randn(1, 5, 16))
+    assert not any("dropout was on" in note for note in rested.notes)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.cli.command import MOST_USED, command, flag, option, refuse
+from attnscope.cli.commands.stats import parse_rows
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
@@ -30,6 +31,7 @@ class AblateOptions:
 
     panel = MOST_USED
     mean: bool = flag("With --texts: set each head to its mean output over the corpus, not to zero.")
+    rows: str | None = option("Only the predictions made at these tokens: 30-46.")
     importance: bool = flag("Estimate it from gradients: two passes instead of one a head.")
     top: int = option("List so many heads.", min=1, default=10)
 
@@ -69,8 +71,11 @@ def ablate(
     check_texts(corpus, source)
     refuse(asked.mean and corpus.texts is None, "--mean", "a mean is taken over a corpus: add --texts")
     refuse(asked.mean and asked.importance, "--mean", "an estimate takes no head away: leave one out")
+    rows = parse_rows(asked.rows)
+    refuse(rows and corpus.texts, "--rows", "only valid with one text, not with --texts")
     head = None if attention.head is None else parse_head(attention.head, attention)
     alone = head is not None and corpus.texts is None and not asked.importance
+    refuse(alone and rows, "--rows", "one head is printed with every prediction: leave --head away")
     refuse(alone and (output.out or output.as_csv), "--out, --csv", "one head is printed, or --json")
     if output.out is not None:
         check_place(output.out, PICTURES)
@@ -98,6 +103,11 @@ def ablate(
             return deliver("ablate", answer, output)
         with reading(loaded, prepared):
             result = measure_heads(
-                loaded, prepared, selection, importance=asked.importance, ablation=not asked.importance
+                loaded,
+                prepared,
+                selection,
+                importance=asked.importance,
+                ablation=not asked.importance,
+                rows=rows,
             )
     deliver("ablate", of_removals(result, asked.top), output, picture)

@@ -24,7 +24,7 @@ from attnscope.cli.options import (
     WeighedModelOptions,
     check_picture,
 )
-from attnscope.cli.source import HEAD, SourceInput, open_two, read_source, reading, reopen
+from attnscope.cli.source import HEAD, SourceInput, load_model, open_two, read_source, reading, reopen
 from attnscope.errors import InputError, OutputError, SelectionError
 from attnscope.text import read_number
 
@@ -81,10 +81,6 @@ class CompareOutput(NumbersOptions):
     )
 
 
-ANY = "The quick brown fox jumps over the lazy dog."
-"""A text that the model runs on, to see which of its weights are whose; any will do."""
-
-
 def show_composition(
     source: SecondNamed,
     contrast: Contrast,
@@ -100,10 +96,13 @@ def show_composition(
     check_picture(output.out, picture.cmap, one=True, signed=True)
     nameless = output.out is not None and fed is None
     refuse(nameless, "--out", "name the head whose map is saved: compare L1H2 --composition")
-    given = read_source(source if source.names_one else replace(source, text=ANY), model)
     from attnscope.questions.composition import find_feeds, of_feeds
 
-    loaded, prepared = given.open(cached=False)
+    if source.names_one:
+        loaded, prepared = read_source(source, model).open(cached=False)
+    else:
+        loaded = load_model(model)
+        prepared = loaded.prepare_any()
     with reading(loaded, prepared):
         result = find_feeds(loaded, prepared, fed)
     deliver("compare", of_feeds(result), output, picture)

@@ -12,7 +12,7 @@ from attnscope.cli.complete import complete_explained, complete_measure
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import PLAIN, deliver, save_data
 from attnscope.cli.faithful import check_alone, show_heads
-from attnscope.cli.heads import parse_numbers, select_heads
+from attnscope.cli.heads import NUMBERS, select_heads
 from attnscope.cli.options import (
     WHOLE,
     CorpusOptions,
@@ -90,12 +90,12 @@ TOP = 8
 
 def parse_rows(spelling: str | None) -> range | None:
     """One run of rows, ``30-46``, both ends in it; ``None`` stays ``None``. Anything else is wrong usage."""
-    rows = parse_numbers(spelling, "--rows")
-    if rows is None:
+    if spelling is None:
         return None
-    run = range(rows[0], rows[-1] + 1)
-    refuse(rows != tuple(run), "--rows", f"{spelling!r}: name one run of rows, like 30-46")
-    return run
+    match = NUMBERS.fullmatch(spelling.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    refuse(first > last, "--rows", f"{spelling!r}: name one run of rows, like 30-46")
+    return range(first, last + 1)
 
 
 @command

@@ -221,8 +221,9 @@ class HuggingFaceModel(Model):
         """The user's own tensors; ids of one text are labelled with what the vocabulary has for them."""
         prepared = super().prepare_tensors(tensors)
         ids = prepared.inputs.get("input_ids")
-        unread = self.encoder_decoder or isinstance(self.reader.tokenizer, NoTokenizer)
-        if ids is None or ids.ndim != 2 or len(ids) != 1 or unread:
+        if self.encoder_decoder:
+            return replace(prepared, axes={}, tokens=(), settings=self.settings)
+        if ids is None or ids.ndim != 2 or len(ids) != 1 or isinstance(self.reader.tokenizer, NoTokenizer):
             return replace(prepared, settings=self.settings)
         tokens = self.reader.vocabulary.extend((), ids[0].tolist())
         return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)

@@ -8,12 +8,20 @@ on standard error and exits with code 2; the library raises it.
     ├── ModelError       the model: not found, not loadable, without attention
     ├── SelectionError   a layer, head, token, kind, measure or format that does not exist
     ├── OutputError      a file that cannot be written
-    └── SizeError        work that would not fit the memory that is free
+    └── SizeError        work that did not get the memory it asked for
 """
 
 from __future__ import annotations
 
+import errno
+import re
+
 from attnscope.text import clean
+
+NO_MEMORY = re.compile(r"DefaultCPUAllocator|std::bad_alloc|can't start new thread|failed to map segment")
+"""What libraries say in errors of other kinds when there is no memory."""
+
+AMOUNT = re.compile(r"allocate ([\d.]+) (bytes|[KMGTPE]iB)")
 
 
 class AttnscopeError(Exception):
@@ -44,10 +52,35 @@ class OutputError(AttnscopeError):
 
 
 class SizeError(AttnscopeError):
-    """The work would not fit the memory that is free."""
+    """The work did not get the memory that it asked for."""
+
+
+def out_of_memory(error: BaseException | None) -> str:
+    """Who could not get how much memory, if that is what an error, or its cause, says; else nothing."""
+    while error is not None:
+        text, kind = str(error), type(error)
+        lacking = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if lacking or kind.__name__ == "OutOfMemoryError" or NO_MEMORY.search(text):
+            modules = {"numpy": "NumPy", "torch": "torch"}
+            library = "torch" if "DefaultCPUAllocator" in text else kind.__module__.partition(".")[0]
+            amount = AMOUNT.search(text)
+            size = float(amount[1]) * 1024 ** "bKMGTPE".index(amount[2][0]) if amount else 0
+            much = f"for {readable(size)}" if size else "for more memory than there is"
+            return f"out of memory: {modules.get(library, 'Python')} asked {much}"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def readable(size: float) -> str:
+    """Bytes as a person says them: ``1.4 GB``."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
 
 
 def first_line(error: BaseException) -> str:
     """The first line of what a foreign exception says, without its full stop; else the exception's name."""
-    text = str(error).strip().splitlines()
+    text = (out_of_memory(error) or str(error)).strip().splitlines()
     return clean(text[0].rstrip(".")) if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""How much is read and built, what memory is free, and how long foreign work may take."""
+"""How much is read, and two limits: of memory for the process, of time for foreign work."""
 
 from __future__ import annotations
 
@@ -6,30 +6,13 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
-from attnscope.errors import SizeError
-
-UNNOTICED = 1 << 28
-"""Bytes that are asked for without looking: 256 MB."""
-
-DEADLINE, FOREIGN_SECONDS = "ATTNSCOPE_DEADLINE", 5.0
-"""Processor seconds that a chat template, or reading a config, may take; honest ones take milliseconds."""
-
-MEMORY, LEAST_BYTES = "ATTNSCOPE_MEMORY", 512 << 20
-"""What a command may take however little is free: threads reserve some that they never use."""
-
-MOST_CALLS = 2048
-"""How often a module may attend in one pass: no honest model repeats a layer as many times."""
-
-SPARE_MODULES = 2000
-"""Modules, and tensors, that a model may be built of beyond those that its files can fill."""
-
-SPARE_NUMBERS = 1 << 26
-"""Numbers that it may have beyond those."""
+from attnscope.errors import AttnscopeError, InputError, SizeError, out_of_memory, readable
 
 LARGEST_CONFIG = 8 << 20
 """Bytes that a file of settings, or a chat template, may have; the largest have one or two million."""
@@ -55,94 +38,92 @@ MOST_VIDEO_FRAMES = 16
 HUB_SECONDS = 10.0
 """Seconds to wait for the hub's first answer."""
 
+DEADLINE = 30.0
+"""Seconds of its thread's processor time that foreign work may take; honest one takes a few."""
 
-def free_memory() -> int:
-    """Bytes that this process could still take: of the machine, or of its container if that has less."""
-    import psutil
+TICK = 0.1
+"""Seconds of processor time between two looks at the clock."""
 
-    machine: int = psutil.virtual_memory().available
-    container = _container()
-    return machine if container is None else min(machine, container)
+SHARE = 0.9
+"""The share of the free memory that a command may take."""
 
+LEAST_MEMORY = 1 << 29
+"""Bytes that a command may take however little is free: importing torch reserves some that nobody uses."""
 
-def require(size: int, what: str, instead: str) -> None:
-    """Raise ``SizeError`` if ``size`` bytes are not free; ``instead`` says what to do then."""
-    if size <= UNNOTICED:
-        return
-    free = free_memory()
-    if size > free:
-        raise SizeError(
-            f"{what} would take {readable(size)}, and {readable(free)} of memory are free: {instead}"
-        )
+MOST_CALLS = 1000
+"""How often a module may attend in one pass: no honest model repeats a layer as many times."""
 
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether Python, torch on a CPU, or torch on an accelerator could not get memory."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "DefaultCPUAllocator" in str(error)
+SIZE = re.compile(r"(\d{1,9}) ?([kMGT]?)B?", re.IGNORECASE)
+SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @contextmanager
 def memory_limited() -> Iterator[None]:
-    """Let this process take the memory that is free, or as much as ``ATTNSCOPE_MEMORY`` says (4G, 500M, off).
+    """Let this process take ``ATTNSCOPE_MEMORY``, or what is free, where the system counts it (Linux).
 
-    Where the system counts it (Linux), and where no GPU's driver reserves memory that it does not take.
-    Raises ``SizeError`` for a size that is none.
+    Raises ``SizeError`` for whatever could not get its memory, with the limit. The command line is the one
+    to call it: a library changes no limit of its process.
     """
-    asked, taken = os.environ.get(MEMORY, ""), _taken()
-    most = None if asked in ("", "off") else _bytes(asked)
-    if taken is None or asked == "off" or Path("/dev/nvidiactl").exists():
+    most = _most_memory()
+    with _limited(most):
+        try:
+            yield
+        except Exception as error:
+            if not (asked := out_of_memory(error)):
+                raise
+            said = str(error) if isinstance(error, AttnscopeError) else asked
+            said += "" if asked in said else f" ({asked})"
+            limit = "" if most is None else f"; the command may take {readable(most)}"
+            raise SizeError(
+                f"{said}{limit}: cut the text with --max-tokens, take one --layer, a smaller --dtype or "
+                "model, or set ATTNSCOPE_MEMORY (16G, off)"
+            ) from error
+
+
+@contextmanager
+def _limited(most: int | None) -> Iterator[None]:
+    if most is None:
         yield
         return
     import resource
 
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = taken + max(LEAST_BYTES, free_memory()) if most is None else most
-    known = [each for each in (soft, hard, limit) if each != resource.RLIM_INFINITY]
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    known = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _bytes(size: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", size.strip(), re.IGNORECASE)
-    if match is None:
-        raise SizeError(f"{MEMORY}={size} is no size: write 4G, 500M or off")
-    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
-
-
-def _taken() -> int | None:
-    """Bytes of private memory that this process has; ``None`` where the system does not say."""
+def _most_memory() -> int | None:
+    """Bytes that this process may take; ``None`` for as many as it likes. Raises ``InputError``."""
+    asked = os.environ.get("ATTNSCOPE_MEMORY", "").strip()
+    given = SIZE.fullmatch(asked)
+    size = int(given[1]) * SIZES[given[2].lower()] if given else 0
+    if asked and asked != "off" and size < LEAST_MEMORY:
+        least = readable(LEAST_MEMORY)
+        raise InputError(f"ATTNSCOPE_MEMORY is {asked!r:.40}: give at least {least}, such as 4G, or off")
     try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+        taken = _kilobytes("/proc/self/status", "VmData") << 10
+        free = _kilobytes("/proc/meminfo", "MemAvailable") << 10
     except (OSError, StopIteration, ValueError):
+        return None  # no Linux
+    container = _container()
+    free = free if container is None else min(free, container)
+    if asked == "off" or Path("/dev/nvidiactl").exists():  # a GPU's driver reserves what it never takes
         return None
+    return size or taken + max(LEAST_MEMORY, int(SHARE * free))
 
 
-def foreign_seconds() -> float | None:
-    """How long foreign work may take, as ``ATTNSCOPE_DEADLINE`` says; ``None`` for off."""
-    asked = os.environ.get(DEADLINE, "")
-    try:
-        return None if asked == "off" else float(asked or FOREIGN_SECONDS)
-    except ValueError:
-        raise SizeError(f"{DEADLINE}={asked} is no number of seconds: write 30 or off") from None
-
-
-def readable(size: int) -> str:
-    """Bytes as a person says them: ``1.4 GB``."""
-    amount = float(size)
-    for unit in ("bytes", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:,.1f} GB"
+def _kilobytes(file: str, field: str) -> int:
+    """What a file of the system says of itself in kB."""
+    lines = Path(file).read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def _container() -> int | None:
-    """What the memory limit of a control group leaves (Linux, version 2), which psutil does not know."""
+    """What the memory limit of a control group leaves (Linux, version 2)."""
     try:
         folder = Path("/sys/fs/cgroup") / _group()
         most = (folder / "memory.max").read_text(encoding="ascii").strip()
@@ -165,8 +146,12 @@ class OutOfTime(BaseException):
 
 
 @contextmanager
-def time_limited(seconds: float | None) -> Iterator[None]:
-    """Raise ``OutOfTime`` in the body after so much processor time, on the main thread of any Unix."""
+def deadline() -> Iterator[None]:
+    """Raise ``OutOfTime`` in foreign work after ``ATTNSCOPE_DEADLINE``, on the main thread of any Unix.
+
+    What is counted is the processor time of this thread. Raises ``InputError``.
+    """
+    seconds = _seconds()
     main = threading.current_thread() is threading.main_thread()
     if seconds is None or not main or not hasattr(signal, "setitimer"):
         yield
@@ -174,15 +159,38 @@ def time_limited(seconds: float | None) -> Iterator[None]:
     if signal.getitimer(signal.ITIMER_PROF)[0]:  # somebody else's clock runs
         yield
         return
+    end = time.thread_time() + seconds
 
-    def stop(number: int, frame: Any) -> None:
-        raise OutOfTime
+    def stop(number: int, frame: FrameType | None) -> None:
+        if time.thread_time() >= end and not _changes_state(frame):
+            raise OutOfTime(
+                f"takes longer than {seconds:g} seconds, and was stopped (ATTNSCOPE_DEADLINE changes that)"
+            )
 
     before = signal.signal(signal.SIGPROF, stop)
     # again and again: raised in a callback of the garbage collector, an exception is lost
-    signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
+    signal.setitimer(signal.ITIMER_PROF, TICK, TICK)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+
+
+def _changes_state(frame: FrameType | None) -> bool:
+    """Whether a context is being entered or left: an error there would leave it behind, as torch's device."""
+    while frame is not None:
+        if frame.f_code.co_name in ("__enter__", "__exit__"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _seconds() -> float | None:
+    """How long foreign work may take; ``None`` for as long as it likes."""
+    asked = os.environ.get("ATTNSCOPE_DEADLINE", "").strip() or str(DEADLINE)
+    if asked == "off":
+        return None
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", asked) or not float(asked):
+        raise InputError(f"ATTNSCOPE_DEADLINE is {asked!r:.40}: give seconds, such as 60, or off")
+    return float(asked)

@@ -1,54 +1,101 @@
-"""What is free, and what is refused because it is not."""
+"""The limit of memory and the deadline: what they are, and the sentence that each ends in."""
 
+import resource
 from contextlib import suppress
-from types import SimpleNamespace
 
-import psutil
+import numpy as np
 import pytest
+import torch
 
-from attnscope import limits as memory
-from attnscope.errors import SizeError
-from attnscope.limits import OutOfTime, time_limited
-
-
-def test_what_is_free_is_a_plausible_number():
-    free = memory.free_memory()
-    assert 1e6 < free < 1e15
+from attnscope import limits
+from attnscope.errors import InputError, ModelError, SizeError, out_of_memory, readable
+from attnscope.limits import OutOfTime, deadline, memory_limited
 
 
-def test_what_does_not_fit_is_refused_with_both_numbers_and_a_way_out(monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda: 2 * 10**9)
-    with pytest.raises(SizeError) as refused:
-        memory.require(3_400_000_000, "the model", "take a smaller --dtype")
-    assert str(refused.value) == (
-        "the model would take 3.4 GB, and 2.0 GB of memory are free: take a smaller --dtype"
-    )
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A gigabyte beyond what the tests have taken, and a twentieth of a second."""
+    taken = limits._kilobytes("/proc/self/status", "VmData") << 10
+    monkeypatch.setenv("ATTNSCOPE_MEMORY", f"{(taken >> 20) + 1000}M")
+    monkeypatch.setenv("ATTNSCOPE_DEADLINE", "0.05")
 
 
-@pytest.mark.parametrize("size", [0, 10**6, 2 * 10**9])
-def test_what_fits_passes(monkeypatch, size):
-    monkeypatch.setattr(memory, "free_memory", lambda: 2 * 10**9)
-    memory.require(size, "it", "")
+ASKING = {
+    "torch": lambda: torch.empty(10**11, dtype=torch.uint8),
+    "NumPy": lambda: np.empty(10**11, np.uint8),
+    "Python": lambda: bytes(10**11),
+}
 
 
-def test_little_work_does_not_even_look(monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda: 0)
-    memory.require(memory.UNNOTICED, "it", "")
+@pytest.mark.parametrize("library", ASKING)
+def test_who_gets_no_memory_is_one_sentence_with_the_limit(library):
+    much = "more memory than there is" if library == "Python" else "100.0 GB"
+    said = f"out of memory: {library} asked for {much}; the command may take .* ATTNSCOPE_MEMORY"
+    with pytest.raises(SizeError, match=said), memory_limited():
+        ASKING[library]()
 
 
-def test_the_tighter_of_machine_and_container_counts(monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5))
-    monkeypatch.setattr(memory, "_container", lambda: 3)
-    assert memory.free_memory() == 3
-    monkeypatch.setattr(memory, "_container", lambda: None)
-    assert memory.free_memory() == 5
+def refuse():
+    try:
+        ASKING["NumPy"]()
+    except MemoryError as error:
+        raise ModelError("the model is none") from error
+
+
+def test_an_error_that_memory_was_the_reason_of_keeps_its_sentence():
+    said = r"^the model is none \(out of memory: NumPy asked for 100.0 GB\); the command may take"
+    with pytest.raises(SizeError, match=said), memory_limited():
+        refuse()
+
+
+def test_the_limit_ends_with_the_command():
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with suppress(ZeroDivisionError), memory_limited():
+        assert resource.getrlimit(resource.RLIMIT_DATA) != before
+        raise ZeroDivisionError
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_without_a_size_it_is_most_of_what_is_free(monkeypatch):
+    monkeypatch.delenv("ATTNSCOPE_MEMORY")
+    monkeypatch.setattr(limits, "_container", lambda: 4 << 30)
+    taken = limits._kilobytes("/proc/self/status", "VmData") << 10
+    assert 2 << 30 < limits._most_memory() - taken < 4 << 30
+    monkeypatch.setattr(limits, "_container", lambda: 0)
+    assert limits._most_memory() - taken == pytest.approx(limits.LEAST_MEMORY, rel=0.1)
+
+
+@pytest.mark.parametrize(("asked", "size"), [("off", None), ("4G", 4 * 10**9), ("900 mb", 9 * 10**8)])
+def test_the_limit_is_the_one_that_was_asked_for(monkeypatch, asked, size):
+    monkeypatch.setenv("ATTNSCOPE_MEMORY", asked)
+    assert limits._most_memory() == size
+
+
+@pytest.mark.parametrize("name", ["ATTNSCOPE_MEMORY", "ATTNSCOPE_DEADLINE"])
+@pytest.mark.parametrize("asked", ["many", "-1", "0", "nan", "1e400", "9" * 500])
+def test_limits_that_are_none_are_refused_with_what_to_give(monkeypatch, name, asked):
+    monkeypatch.setenv(name, asked)
+    with pytest.raises(InputError, match=f"{name} is .*: give .*or off"), memory_limited(), deadline():
+        pass
+
+
+def test_where_the_system_counts_no_memory_nothing_is_limited(monkeypatch):
+    monkeypatch.setattr(limits, "_kilobytes", lambda *asked: int("no Linux"))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with memory_limited():
+        assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError(3), OSError(2, "none")])
+def test_other_errors_are_not_about_memory(error):
+    assert out_of_memory(error) == ""
 
 
 @pytest.mark.parametrize(
     ("size", "text"), [(12, "12 bytes"), (1_500, "1.5 kB"), (64_000_000, "64 MB"), (7.25e12, "7,250.0 GB")]
 )
 def test_sizes_are_told_as_a_person_says_them(size, text):
-    assert memory.readable(size) == text
+    assert readable(size) == text
 
 
 def test_a_limit_of_time_that_somebody_swallowed_is_raised_again():
@@ -61,41 +108,5 @@ def test_a_limit_of_time_that_somebody_swallowed_is_raised_again():
             run_on()
         run_on()
 
-    with pytest.raises(OutOfTime), time_limited(0.05):
+    with pytest.raises(OutOfTime), deadline():
         swallow()
-
-
-@pytest.mark.parametrize(("asked", "limit"), [("3G", 3e9), ("2500 MB", 2.5e9), ("1.5TB", 1.5e12)])
-def test_a_command_takes_no_more_memory_than_is_asked_for(monkeypatch, asked, limit):
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    monkeypatch.setenv("ATTNSCOPE_MEMORY", asked)
-    with suppress(ZeroDivisionError), memory.memory_limited():
-        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == limit
-        raise ZeroDivisionError
-    assert resource.getrlimit(resource.RLIMIT_DATA) == before
-
-
-def test_memory_is_limited_to_what_is_free_unless_it_is_off(monkeypatch):
-    resource = pytest.importorskip("resource")
-    monkeypatch.setattr(memory, "free_memory", lambda: 5 << 30)
-    with memory.memory_limited():
-        assert 5 << 30 <= resource.getrlimit(resource.RLIMIT_DATA)[0] < 10 << 30
-    monkeypatch.setenv("ATTNSCOPE_MEMORY", "off")
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    with memory.memory_limited():
-        assert resource.getrlimit(resource.RLIMIT_DATA) == before
-
-
-def test_a_size_or_a_deadline_that_is_none_is_refused(monkeypatch):
-    monkeypatch.setenv("ATTNSCOPE_MEMORY", "much")
-    monkeypatch.setenv("ATTNSCOPE_DEADLINE", "soon")
-    with (
-        pytest.raises(SizeError, match="ATTNSCOPE_MEMORY=much is no size: write 4G"),
-        memory.memory_limited(),
-    ):
-        pass
-    with pytest.raises(SizeError, match="ATTNSCOPE_DEADLINE=soon is no number of seconds"):
-        memory.foreign_seconds()
-    monkeypatch.setenv("ATTNSCOPE_DEADLINE", "off")
-    assert memory.foreign_seconds() is None

@@ -23,8 +23,8 @@ from attnscope import __version__
 from attnscope.cli.command import CONTEXT, SETTINGS
 from attnscope.cli.commands import AllCommands
 from attnscope.cli.retired import RETIRED
-from attnscope.errors import AttnscopeError, first_line
-from attnscope.limits import MEMORY, out_of_memory
+from attnscope.errors import AttnscopeError
+from attnscope.limits import memory_limited
 from attnscope.text import shorten
 
 TWICE = 1.0
@@ -115,7 +115,8 @@ def main() -> None:
     gc.set_threshold(100_000)  # imports make many objects and no garbage, and looking for it takes long
     with _remembering_ctrl_c() as pressed:
         try:
-            app()
+            with memory_limited():
+                app()
         except click.exceptions.Exit as end:
             raise SystemExit(end.exit_code) from None
         except click.ClickException as error:
@@ -197,11 +198,6 @@ def _explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    if out_of_memory(error):
-        return (
-            f"out of memory ({first_line(error)}): cut the text with --max-tokens, pick one --layer, "
-            f"take a smaller --dtype or model, or allow more with {MEMORY}=16G"
-        )
     return (
         f"unexpected {type(error).__name__}: {error} "
         "(ATTNSCOPE_TRACEBACK=1 shows where; please report it with the command)"

@@ -31,7 +31,6 @@ from attnscope.cli.complete import Complete
 from attnscope.cli.settings import defaults_of, read_settings
 from attnscope.cli.waiting import set_verbosity
 from attnscope.errors import AttnscopeError
-from attnscope.limits import memory_limited
 from attnscope.registry import docstring
 from attnscope.text import LARGEST, raw_csv
 
@@ -276,8 +275,7 @@ class Command(click.Command):
             for name, group in self.groups.items()
         }
         try:
-            with memory_limited():
-                self.function(**made)
+            self.function(**made)
         except click.UsageError as error:
             error.ctx = ctx
             raise

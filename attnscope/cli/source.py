@@ -16,9 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 from attnscope.cli.command import is_offered, refuse, untyped
 from attnscope.cli.options import ModelOptions, SecondNamed, SourceOptions, check_place
 from attnscope.cli.waiting import notify, waiting
-from attnscope.errors import InputError
+from attnscope.errors import InputError, readable
 from attnscope.figures import Weigh
-from attnscope.limits import readable
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
 
 if TYPE_CHECKING:

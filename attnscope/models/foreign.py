@@ -1,40 +1,21 @@
 """What a foreign model folder may ask for.
 
-It names its own files and no repository, its settings and vocabularies have an honest size, and it builds no
-more than its weights fill. A config or a chat template takes a few seconds at most; the memory of the whole
-process is limited. What a tokenizer does in Rust and C cannot be stopped in this process.
+It names its own files and no repository, and its settings and vocabularies have an honest size. Whatever it
+makes its library do before the first layer runs has one deadline. What a tokenizer does in Rust and C cannot
+be stopped in this process.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules import module as hooks
-
-from attnscope.errors import InputError, ModelError, first_line
-from attnscope.limits import (
-    DEADLINE,
-    LARGEST_CONFIG,
-    LARGEST_VOCABULARY,
-    MEMORY,
-    SPARE_MODULES,
-    SPARE_NUMBERS,
-    OutOfTime,
-    foreign_seconds,
-    out_of_memory,
-    readable,
-    time_limited,
-)
+from attnscope.errors import InputError, ModelError, first_line, out_of_memory, readable
+from attnscope.limits import LARGEST_CONFIG, LARGEST_VOCABULARY, OutOfTime, deadline
 
 CONFIGS = (
     "config.json",
@@ -65,119 +46,33 @@ IMPLEMENTATION = re.compile(r"(?:paged\|)?\w*")
 
 
 @contextmanager
-def explained(what: str, *, timed: bool = False) -> Iterator[None]:
-    """Raise ``ModelError`` for foreign code that runs out of memory or, where ``timed``, out of time.
-
-    So for what breaks its library. The time is limited on the main thread of any Unix.
-    """
-    seconds = foreign_seconds() if timed else None
-    slow = f"takes longer than {seconds or 0:g} seconds, and was stopped: {DEADLINE} allows more"
+def explained(what: str) -> Iterator[None]:
+    """Raise ``ModelError`` for foreign code that runs out of memory, out of time, or breaks its library."""
     try:
-        with time_limited(seconds):
+        with deadline():
             yield
     except BaseException as error:
-        rows = (
-            (isinstance(error, OutOfTime), slow),
-            (_is_out_of_memory(error), f"asks for more memory than is free ({MEMORY} sets the limit)"),
-            (type(error).__name__ == "PanicException", "breaks the library that runs it"),  # one in Rust
-        )
-        sentence = next((sentence for met, sentence in rows if met), None)
-        if sentence is None:
+        if isinstance(error, OutOfTime):
+            sentence = f"{what} {error}"
+        elif asked := out_of_memory(error):
+            sentence = f"{what} runs {asked}"
+        elif type(error).__name__ == "PanicException":  # one in Rust
+            sentence = f"{what} breaks the library that runs it"
+        else:
             raise
-        raise ModelError(f"{what} {sentence}") from error
+        raise ModelError(sentence) from error
 
 
 @contextmanager
-def refusable(work: str, refusal: str, *, timed: bool = False) -> Iterator[None]:
+def refusable(work: str, refusal: str) -> Iterator[None]:
     """``explained`` work on what the user gave: whatever else it raises is an ``InputError``, a refusal."""
     try:
-        with explained(work, timed=timed):
+        with explained(work):
             yield
     except ModelError:
         raise
     except Exception as error:  # foreign code raises whatever it likes
         raise InputError(f"{refusal}: {first_line(error)}") from error
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it was raised from, says that there was no memory."""
-    while error is not None:
-        if out_of_memory(error) or "std::bad_alloc" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def weights_size(name: str, revision: str | None, dtype: torch.dtype | None) -> int:
-    """Bytes of the safetensors weights in a folder, or in the cache of the hub, once they are ``dtype``.
-
-    ``None`` keeps the type they are stored in. 0 where there are none, as before a download.
-    """
-    files = sorted(_folder(name, revision).glob("*.safetensors"))
-    if dtype is None:
-        return sum(file.stat().st_size for file in files)
-    return sum(math.prod(shape) for file in files for shape in _shapes(file)) * dtype.itemsize
-
-
-def _folder(name: str, revision: str | None) -> Path:
-    if Path(name).is_dir():
-        return Path(name)
-    import huggingface_hub as hub
-
-    found = hub.try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else Path(name)
-
-
-def _shapes(file: Path) -> list[list[int]]:
-    """The shapes in a file, of which only the header is read; none if it is damaged, as loading will say."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt") as tensors:
-            names = tensors.keys()
-            return [tensors.get_slice(name).get_shape() for name in names]
-    except (SafetensorError, OSError):
-        return []
-
-
-@contextmanager
-def built_within(name: str, revision: str | None) -> Iterator[None]:
-    """Raise ``ModelError`` as soon as more is built on this thread than the files of its weights can fill.
-
-    Counted are modules, tensors and the numbers in them, before there is memory behind them; the library sets
-    each weight twice, and files may join some. The files are looked at when the first module is built; of
-    pickled ones the tensors are estimated.
-    """
-    here = threading.get_ident()
-    counts: Counter[str] = Counter()
-    most: dict[str, int] = {}
-
-    def count(module: nn.Module, key: str, made: nn.Module | Tensor | None) -> None:
-        if made is None or threading.get_ident() != here:
-            return
-        if not most:
-            folder = _folder(name, revision)
-            files = [file for suffix in WEIGHTS for file in folder.glob(f"*{suffix}")]
-            size = sum(file.stat().st_size for file in files)
-            stored = sum(len(_shapes(file)) for file in files if file.suffix == WEIGHTS[0])
-            many = SPARE_MODULES + 8 * (stored or size // 1000)
-            most.update(modules=many, tensors=many, numbers=SPARE_NUMBERS + 8 * size)
-        if isinstance(made, Tensor):
-            counts.update(tensors=1, numbers=made.numel())
-        else:
-            counts["modules"] += 1
-        for what, allowed in most.items():
-            if counts[what] > allowed:
-                raise ModelError(
-                    f"{name} cannot be loaded: its config.json asks for more than {allowed:,} {what}, and "
-                    "the files of its weights do not fill them"
-                )
-
-    with ExitStack() as stack:
-        for kind in ("module", "parameter", "buffer"):
-            register = getattr(hooks, f"register_module_{kind}_registration_hook")
-            stack.callback(register(count).remove)
-        yield
 
 
 def require_plain_files(folder: Path) -> None:

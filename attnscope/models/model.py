@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakSet
 
 from attnscope.axes import visible
-from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
 from attnscope.figures import Weigh
-from attnscope.limits import out_of_memory, require
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, SoundPart, text_axes
 from attnscope.models.text.tokens import tokens_of_spellings
 from attnscope.progress import tell
@@ -277,7 +276,7 @@ class Model:
     ) -> Record:
         """One forward pass, or one recorded generation, seen by ``observers``.
 
-        Raises ``ModelError`` if no attention happens or the model raises, ``SizeError`` if it would not fit.
+        Raises ``ModelError`` if no attention happens or the model raises.
         """
         if self.weighing is not None:
             return self.weighing.run(prepared, observers)
@@ -287,7 +286,6 @@ class Model:
 
         from attnscope.capture import recording
 
-        self._require_memory(prepared)
         self.show_kinds(prepared)
         watching = (*observers, LayersDone(self.module))
         with (
@@ -344,18 +342,6 @@ class Model:
             return prepared.arrays.shown_to(observers)
         return self.run(prepared, observers)
 
-    def _require_memory(self, prepared: ModelInput) -> None:
-        """Refuse what is sure not to fit: a machine may end the whole process for it."""
-        if self.device.type != "cpu" or not prepared.tokens:
-            return
-        texts = max(1, next((len(field) for field in prepared.inputs.values() if field.ndim), 1))
-        tokens = len(prepared.tokens) // texts
-        require(
-            pass_size(self.module, texts, tokens),
-            f"{self.name} on {tokens:,} tokens",
-            "cut the text with --max-tokens",
-        )
-
     @contextmanager
     def _quoting(self, prepared: ModelInput) -> Iterator[None]:
         """Turn what a model raises into a ``ModelError``, and send what it prints to standard error."""
@@ -402,25 +388,6 @@ class Model:
                 f"the text has {tokens:,} tokens and {self.name} reads at most {self.positions:,}: there is "
                 f"room for {max(0, self.positions - tokens):,} more, not for {count:,}"
             )
-
-
-def pass_size(module: nn.Module, texts: int, tokens: int) -> int:
-    """Bytes that a pass over ``texts`` of so many tokens cannot do without: its widest moment, not its sum.
-
-    That is the widest linear layer, of which input and output exist together, or, with eager attention, the
-    scores of one layer and their softmax. What else a model holds meanwhile is not known beforehand.
-    """
-    from torch import Tensor
-
-    config = getattr(module, "config", None)
-    vocabulary = getattr(config, "vocab_size", None)  # an output head may see the last token only
-    linear = (one.weight for one in module.modules() if type(one).__name__ in ("Linear", "Conv1D"))
-    shapes = (weights.shape for weights in linear if isinstance(weights, Tensor))
-    wide = max((sum(shape) for shape in shapes if vocabulary not in shape), default=0)
-    heads, kernel = getattr(config, "num_attention_heads", 0), getattr(config, "_attn_implementation", None)
-    scores = 2 * heads * tokens * tokens if isinstance(heads, int) and kernel == "eager" else 0
-    bytes_ = next((weights.itemsize for weights in module.parameters() if weights.is_floating_point()), 4)
-    return texts * max(tokens * wide, scores) * bytes_
 
 
 @dataclass(frozen=True, eq=False)

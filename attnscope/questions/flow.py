@@ -14,7 +14,6 @@ from attnscope.axes import Array, Coarsening, Weights, coarsen, weights
 from attnscope.capture.observers.coarsen import rows_at_a_time
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
-from attnscope.limits import require
 from attnscope.measures.blocks import Contributions
 from attnscope.measures.flow import (
     METHODS,
@@ -63,13 +62,12 @@ class Mixing:
 
     def observe(self, attention: Attention) -> None:
         """Keep one call."""
-        site, size = attention.site, len(attention.queries) * len(attention.keys)
+        site = attention.site
         if attention.batch > 1:
             said = f"{site.name} of {self.name} attends in {attention.batch:,} parts"
             self.in_parts.setdefault(site.kind, f"{said}: nothing can be followed through it")
         if site.kind in self.in_parts:
             return
-        require(8 * size, f"the mean of {attention.heads} heads of layer {site.layer}", "cut the text")
         step = rows_at_a_time(attention, BLOCK)
         amounts = self._amounts(attention)
         blocks = []
@@ -284,8 +282,6 @@ def _through(
     crossed = next((mixing.axes[site] for site in sites if site.kind == "cross"), None)
     axes_of_both = crossed or (range(0), mixing.axes[sites[0]][0])
     own, other = map(len, axes_of_both)
-    size = 8 * len(sites) * (own**2 + own * other + other**2)
-    require(size, f"the flow between {own + other:,} tokens in {len(sites)} layers", "cut the text")
     steps = []
     for site in sites:
         matrix, across = mixing.matrices[site], site.kind == "cross"

@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 from attnscope.attention import Axis, Token
 from attnscope.axes import SEPARATOR, Place, coarsen_axis, find_senses
 from attnscope.errors import InputError, SelectionError
-from attnscope.limits import OutOfTime, time_limited
+from attnscope.limits import OutOfTime, deadline
 from attnscope.models.inputs import Message, ModelInput
 from attnscope.questions.scene import locate_tokens
 from attnscope.records import Meaning, record
@@ -36,9 +36,6 @@ SOUND = "sound"
 
 UNKNOWN = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
 """How a token ends that the vocabulary lacks: the text's own letters, and ``[UNK]`` or ``<unk>`` behind."""
-
-SECONDS = 3
-"""Processor seconds that a regular expression may take: some try every way to match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,31 +128,28 @@ def _between(text: str, marks: str) -> bool:
 def _pattern(text: str) -> re.Pattern[str]:
     """The regular expression between two strokes."""
     try:
-        with time_limited(SECONDS):
+        with deadline():
             return re.compile(text[1:-1])
     except RecursionError:
         raise SelectionError(f"{text[:60]} is nested too deep for a regular expression") from None
     except (re.error, OverflowError, MemoryError) as error:
         raise SelectionError(f"{text[:60]} is no regular expression: {error}") from error
-    except OutOfTime:
-        raise _too_slow(text) from None
+    except OutOfTime as late:
+        raise _too_slow(text, late) from None
 
 
 def _matching(text: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
     """The words in which a regular expression is found."""
     pattern = _pattern(text)
     try:
-        with time_limited(SECONDS):
+        with deadline():
             return tuple(group for place, group in words if pattern.search(place.text.strip()))
-    except OutOfTime:
-        raise _too_slow(text) from None
+    except OutOfTime as late:
+        raise _too_slow(text, late) from None
 
 
-def _too_slow(text: str) -> SelectionError:
-    return SelectionError(
-        f"{text[:60]} takes longer than {SECONDS} seconds, and was stopped: write it without repeats of "
-        "repeats, like (a+)+"
-    )
+def _too_slow(text: str, late: OutOfTime) -> SelectionError:
+    return SelectionError(f"{text[:60]} {late}: write it without repeats of repeats, like (a+)+")
 
 
 def _written(name: str, words: Sequence[tuple[Place, Group]], axis: Axis) -> tuple[Group, ...]:

@@ -112,8 +112,7 @@ def read_weights(path: str | Path) -> Saved:
     if there is one of their length, else with their numbers. Every cell counts as open, unless all above
     the diagonal are exactly 0: then the layers count as causal, and a note says so.
 
-    Raises ``InputError`` for a file that cannot be read so, ``SizeError`` for one that would not fit the
-    memory that is free.
+    Raises ``InputError`` for a file that cannot be read so.
     """
     path = Path(path)
     try:

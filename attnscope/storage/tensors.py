@@ -30,7 +30,6 @@ import numpy as np
 
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import AttnscopeError, InputError, first_line
-from attnscope.limits import UNNOTICED, require
 from attnscope.storage.files import name_other, parse_json
 
 if TYPE_CHECKING:
@@ -117,11 +116,8 @@ def is_number(value: Any, most: int = FARTHEST) -> bool:
     return type(value) is int and -most <= value <= most
 
 
-COPIES = 3
-"""How often the weights lie in memory while a picture is made of them."""
-
-PARSED = 10
-"""Bytes that a byte of JSON takes once it is read, about."""
+UNNOTICED = 1 << 28
+"""Bytes that any file may unpack to."""
 
 PACKED = 100
 """How many bytes a byte of a large file may unpack to: weights pack 20 to 1 at best, a bomb 1,000 to 1."""
@@ -135,7 +131,7 @@ HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
     """The arrays of a file by name, in the machine's own byte order, and the description of one saved here.
 
-    Raises ``ValueError``, or another exception of a damaged file, ``SizeError`` for one that would not fit.
+    Raises ``ValueError``, or another exception of a damaged file.
     """
     arrays, description = READERS[path.suffix.lower()](path)
     if description is not None and not isinstance(description, dict):
@@ -149,7 +145,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Named tensors from a ``.safetensors``, ``.npz`` or ``.pt`` file; pickled objects are refused.
 
-    Raises ``InputError``, and ``SizeError`` for a file that would not fit the memory that is free.
+    Raises ``InputError``.
     """
     import torch
 
@@ -218,7 +214,6 @@ class TensorFile(Mapping[str, Array]):
         length = int.from_bytes(self._file.read(8), "little")
         if not 2 <= length <= min(size - 8, LONGEST_HEADER):
             raise ValueError("damaged, or no safetensors file")
-        require(PARSED * length, f"the header of {path.name}", "save fewer arrays into a file")
         header = parse_json(self._file.read(length))
         if not isinstance(header, dict):
             raise ValueError("its header describes no arrays")
@@ -280,9 +275,8 @@ class TensorFile(Mapping[str, Array]):
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file and its metadata.
 
-    Raises ``ValueError`` for a damaged file, ``OSError`` for one that cannot be read, ``SizeError``.
+    Raises ``ValueError`` for a damaged file, ``OSError`` for one that cannot be read.
     """
-    _require(path.stat().st_size, path)
     try:
         file = TensorFile(path)
     except (LookupError, TypeError) as error:
@@ -320,7 +314,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Array], Any]:
 
 def _read_npy(path: Path) -> tuple[dict[str, Array], None]:
     with path.open("rb") as file:
-        _require(_claimed_size(file, path.name, path.stat().st_size), path)
+        _claimed_size(file, path.name, path.stat().st_size)
     return {path.stem: np.load(path, allow_pickle=False)}, None
 
 
@@ -344,8 +338,7 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
 
 
 def _require(size: int, path: Path) -> None:
-    """Refuse a file that would not fit the memory that is free, or that was packed to fill it."""
-    require(COPIES * size, f"what {path.name} holds", "save fewer layers into a file")
+    """Refuse a file that was packed to fill the memory."""
     packed = path.stat().st_size
     if size > max(UNNOTICED, PACKED * packed):
         raise ValueError(f"its {packed:,} bytes unpack to {size:,}: save the arrays without compression")
@@ -361,7 +354,6 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Array], Any]:
 
 
 def _read_json(path: Path) -> tuple[dict[str, Array], Any]:
-    require(PARSED * path.stat().st_size, f"what {path.name} holds", "save the weights as .npz instead")
     content = parse_json(path.read_bytes().decode("utf-8-sig"))
     if isinstance(content, dict) and isinstance(content.get("weights"), dict) and "format" in content:
         weights = {name: _to_array(name, nested) for name, nested in content.pop("weights").items()}

@@ -32,8 +32,8 @@ def failing(monkeypatch, capsys, error):
     [
         (OSError(28, "No space left on device", "/out/heads.png"), "No space left on device: /out/heads.png"),
         (OSError(28, "No space left on device"), "No space left on device"),
-        (MemoryError(), "out of memory (MemoryError): cut the text with --max-tokens"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out of memory ("),
+        (MemoryError(), "out of memory: Python asked for more memory than there is"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out of memory: torch"),
         (KeyError("x"), "unexpected KeyError: 'x' (ATTNSCOPE_TRACEBACK=1 shows where"),
     ],
 )

@@ -20,8 +20,7 @@ from attnscope.capture.hooks.compiled import is_compiled, original
 from attnscope.capture.hooks.fast_path import fast_path
 from attnscope.capture.hooks.functions import Tap
 from attnscope.capture.record import Failure, Record
-from attnscope.errors import AttnscopeError, first_line
-from attnscope.limits import out_of_memory
+from attnscope.errors import AttnscopeError, first_line, out_of_memory
 
 PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
 """Modules that hold one function; what runs in them belongs to the module around them."""
@@ -224,4 +223,4 @@ class Guard:
 
 def _ends_the_pass(error: BaseException) -> bool:
     """Whether an error is there to end the pass."""
-    return not isinstance(error, Exception) or isinstance(error, AttnscopeError) or out_of_memory(error)
+    return not isinstance(error, Exception) or isinstance(error, AttnscopeError) or bool(out_of_memory(error))

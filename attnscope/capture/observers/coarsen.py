@@ -11,7 +11,6 @@ import numpy as np
 
 from attnscope.attention import Attention, Site
 from attnscope.axes import Array, Coarsening, Weights, coarsen_axis, edges, label_map
-from attnscope.limits import require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,9 +161,6 @@ def _array(values: Tensor | Array) -> Array:
     return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
-BYTES = 16
-"""What a cell takes while it is being made: its weight and how open it is, in blocks and put together."""
-
 How: TypeAlias = Literal["share", "mean", "max"]
 """What a cell holds: the share of its queries' attention that its keys get, or the mean or the largest of the
 weights of its open pairs."""
@@ -241,12 +237,6 @@ class _CoarseReading:
         self.shape = (
             queries.size if self.down is None else len(self.down),
             keys.size if self.across is None else len(self.across),
-        )
-        heads, size = attention.batch * attention.heads, self.shape[0] * self.shape[1]
-        require(
-            BYTES * heads * size,
-            f"{heads:,} heads of layer {attention.site.layer} in {size:,} cells each",
-            "choose one layer, or cut the text",
         )
         self.kind: Any = np if attention.arrays else import_module("torch")
         self.values: Any = None  # [batch, head, row, column]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
-from attnscope.limits import require
-from attnscope.models.foreign import built_within, explained, weights_size
+from attnscope.models.foreign import explained
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
 from attnscope.models.huggingface.sound_texts import (
@@ -83,8 +82,7 @@ def load_huggingface(
 
     ``generative`` loads the language-model head with which it generates, ``predicting`` the one that it was
     trained with. ``device_map`` spreads the layers over devices (needs accelerate); then ``device`` says
-    nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded,
-    ``SizeError`` if its weights would not fit the memory that is free.
+    nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded.
     """
     from transformers import AutoModel
 
@@ -96,9 +94,6 @@ def load_huggingface(
         tokenizer = source.load_tokenizer(config)
     except ModelError as error:  # raised again as soon as one is needed
         tokenizer = NoTokenizer(error)
-    if device.type == "cpu" and device_map is None:
-        instead = "take a smaller --dtype, or a smaller model"
-        require(weights_size(name, revision, dtype), f"{name} with its weights", instead)
     classes = pick_classifier(config) if predicting and not generative else None
     options = {
         "config": config,
@@ -152,8 +147,7 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
         missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)
         return loaded, missing, bool(missing and found["unexpected_keys"])
 
-    within = built_within(name, source.revision)
-    with source.shielded(), within, explained(f"loading {name}"):
+    with source.shielded(), explained(f"loading {name}"):
         loaded, missing, renamed = load(kind)
         other = AutoModelForImageTextToText._model_mapping.get(type(config), None)
         saved = other is not None and other.__name__ in (config.architectures or ())

@@ -116,7 +116,7 @@ def write_chat(name: str, writer: Any, messages: Sequence[Mapping[str, Any]], re
 
     Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or memory.
     """
-    with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this", timed=True):
+    with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this"):
         return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply))
 
 

@@ -18,7 +18,6 @@ from torch.nn import functional
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import HEARD, READ, Array
 from attnscope.errors import InputError, ModelError
-from attnscope.limits import require
 from attnscope.models.foreign import refusable
 from attnscope.models.huggingface.images import place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
@@ -180,10 +179,6 @@ def _frame_counter(module: nn.Module) -> Callable[[int], int] | None:
     return lambda length: int(method(torch.tensor(length), **alone))
 
 
-CONVOLUTION_COPIES = 3
-"""Times that the numbers behind the first convolution are held at once: before and after their norm."""
-
-
 def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
     """The samples a second that a feature extractor asks for. Raises ``ModelError`` for what no sound has."""
     rate: Any = getattr(extractor, "sampling_rate", default)
@@ -299,7 +294,6 @@ class SpeechModel(HuggingFaceModel):
         if self.reader.tokenizer is None or self.writer is None:
             lacks = "vocabulary" if self.writer is not None else "weights"
             return replace(prepared, notes=(*prepared.notes, f"no letters: the CTC head has no {lacks} here"))
-        self._require_memory(prepared)
         with torch.inference_mode(), self.threads(prepared), self._quoting(prepared):
             ids = self.writer(**prepared.inputs).logits[0].argmax(-1).cpu().numpy()
         each = len(ids) // len(prepared.tokens)
@@ -341,12 +335,6 @@ class SpeechModel(HuggingFaceModel):
         """The sound at the rate of the extractor, as long as the model hears at once."""
         sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
         if sound.seconds <= self.at_once:
-            first = next((part for part in self.module.modules() if isinstance(part, nn.Conv1d)), None)
-            if first is not None and first.in_channels == 1:  # the samples themselves
-                steps = len(sound.samples) // first.stride[0]
-                size = CONVOLUTION_COPIES * steps * first.out_channels * first.weight.element_size()
-                what = f"{sound.seconds:.0f} seconds of sound in {self.name}"
-                require(size, what, "choose a part with --from-second and --to-second")
             return sound, ()
         notes = self._note_cut(path, sound, self.at_once, part)
         most = round(self.at_once * sound.rate)

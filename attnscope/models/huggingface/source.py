@@ -185,7 +185,7 @@ class Source:
         import transformers
 
         what = f"the config.json of {self.name}"
-        with self.shielded(), explained(what, timed=True):
+        with self.shielded(), explained(what):
             return transformers.AutoConfig.from_pretrained(self.name, **self.options)
 
     def load_tokenizer(self, config: Any) -> Any:

@@ -14,11 +14,10 @@ from typing import Any
 from attnscope.attention import Axis, Head
 from attnscope.axes import Array
 from attnscope.errors import InputError, SelectionError, first_line
-from attnscope.limits import require
 from attnscope.records import read
 from attnscope.storage.arrays import MOST_HEADS, MOST_LAYERS
 from attnscope.storage.files import name_other, write_whole
-from attnscope.storage.tensors import PARSED, TensorFile
+from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace.layout import (
     FORMAT,
     Bias,
@@ -267,14 +266,13 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
     """Open a trace; its arrays are read when they are asked for, and nothing in it is ever executed.
 
     ``content`` is what the file holds, where that was read already. Raises ``InputError`` for a file that is
-    none or is damaged, ``SizeError`` for one that would not fit.
+    none or is damaged.
     """
     path = Path(path)
     try:
         other = name_other(path)
         if other is not None:
             raise ValueError(f"it is {other}, not a file")
-        require(path.stat().st_size, f"what {path.name} holds", "keep a shorter text")
         arrays = TraceFile(path, content)
         trace = Trace(_read_description(arrays.metadata), arrays)
         check_trace(trace, arrays)
@@ -290,7 +288,6 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
 def _read_description(metadata: Mapping[str, str]) -> TraceDescription:
     if KEY not in metadata:
         raise ValueError("it is no trace: attnscope makes one with --keep")
-    require(PARSED * len(metadata[KEY]), "its description", "keep a shorter text")
     content: Any = json.loads(metadata[KEY])
     version = content.get("trace") if isinstance(content, dict) else None
     if version != FORMAT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from attnscope.axes import Array
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
 from attnscope.capture.rows.steps import SteppedRows
 from attnscope.fused.runs import is_plain, opens
-from attnscope.limits import require
 from attnscope.storage.trace.layout import (
     Bias,
     Held,
@@ -29,9 +27,6 @@ from attnscope.storage.trace.layout import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-BYTES = 5
-"""What a weight and its mask take."""
 
 BLOCK = 1 << 24
 """Cells of a mask that are asked for at a time, where a function makes it."""
@@ -73,7 +68,6 @@ class KeepRows:
             return Joined("heads", joined, read.counts)
         if isinstance(read, SteppedRows):
             return self._steps(read, shape)
-        require(2 * BYTES * math.prod(shape), "the trace of this text", "cut the text")
         weights = read.weights if isinstance(read, HeldRows) else read.rows(0, queries, None)
         opened = read.open_keys if isinstance(read, HeldRows) else read.allowed(0, queries)
         mask = None if opened is None else self._mask(opened, queries, weights.shape[-1])
@@ -96,7 +90,6 @@ class KeepRows:
         queries, keys = call.query.shape[2], call.key.shape[2]
         begins = longest is not None and keys < longest.shape[2] and _begins(longest, call.key)
         key = longest if longest is not None and begins else call.key
-        require(2 * (call.query.nbytes + key.nbytes), "the trace of this text", "cut the text")
         scale = call.scale if isinstance(call.scale, (int, float)) else self._tensor("scale", call.scale)
         return TracedScores(
             "scores",

@@ -5,13 +5,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from attnscope import limits as memory
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
 from attnscope.capture import Coarsen
 from attnscope.capture.observers import coarsen as coarsening
 from attnscope.capture.observers.coarsen import cells
-from attnscope.errors import SizeError
 
 
 def random_attention(queries=11, keys=13, causal=True, seed=0):
@@ -139,14 +137,6 @@ def test_weights_that_are_no_numbers_count_as_nothing_and_are_counted():
     assert coarsen.maps[0].values[0, 1, 4, 2] == 0
     assert not coarsen.maps[0].open[0, 1, 4, 2]
     assert coarsen.maps[0].open[0, 0, 4, 2]
-
-
-def test_maps_that_would_not_fit_are_refused_before_they_are_made(monkeypatch):
-    monkeypatch.setattr(memory, "UNNOTICED", 0)
-    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
-    attention, _, _ = random_attention()
-    with pytest.raises(SizeError, match="6 heads of layer 0 in 143 cells each would take 13"):
-        Coarsen(lambda _: (as_it_is(11), as_it_is(13))).observe(attention)
 
 
 def test_nothing_is_kept_of_a_call_that_nobody_asked_for():

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from attnscope.attention import Head
-from attnscope.errors import SizeError
 from attnscope.fused.request import SHORTEST
 from attnscope.models import Model, ModelInput
 from attnscope.models.keeping import keep_trace
@@ -182,11 +181,3 @@ def _token(model, prepared, selection):
 def plain(numbers, came: str) -> str:
     """The numbers as JSON, without the line that says where they came from."""
     return json.dumps(numbers | {"notes": [note for note in numbers["notes"] if note != came]})
-
-
-def test_weights_that_would_not_fit_are_refused_before_they_are_made(monkeypatch):
-    model, prepared = tiny("longformer")
-    monkeypatch.setattr("attnscope.limits.free_memory", lambda: 1000)
-    monkeypatch.setattr("attnscope.limits.UNNOTICED", 0)
-    with pytest.raises(SizeError, match="the trace of this text"):
-        keep_trace(model, prepared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -109,14 +110,13 @@ class KeptLayers:
         """How many attention calls are left out where all layers before one call are given."""
         return sum(ran.after - ran.before for ran in self._given(call))
 
-    def verify(self, calls: int, same: Callable[[], bool]) -> None:
-        """Forget what was kept unless a pass that is given it ends the ``same``: layers may keep more."""
-        for call in range(calls):
-            if self.skipped(call) > self.skipped(call - 1):
-                with self.giving(call):
-                    kept = same()
-                if not kept:
-                    self.ran.clear()
+    def verify(self, calls: Iterable[int], same: Callable[[], bool]) -> None:
+        """Forget what was kept unless passes that are given it end the ``same``: layers may keep more."""
+        for count, call in {self.skipped(call): call for call in calls}.items():
+            with self.giving(call):
+                kept = count == 0 or same()
+            if not kept:
+                self.ran.clear()
 
     @contextmanager
     def giving(self, call: int) -> Iterator[None]:
@@ -227,8 +227,13 @@ class PlainPass:
             before = predict()
         sites = gated_sites(model, record, gates)
         calls = calls_of(record, selection, heads)
-        kept.verify(len(sites), lambda: torch.allclose(predict(), before, atol=NEAR, rtol=0))
-        return cls(before, sites, calls, kept, record)
+        made = cls(before, sites, calls, kept, record)
+        made.verify([first for first, *_ in calls.values()], predict)
+        return made
+
+    def verify(self, calls: Iterable[int], predict: Callable[[], Tensor]) -> None:
+        """Give no layers before these calls unless that changes nothing."""
+        self.kept.verify(calls, lambda: torch.allclose(predict(), self.before, atol=NEAR, rtol=0))
 
     @contextmanager
     def edited_from(self, call: int, edit: Edit) -> Iterator[int]:
@@ -299,22 +304,14 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     vocabulary = model.objective.vocabulary
     changes: list[Changed] = []
     losses: list[Tensor] = []
-    kind: Kind = "encoder"
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.no_grad(), model.threads(predictions.prepared):
-            with (
-                edited(lambda number, output: None) as gates,
-                recording(model.module, warn=False) as record,
-            ):
-                before = predictions.logits(model)
-            gated_sites(model, record, gates)
-            meant = [call for call, site in enumerate(record.sites) if selection.heads(site.site, site.heads)]
-            require_selected(meant, record, selection)
-            kind = record.sites[meant[0]].site.kind
-            with edited(replaced(selection.head.head, {meant[0]: None})):
+            first = PlainPass.run(model, predictions.prepared, partial(predictions.logits, model), selection)
+            head, calls = next(iter(first.calls.items()))
+            with first.edited_from(calls[0], replaced(head.head, dict.fromkeys(calls))):
                 after = predictions.logits(model)
         pair = (
-            torch.stack([before, after]).double().cpu().log_softmax(-1)
+            torch.stack([first.before, after]).double().cpu().log_softmax(-1)
         )  # [before | after, target, vocabulary]
         right = pair.gather(-1, predictions.target_ids.expand(2, -1)[..., None])[
             ..., 0
@@ -346,12 +343,12 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     turns = [f"a token is predicted while it and every {TURNS}th other token are masked"] if masked else []
     return Ablation(
         head=selection.head.name,
-        kind=kind,
-        title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
+        kind=head.kind or "encoder",
+        title=f"{name_pass(model, prepared)} · {kind_title(head.kind or 'encoder')}",
         changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
         divergence=sum(one.divergence for one in changes) / len(changes),
         losses=(was, is_),
-        notes=(*model.notes, *prepared.notes, *record.notes, *turns),
+        notes=(*model.notes, *prepared.notes, *first.record.notes, *turns),
     )
 
 

@@ -345,6 +345,7 @@ def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequenc
         observers=[] if to.head is None else [received],
     )  # fmt: skip
     end = to.call(first.sites)
+    first.verify([end], scored.logits)
     senders = {head: [call for call in calls if call < end] for head, calls in first.calls.items()}
     senders = {head: calls for head, calls in senders.items() if calls}
     if not senders:

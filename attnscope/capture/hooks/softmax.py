@@ -1,4 +1,4 @@
-"""Step 2, by hand-written attention: follow the result of a softmax until it weighs values.
+"""Hand-written attention: follow the result of a softmax until it weighs values.
 
 A softmax is attention when its result, through views, permutations, slices, casts, dropout and
 element-wise masks, is one side of a product with something that is no parameter. A router's softmax

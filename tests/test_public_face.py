@@ -6,7 +6,7 @@ import pytest
 
 import attnscope
 
-FACE = ["AttnscopeError", "Head", "Reader", "Run", "load", "open", "record", "wrap"]
+FACE = ["AttnscopeError", "Head", "Reader", "Run", "callback", "load", "open", "record", "watch", "wrap"]
 
 
 def test_the_public_face_is_this():
@@ -21,6 +21,6 @@ def test_every_public_name_says_what_it_is(name):
 
 def test_what_is_not_there_is_met_with_what_is():
     with pytest.raises(
-        AttributeError, match="no attribute 'show': it has AttnscopeError, Head, Reader, Run, load"
+        AttributeError, match="no attribute 'show': it has AttnscopeError, Head, Reader, Run, callback, load"
     ):
         attnscope.show  # noqa: B018

@@ -137,8 +137,8 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
     )
 
 
-LISTED = 10
-"""Ways that are listed; --csv has all of them."""
+LISTED = 4
+"""Pairs that are listed of each way, as scores of one way are no measure of another's; --csv has all."""
 
 EXPLAINED = (
     "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
@@ -164,11 +164,12 @@ def of_feeds(result: Feeds) -> Answer:
     }
     several = len({each.head.kind for each in result.feeds}) > 1
     rows = []
-    for each in result.feeds[:LISTED]:
+    shown = [each for way in WAYS for each in [one for one in result.feeds if one.way == way][:LISTED]]
+    for each in shown:
         head, fed = (str(one) if several else one.name for one in (each.head, each.fed))
         beside = f"{each.baseline:.3f} ±{each.scatter:.3f}"
         rows.append((head, f"{WAYS[each.way]} of {fed}", f"{each.score:.3f}", beside))
-    rest = len(result.feeds) - LISTED
+    rest = len(result.feeds) - len(shown)
     listed = Table(
         tuple(Column(name, name in ("score", "baseline"), "keep") for name in COLUMNS),
         tuple(rows),

@@ -260,8 +260,11 @@ def test_feeds_names_the_heads_that_feed_one_from_the_weights_alone(run):
     assert ran.code == 0
     assert "what feeds the keys of L1H0 · K-composition" in ran.out
     start = next(number for number, line in enumerate(ran.out.splitlines()) if line.startswith("head "))
-    first = ran.out.splitlines()[start + 1].split()
-    assert first == ["L0H0", "keys", "of", "L1H0", "0.116", "0.088", "±0.002"]
+    listed = [line.split() for line in ran.out.splitlines()[start + 1 : start + 13]]
+    assert ["L0H0", "keys", "of", "L1H0", "0.116", "0.088", "±0.002"] in listed
+    assert [each[1] for each in listed] == ["queries"] * 4 + ["keys"] * 4 + ["values"] * 4
+    scores = [float(each[4]) for each in listed]
+    assert all(scores[way : way + 4] == sorted(scores[way : way + 4], reverse=True) for way in (0, 4, 8))
 
 
 def test_feeds_of_all_heads_are_ranked_and_printed_as_json_and_csv(run):

@@ -228,6 +228,10 @@ def compare_all_heads(
     )
 
 
+MOST_COMPARED = 6000
+"""Heads of one comparison: time grows with the third power of their number, memory with the second."""
+
+
 @dataclass(frozen=True, eq=False)
 class TextDistances:
     """What is kept of one text: the rows themselves are not. ``others`` are the heads of a second model."""
@@ -271,6 +275,9 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextD
     result = head_rows(model, prepared, selection)
     if len(result.heads) < 2:
         raise SelectionError(f"{result.heads[0].name} alone cannot be compared: there is no other head here")
+    if len(result.heads) > MOST_COMPARED:
+        count = f"these are {len(result.heads):,}"
+        raise SelectionError(f"at most {MOST_COMPARED:,} heads are compared, and {count}: pick some with --layer")
     notes = (*prepared.notes, *result.notes)
     spread, ran = measure_distances(result.rows), provenance(result.sites)
     return TextDistances(result.kind, result.heads, spread, result.of, notes, ran)

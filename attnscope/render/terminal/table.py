@@ -16,6 +16,9 @@ from attnscope.views.table import BREAK, Cell, Table
 
 WIDE = 100  # columns from which a table that has a narrow form is shown in full
 
+MOST_ROWS = 2000
+"""Rows that are printed: nobody reads more, and to lay out tens of thousands takes minutes."""
+
 
 def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
     """What is printed of a table: its titles, its rows, its notes."""
@@ -39,9 +42,11 @@ def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
                 overflow="fold" if column.long in ("keep", "fold") else "ellipsis",
                 ratio=1 if column.long == "rest" else None,
             )
-        for number, row in enumerate(view.rows):
+        for number, row in enumerate(view.rows[:MOST_ROWS]):
             table.add_row(*(_text(cell, palette) for cell in row), style="dim" if number in view.dim else "")
         yield table
+    if len(view.rows) > MOST_ROWS:
+        yield Text(f"· the first {MOST_ROWS:,} of {len(view.rows):,} rows; --csv and --json have all", "dim")
     for note in view.notes:
         yield Text(f"· {visible(note)}", style="dim")
     if view.command:

@@ -277,7 +277,9 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextD
         raise SelectionError(f"{result.heads[0].name} alone cannot be compared: there is no other head here")
     if len(result.heads) > MOST_COMPARED:
         count = f"these are {len(result.heads):,}"
-        raise SelectionError(f"at most {MOST_COMPARED:,} heads are compared, and {count}: pick some with --layer")
+        raise SelectionError(
+            f"at most {MOST_COMPARED:,} heads are compared, and {count}: pick some with --layer"
+        )
     notes = (*prepared.notes, *result.notes)
     spread, ran = measure_distances(result.rows), provenance(result.sites)
     return TextDistances(result.kind, result.heads, spread, result.of, notes, ran)

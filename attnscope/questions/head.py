@@ -18,7 +18,6 @@ from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Heard
 from attnscope.questions.answer import Answer
-from attnscope.questions.loss import Losses
 from attnscope.questions.selection import Asked, Selection, head_of, selection_of
 from attnscope.questions.sentences import (
     kind_title,
@@ -31,6 +30,7 @@ from attnscope.questions.sentences import (
     provenance,
     require_selected,
 )
+from attnscope.questions.token_loss import Losses
 from attnscope.records import Meaning, derived, record
 from attnscope.views import Heatmap, Measured, heatmap
 from attnscope.views.heatmap import HeadRow, head_row

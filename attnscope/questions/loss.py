@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
 
 import torch
 from torch.nn import functional as F
@@ -16,9 +15,7 @@ from attnscope.models.targets import batch_predictions
 from attnscope.progress import listening, tell
 from attnscope.questions.corpus import batches, join_texts
 from attnscope.questions.importance import predicted_side
-from attnscope.records import Meaning, record
-from attnscope.text import visible
-from attnscope.views.table import Column, Table
+from attnscope.questions.token_loss import TokenLoss
 
 WINDOW = 1024
 """Lines among which equal lengths are looked for."""
@@ -37,20 +34,6 @@ class Loss:
     masked: bool
 
 
-@record("a token and its loss")
-@dataclass(frozen=True)
-class TokenLoss:
-    """How badly a token is predicted."""
-
-    token: Annotated[str, Meaning("the token")]
-    loss: Annotated[float | None, Meaning("its cross-entropy in nats; null where it is not predicted")]
-
-
-Losses: TypeAlias = Annotated[
-    tuple[TokenLoss, ...] | None, Meaning("the loss of each token (--loss)", optional=True)
-]
-
-
 def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
     """The loss of every token on the side that a model predicts: its next tokens, or each one masked.
 
@@ -66,20 +49,6 @@ def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
             found = F.cross_entropy(logits, wanted, reduction="none").tolist()
         losses |= {target.position: each for target, each in zip(predictions.targets, found, strict=True)}
     return tuple(TokenLoss(token.text, losses.get(place)) for place, token in enumerate(tokens))
-
-
-def of_token_losses(losses: Sequence[TokenLoss]) -> Table:
-    """The tokens one after the other, each with its loss, on the colours of their largest."""
-    known = [each.loss for each in losses if each.loss is not None]
-    top = max(known, default=0.0) or 1.0
-    pieces: list[tuple[str, str | float]] = []
-    for each in losses:
-        pieces += [(", ", "dim")] if pieces else []
-        text = visible(each.token)
-        pieces.append((text, "dim") if each.loss is None else (f"{text} {each.loss:.1f}", each.loss / top))
-    mean = sum(known) / max(len(known), 1)
-    title = f"loss of each token, in nats (mean {mean:.2f})"
-    return Table((Column(""),), ((tuple(pieces),),), title=title)
 
 
 def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:

@@ -13,7 +13,6 @@ from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles, 
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
-from attnscope.questions.loss import Losses, of_token_losses
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
     kind_title,
@@ -24,6 +23,7 @@ from attnscope.questions.sentences import (
     provenance,
     require_selected,
 )
+from attnscope.questions.token_loss import Losses, of_token_losses
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.views import Grid, Ranked, Ranking, grid
 from attnscope.views.grid import CELLS, NEAR

@@ -113,7 +113,6 @@ def show(
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import of_head, of_heads, one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
-    from attnscope.questions.loss import token_losses
     from attnscope.questions.overview import of_overview, overview
     from attnscope.questions.token import of_token, one_token
 
@@ -127,7 +126,11 @@ def show(
                 (), {}, dict, layers=lambda: whole_layers(*given_).data, heads=partial(all_heads, *given_)
             )
             return save_data(answer, output.out, picture)
-        losses = token_losses(loaded, prepared) if output.loss else None
+        losses = None
+        if output.loss:
+            from attnscope.questions.loss import token_losses
+
+            losses = token_losses(loaded, prepared)
         if selection.token is not None:
             answer = of_token(one_token(loaded, prepared, selection))
         elif len(heads) > 1:

@@ -225,3 +225,14 @@ def test_causal_heads_are_compared_with_each_other(tmp_path):
     seen = compare_all_heads(model, model.prepare(TEXT))
     assert seen.kind == "decoder"
     assert (seen.distances[np.triu_indices(len(seen.heads), 1)] > 0).all()
+
+
+@pytest.mark.parametrize("most", [31, 32])
+def test_more_heads_than_can_be_compared_are_refused(most, monkeypatch):
+    monkeypatch.setattr("attnscope.questions.compare.MOST_COMPARED", most)
+    model = load("own")
+    if most == 32:
+        assert len(compare_all_heads(model, model.prepare("The cat sat.")).heads) == 32
+        return
+    with pytest.raises(SelectionError, match="at most 31 heads are compared, and these are 32: pick some"):
+        compare_all_heads(model, model.prepare("The cat sat."))

@@ -15,7 +15,7 @@ import pytest
 from tests.models.folders import gpt2, minilm
 
 TEXT = "The cat sat on the mat."
-HEAVY = {"torch", "transformers", "scipy", "matplotlib", "tokenizers", "huggingface_hub"}
+HEAVY = {"torch", "transformers", "scipy", "matplotlib", "tokenizers", "huggingface_hub", "sympy"}
 LIBRARY = {"transformers"}
 TENSORS = {"torch", "transformers"}
 LOOKS = [

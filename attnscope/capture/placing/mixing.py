@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -237,7 +237,7 @@ def _known_way(name: str) -> str | None:
 
 def _without_copies(*labels: Tensor) -> list[Tensor]:
     """Labels without the axes along which all of them repeat themselves, such as channels."""
-    shape = torch.broadcast_shapes(*(each.shape for each in labels))  # type: ignore[no-untyped-call]
+    shape = np.broadcast_shapes(*(each.shape for each in labels))  # torch's own imports SymPy
     wide = [each.expand(shape) for each in labels]
     for axis, size in enumerate(shape):
         if all(each.stride(axis) == 0 for each in wide):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import platform
 import re
 import signal
 import sys
@@ -49,6 +50,15 @@ def _print_completion(context: click.Context, parameter: click.Parameter, shell:
         context.exit()
 
 
+def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        beside = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+        click.echo(f"attnscope {__version__} ({beside}, Python {platform.python_version()})")
+        context.exit()
+
+
 commands = AllCommands(
     "attnscope",
     help="See what the attention heads of a transformer do.",
@@ -62,9 +72,16 @@ commands = AllCommands(
             callback=_print_completion,
             help="Print what makes Tab complete: attnscope --completion bash >> ~/.bashrc.",
         ),
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_print_version,
+            help="Print the version, and those of torch and transformers.",
+        ),
     ],
 )
-click.version_option(__version__, message="attnscope %(version)s", help="Print the version.")(commands)
 
 
 def app() -> None:

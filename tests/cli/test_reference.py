@@ -3,7 +3,7 @@
 import pytest
 
 from attnscope.cli.commands import NAMES
-from tests.tools.command_reference import README, page, rows
+from tests.tools.command_reference import MANUAL, README, manual, page, rows
 
 OPTIONS = {
     name: {word.spelling.split()[0].rstrip(","): word for word in rows(name).values()} for name in NAMES
@@ -58,5 +58,6 @@ def test_the_help_begins_with_what_people_use_most():
     ]  # fmt: skip
 
 
-def test_the_page_is_what_the_code_says():
-    assert README.read_text("utf-8") == page(), "write it anew: python -m tests.tools.command_reference"
+@pytest.mark.parametrize(("file", "text"), [(README, page()), (MANUAL, manual())], ids=["page", "manual"])
+def test_page_and_manual_are_what_the_code_says(file, text):
+    assert file.read_text("utf-8") == text, "write it anew: python -m tests.tools.command_reference"

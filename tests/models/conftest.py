@@ -30,7 +30,7 @@ TORCHVISION = can_import_torchvision()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests of processors that are built on torchvision need it."""
     if item.get_closest_marker("torchvision") is not None and not TORCHVISION:
-        pytest.skip("its processor needs torchvision: pip install 'attnscope[pictures]'")
+        pytest.skip("its processor needs torchvision: pip install 'attnscope[images]'")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Every command and option, written from the code: ``python -m tests.tools.command_reference``.
 
-It writes ``attnscope/cli/README.md``; tests/cli/test_reference.py fails where that is not up to date.
+It writes ``attnscope/cli/README.md`` and the manual page ``attnscope/cli/attnscope.1``;
+tests/cli/test_reference.py fails where these are not up to date.
 """
 
 from collections.abc import Iterator
@@ -14,10 +15,15 @@ from attnscope.cli.commands import NAMES, find_command
 from attnscope.registry import docstring
 
 README = Path(attnscope.cli.__file__).parent / "README.md"
+MANUAL = README.with_name("attnscope.1")
 SHARED = 3
 """An option that so many commands have stands in a table of its own."""
 
-INTRODUCTION = """# The command line
+SUMMARY = "see what the attention heads of a transformer do"
+ENDS = """0 done, and all claims of `check` hold; 1 a claim fails; 2 everything that could not be done, with
+one sentence on standard error; 130 after Ctrl-C."""
+
+INTRODUCTION = f"""# The command line
 
 One file a command: it parses, makes one call, and delivers the answer. `attnscope COMMAND --help` says
 the same as this page, which `python -m tests.tools.command_reference` writes from the code.
@@ -32,8 +38,7 @@ docstring, and add its name to those of [commands/](commands/__init__.py). Then 
 tests/cli/test_reference.py says which options each command must have.
 
 Every command has `-q` (neither notes nor progress) and `-v` (how long each step took).
-Exit codes: 0 done, and all claims of `check` hold; 1 a claim fails; 2 everything that could not be done, with
-one sentence on standard error; 130 after Ctrl-C.
+Exit codes: {ENDS}
 """
 
 
@@ -62,17 +67,21 @@ def _row(word: Parameter) -> Row:
     return Row(spelling, word.field.metadata["help"], shown, "Arguments" if word.is_argument else word.panel)
 
 
+def shared_rows() -> dict[Row, list[str]]:
+    """The options that several commands have, with these commands."""
+    owners: dict[Row, list[str]] = {}
+    for name in NAMES:
+        for word in rows(name).values():
+            owners.setdefault(word, []).append(name)
+    return {word: names for word, names in owners.items() if len(names) >= SHARED}
+
+
 def page() -> str:
     """The whole page."""
-    by_command = {name: rows(name) for name in NAMES}
-    owners: dict[Row, list[str]] = {}
-    for name, each in by_command.items():
-        for word in each.values():
-            owners.setdefault(word, []).append(name)
-    shared = {word: names for word, names in owners.items() if len(names) >= SHARED}
+    shared = shared_rows()
     lines = [INTRODUCTION, "## Commands\n", f"What {SHARED} or more of them have stands below.\n"]
     for name in NAMES:
-        lines += _section(name, [word for word in by_command[name].values() if word not in shared])
+        lines += _section(name, [word for word in rows(name).values() if word not in shared])
     lines += ["## Options of several commands\n"]
     for panel in dict.fromkeys(word.panel for word in shared):
         cells = [[*_cells(row), ", ".join(names)] for row, names in shared.items() if row.panel == panel]
@@ -102,6 +111,42 @@ def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
     yield ""
 
 
+def manual() -> str:
+    """The manual page, in the language of ``man``."""
+    lines = ['.TH ATTNSCOPE 1 "" "attnscope" "User Commands"', ".SH NAME", "attnscope \\- " + _roff(SUMMARY)]
+    lines += [".SH SYNOPSIS", ".B attnscope", "COMMAND [TEXT] [OPTIONS]", ".SH COMMANDS"]
+    shared = shared_rows()
+    for name in NAMES:
+        text, _, examples = docstring(find_command(name).function).partition("\nExample")
+        lines += [f".SS attnscope {name}", *_paragraphs(text), ".PP", ".nf"]
+        lines += [_roff(line) for line in examples.splitlines()[1:] if line.strip()]
+        lines += [".fi"]
+        for row in rows(name).values():
+            lines += () if row in shared else _entry(row, "")
+    lines += [".SH OPTIONS OF SEVERAL COMMANDS"]
+    for row, names in shared.items():
+        lines += _entry(row, f" ({', '.join(names)})")
+    lines += [".SH EXIT STATUS", ENDS.replace("\n", " ")]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(row: Row, more: str) -> Iterator[str]:
+    default = f" Default: {row.default}." if row.default not in ("", "False") else ""
+    yield from (".TP", f"\\fB{_roff(row.spelling)}\\fR", _roff(row.help + default + more))
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for paragraph in text.strip().split("\n\n"):
+        yield from (".PP", _roff(" ".join(paragraph.split())))
+
+
+def _roff(text: str) -> str:
+    """A line of text in which ``man`` finds nothing to obey."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped[:1] in (".", "'") else escaped
+
+
 if __name__ == "__main__":
-    README.write_text(page(), "utf-8")
-    print(f"wrote {README}")
+    for file, text in ((README, page()), (MANUAL, manual())):
+        file.write_text(text, "utf-8")
+        print(f"wrote {file}")

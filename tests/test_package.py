@@ -1,0 +1,72 @@
+"""What is published: a wheel that holds everything, and runs alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import attnscope
+from tests.tools.readme import ROOT
+
+pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
+
+LARGEST = 12 << 20
+"""Bytes of a wheel with both encoders."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("build")
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    shutil.copytree(ROOT / "attnscope", source / "attnscope", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """What runs Python where the wheel's files, and no others of this package, are found."""
+    folder, elsewhere = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("elsewhere")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(folder)
+
+    def run(*words):
+        place = os.environ | {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(elsewhere)}
+        ran = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, cwd=elsewhere, env=place, check=True
+        )
+        return ran.stdout
+
+    assert run("-c", "import attnscope; print(attnscope.__file__)").startswith(str(folder))
+    return run
+
+
+def test_the_wheel_is_small_and_holds_every_file_of_the_package(wheel):
+    assert wheel.stat().st_size <= LARGEST
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", "attnscope"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    ours = {name for name in tracked.stdout.split() if not name.endswith((".md", ".1"))}
+    assert ours - names == set()
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.endswith("share/man/man1/attnscope.1") for name in names)
+
+
+def test_the_wheel_is_of_the_version_that_the_package_says(wheel, installed):
+    assert wheel.name.split("-")[1] == attnscope.__version__
+    assert installed("-m", "attnscope", "--version").startswith(f"attnscope {attnscope.__version__} (torch ")
+
+
+def test_the_wheel_alone_shows_heads_completes_words_and_answers_a_notebook(installed):
+    assert "L0H7" in installed("-m", "attnscope", "show", "The cat sat on the mat because it was tired.")
+    assert "_ATTNSCOPE_COMPLETE" in installed("-m", "attnscope", "--completion", "bash")
+    cell = "import attnscope; print(attnscope.load('own').read('The cat sat.')._repr_mimebundle_().keys())"
+    assert "image/png" in installed("-c", cell) or "text/html" in installed("-c", cell)

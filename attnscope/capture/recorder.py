@@ -37,6 +37,7 @@ from attnscope.capture.tracker import Pass, Taken, Tracker
 from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.limits import MOST_CALLS
+from attnscope.plugins import plugins
 
 TRACKERS: tuple[type[Tracker], ...] = (
     SkipKnownLayers,  # says at once whether the others have to follow a module
@@ -77,7 +78,7 @@ class Recorder(Pass):
         self.ran: set[str] = set()  # the modules that were called
         self._sites, self.batch_first = Sites(model, axes), bool(axes)
         self._step = -1
-        self.trackers = [self.of(kind) for kind in TRACKERS]
+        self.trackers = [self.of(kind) for kind in (*TRACKERS, *plugins("hooks").values())]
         self._told = [] if self.is_known else self.trackers
         self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]
 

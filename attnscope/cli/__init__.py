@@ -34,6 +34,9 @@ TWICE = 1.0
 AGAIN = 0.05
 """Seconds until a Ctrl-C that was swallowed comes again."""
 
+READ_ENOUGH = 141
+"""The exit code of a command whose output nobody reads to its end, as shells count SIGPIPE."""
+
 COMPLETE = "_ATTNSCOPE_COMPLETE"
 """The variable by which a shell asks what Tab offers."""
 
@@ -138,6 +141,9 @@ def main() -> None:
             raise SystemExit(end.exit_code) from None
         except click.ClickException as error:
             _fail(_explain_usage(error))
+        except BrokenPipeError:  # whoever reads the answer, head say, has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise SystemExit(READ_ENOUGH) from None
         except Exception as error:
             foreseen = isinstance(error, AttnscopeError)
             if pressed() and not foreseen:

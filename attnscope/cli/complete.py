@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
+from attnscope.plugins import entry_points_of
+
 Complete: TypeAlias = Callable[[Any, str], list[str]]
 """From the words so far, as Typer has them, and the beginning of one: what it may become."""
 
@@ -42,9 +44,8 @@ def complete_cmap(ctx: Any, incomplete: str) -> list[str]:
 def complete_measure(ctx: Any, incomplete: str) -> list[str]:
     """Measures, as their files declare them."""
     declared = (file.read_text("utf-8") for file in sorted((PACKAGE / "measures").glob("*.py")))
-    return _begun(
-        incomplete, [name for text in declared for name in re.findall(r'^@measure\(\s*"(\w+)"', text, re.M)]
-    )
+    names = [name for text in declared for name in re.findall(r'^@measure\(\s*"(\w+)"', text, re.M)]
+    return _begun(incomplete, (*names, *(each.name for each in entry_points_of("measures"))))
 
 
 def complete_explained(ctx: Any, incomplete: str) -> list[str]:

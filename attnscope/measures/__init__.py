@@ -14,6 +14,7 @@ from attnscope.measures.explain import explain
 from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
 from attnscope.measures.measurement import DEFAULT, Measurement
 from attnscope.measures.roles import PATTERNS, ROLES, role, settle_roles, worth_a_look
+from attnscope.plugins import load_plugins
 
 __all__ = [
     "DEFAULT",
@@ -34,3 +35,5 @@ __all__ = [
     "settle_roles",
     "worth_a_look",
 ]
+
+load_plugins("measures")  # each declares its own, under @measure

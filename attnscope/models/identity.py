@@ -18,6 +18,7 @@ from typing import Any
 
 from attnscope import __version__
 from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
+from attnscope.plugins import GROUPS, entry_points_of, package_of
 
 SETTLED = 2.0
 """Seconds after which another change of a file has another time, on any disk."""
@@ -65,7 +66,8 @@ def identify_programs() -> list[Any]:
             versions.append(version(library))
         except PackageNotFoundError:
             versions.append(None)
-    return [__version__, hashlib.sha256(repr(sorted(sources)).encode()).hexdigest(), *versions]
+    added = [package_of(entry) for group in GROUPS for entry in entry_points_of(group)]
+    return [__version__, hashlib.sha256(repr(sorted(sources)).encode()).hexdigest(), *versions, *added]
 
 
 def identify_file(path: Path) -> str:

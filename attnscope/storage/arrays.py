@@ -50,6 +50,7 @@ import numpy as np
 
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import InputError, OutputError
+from attnscope.plugins import plugins
 from attnscope.registry import Registry
 from attnscope.storage.files import name_other, open_whole
 from attnscope.storage.tensors import (
@@ -119,8 +120,9 @@ def read_weights(path: str | Path) -> Saved:
         other = name_other(path)
         if other is not None:
             raise ValueError(f"it is {other}, not a file")
-        if path.suffix.lower() not in READERS and path.exists():
-            raise ValueError(f"it is none of {', '.join(READERS)}")
+        suffixes = (*READERS, *plugins("readers"))
+        if path.suffix.lower() not in suffixes and path.exists():
+            raise ValueError(f"it is none of {', '.join(suffixes)}")
         path.stat()
         arrays, description = read_arrays(path)
         saved = _read_own(arrays, description) if description else _read_foreign(arrays, path)

@@ -30,6 +30,7 @@ import numpy as np
 
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import AttnscopeError, InputError, first_line
+from attnscope.plugins import plugins
 from attnscope.storage.files import name_other, parse_json
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
 
     Raises ``ValueError``, or another exception of a damaged file.
     """
-    arrays, description = READERS[path.suffix.lower()](path)
+    suffix, added = path.suffix.lower(), plugins("readers")
+    arrays, description = READERS[suffix](path) if suffix in READERS else (dict(added[suffix](path)), None)
     if description is not None and not isinstance(description, dict):
         raise ValueError("its description is none")
     for name, array in arrays.items():  # in this machine's byte order, and 64 bits at most, as torch has them

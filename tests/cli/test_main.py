@@ -279,3 +279,12 @@ def test_no_line_in_a_pipe_ends_in_spaces(run, arguments):
     lines = run(*arguments).out.splitlines()
     assert lines
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.subprocess
+def test_whoever_reads_no_further_ends_the_command_without_a_word():
+    command = [sys.executable, "-m", "attnscope", "schema", "compare"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

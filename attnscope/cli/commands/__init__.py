@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from attnscope.cli.command import Command, write_rows
+from attnscope.plugins import entry_points_of, package_of, plugins
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Commands": ("show", "browse", "stats", "find", "compare", "flow", "spans", "export", "info", "check"),
@@ -29,16 +30,21 @@ def find_command(name: str) -> Command:
     return found
 
 
+def added_commands() -> dict[str, str]:
+    """The commands of plugins, each with the package that it comes from."""
+    return {each.name: package_of(each) for each in entry_points_of("commands") if each.name not in NAMES}
+
+
 class AllCommands(click.Group):
     """The command line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands."""
-        return list(NAMES)
+        return [*NAMES, *added_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Command | None:
         """A command by its name; ``None`` for one that does not exist."""
-        return find_command(cmd_name) if cmd_name in NAMES else None
+        return find_command(cmd_name) if cmd_name in NAMES else plugins("commands").get(cmd_name)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, none of which is imported for it."""
@@ -46,6 +52,8 @@ class AllCommands(click.Group):
         formatter.write(f"\n{self.help}\n")
         for panel, names in COMMANDS.items():
             write_rows(formatter, panel, [(name, _summary(name)) for name in names])
+        if added := added_commands():
+            write_rows(formatter, "Plugins", [(name, f"From {package}.") for name, package in added.items()])
         write_rows(
             formatter, "Options", [each.get_help_record(ctx) or ("", "") for each in self.get_params(ctx)]
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,10 @@ from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.settings import settings_table
 from attnscope.cli.source import read_source, reading
+from attnscope.plugins import GROUPS, load_plugins
+
+if TYPE_CHECKING:
+    from attnscope.views.table import Table
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -31,6 +36,19 @@ class AuditOptions:
     )
     copying: bool = flag("Say which heads copy the tokens they look at, from the weights (OV circuits).")
     defaults: bool = flag("List the defaults that you set, and where: see the README on configuration.")
+    plugins: bool = flag("List what other packages add, and what of it cannot be loaded.")
+
+
+def plugins_table() -> Table:
+    """The plugins that are installed, what each adds, and what is wrong with it."""
+    from attnscope.views.table import Column, Table
+
+    found = [each for group in GROUPS for each in load_plugins(group)]
+    rows = [(each.group, each.name, each.package, each.fault or "loaded") for each in found]
+    names = ("adds", "name", "package", "state")
+    columns = tuple(Column(name, long="rest" if name == "state" else "keep") for name in names)
+    notes = tuple(f"attnscope.{group}: {what}" for group, what in GROUPS.items())
+    return Table(columns, tuple(rows) or (("none", "", "", ""),), notes=notes)
 
 
 @command
@@ -67,9 +85,10 @@ def info(
     """
     from attnscope.questions.answer import Answer
 
-    if asked.defaults:
-        refuse(output.as_json, "--json", "--defaults prints a table")
-        return deliver("info", Answer((settings_table(),), {}, dict), output)
+    if asked.defaults or asked.plugins:
+        refuse(output.as_json, "--json", "--defaults and --plugins print tables")
+        table = settings_table() if asked.defaults else plugins_table()
+        return deliver("info", Answer((table,), {}, dict), output)
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)
     elif named.first is not None:

@@ -1,0 +1,73 @@
+"""What other packages add by entry points: measures, commands, hooks of capture, readers of files.
+
+    [project.entry-points."attnscope.measures"]
+    far = "my_package.measures"
+
+A plugin that cannot be loaded is named on standard error and left out; nothing else is touched by it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from attnscope.text import clean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUPS: Mapping[str, str] = {
+    "measures": "a module that declares measures under @measure",
+    "commands": "a function of its name under @command",
+    "hooks": "a Tracker, told of each pass behind our own",
+    "readers": "a function of a path that returns arrays by name; its own name is the suffix, as in .h5",
+}
+"""What a package may add, and what its entry point names."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One entry point: the package it comes from, with its version, and why it is left out if it is."""
+
+    group: str
+    name: str
+    package: str
+    value: Any = None
+    fault: str = ""
+
+
+@cache
+def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group, none of them loaded."""
+    from importlib.metadata import entry_points
+
+    return tuple(entry_points(group=f"attnscope.{group}"))
+
+
+def package_of(entry: EntryPoint) -> str:
+    """The package that an entry point comes from, with its version."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+
+
+@cache
+def load_plugins(group: str) -> tuple[Plugin, ...]:
+    """The plugins of a group, loaded; each that fails is named on standard error."""
+    found = []
+    for entry in entry_points_of(group):
+        value, fault = None, ""
+        try:
+            value = entry.load()
+        except Exception as error:  # whatever another package does
+            fault = " ".join(f"{type(error).__name__}: {error}".split())
+            what = clean(f"the plugin {entry.name} of {package_of(entry)} is left out: {fault}")
+            print(f"attnscope: {what}", file=sys.stderr)
+        found.append(Plugin(group, entry.name, package_of(entry), value, fault))
+    return tuple(found)
+
+
+def plugins(group: str) -> dict[str, Any]:
+    """What the plugins of a group are, by name, without those that cannot be loaded."""
+    return {each.name: each.value for each in load_plugins(group) if not each.fault}

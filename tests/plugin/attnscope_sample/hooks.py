@@ -1,0 +1,17 @@
+"""A hook: it counts the attention calls of every pass."""
+
+from attnscope.capture.tracker import Taken, Tracker
+
+
+class CountCalls(Tracker):
+    """Says in the record how many calls it was told of."""
+
+    calls = 0
+
+    def take(self, taken: Taken) -> None:
+        """One more call."""
+        self.calls += 1
+
+    def finish(self) -> None:
+        """Say how many there were."""
+        self.recorder.record.note_change(f"attnscope-sample saw {self.calls} calls")

@@ -1,0 +1,94 @@
+"""A package that is installed beside this one adds a measure, a command, a hook and a reader."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnscope
+
+pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
+
+SAMPLE = Path(__file__).parent / "plugin"
+TEXT = "The cat sat on the mat because it was tired."
+COMMANDS = {
+    "help": ["--help"],
+    "stats": ["stats", TEXT, "--sort", "far", "--json", "--no-cache"],
+    "count": ["count", TEXT],
+    "explain": ["stats", "--explain", "far"],
+    "plugins": ["info", "--plugins"],
+    "file": ["show", "--from", "head.txt", "--head", "L0H0", "--json"],
+}
+RUN = """
+import json, sys
+from contextlib import redirect_stdout
+from io import StringIO
+from attnscope.cli import main
+
+answers = {}
+for name, words in json.loads(sys.argv[1]).items():
+    sys.argv[1:] = words
+    with redirect_stdout(StringIO()) as out:
+        try:
+            main()
+        except SystemExit as end:
+            answers[name] = [end.code, out.getvalue()]
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """What each command answers where the sample is installed, and what stands on standard error."""
+    source, folder = tmp_path_factory.mktemp("source") / "plugin", tmp_path_factory.mktemp("installed")
+    shutil.copytree(SAMPLE, source)
+    install = ["-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", folder, source]
+    subprocess.run([sys.executable, *install], check=True, capture_output=True)
+    np.savetxt(folder / "head.txt", np.tril(np.ones((3, 3))) / np.arange(1, 4)[:, None])
+    place = os.environ | {"PYTHONPATH": f"{folder}:{Path(attnscope.__file__).parents[1]}", "COLUMNS": "120"}
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(COMMANDS)],
+        capture_output=True, text=True, cwd=folder, env=place, check=True,
+    )  # fmt: skip
+    return json.loads(ran.stdout), ran.stderr
+
+
+def test_its_measure_is_one_of_ours_and_right(beside):
+    answers, _ = beside
+    code, out = answers["stats"]
+    assert code == 0
+    run = attnscope.load("own").read(TEXT)
+    for each in json.loads(out)["heads"]:
+        figure, rows = each["figures"]["far"], run.head(f"L{each['layer']}H{each['head']}").weights
+        gap = np.arange(rows.shape[1])[None] - np.arange(len(rows))[:, None]
+        assert figure["value"] == pytest.approx((rows * (abs(gap) > 8)).sum(-1).mean(), abs=1e-6)
+    assert answers["explain"][1].startswith("far")
+
+
+def test_its_command_runs_and_stands_in_the_help(beside):
+    answers, _ = beside
+    assert answers["count"] == [0, "32\n"]
+    assert "attnscope-sample 1.0" in answers["help"][1]
+
+
+def test_its_hook_is_told_of_every_call(beside):
+    answers, _ = beside
+    assert "attnscope-sample saw 4 calls" in json.loads(answers["stats"][1])["notes"]
+
+
+def test_its_reader_reads_a_file_of_its_suffix(beside):
+    code, out = beside[0]["file"]
+    assert code == 0
+    np.testing.assert_allclose(json.loads(out)["weights"][2], [1 / 3] * 3, atol=1e-6)
+
+
+def test_a_broken_plugin_is_named_and_left_out(beside):
+    answers, error = beside
+    assert "attnscope: the plugin broken of attnscope-sample 1.0 is left out: ModuleNotFoundError" in error
+    assert answers["plugins"][1].count("loaded") == 4
+    assert "ModuleNotFoundError" in answers["plugins"][1]

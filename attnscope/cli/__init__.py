@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
 import platform
 import re
@@ -210,6 +211,8 @@ def _explain_usage(error: click.ClickException) -> str:
         sentence = f"{hint}: {error.message}"
         if setting := error.ctx and error.ctx.meta.get(SETTINGS, {}).get(str(hint).lstrip("-")):
             sentence = f"{sentence.rstrip('.')} (set in {setting.origin})"
+    if isinstance(error, click.NoSuchOption) and error.possibilities and error.option_name not in RETIRED:
+        sentence = f"no option {error.option_name}: did you mean {' or '.join(sorted(error.possibilities))}?"
     if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence):
         sentence = f"{extra[1]!r} is one argument too many: put a text of several words into quotes"
     return sentence
@@ -230,12 +233,20 @@ def _explain(error: Exception) -> str:
 def _fail(sentence: str) -> NoReturn:
     """One line on stderr, with nothing in it that a terminal would obey and no more than can be read.
 
-    Where torchrun started several processes, it says which one it is.
+    Where torchrun started several processes, it says which one it is. For a program (``--json``) it is JSON.
     """
     number, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     which = f" (process {number} of 0-{int(count) - 1})" if count.isdigit() and count > "1" else ""
     line = " ".join(sentence.split()).removesuffix(".")
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
+    told = f"attnscope{which}: {shown}"
+    if "--json" in sys.argv:
+        error = {
+            "error": shown,
+            "suggestion": shown.rpartition(": ")[2] if ": " in shown else None,
+            "exit_code": 2,
+        }
+        told = json.dumps(error, ensure_ascii=False)
     encoding = sys.stderr.encoding or "ascii"
-    print(f"attnscope{which}: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
+    print(told.encode(encoding, "replace").decode(encoding), file=sys.stderr)
     raise SystemExit(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ import click
 
 from attnscope.cli.options import CorpusOptions, SourceOptions, TextsOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
+from attnscope.errors import InputError
 from attnscope.text import clean
 
 if TYPE_CHECKING:
@@ -48,6 +49,34 @@ def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> 
     texts = [(entry.text,) for entry in entries if not entry.fault]
     read = model.prepare_all(texts, max_tokens=source.max_tokens, truncate=source.truncate)
     return (each for each in read if isinstance(each, ModelInput))
+
+
+def print_each(
+    asked: CorpusOptions,
+    source: SourceOptions,
+    model: Model,
+    measure: Callable[[ModelInput], Mapping[str, Any]],
+) -> None:
+    """A line of JSON for each text of a corpus, with its place there; what cannot be read is skipped.
+
+    Raises ``InputError`` for the first such text with ``--strict``.
+    """
+    from attnscope.cli.deliver import print_answer
+    from attnscope.storage.corpus import read_corpus
+
+    assert asked.texts is not None
+    report = Report()
+    for entry in islice(read_corpus(asked.texts, asked.field).entries(), asked.limit):
+        try:
+            if entry.fault:
+                raise InputError(entry.fault)
+            prepared = model.prepare(entry.text, max_tokens=source.max_tokens, truncate=source.truncate)
+        except InputError as error:
+            if asked.strict:
+                raise InputError(f"{asked.texts}, {entry.where}: {error}") from None
+            report(f"{entry.where}: {error}")
+            continue
+        print_answer("stats", {**measure(prepared), "where": entry.where})
 
 
 def measure_corpus(

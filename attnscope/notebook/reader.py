@@ -33,6 +33,11 @@ class Reader:
         """What the model is called."""
         return self._model.name
 
+    @property
+    def module(self) -> nn.Module:
+        """The model itself."""
+        return self._model.module
+
     def __repr__(self) -> str:
         return f"<{self.name}: read(text) shows what its attention does>"
 

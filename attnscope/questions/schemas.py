@@ -66,6 +66,8 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
 UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "track")
 """The commands that never weigh what they show."""
 
+OF_TEXT = {"where": shaped(str, Meaning("the place of the text in its corpus (--jsonl); else absent"))}
+
 WEIGHED = {
     "weigh": shaped(str, Meaning("what the weights are weighed by (--weigh); absent where they are not")),
     "target": shaped(
@@ -78,7 +80,7 @@ def schema_of(command: str) -> dict[str, Any]:
     """The schema of what a command prints with ``--json``."""
     name = name_schema(command)
     first = {"schema": {"const": name, "description": "the name of this schema, and its version behind it"}}
-    more = {} if command in UNWEIGHED else WEIGHED
+    more = ({} if command in UNWEIGHED else WEIGHED) | (OF_TEXT if command == "stats" else {})
     shapes = [
         shape | {"properties": first | shape["properties"] | more, "required": ["schema", *shape["required"]]}
         for shape in map(schema, ANSWERS[command])

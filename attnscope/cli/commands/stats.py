@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse
 from attnscope.cli.complete import complete_explained, complete_measure
-from attnscope.cli.corpus import check_texts, measure_corpus
+from attnscope.cli.corpus import check_texts, measure_corpus, print_each
 from attnscope.cli.deliver import PLAIN, deliver, save_data
 from attnscope.cli.faithful import check_alone, show_heads
 from attnscope.cli.heads import NUMBERS, select_heads
@@ -25,6 +25,9 @@ from attnscope.cli.options import (
     check_place,
 )
 from attnscope.cli.source import load_model, read_source, reading
+
+if TYPE_CHECKING:
+    from attnscope.models import ModelInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class StatsOutput(NumbersOptions):
         "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete_measure
     )
     out: Path | None = option("Save the map or the curves as .png, .svg or .pdf.", "--out", "-o")
+    jsonl: bool = flag("With --texts: print the figures of each text as a line of JSON.")
     explain: str | None = option(
         "Say what a measure, a role or a weighing means, and stop.", complete=complete_explained
     )
@@ -125,6 +129,8 @@ def stats(
     attnscope stats -f book.txt --sort induction --pooled book.npz
 
     attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
+
+    attnscope stats --texts sample_inputs/sentences.txt --limit 3 --jsonl
 
     torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
 
@@ -184,6 +190,19 @@ def stats(
     else:
         head = None
     names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))
+    refuse(output.jsonl and one, "--jsonl", "only valid with --texts; one text has --json")
+    if output.jsonl:
+        refuse(output.as_csv or output.head_map, "--jsonl", "not valid with --csv or --map")
+        refuse(corpus.checkpoint, "--jsonl", "not valid with --checkpoint: nothing is added up")
+        loaded = load_model(model)
+
+        def measured(prepared: ModelInput) -> dict[str, Any]:
+            each = measure_heads(loaded, prepared, selection, names=names, exact_kernel=asked.exact_kernel)
+            kept = find_heads(head, each.heads) if head is not None else each.heads
+            found = [one for one in each.meeting(met, attention.sort) if one in kept][: attention.top]
+            return {**of_stats(each, found, names, attention.sort).numbers, **model.metadata}
+
+        return print_each(corpus, source, loaded, measured)
     if given is None:
         load = partial(load_model, model)
         result = measure_corpus(corpus, source, load, selection, names, exact_kernel=asked.exact_kernel)

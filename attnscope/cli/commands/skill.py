@@ -1,0 +1,20 @@
+"""``attnscope skill``: what an agent has to know to use this tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnscope.cli.command import command
+
+SKILL = Path(__file__).parents[2] / "SKILL.md"
+
+
+@command
+def skill() -> None:
+    """Print SKILL.md: which question has which command, its JSON, its cost, and what cannot be done.
+
+    Example:
+
+    attnscope skill > SKILL.md
+    """
+    print(SKILL.read_text("utf-8"), end="")

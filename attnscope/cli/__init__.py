@@ -211,8 +211,10 @@ def _explain_usage(error: click.ClickException) -> str:
         sentence = f"{hint}: {error.message}"
         if setting := error.ctx and error.ctx.meta.get(SETTINGS, {}).get(str(hint).lstrip("-")):
             sentence = f"{sentence.rstrip('.')} (set in {setting.origin})"
-    if isinstance(error, click.NoSuchOption) and error.possibilities and error.option_name not in RETIRED:
-        sentence = f"no option {error.option_name}: did you mean {' or '.join(sorted(error.possibilities))}?"
+    if isinstance(error, click.NoSuchOption) and error.option_name not in RETIRED:
+        near = " or ".join(sorted(error.possibilities or ()))
+        more = f"did you mean {near}?" if near else "--help-all lists every one"
+        sentence = f"no option {error.option_name}: {more}"
     if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence):
         sentence = f"{extra[1]!r} is one argument too many: put a text of several words into quotes"
     return sentence

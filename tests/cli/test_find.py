@@ -76,8 +76,8 @@ def test_options_keep_values_that_begin_with_a_minus(run):
     assert len(json.loads(ran.out)["heads"]) == 1
     assert run("show", "--token", "-1", "-5 degrees").err.startswith("attnscope: no token '-1'")
     assert run("spans", TEXT, "--pair", "-1 -> 2").err.startswith("attnscope: no part '-1'")
-    assert "No such option" in run("find", "it -> cat", TEXT, "--nosuch").err
-    assert "No such option" in run("find", "it -> cat", TEXT, "-x").err
+    assert "no option --nosuch: " in run("find", "it -> cat", TEXT, "--nosuch").err
+    assert "no option -x: " in run("find", "it -> cat", TEXT, "-x").err
 
 
 def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):

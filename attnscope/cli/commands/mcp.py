@@ -19,7 +19,9 @@ class ServerOptions:
 
 @command
 def mcp(asked: ServerOptions) -> None:
-    """Serve show, stats, find, compare and cut to an agent, by the Model Context Protocol.
+    """Serve an agent within one folder, by the Model Context Protocol.
+
+    Its tools are load, show, stats, find, compare and cut.
 
     The server reads texts, models, pictures and traces under FOLDER, and models of the hub by their ids; it
     writes nothing and runs no code of a model. Needs the SDK: pip install 'attnscope[mcp]'.

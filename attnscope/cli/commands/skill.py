@@ -11,7 +11,9 @@ SKILL = Path(__file__).parents[2] / "SKILL.md"
 
 @command
 def skill() -> None:
-    """Print SKILL.md: which question has which command, its JSON, its cost, and what cannot be done.
+    """Print SKILL.md, which tells an agent how to use all this.
+
+    Which question has which command, its JSON, its cost, and what cannot be done.
 
     Example:
 

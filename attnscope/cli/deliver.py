@@ -87,7 +87,7 @@ def latex_of(answer: Answer) -> str:
 
 def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     """Write a page, or numbers in full."""
-    from attnscope.render.layers import PAGE, page_of
+    from attnscope.render.page.page import PAGE, save_page
     from attnscope.storage import arrays
     from attnscope.storage.files import write_whole
     from attnscope.views import HeadMap
@@ -101,7 +101,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
         kinds, title, notes = answer.layers()
         arrays.save_weights(kinds, out, title=title, notes=notes)
     elif answer.heads is not None:
-        write_whole(out, page_of(answer.heads(), picture.cmap).encode())
+        save_page(answer.heads(), out, picture.cmap)
     elif isinstance(view, Terms):
         from attnscope.render.page.terms import terms_page
 

@@ -314,7 +314,7 @@ class Run(Display):
 
     def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> HeadsPage:
         """All heads as one page to explore. Raises ``OutputError`` for numbers that are no attention."""
-        from attnscope.render.layers import page_of
+        from attnscope.render.page.page import page_of
 
         heads = self._all(words=words, hide_special=hide_special)
         return HeadsPage(page_of(heads, cmap), heads.layers.title)
@@ -328,7 +328,7 @@ class Run(Display):
         from attnscope.models.kept import TracedModel
         from attnscope.questions.layers import whole_layers
         from attnscope.render.image import FORMATS
-        from attnscope.render.layers import PAGE, save_layers, save_page
+        from attnscope.render.page.page import PAGE, save_page
         from attnscope.storage.arrays import FORMATS as DATA
         from attnscope.storage.trace import SUFFIX, write_trace
 
@@ -341,7 +341,7 @@ class Run(Display):
         elif suffix == PAGE:
             save_page(self._all(), path)
         elif suffix.removeprefix(".") in DATA:
-            save_layers(whole_layers(kept, kept.prepared, _select()), path)
+            whole_layers(kept, kept.prepared, _select()).save(path)
         elif suffix.removeprefix(".") in FORMATS:
             self.overview().save(path)
         else:

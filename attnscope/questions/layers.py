@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Head
@@ -61,6 +62,12 @@ class WholeLayers:
     def data(self) -> tuple[Kinds, str, tuple[str, ...]]:
         """What a file of data holds: all weights, their title and their notes."""
         return self.kinds, self.title, self.notes
+
+    def save(self, path: Path) -> None:
+        """Write all heads as data, as the suffix says. Raises ``OutputError``."""
+        from attnscope.storage.arrays import save_weights
+
+        save_weights(self.kinds, path, title=self.title, notes=self.notes)
 
     @property
     def proofs(self) -> Mapping[tuple[str, int], str]:

@@ -24,7 +24,7 @@ from attnscope.questions.token import SeenToken, see_token
 from attnscope.records import plain
 from attnscope.render.image import DPI, Album
 from attnscope.render.image.draw import save_film
-from attnscope.render.layers import PAGE, save_layers, save_page
+from attnscope.render.page.page import PAGE, save_page
 from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
     ALL,
@@ -124,7 +124,7 @@ def save_export(
                 )
                 warnings |= dict.fromkeys(save_film(grids, path, dpi=dpi, cmap=cmap, width=size, font=font))
             else:
-                save_layers(layers, path)
+                layers.save(path)
             files.append(ExportedFile(**describe_file(path)))
             tell("file", len(files), total)
         manifest = plain(write_down(model, prepared, layers, command, tuple(warnings), tuple(files)))

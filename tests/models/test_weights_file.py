@@ -15,7 +15,6 @@ from attnscope.questions.layers import whole_layers
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
-from attnscope.render.layers import save_layers
 from tests.models.folders import gpt2, t5
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -29,7 +28,7 @@ def pair(tmp_path_factory):
     for name, place in (("own", "own"), ("gpt2", gpt2(folder / "gpt2")), ("t5", t5(folder / "t5"))):
         model = load(place)
         prepared = model.prepare(TEXT, "It slept." if name == "t5" else None)
-        save_layers(whole_layers(model, prepared, Selection()), folder / f"{name}.npz")
+        whole_layers(model, prepared, Selection()).save(folder / f"{name}.npz")
         saved = WeightsFile(folder / f"{name}.npz")
         made[name] = (model, prepared), (saved, saved.prepared)
     return made

@@ -11,7 +11,6 @@ from attnscope.models.kept import WeightsFile
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from attnscope.render.layers import save_layers
 from tests.models.folders import gpt2
 
 TOKENS = 700
@@ -104,7 +103,7 @@ def test_a_short_text_is_kept_token_by_token(model):
 
 def test_what_was_saved_is_read_back_with_its_ranges(model, prepared, tmp_path):
     maps = measure_heads(model, prepared, Selection(), pool="share").maps
-    save_layers(maps, tmp_path / "maps.npz")
+    maps.save(tmp_path / "maps.npz")
     saved = WeightsFile(tmp_path / "maps.npz")
     assert [len(layer.keys) for layer in saved.layers] == [256, 256]
     np.testing.assert_array_equal(saved.layers[1].rows(0, 256)[0], maps.kinds["decoder"][1][1].values)
@@ -125,7 +124,7 @@ def shown_in(saved, most):
 def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_path):
     prepared = model.prepare(WORDS, max_tokens=300)
     maps = measure_heads(model, prepared, Selection(), pool="share").maps
-    save_layers(maps, tmp_path / "maps.npz")
+    maps.save(tmp_path / "maps.npz")
     read = WeightsFile(tmp_path / "maps.npz")
     (_, layer), *_ = maps.kinds["decoder"]
     assert {place.stop - place.start for place in layer.keys} == {1, 2}

@@ -10,7 +10,6 @@ import pytest
 from attnscope.models import load
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection
-from attnscope.render.layers import save_layers
 from attnscope.storage import arrays as data
 
 EXAMPLES = dict(re.findall(r"(\w+)::\n\n((?:    .*\n)+)", data.__doc__))
@@ -21,7 +20,7 @@ def folder(tmp_path_factory):
     model, folder = load("own"), tmp_path_factory.mktemp("heads")
     layers = whole_layers(model, model.prepare("The cat sat on the mat."), Selection())
     for suffix in ("npz", "safetensors"):
-        save_layers(layers, folder / f"heads.{suffix}")
+        layers.save(folder / f"heads.{suffix}")
     return folder
 
 

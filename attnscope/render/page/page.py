@@ -11,18 +11,26 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights, shrink
+from attnscope.errors import OutputError
 from attnscope.render.colour import OFFERED, choose_map, table
 from attnscope.render.overlay import DIMMED, GLOW
+from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
 from attnscope.views import Described
 from attnscope.views.heatmap import FAINT, FEW
 from attnscope.views.token import Scene
+
+if TYPE_CHECKING:
+    from attnscope.questions.layers import AllHeads
+
+PAGE = ".html"  # the suffix of a page
 
 LARGEST, MASKED = 254, 255  # the byte of the largest weight, and the byte of a masked cell
 
@@ -244,6 +252,33 @@ SCRIPTS = (
 )  # fmt: skip
 
 AT_ONCE = 512 * 512  # the most weights that are kept as they are, for a third of a megabyte
+
+
+def save_page(heads: AllHeads, path: Path, cmap: str | None = None) -> None:
+    """Write all heads as a page. Raises ``OutputError`` for a place that cannot be written to."""
+    write_whole(path, page_of(heads, cmap).encode())
+
+
+def page_of(heads: AllHeads, cmap: str | None = None) -> str:
+    """All heads as a page. Raises ``OutputError`` for numbers that are no weights."""
+    layers = heads.layers
+    if layers.least < 0:
+        raise OutputError(
+            "a page shows weights from 0 up, and there are negative ones; save a picture or .npz"
+        )
+    return page(
+        layers.kinds,
+        title=layers.title,
+        subtitle=layers.subtitle,
+        notes=layers.notes,
+        cmap=cmap,
+        top=layers.top,
+        proofs=layers.proofs,
+        described=heads.described,
+        worth=heads.worth,
+        written=layers.written,
+        scene=heads.scene,
+    )
 
 
 def page(

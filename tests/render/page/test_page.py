@@ -154,7 +154,7 @@ def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> Non
     from attnscope.models import load
     from attnscope.questions.layers import all_heads
     from attnscope.questions.selection import Selection
-    from attnscope.render.layers import page_of
+    from attnscope.render.page.page import page_of
 
     model = load("own")
     heads = all_heads(model, model.prepare("The cat sat on the mat."), Selection())

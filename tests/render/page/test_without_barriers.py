@@ -13,8 +13,8 @@ from attnscope.axes import weights
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
-from attnscope.render.layers import save_page
 from attnscope.render.page.page import page as html_page
+from attnscope.render.page.page import save_page
 from tests.render.page.browser import CHROMIUM, browser
 from tests.render.screen import tokens
 

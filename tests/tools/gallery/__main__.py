@@ -27,8 +27,7 @@ from attnscope.cli import main as attnscope
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
-from attnscope.render.layers import save_page
-from attnscope.render.page.page import page
+from attnscope.render.page.page import page, save_page
 from tests.benchmarks.pictures import made
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.gallery.plates import INCHES, TEXTS, WIDTHS, Plate, plates

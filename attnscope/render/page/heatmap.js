@@ -1,5 +1,5 @@
 "use strict";
-// One head: a frozen row and column of labels around the part of the map that is in view.
+// One head: a frozen row and column of labels around the part of the map that is in view; and what its colours mean.
 
 const map = { cell: 0, tall: 0, left: 0, top: 0, picture: null };
 const LABEL = 11, LINE_OF_WORDS = 14, SMALLEST = 1, WIDEST = 40, OUT = 0.75;
@@ -172,3 +172,29 @@ function showCell({ row, column }) {
   const box = stage.getBoundingClientRect();
   return { x: box.left + left + (column + 0.5) * cell - stage.scrollLeft, y: box.top + top + row * tall - stage.scrollTop };
 }
+
+// The legend, true to what is drawn.
+const MEANING = { fixed: "1", row: "each row's largest" };
+function highest() {
+  if (current.scale !== "head") return MEANING[current.scale];
+  const where = choosingRows(current).length < current.rows ? " where most keys are open" : "";
+  return `${shortly(largestOfHead(current))}, this head's largest${where}`;
+}
+
+function drawLegend() {
+  const map = state.mode !== "lines", drawn = state.mode !== "map";
+  element("mapped").hidden = element("zoom").hidden = !map;
+  element("closed").hidden = !map || !current.bytes.includes(CLOSED);
+  element("drawn").hidden = !drawn;
+  element("few").hidden = !drawn || drawnHeads().length < 2 || state.token !== null;
+  element("high").textContent = highest();
+  element("direction").textContent = direction();
+  element("least").textContent = leastLine();
+  const context = element("ramp").getContext("2d"), image = context.createImageData(256, 1);
+  new Uint32Array(image.data.buffer).set(palette(state.cmap));
+  context.putImageData(image, 0, 0);
+  if (drawn) paintSamples(sized(element("samples"), SAMPLES, 16), 0, 8);
+}
+
+const direction = () => (state.mode === "lines" ? "left looks at right" : "rows look at columns")
+  + (current.axes.queries.some(wrote) ? "; bold: written by the model" : "");

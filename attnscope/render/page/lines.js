@@ -148,3 +148,32 @@ function tokenAt(event) {
   if (event.offsetX > lines.right && i >= 0 && i < current.columns) return { row: null, column: i };
   return null;
 }
+
+// What the legend says of lines.
+function leastLine() {
+  const focus = focusNow(), least = faintest(drawnHeads().length, focus.row !== null || focus.column !== null);
+  const few = showsFew(focus) ? "; the five strongest of each token" : "";
+  const bars = state.token === null ? "" : `; a full bar is ${current.scale === "fixed" ? "1" : "the largest"}`;
+  return (current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`) + few + bars;
+}
+
+// Lines of three strengths as they are drawn now, each with its number.
+const SAMPLES = 190;
+function paintSamples(context, x, y) {
+  const focus = focusNow(), alone = focus.row !== null || focus.column !== null;
+  const heads = drawnHeads();
+  context.font = font(12);
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  for (const [place, strength] of [0.1, 0.5, 1].entries()) {
+    const stroke = strokeOf(strength, alone, heads.length), start = x + place * 64;
+    context.strokeStyle = css(heads.length === 1 ? `--head${heads[0].slot}` : "--text");
+    context.lineWidth = stroke;
+    context.beginPath();
+    context.moveTo(start, y);
+    context.lineTo(start + 30, y);
+    context.stroke();
+    context.fillStyle = css("--quiet");
+    context.fillText(strength, start + 35, y + 1);
+  }
+}

@@ -247,7 +247,7 @@ def _describe(head: Described) -> list[Any]:
 
 
 SCRIPTS = (
-    "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "legend.js", "side.js",
+    "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "side.js",
     "columns.js", "scene.js", "vector.js", "save.js", "app.js", "listen.js",
 )  # fmt: skip
 

@@ -115,12 +115,16 @@ class Run(Display):
         words: bool = False,
         hide_special: bool = False,
         scale: str = "fixed",
+        min_weight: float = 0.0,
         cmap: str | None = None,
     ) -> HeadDrawing:
-        """One head, by its address: ``"L2H1"``, ``"cross L0H3"``. Raises ``SelectionError``."""
+        """One head, by its address: ``"L2H1"``, ``"cross L0H3"``. Raises ``SelectionError``.
+
+        Cells below ``min_weight`` are hidden.
+        """
         from attnscope.questions.head import of_head, one_head
 
-        asked = _select(head=head, words=words, hide_special=hide_special, scale=scale)
+        asked = _select(head=head, words=words, hide_special=hide_special, scale=scale, min_weight=min_weight)
         result = one_head(*self._given, asked)
         return HeadDrawing(of_head(result), result, self._pass.weights(result.figures.address), cmap)
 
@@ -312,11 +316,21 @@ class Run(Display):
         heads = measure_heads(*self._given, _select(), names=names).heads
         return tuple(each.judge(heads) for each in asked)
 
-    def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> HeadsPage:
-        """All heads as one page to explore. Raises ``OutputError`` for numbers that are no attention."""
+    def page(
+        self,
+        *,
+        words: bool = False,
+        hide_special: bool = False,
+        min_weight: float = 0.0,
+        cmap: str | None = None,
+    ) -> HeadsPage:
+        """All heads as one page to explore, in whose maps cells below ``min_weight`` are hidden.
+
+        Raises ``OutputError`` for numbers that are no attention.
+        """
         from attnscope.render.page.page import page_of
 
-        heads = self._all(words=words, hide_special=hide_special)
+        heads = self._all(words=words, hide_special=hide_special, min_weight=min_weight)
         return HeadsPage(page_of(heads, cmap), heads.layers.title)
 
     def save(self, path: str | Path) -> None:

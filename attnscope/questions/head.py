@@ -93,13 +93,20 @@ class OneHead:
         return [place.text for place in self.heatmap.weights.keys]
 
     @property
-    @derived("[query, key], rounded to 7 digits; null where masked")
+    @derived("[query, key], rounded to 7 digits; null where masked or hidden")
     def weights(self) -> list[list[float | None]]:
         """Its weights as they are shown."""
+        blank = self.heatmap.masked | self.heatmap.hidden
         return [
-            [None if masked else round(float(value), 7) for value, masked in zip(*row, strict=True)]
-            for row in zip(self.heatmap.values, self.heatmap.masked, strict=True)
+            [None if empty else round(float(value), 7) for value, empty in zip(*row, strict=True)]
+            for row in zip(self.heatmap.values, blank, strict=True)
         ]
+
+    @property
+    @derived("[query, key], true where --min-weight hides a weight", optional=True)
+    def hidden(self) -> list[list[bool]] | None:
+        """Which of its weights are hidden, if any may be."""
+        return self.heatmap.hidden.tolist() if self.heatmap.min_weight else None
 
 
 @record("several heads (--head L0H2,L1H5)")
@@ -278,6 +285,7 @@ def head_picture(
         signed=bool((weights.values < 0).any()),
         notes=notes,
         readings=tuple(readings_of(figures)),
+        min_weight=selection.min_weight,
     )
 
 

@@ -19,7 +19,8 @@ class Selection:
 
     ``head`` is one head, ``layers`` some layers, ``number`` the heads of that number in each of them.
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,
-    ``hide_special`` leaves special tokens out, ``scale`` is one of ``attnscope.views.SCALES``.
+    ``hide_special`` leaves special tokens out, ``scale`` is one of ``attnscope.views.SCALES``, and cells of a
+    head's map below ``min_weight`` are hidden.
     """
 
     head: Head | None = None
@@ -30,6 +31,7 @@ class Selection:
     words: bool = False
     hide_special: bool = False
     scale: Scale = "auto"
+    min_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if self.head is not None and self.head.kind is not None:

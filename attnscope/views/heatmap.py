@@ -44,14 +44,14 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Heatmap(Titled):
-    """One head, settled and ready to be drawn.
+    """One head, settled and ready to be drawn. A cell has a weight, or is masked, or hidden.
 
     ``limits`` are the values of the two ends of the colour bar (with the scale "row", of the row that
     has the largest). ``signed`` maps show differences, with 0 in the middle of a diverging colour map.
     ``block`` says how many rows and columns of the head one cell stands for, ``written`` which token is the
     first that the model wrote itself. ``bands`` is how loud the sound is that the columns stand for, the
     lowest first, drawn above them; ``losses`` is how badly each token of the columns is predicted, in nats,
-    drawn below them.
+    drawn below them. Cells weaker than ``min_weight`` are hidden: no colour, no number.
     """
 
     weights: Weights  # [query, key]
@@ -63,6 +63,7 @@ class Heatmap(Titled):
     written: int | None = None
     bands: Array | None = None  # [band, moment], 0 to 1
     losses: tuple[float | None, ...] | None = None
+    min_weight: float = 0.0
 
     @property
     def strip(self) -> tuple[float | None, ...] | None:
@@ -90,6 +91,11 @@ class Heatmap(Titled):
         """What the mask or causality hides, bool.  [query, key]"""
         return ~self.weights.allowed
 
+    @property
+    def hidden(self) -> Array:
+        """The unmasked cells that are weaker than ``min_weight``, bool.  [query, key]"""
+        return ~self.masked & (np.abs(self.values) < self.min_weight)
+
     def scale_ends(self, form: str, minus: str = "-") -> tuple[str, str]:
         """What the two ends of the colour bar stand for, numbers in a format."""
         if self.scale == "row":
@@ -104,7 +110,8 @@ class Heatmap(Titled):
             said.append(f"bold, from token {self.written} on: written by the model")
         said += ["numbers are per cent"] if per_cent else []
         said += [] if self.losses is None else [f"loss: nats, the strip up to {self.most:.1f}"]
-        return "; ".join([*said, masked] if self.masked.any() else said)
+        said += [masked] if self.masked.any() else []
+        return "; ".join([*said, f"hidden below {self.min_weight:g}: blank"] if self.hidden.any() else said)
 
     def levels(self) -> Array:
         """Where each value lies between the two ends of the colour map, 0 to 1.  [query, key]"""
@@ -122,9 +129,10 @@ class Heatmap(Titled):
         takers = f"{across} keys together" if across > 1 else "one key"
         note = f"pooled to fit: a cell is the attention that {givers} to {takers}"
         limits = self.limits if self.scale == "fixed" else _limits(pooled, self.scale, self.signed)
-        told = _beyond(self.values, self.limits)  # of cells that are not drawn
-        notes = (*(each for each in self.notes if each not in told), note, *_beyond(pooled.values, limits))
-        return replace(self, weights=pooled, limits=limits, notes=notes, block=(down, across))
+        told = (*_beyond(self.values, self.limits), *_hidden([self]))  # of cells that are not drawn
+        kept = (*(each for each in self.notes if each not in told), note, *_beyond(pooled.values, limits))
+        small = replace(self, weights=pooled, limits=limits, block=(down, across))
+        return replace(small, notes=(*kept, *_hidden([small])))
 
 
 def heatmap(
@@ -136,6 +144,7 @@ def heatmap(
     signed: bool = False,
     notes: tuple[str, ...] = (),
     readings: tuple[Measured, ...] = (),
+    min_weight: float = 0.0,
 ) -> Heatmap:
     """Settle one head ``[query, key]``.
 
@@ -154,7 +163,9 @@ def heatmap(
         notes = (*notes, _black(weights)) if scale == "head" else notes
     limits = _limits(weights, scale, signed)
     notes = (*notes, *_beyond(weights.values, limits))
-    return Heatmap(weights, scale, signed, limits, readings, title=title, subtitle=subtitle, notes=notes)
+    view = Heatmap(weights, scale, signed, limits, readings, min_weight=min_weight)
+    notes = (*notes, *_hidden([view]))
+    return replace(view, title=title, subtitle=subtitle, notes=notes)
 
 
 def is_faint(weights: Weights) -> bool:
@@ -205,6 +216,17 @@ def _beyond(values: Array, limits: tuple[float, float]) -> tuple[str, ...]:
     return (f"{beyond} values lie beyond {low:g} to {high:g}",) if beyond else ()
 
 
+def _hidden(maps: Sequence[Heatmap]) -> tuple[str, ...]:
+    """What to say about cells that are hidden; rows count by the tokens that they stand for."""
+    if not any(each.hidden.any() for each in maps):
+        return ()
+    tokens = np.array([[place.count] for place in maps[0].weights.queries])  # [query, 1]
+    weighed = [(np.abs(each.values) * tokens, each.hidden, ~each.masked) for each in maps]
+    shares = [sum(float(each[0][each[at]].sum()) for each in weighed) for at in (1, 2)]
+    share = shares[0] / (shares[1] or 1.0)
+    return (f"hidden: cells below {maps[0].min_weight:g} (blank), {share:.0%} of the attention",)
+
+
 @record("a token where they part")
 @dataclass(frozen=True, slots=True)
 class Parting:
@@ -227,7 +249,9 @@ class HeadRow(Titled):
 def head_row(maps: Sequence[Heatmap], *, scale: Scale = "fixed", title: str = "") -> HeadRow:
     """Settle heads side by side; "auto" is the weight 1, or the largest of all where all heads are faint."""
     signed = any(each.signed for each in maps)
-    notes = dict.fromkeys(note for each in maps for note in each.notes)
+    told = {note for each in maps for note in _hidden([each])}
+    notes = dict.fromkeys(note for each in maps for note in each.notes if note not in told)
+    notes |= dict.fromkeys(_hidden(maps))
     if scale == "auto":
         scale = "head" if not signed and all(is_faint(each.weights) for each in maps) else "fixed"
         if scale == "head":

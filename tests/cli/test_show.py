@@ -415,3 +415,26 @@ def test_the_mean_of_a_head_over_prompts_stands_on_the_slots_of_their_template(r
     for wrong in (asked[:-2], (*asked, "--loss"), (*asked, "--token", "1"), (*asked, "--words")):
         ran = run(*wrong)
         assert (ran.code, "shows the mean of one head" in ran.err) == (2, True)
+
+
+def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
+    asked = ["show", TEXT, "-m", "own-causal", "--head", "L1H0", "--json"]
+    whole, some = (json.loads(run(*asked, *more).out) for more in ([], ["--min-weight", "0.1"]))
+    values = np.array(whole["weights"], float)  # not a number where masked
+    np.testing.assert_array_equal(np.array(some["hidden"]), values < 0.1)
+    np.testing.assert_array_equal(np.array(some["weights"], float), np.where(values < 0.1, np.nan, values))
+    assert "hidden" not in whole
+    share = values[values < 0.1].sum() / np.nansum(values)
+    assert [note for note in some["notes"] if note not in whole["notes"]] == [
+        f"hidden: cells below 0.1 (blank), {share:.0%} of the attention"
+    ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--token", "cat"], ["-o", "all.png"], ["-o", "all.npz"], ["--head", "L0H0", "--token", "cat"]],
+)
+def test_cells_are_hidden_in_maps_and_nowhere_else(run, more):
+    ran = run("show", TEXT, *more, "--min-weight", "0.1")
+    assert ran.code == 2
+    assert "add --head, or -o PAGE.html" in ran.err

@@ -46,6 +46,7 @@ def test_every_picture_has_the_numbers_of_the_command(cat, run, own, tmp_path):
         (cat.overview(), []),
         (cat.head("L1H3"), ["--head", "L1H3"]),
         (cat.head("1.3", words=True, hide_special=True), ["--head", "L1H3", "--words", "--hide-special"]),
+        (cat.head("L1H3", min_weight=0.2), ["--head", "L1H3", "--min-weight", "0.2"]),
         (cat.token("cat"), ["--token", "cat"]),
         (cat.token(2, head="L2H1"), ["--token", "2", "--head", "L2H1"]),
     ):

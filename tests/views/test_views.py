@@ -16,6 +16,7 @@ from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.views import grid, head_map, heatmap, rank_places, token_view
 from attnscope.views.grid import thumbnail_levels
+from attnscope.views.heatmap import head_row
 from tests.axes.oracle import hide_special, merge_words
 
 TEXT = tuple(Token(text, i, word=i) for i, text in enumerate(("the", "cat", "sat", "down")))
@@ -83,6 +84,38 @@ def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> No
     view = heatmap(weights(values, range(8), range(8), np.tri(8, dtype=bool)), scale="head")
     assert view.notes == ("1 values lie beyond 0 to 0.02",)
     assert [note for note in view.fit(4, 4).notes if "beyond" in note] == ["1 values lie beyond 0 to 0.02"]
+
+
+@pytest.mark.parametrize("least", [0.3, 0.35, 0.45, 1.1])
+def test_cells_below_a_weight_are_hidden_and_their_share_of_the_attention_is_told(least: float) -> None:
+    view = heatmap(weights(VALUES, TEXT, TEXT, CAUSAL), min_weight=least)
+    hidden = np.array([[CAUSAL[i, j] and VALUES[i, j] < least for j in range(4)] for i in range(4)])
+    np.testing.assert_array_equal(view.hidden, hidden)
+    (note,) = view.notes
+    assert note == f"hidden: cells below {least:g} (blank), {VALUES[hidden].sum() / 4:.0%} of the attention"
+
+
+def test_nothing_is_said_of_hidden_cells_where_none_is() -> None:
+    for least in (0.0, 0.1):
+        view = heatmap(weights(VALUES, TEXT, TEXT, CAUSAL), min_weight=least)
+        assert not view.hidden.any()
+        assert (view.notes, view.legend("", per_cent=False)) == ((), "rows look at columns; ")
+
+
+def test_a_pooled_map_hides_the_cells_that_it_draws() -> None:
+    even = weights(np.full((5, 5), 0.2), range(5), range(5))
+    view = heatmap(even, min_weight=0.3).fit(3, 3)
+    np.testing.assert_array_equal(view.hidden, [[False, False, True]] * 3)  # two keys together, and one
+    assert [note for note in view.notes if "hidden" in note] == [
+        "hidden: cells below 0.3 (blank), 20% of the attention"
+    ]
+
+
+def test_heads_side_by_side_tell_once_what_they_hide() -> None:
+    one, other = (weights(values, TEXT, TEXT, CAUSAL) for values in (VALUES, np.eye(4)))
+    row = head_row([heatmap(one, min_weight=0.25), heatmap(other, min_weight=0.25)])
+    share = (0.2 + 0.1 + 0.2) / 8
+    assert row.notes == (f"hidden: cells below 0.25 (blank), {share:.0%} of the attention",)
 
 
 def test_axes_of_different_places_are_pooled_on_their_own() -> None:

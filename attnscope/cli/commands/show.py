@@ -48,6 +48,13 @@ class ShowOutput(NumbersOptions):
         "--out",
         "-o",
     )
+    min_weight: float = option(
+        "Hide cells of a head's map below this weight, and say which share of the attention they hold.",
+        "--min-weight",
+        panel=PICTURE,
+        min=0,
+        default=0.0,
+    )
     loss: bool = flag("Show how badly each token is predicted, in nats, under the map.", panel=PICTURE)
     large: bool = flag("Show every head large, over several screens.", "--large", panel=PICTURE)
 
@@ -97,11 +104,17 @@ def show(
         refuse(bool(other) and len(heads) > 1, name, "only valid with one head")
     refuse(output.large and pictured, "--large", "only valid for the overview of all heads")
     refuse(output.loss and (attention.token or score.pair), "--loss", "not valid with --token or --pair")
+    page = output.out is not None and output.out.suffix.lower() == ".html"
+    mapped = (bool(heads) and not attention.token and score.pair is None) or page
+    refuse(
+        output.min_weight and not mapped, "--min-weight", "hides cells of maps: add --head, or -o PAGE.html"
+    )
     refuse(output.loss and output.out and not heads, "--loss", "a picture has it under one head: add --head")
     if score.pair is not None or score.neurons:
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=pictured)
+    selection = select(attention, axes, head, token=attention.token, min_weight=output.min_weight)
     if many.prompts is not None:
         alone = head is not None and not (attention.token or output.loss or axes.words or axes.hide_special)
         refuse(
@@ -109,14 +122,13 @@ def show(
             "--prompts",
             "shows the mean of one head: add --head, and no --token, --loss or --words",
         )
-        return _show_prompts(given, many.prompts, select(attention, axes, head), output, picture)
+        return _show_prompts(given, many.prompts, selection, output, picture)
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import of_head, of_heads, one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
     from attnscope.questions.overview import of_overview, overview
     from attnscope.questions.token import of_token, one_token
 
-    selection = select(attention, axes, head, token=attention.token)
     whole = output.out is not None and output.out.suffix.lower() in WHOLE
     loaded, prepared = given.open(predicting=output.loss, saving=output.out is not None)
     with reading(loaded, prepared):

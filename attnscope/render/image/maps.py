@@ -46,7 +46,7 @@ WEIGHT = "weight"  # the group id of the weights that are written into cells
 
 
 def heatmap_figure(view: Heatmap, style: Style) -> Figure:
-    """One head: row 0 on top, the colour bar beside it, masked cells hatched.
+    """One head: row 0 on top, the colour bar beside it, masked cells hatched, hidden ones white.
 
     The image holds the weights themselves (with the scale "row", their levels).
     """
@@ -80,7 +80,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     axis.put(axes, queries, keys, (cell, tall), written=view.written, top=top)
     if style.annotate and cell >= WRITTEN:
         texts = np.array([[f"{value:.2f}".replace("0.", ".", 1) for value in row] for row in view.values])
-        shown = ~view.masked & (np.abs(view.values) >= 0.005)
+        shown = ~view.masked & ~view.hidden & (np.abs(view.values) >= 0.005)
         options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT}
         _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
     frame(axes)
@@ -116,11 +116,16 @@ def _draw_weights(axes: Axes, view: Heatmap, cmap: str, **options: Any) -> None:
     """The cells of a head over hatched ground."""
     hatch(axes)
     paint(axes, image_values(view), cmap, (0.0, 1.0) if view.scale == "row" else view.limits, **options)
+    axes.images[-1].set_cmap(axes.images[-1].get_cmap().with_extremes(under="white"))
 
 
 def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
-    """What the image of a heatmap holds: its weights, or their levels where each row has its own scale."""
-    return np.ma.array(view.levels() if view.scale == "row" else view.values, mask=view.masked)
+    """What the image of a heatmap holds: its weights, or their levels where each row has its own scale.
+
+    Hidden cells lie below the scale.
+    """
+    values, low = (view.levels(), 0.0) if view.scale == "row" else (view.values, view.limits[0])
+    return np.ma.array(np.where(view.hidden, low - 1, np.maximum(values, low)), mask=view.masked)
 
 
 def _write_into_cells(axes: Axes, texts: Array, levels: Array, style: Style, **options: Any) -> None:

@@ -41,10 +41,19 @@ function shownScale(head) {
   return clear.length >= PAGE.faint[1] * rows.length ? "fixed" : "head";
 }
 
+// Hidden weights are as blank as the page around the map.
+const isHidden = (byte) => byte < PAGE.hidden[1];
+function hideFaint(pixels) {
+  const [red, green, blue] = map.ground.match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16));
+  const ground = ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+  return pixels.map((pixel, byte) => (isHidden(byte) ? ground : pixel));
+}
+
 function settleMap() {
   const { bytes, rows, columns } = current;
   current.scale = shownScale(current);
-  map.picture = cells(bytes, rows, columns, rowPixels(current, current.scale));
+  map.ground = css("--ground");
+  map.picture = cells(bytes, rows, columns, rowPixels(current, current.scale).map(hideFaint));
   const context = document.createElement("canvas").getContext("2d");
   const { axes } = current;
   const longest = (places) => longestLabel(context, places, LABEL);
@@ -86,6 +95,7 @@ function drawMap() {
 
 // The part of the map that begins at x and y, with its labels.
 function paintMap(context, width, height, x = 0, y = 0) {
+  if (PAGE.hidden[1] && map.ground !== css("--ground")) settleMap(); // light has become dark, or dark light
   const { left, top } = map, across = map.cell * current.columns, down = map.tall * current.rows;
   context.save();
   context.beginPath();
@@ -197,4 +207,5 @@ function drawLegend() {
 }
 
 const direction = () => (state.mode === "lines" ? "left looks at right" : "rows look at columns")
+  + (state.mode !== "lines" && current.bytes.some(isHidden) ? `; hidden below ${PAGE.hidden[0]}: blank` : "")
   + (current.axes.queries.some(wrote) ? "; bold: written by the model" : "");

@@ -7,6 +7,7 @@ import hashlib
 import html
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,10 +47,17 @@ PLAIN, UP = b"\0", b"\1"
 class Code:
     """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell.
 
-    ``top`` is 1, or the largest weight where one is larger.
+    ``top`` is 1, or the largest weight where one is larger. The bytes of weights below ``min_weight`` are
+    those below ``shown``.
     """
 
     top: float = 1.0
+    min_weight: float = 0.0
+
+    @property
+    def shown(self) -> int:
+        """The first byte that is not hidden."""
+        return math.ceil(LARGEST * math.pow(min(self.min_weight / self.top, 1.0), 1 / POWER))
 
     def bytes_of(self, values: Array, allowed: Array) -> Array:
         """The nearest bytes, uint8. Raises ``ValueError`` for weights that are negative or beyond ``top``.
@@ -61,6 +69,9 @@ class Code:
         if shares.min(initial=0) < -1e-6 or shares.max(initial=0) > 1 + 1e-6:
             raise ValueError(f"weights of a page lie between 0 and {self.top:g}")
         codes = np.round(LARGEST * np.clip(shares, 0, 1) ** (1 / POWER)).astype(np.uint8)
+        if self.min_weight:  # rounding hides no weight, and shows none
+            faint = values < self.min_weight
+            codes = np.where(faint, np.minimum(codes, self.shown - 1), np.maximum(codes, self.shown))
         return np.where(known, codes, np.uint8(MASKED))
 
     def weights_of(self, codes: Array) -> Array:
@@ -69,9 +80,10 @@ class Code:
         return np.where(codes == MASKED, np.nan, weights)
 
     def error(self, weight: float) -> float:
-        """The most that a weight can be off: half a step of a byte, seen from it upwards."""
+        """The most that a weight can be off: half a step of a byte, or one where some are hidden, upwards."""
+        step = (1.0 if self.min_weight else 0.5) / LARGEST
         root = (weight / self.top) ** (1 / POWER)
-        return float(self.top * ((root + 0.5 / LARGEST) ** POWER - root**POWER))
+        return float(self.top * ((root + step) ** POWER - root**POWER))
 
 
 def pack(codes: Array) -> str:
@@ -278,6 +290,7 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
         worth=heads.worth,
         written=layers.written,
         scene=heads.scene,
+        min_weight=heads.selection.min_weight,
     )
 
 
@@ -294,6 +307,7 @@ def page(
     worth: Sequence[Head] = (),
     written: int | None = None,
     scene: Scene | None = None,
+    min_weight: float = 0.0,
 ) -> str:
     """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
 
@@ -301,12 +315,12 @@ def page(
     ``top`` is the largest weight that occurs, 1 for weights that sum to 1. By kind and layer, ``proofs`` are
     sentences on the weights and ``described`` what is said of each head. The page opens at the first
     head of ``worth``, or else at the first of all. ``written`` is the number of the first token that a
-    decoder wrote itself, ``scene`` a picture or a sound that tokens stand for. Raises ``ValueError`` for
-    weights that are negative or beyond ``top``.
+    decoder wrote itself, ``scene`` a picture or a sound that tokens stand for. Cells of a head's map
+    below ``min_weight`` are hidden. Raises ``ValueError`` for weights that are negative or beyond ``top``.
     """
     chosen = choose_map(cmap, signed=False)
     top = max(top, 1.0)
-    code = Code(top)
+    code = Code(top, min_weight)
     contents = PageContents(code, described or {}, proofs or {}, scene)
     layers = contents.add(kinds)
     names = list(kinds)
@@ -323,6 +337,7 @@ def page(
         "top": code.top,
         "power": POWER,
         "faint": [FAINT, FEW],
+        "hidden": [min_weight, code.shown],
         "axes": contents.labels(),
         "scene": contents.picture(),
         "kinds": layers,

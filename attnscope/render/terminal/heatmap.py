@@ -180,11 +180,15 @@ def _rows(
 ) -> Iterator[Line]:
     """One row a line."""
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
+    masked, hidden = view.masked, view.hidden
     for row in range(len(view.weights.queries)):
         line = [_row_label(view, row, layout, marked), Segment(" ")]
         for column in range(len(view.weights.keys)):
-            if view.masked[row, column]:
+            if masked[row, column]:
                 line.append(Segment(centre("·", layout.cell), DIM))
+                continue
+            if hidden[row, column]:
+                line.append(Segment(" " * layout.cell))
                 continue
             text = _number(view.values[row, column], layout.cell)
             if surface.colour:
@@ -206,7 +210,7 @@ def _half_rows(
     view: Heatmap, tones: Array, layout: CellLayout, palette: Palette, marked: int | None
 ) -> Iterator[Line]:
     """Two rows a line, of which the upper one is labelled, or the marked one."""
-    numbers = np.where(view.masked, -1, tones)
+    numbers = np.where(view.masked | view.hidden, -1, tones)
     if len(numbers) % 2:
         numbers = np.vstack([numbers, np.full_like(numbers[:1], -1)])
     for line, cells in enumerate(half_block_lines(numbers, palette)):

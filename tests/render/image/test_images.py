@@ -48,8 +48,11 @@ def test_a_heatmap_holds_the_weights_with_row_0_on_top(queries: int, keys: int) 
     assert warned == []
 
 
-def test_the_pixels_of_a_png_are_the_colours_of_the_weights() -> None:
-    view = heatmap(random_head(6, causal=True), scale="head")
+@pytest.mark.parametrize("scale", ["head", "row"])
+@pytest.mark.parametrize("least", [0.0, 0.2])
+def test_the_pixels_of_a_png_are_the_colours_of_the_weights(scale: str, least: float) -> None:
+    head = random_head(6, causal=True)
+    view = heatmap(head, scale=scale, min_weight=least)
     with drawing(view, cmap="viridis") as (figure, _):
         box = figure.axes[0].get_position()
         picture = imread(io.BytesIO(encode(figure, "png")))[..., :3]
@@ -62,6 +65,8 @@ def test_the_pixels_of_a_png_are_the_colours_of_the_weights() -> None:
             if j > i:
                 assert np.ptp(picture[y, x]) < 0.02  # grey, as no weight is
                 assert picture[y, x].min() > 0.7
+            elif head.values[i, j] < least:
+                assert picture[y, x].min() == 1  # the white of the paper
             else:
                 np.testing.assert_allclose(picture[y, x], colours[i, j], atol=2.5 / 255)
 

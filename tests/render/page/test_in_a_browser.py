@@ -172,6 +172,28 @@ def test_pixels_have_the_colours_of_their_weights(opened) -> None:
     np.testing.assert_allclose(found, expected, atol=3)
 
 
+def test_hidden_cells_are_the_ground_in_light_and_dark_and_the_legend_says_so(chromium, tmp_path) -> None:
+    values = heads(0)[:1]
+    (tmp_path / "page.html").write_text(
+        page({"encoder": [(0, weights(values, TEXT, TEXT))]}, title="x", min_weight=0.1), "utf-8"
+    )
+    chromium.size(1300, 900)
+    chromium.dark(False)
+    chromium.open(tmp_path / "page.html")
+    assert chromium.run("element('direction').textContent") == "rows look at columns; hidden below 0.1: blank"
+    faint = (values[0] < 0.1).ravel()
+    assert 0 < faint.sum() < faint.size
+    spots = [over_cell(chromium, row, column) for row in range(COUNT) for column in range(COUNT)]
+    for dark, ground in ((False, (255, 255, 255)), (True, (22, 22, 26))):
+        chromium.dark(dark)
+        chromium.until(f"getComputedStyle(document.body).backgroundColor === 'rgb{ground}'")
+        chromium.until("!waiting")
+        picture = imread(io.BytesIO(_screen(chromium)))[..., :3] * 255
+        found = np.array([picture[int(y), int(x)] for x, y in spots])
+        np.testing.assert_array_equal(np.abs(found - ground).max(-1) <= 3, faint)
+    assert chromium.troubles == []
+
+
 def _screen(page) -> bytes:
     return base64.b64decode(page.send("Page.captureScreenshot", format="png")["data"])
 

@@ -73,6 +73,20 @@ def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
     assert f"off by at most {code.error(1.0):.2g}" in data["notes"][-1]
 
 
+@given(
+    arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1)),
+    st.floats(1e-6, 1.2),
+    st.sampled_from([1.0, 1.7]),
+)
+def test_a_weight_is_hidden_on_a_page_exactly_where_it_is_below(values, least: float, top: float) -> None:
+    near = (least, np.nextafter(least, 0), np.nextafter(least, 2))
+    values = np.append(values, [each for each in near if each <= top])
+    code = Code(top, least)
+    codes = code.bytes_of(values, np.ones_like(values, bool))
+    np.testing.assert_array_equal(codes < code.shown, values < least)
+    assert (np.abs(code.weights_of(codes) - values) <= np.vectorize(code.error)(values) + 1e-12).all()
+
+
 @given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 1)))
 def test_bytes_come_back_as_they_were(values: np.ndarray) -> None:
     codes = Code().bytes_of(values, values < 0.9)

@@ -80,8 +80,10 @@ def test_labels_stand_on_the_left_alone_numbered(count: int, pinned: int | None)
 
 
 @pytest.mark.parametrize("count", [5, 20, 33, 50])
-def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int) -> None:
-    view = heatmap(random_head(count, causal=True), scale="head")
+@pytest.mark.parametrize("hidden", [0.0, 0.9])
+def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int, hidden: float) -> None:
+    head = random_head(count, causal=True)
+    view = heatmap(head, scale="head", min_weight=hidden / count)
     colours = expected_colours(view.levels())
     lines = [line for line in pixels(view, width=120) if any(pixel != (None, None) for pixel in line)]
     lines = lines[: count if count < 30 else -(-count // 2)]  # the colour bar follows
@@ -98,7 +100,8 @@ def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int)
         rows = [[pixel[half] for pixel in line] for line in halves for half in (0, 1)][:count]
     for i in range(count):
         for j in range(count):
-            assert rows[i][j] == (None if j > i else tuple(colours[i, j])), (i, j)
+            blank = j > i or head.values[i, j] < hidden / count
+            assert rows[i][j] == (None if blank else tuple(colours[i, j])), (i, j)
 
 
 def test_thumbnails_have_the_colours_of_their_heads() -> None:
@@ -172,6 +175,18 @@ def test_masked_cells_are_dots_and_zeros_are_not() -> None:
     rows = [line.split()[2:] for line in text.splitlines() if re.match(r"\d \d ", line)]
     assert [row.count("·") for row in rows] == [2, 1, 0]
     assert "· masked" in text
+
+
+@pytest.mark.parametrize("count", [3, 12, 30])
+def test_in_a_pipe_hidden_cells_are_blank_masked_ones_dots_and_the_legend_says_so(count: int) -> None:
+    values = np.tril(np.full((count, count), 0.3))
+    values[:, 0] = 0.6
+    view = heatmap(weights(values, range(count), range(count), values > 0), min_weight=0.5)
+    text = printed(view, width=120)
+    last = next(line for line in text.splitlines() if line.split()[:2] == [f"{count - 1}"] * 2)
+    assert set(last.replace(f"{count - 1}", "")) == set(" ▓60" if count < 30 else " ▓")
+    assert ("·" in last, text.count("·") > count) == (False, True)
+    assert "· masked; hidden below 0.5: blank" in " ".join(text.split())
 
 
 def test_token_text_is_literal() -> None:

@@ -1,0 +1,154 @@
+"""Builds the site into a folder outside of the repository; it needs no network, to build or to read.
+
+Read it with ``python -m http.server --directory FOLDER``; its search runs in the reader's browser.
+
+Pages are the project's own Markdown files at their own paths, and four that are made of the code: measures,
+the Python face, schemas, and a gallery of commands with what they draw. A link to nowhere is an error.
+"""
+
+import inspect
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import attnscope
+from attnscope.measures import MEASURES, explain
+from attnscope.notebook.run import Run
+from attnscope.questions.schemas import ANSWERS, schema_of
+from tests.tools.readme import ROOT
+
+CONFIG = Path(__file__).with_name("mkdocs.yml")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
+TEXT = "The cat sat on the mat because it was tired."
+PICTURES = {
+    "Every head": f'attnscope show "{TEXT}"',
+    "One head": f'attnscope show "{TEXT}" --head L2H1 --hide-special',
+    "One token": f'attnscope show "{TEXT}" --token cat',
+    "Which heads look from here to there": f'attnscope find "it -> cat" "{TEXT}"',
+    "Which heads are alike": f'attnscope compare "{TEXT}"',
+    "Through all layers": f'attnscope flow "{TEXT}"',
+    "What each head adds to a logit": 'attnscope logits "The cat sat on the" -m own-causal --target mat',
+}
+"""The commands of the gallery."""
+
+
+def build(out: Path) -> None:
+    """Write the site. Raises ``mkdocs.exceptions.Abort`` for a link that leads nowhere."""
+    from mkdocs.commands.build import build as render
+    from mkdocs.config import load_config
+
+    with TemporaryDirectory() as folder:
+        pages = Path(folder)
+        write_pages(pages)
+        render(load_config(str(CONFIG), docs_dir=str(pages), site_dir=str(out.resolve()), strict=True))
+
+
+def write_pages(pages: Path) -> None:
+    """Every page of the site as Markdown, and the pictures in them."""
+    for file in documents():
+        text = LINK.sub(lambda found, file=file: _link(file, found), file.read_text("utf-8"))
+        _write(pages / _place(file), text)
+    for picture in (ROOT / ".pictures").iterdir():
+        (pages / "pictures").mkdir(exist_ok=True)
+        (pages / "pictures" / picture.name).write_bytes(picture.read_bytes())
+    for name, make in (("measures", measures), ("python", python), ("schemas", schemas)):
+        _write(pages / f"{name}.md", "\n".join(make()))
+    _write(pages / "gallery.md", "\n".join(gallery(pages)))
+
+
+def documents() -> list[Path]:
+    """The Markdown files of the project."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    return [ROOT / name for name in listed]
+
+
+def _place(file: Path) -> Path:
+    """Where a file of the project stands in the site."""
+    place = file.relative_to(ROOT)
+    if place == Path("README.md"):
+        return Path("index.md")
+    return Path(*(part.removeprefix(".") for part in place.parts))
+
+
+def _link(file: Path, found: re.Match[str]) -> str:
+    """A link between files as one between pages; a file that is no page keeps its name, and no link."""
+    mark, label, target, anchor = found[1], found[2], found[3], found[4] or ""
+    if "://" in target:
+        return found[0]
+    path = (file.parent / target).resolve()
+    path = path / "README.md" if path.is_dir() else path
+    if not path.exists():
+        raise FileNotFoundError(f"{file.relative_to(ROOT)} links {target}, and there is none")
+    if path.suffix not in (".md", ".png"):
+        return label
+    up = Path(*[".."] * (len(_place(file).parts) - 1))
+    return f"{mark}[{label}]({(up / _place(path)).as_posix()}{anchor})"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+
+
+def measures() -> Iterator[str]:
+    """What each measure is, with its formula and the paper it comes from, as ``stats --explain`` says it."""
+    yield "# Measures\n\nWhat `attnscope stats --explain NAME` says of each.\n"
+    for name in MEASURES:
+        yield f"## {name}\n\n```text\n{explain(name)}\n```\n"
+
+
+def python() -> Iterator[str]:
+    """The public face, from its docstrings."""
+    yield "# Python\n"
+    for name in attnscope.__all__:
+        if name != "__version__":
+            yield from _described(f"attnscope.{name}", getattr(attnscope, name), "##")
+    yield "## What a run answers\n"
+    for name, member in vars(Run).items():
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+            yield from _described(f"run.{name}", member, "###")
+
+
+def _described(name: str, what: object, mark: str) -> Iterator[str]:
+    signature = ""
+    if inspect.isfunction(what):
+        parameters = inspect.signature(what).parameters.values()
+        signature = f"({', '.join(str(each) for each in parameters if each.name != 'self')})"
+    yield f"{mark} `{name}`\n"
+    if signature:
+        yield f"```python\n{name}{signature}\n```\n"
+    yield f"{inspect.getdoc(what)}\n"
+
+
+def schemas() -> Iterator[str]:
+    """What each command prints with ``--json``."""
+    yield "# JSON\n\nWhat `attnscope schema COMMAND` prints.\n"
+    for command in ANSWERS:
+        shape = json.dumps(schema_of(command), indent=1, ensure_ascii=False)
+        yield f"## {command}\n\n```json\n{shape}\n```\n"
+
+
+def gallery(pages: Path) -> Iterator[str]:
+    """Commands, each with what it draws."""
+    (pages / "gallery").mkdir()
+    yield "# Gallery\n"
+    for number, (title, command) in enumerate(PICTURES.items()):
+        words = shlex.split(command)
+        picture = pages / "gallery" / f"{number}.png"
+        subprocess.run(
+            [sys.executable, "-m", *words, "-o", str(picture), "-q"], check=True, capture_output=True
+        )
+        yield f"## {title}\n\n```sh\n{command} -o picture.png\n```\n"
+        for drawn in sorted((pages / "gallery").glob(f"{number}*.png")):
+            yield f"![{title}](gallery/{drawn.name})\n"
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))

@@ -193,7 +193,7 @@ class Attention:
         self._check(heads)
         made = self.statistics and self.statistics.only(heads)
         alone = replace(self, heads=len(heads), key_heads=len(heads), statistics=made, values=None)
-        return replace(alone, read=_HeadRows(self.read, tuple(heads)))
+        return replace(alone, read=SomeHeads(self.read, tuple(heads)))
 
     def with_axes(self, queries: Axis, keys: Axis) -> Attention:
         """The same attention with other labels on its axes; the lengths must agree."""
@@ -236,16 +236,18 @@ class HeldRows:
 
 
 @dataclass(frozen=True, eq=False)
-class _HeadRows:
+class SomeHeads:
     """Some heads of another source of rows."""
 
     all: RowSource
     chosen: tuple[int, ...]
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Rows of the heads, which are numbered anew from 0.  -> [batch, head, row, key]"""
         picked = self.chosen if heads is None else [self.chosen[head] for head in heads]
         return self.all.rows(start, stop, picked)
 
     def allowed(self, start: int, stop: int) -> Tensor:
+        """The mask of the rows, bool.  -> [batch or 1, head or 1, row, key]"""
         mask = self.all.allowed(start, stop)
         return mask if mask.shape[1] == 1 else mask[:, list(self.chosen)]

@@ -57,14 +57,16 @@ class MapAlone:
 class Statistics(MapAlone):
     """Sums of the weights of every head.
 
-    Of each row, ``[batch, head, row]``: ``entropy`` in nats, the ``largest`` weight, their ``total`` (less
-    than 1 with a sink), and the weight on its key ``at`` (0 where that key is masked). Over all rows:
+    Of each row, ``[batch, head, row]``: ``entropy`` in nats, the ``largest`` weight, the ``top`` score before
+    the softmax, the ``total`` of weights (less than 1 with a sink), and the weight on its key ``at`` (0 where
+    that key is masked). Over all rows:
     ``column`` ``[batch, head, key]`` of the weights on each key, ``gaps`` ``[batch, head]`` float64, and
     ``pairs``. What is asked for has the names of the ``Request``.
     """
 
     entropy: Tensor
     largest: Tensor
+    top: Tensor
     total: Tensor
     column: Tensor
     at: Mapping[str, Tensor] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class Statistics(MapAlone):
             super().only(heads),
             entropy=self.entropy[:, some],
             largest=self.largest[:, some],
+            top=self.top[:, some],
             total=self.total[:, some],
             column=self.column[:, some],
             at={name: each[:, some] for name, each in self.at.items()},

@@ -126,8 +126,9 @@ class Figures(NamedTuple):
     """Where the figures of a head go."""
 
     output: Tensor  # [query, value size]
-    entropy: Tensor  # [query], as the next two
+    entropy: Tensor  # [query], as the next three
     largest: Tensor
+    top: Tensor
     total: Tensor  # holds ones, which are right where no sink is
     column: Tensor  # [key]
     at: Tensor  # [name, query], holds zeros, which are right for closed keys
@@ -225,6 +226,7 @@ def weigh(
         weights.append(weight)
     most = highest.amax(0)
     lse = (highest - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
+    figures.top[start:stop] = most / bits
     sink = head.sink
     if sink is not None:
         lse = torch.logaddexp2(lse, sink * bits)

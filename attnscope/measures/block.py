@@ -98,6 +98,8 @@ class Block:
     ``queries``   facts about the tokens of the rows, ``None`` where the rows are no tokens
     ``keys``      facts about the tokens of all keys, ``None`` where the keys are no tokens
     ``before``    the row before the first, a block of its own; ``None`` where none was read
+    ``top``       the largest score of each row before the softmax, ``[batch, head, row]``; ``None`` where it
+                  is not asked for, or where only weights are known
     """
 
     rows: Tensor
@@ -106,6 +108,7 @@ class Block:
     queries: TokenFacts | None = None
     keys: TokenFacts | None = None
     before: Block | None = None
+    top: Tensor | None = None
 
     @cached_property
     def open_keys(self) -> Tensor:
@@ -143,7 +146,8 @@ class Block:
         """The same block with even attention, ``1 / n_i`` on each of its open keys."""
         share = self.allowed.to(finest(self.rows.device)) / self.open_keys.clamp_min(1)[..., None]
         before = None if self.before is None else self.before.baseline()
-        return EvenBlock(share, self.allowed, self.start, self.queries, self.keys, before)
+        top = 0 * self.open_keys
+        return EvenBlock(share, self.allowed, self.start, self.queries, self.keys, before, top)
 
     def last(self) -> Block:
         """The last row, to stand before the next block."""

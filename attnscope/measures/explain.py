@@ -32,6 +32,7 @@ NEEDS = {
     "positions": "queries and keys on one sequence",
     "queries": "token labels",
     "keys": "token labels",
+    "scores": "the scores before the softmax, which a file of weights has not",
 }
 """What a measure cannot do without, in words."""
 

@@ -66,6 +66,7 @@ class RowFigures(NamedTuple):
     largest: Tensor
     total: Tensor
     open_keys: Tensor
+    top: Tensor
 
 
 Row: TypeAlias = "Block | RowFigures"
@@ -76,14 +77,16 @@ class Form(ABC):
     """What a measure is a function of.
 
     ``needs`` says what it cannot do without: queries and keys on one sequence (``positions``), or tokens on
-    an axis (``queries``, ``keys``). ``rows`` says in words which rows count. ``fused`` says whether the fused
-    pass can tell it.
+    an axis (``queries``, ``keys``), scores before the softmax (``scores``). ``rows`` says in words which
+    rows count. ``fused`` says whether the fused pass can tell it, ``usual`` whether it is measured unless
+    asked otherwise, where that pass can.
     """
 
     function: Callable[..., Any]
     needs: ClassVar[tuple[str, ...]] = ()
     rows: ClassVar[str] = "all rows"
     fused: ClassVar[bool] = True
+    usual: ClassVar[bool] = True
 
     @abstractmethod
     def of_block(self, block: Block) -> PerRow | KeySum:
@@ -130,6 +133,28 @@ class OfTwoRows(OfWeights):
         return PerRow(value, counts)
 
 
+class OfNextToken(OfWeights):
+    """A function of rows and of the earlier keys that hold the token which comes next, -> [batch, head, row].
+
+    [batch, head, row, key] and bool, [text, 1, row, key]. A row counts if such a key is open.
+    """
+
+    needs = ("positions", "keys")
+    rows = "rows whose next token is one of an earlier key"
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        import torch
+
+        assert block.keys is not None
+        size, row = block.rows.shape[-1], block.positions[:, None]
+        ids = block.keys.ids
+        wanted = ids[:, (block.positions + 1).clamp(max=size - 1)]  # [text, row]
+        earlier = (torch.arange(size, device=ids.device) <= row) & (row + 1 < size)  # [row, key]
+        match = ((ids[:, None] == wanted[..., None]) & earlier)[:, None]  # [text, 1, row, key]
+        return PerRow(self.function(block.rows, match), (match & block.allowed).any(-1))
+
+
 class OnPatches(Form):
     """The mean over the patches of the row's own picture, by weight: a function of two axes, -> number.
 
@@ -167,11 +192,12 @@ class OfRow(Form):
         import torch
 
         open_keys = statistics.runs.count[:, None].double()  # [batch or 1, 1, row]
-        entropy, largest, total = (
-            each.double() for each in (statistics.entropy, statistics.largest, statistics.total)
+        entropy, largest, total, top = (
+            getattr(statistics, name).double() for name in ("entropy", "largest", "total", "top")
         )
-        value = self.function(RowFigures(entropy.clamp_min(0), largest, total, open_keys))
-        even = RowFigures(open_keys.log(), 1 / open_keys, torch.ones_like(open_keys), open_keys)
+        value = self.function(RowFigures(entropy.clamp_min(0), largest, total, open_keys, top))
+        ones = torch.ones_like(open_keys)
+        even = RowFigures(open_keys.log(), 1 / open_keys, ones, open_keys, 0 * ones)
         return by_rows(value, open_keys >= self.least, self.function(even))
 
 
@@ -180,6 +206,17 @@ class OfEveryRow(OfRow):
 
     rows = "all rows"
     least = 1
+
+
+class OfScores(OfEveryRow):
+    """The same, of the largest score of each row before the softmax: ``row.top``, 0 for even attention.
+
+    A head's figure is the largest of all its rows, not their mean: ``Sums.top`` has it.
+    """
+
+    needs = ("scores",)
+    rows = "nothing: it is the largest of all rows"
+    usual = False
 
 
 def by_rows(value: Tensor, counts: Tensor, baseline: Tensor) -> Total:
@@ -247,6 +284,86 @@ class ByGap(Form):
         first = -int(position[-1])
         number = self.function(torch.arange(first, statistics.column.shape[-1])).double()[None]
         return _of_runs(statistics, statistics.gaps[name], number, position + first)
+
+
+class IsPeak(AtKey):
+    """Whether the weight on that key is the row's largest, and over ``LEAST_PEAK``."""
+
+    usual = False
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        at = super().of_block(block)
+        return at._replace(value=_is_peak(at.value, block.largest).to(at.value.dtype))
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        at = super().of_statistics(name, statistics, facts)
+        if at is None:
+            return None
+        value = _is_peak(at.lone, statistics.largest.double()).double()
+        return by_rows(value, at.counts, _is_peak(at.baseline, at.baseline).double())
+
+
+LEAST_PEAK = 0.3
+"""A weight of a row on an attention sink is larger than this."""
+
+
+def _is_peak(weight: Tensor, largest: Tensor) -> Tensor:
+    return (weight >= largest * (1 - ROUNDING)) & (weight > LEAST_PEAK)
+
+
+ROUNDING = 1e-6
+"""The part of a weight, or of a row, by which rounding may fall short."""
+
+
+class InWindow(Form):
+    """The weight on the first keys and on those near the row: the function gives how many, and how near."""
+
+    needs = ("positions",)
+    usual = False
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        import torch
+
+        sink, recent = self.function()
+        key, row = torch.arange(block.rows.shape[-1], device=block.rows.device), block.positions[:, None]
+        near = (key < sink) | ((row - key).abs() < recent)
+        return KeySum(near[None], torch.ones_like(block.open_keys, dtype=torch.bool))
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for the sum over far keys, and for the weight on each of the first ones where it is far."""
+        sink, recent = self.function()
+        request.gaps[name] = lambda gap: gap.abs() >= recent
+        request.at |= {f"{name} {key}": _far_key(key, recent) for key in range(sink)}
+        return True
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        import torch
+
+        sink, recent = self.function()
+        if name not in statistics.gaps:
+            return None
+        runs, position, total = statistics.runs, statistics.positions, statistics.total.double()
+        first = sum(statistics.at[f"{name} {key}"].sum(-1, dtype=torch.float64) for key in range(sink))
+
+        def opened(low: Tensor, high: Tensor) -> Tensor:
+            return (torch.minimum(runs.high, high) - torch.maximum(runs.low, low)).clamp_min(0)
+
+        low, high, end = position - recent + 1, position + recent, torch.tensor(sink)
+        near = opened(torch.tensor(0), end) + opened(low, high) - opened(low, torch.minimum(high, end))
+        near = near[:, None].double()  # [batch or 1, 1, row], open keys of the window
+        value = total.sum(-1) - statistics.gaps[name] + first
+        return Total(value, near >= 0, near / runs.count[:, None], total * near)
+
+
+def _far_key(key: int, recent: int) -> Callable[[Tensor], Tensor]:
+    """That key for the rows that are so far away from it, none for others."""
+    import torch
+
+    return lambda position: torch.where((position - key).abs() >= recent, key, -1)
 
 
 class OnKeys(Form):

@@ -20,6 +20,7 @@ LACKING = {
     "positions": "compares positions of one sequence, and here there are two sequences",
     "queries": "needs tokens, and this axis holds bare positions",
     "keys": "needs tokens, and this axis holds bare positions",
+    "scores": "needs the scores before the softmax, and here only weights are known",
 }
 """Why a measure does not exist, by what it needs."""
 

@@ -22,6 +22,8 @@ from attnscope.measures.sums import Sums, read_site, sums_of_statistics
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnscope.capture.rows.proof import ReadScores
+
 
 @dataclass(frozen=True, eq=False)
 class Setting:
@@ -148,8 +150,10 @@ def _stack(rows: Sequence[Tensor]) -> Tensor:
     return torch.stack([each.expand(shape) for each in rows]).cpu()
 
 
-DEFAULT = (*(name for name, measure in MEASURES.items() if measure.form.fused), *TWO_AWAY)
-"""What is measured unless asked otherwise: everything but what has to see every row."""
+USUAL = [name for name, measure in MEASURES.items() if measure.form.fused and measure.form.usual]
+
+DEFAULT = (*USUAL, *TWO_AWAY)
+"""What is measured unless asked otherwise: everything but what has to see every row, or is of use to few."""
 
 BLOCK_ELEMENTS = 1 << 21
 """Weights that are looked at together: 8 MB in float32. Memory stays a small multiple of it at any length."""
@@ -192,7 +196,12 @@ class Measurement:
     def begin(self, attention: Attention) -> _Reading | None:
         """Begin to measure a call; ``None`` where the fused pass tells all that is to be measured."""
         queries, keys = self._axis_facts(attention)
-        parts = {"positions": attention.offset, "queries": queries, "keys": keys}
+        scores = None
+        if "max_logit" in self.measures:
+            from attnscope.capture.rows.proof import find_scores
+
+            scores = find_scores(attention.read)
+        parts = {"positions": attention.offset, "queries": queries, "keys": keys, "scores": scores}
         offered = [name for name, part in parts.items() if part is not None]
         absent = {
             name: reason for name, measure in self.measures.items() if (reason := measure.missing(offered))
@@ -205,15 +214,18 @@ class Measurement:
             with torch.no_grad():
                 sums = sums_of_statistics(present, statistics, keys)
             if sums is not None:
-                self._add_sums(attention.site, sums, absent)
+                top = None if scores is None else statistics.top.double().amax((0, 2))
+                self._add_sums(attention.site, sums, absent, top)
                 return None
-        return _Reading(self, attention, present, absent, queries, keys)
+        return _Reading(self, attention, present, absent, queries, keys, scores)
 
-    def _add_sums(self, site: Site, sums: Tensor, absent: Mapping[str, str]) -> None:
+    def _add_sums(
+        self, site: Site, sums: Tensor, absent: Mapping[str, str], top: Tensor | None = None
+    ) -> None:
         """Add the sums of the measures that are there.  [choice|lone, rows|value|baseline, measure, ...]"""
         everything = sums.new_zeros(2, 3, len(self.measures), *sums.shape[3:])
         everything[:, :, [place for place, name in enumerate(self.measures) if name not in absent]] = sums
-        self._add(site, Sums.of_texts(*everything), absent)
+        self._add(site, replace(Sums.of_texts(*everything), top=top), absent)
 
     def _setting(self, block: Block, measures: Sequence[Measure]) -> Setting:
         """The setting of a block: that of an earlier layer if it is the same, else a new one."""
@@ -274,6 +286,8 @@ class Measurement:
         of_choice = sums.figures(lone=False)
         for head, figures in enumerate(sums.figures()):
             known = _by_name(self.measures, figures)
+            if sums.top is not None and "max_logit" in known:
+                known["max_logit"] = replace(known["max_logit"], value=float(sums.top[head]), error=None)
             absent = {
                 name: self._absent[site].get(name, f"{name} is taken over {measure.rows}, and there are none")
                 for name, measure in self.measures.items()
@@ -315,10 +329,12 @@ class _Reading:
         absent: Mapping[str, str],
         queries: TokenFacts | None,
         keys: TokenFacts | None,
+        scores: ReadScores | None,
     ) -> None:
         import torch
 
         self.measurement, self.attention, self.absent = measurement, attention, absent
+        self.scores, self.top = scores, None if scores is None else torch.tensor(-torch.inf)
         self.measures, self.queries, self.keys = measures, queries, keys
         self.wanted = None if measures else ()
         self.last: Block | None = None
@@ -343,14 +359,17 @@ class _Reading:
             queries=self.queries and self.queries.part(start, stop, rows.device),
             keys=self.keys and self.keys.part(0, len(self.attention.keys), rows.device),
             before=self.last,
+            top=None if self.scores is None else self.scores(start, stop, None).amax(-1),
         )
         with torch.no_grad():
             self.last = block.last()
             self.sums += self.measurement._setting(block, self.measures).sums(block)
+            if self.top is not None and block.top is not None:
+                self.top = torch.maximum(self.top, block.top.double().amax((0, 2)).cpu())  # [head]
 
     def end(self) -> None:
         """Add the call to the sums of its site."""
-        self.measurement._add_sums(self.attention.site, self.sums, self.absent)
+        self.measurement._add_sums(self.attention.site, self.sums, self.absent, self.top)
 
 
 def _by_name(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, Figure]:

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 from attnscope.fused.request import Pairs
 from attnscope.measures.block import Block, TokenFacts, finest, number_of
 from attnscope.measures.forms import (
+    LEAST_PEAK,
+    ROUNDING,
     AtKey,
     ByGap,
+    InWindow,
+    IsPeak,
     OfEveryRow,
+    OfNextToken,
     OfRow,
+    OfScores,
     OfTwoRows,
     OfWeights,
     OnKeys,
@@ -32,9 +38,6 @@ OFF_KEYS = "sink logits: gpt-oss; softmax plus one: Miller 2023, Attention Is Of
 
 COVERED = 0.9
 """The part of a row that ``coverage90`` waits for."""
-
-ROUNDING = 1e-6
-"""The part of a row by which rounding may fall short of ``COVERED``: ten even weights reach it with nine."""
 
 
 @measure("entropy", OfRow, unit="nats", bounds="0 to log n", formula="-Σ_j A log A", source=CLARK)
@@ -111,9 +114,25 @@ def no_key(row: Row) -> Tensor:
     return 1 - row.total
 
 
+@measure(
+    "max_logit",
+    OfScores,
+    unit="logits",
+    bounds="any number",
+    formula="max_ij scale·q_i·k_j, with soft cap and position bias",
+    source="QK-Clip: Kimi Team 2025, Kimi K2; Dehghani et al. 2023, Scaling ViTs to 22 Billion Parameters",
+)
+def max_logit(row: Row) -> Tensor:
+    """Largest score before the softmax, of any open key of any row.  -> [batch, head, row]"""
+    assert row.top is not None
+    return row.top
+
+
 VIG = "Vig & Belinkov 2019, Analyzing the Structure of Attention"
 SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
 
+
+STREAMING = "Xiao et al. 2024, DuoAttention (streaming heads); Xiao et al. 2023, StreamingLLM"
 
 TWO_AWAY = ("offset=-2", "offset=2")
 """The distances that are measured beside the next ones: a head that looks two back is no `previous` one."""
@@ -196,6 +215,32 @@ def first(position: Tensor) -> Tensor:
     return torch.where(position > 0, 0, -1)
 
 
+@measure(
+    "sink_rate",
+    IsPeak,
+    formula=f"share of rows with A[i, 0] = max_j A > {LEAST_PEAK}",
+    rows="rows after the first",
+    source="attention sinks: Gu et al. 2024, When Attention Sink Emerges in Language Models",
+)
+def sink_rate(position: Tensor) -> Tensor:
+    """How many rows have their largest weight, a large one, on the first token.  -> [batch, head, row]"""
+    return first(position)
+
+
+@MEASURES.register_family("window=S+R", r"window=(\d{1,4})\+([1-9]\d{0,6})")
+def in_window(name: str, sink: str, recent: str) -> Measure:
+    """The weight that a cache of the first S tokens and the last R would keep: ``window=4+256``."""
+
+    def window() -> tuple[int, int]:
+        return int(sink), int(recent)
+
+    window.__doc__ = (
+        f"Weight on the first {int(sink):,} tokens and the last {int(recent):,}  -> [batch, head, row]"
+    )
+    formula = f"Σ A[i, j] over j < {int(sink)} and |i - j| < {int(recent)}"
+    return Measure(name, InWindow(window), "share", "0 to 1", formula, InWindow.rows, STREAMING)
+
+
 @MEASURES.register_family("offset=K", r"offset=([+-]?\d{1,7})")
 def at_offset(name: str, step: str) -> Measure:
     """The weight on the token so many places from the query: ``offset=-2`` is two back."""
@@ -261,6 +306,21 @@ def induction(queries: TokenFacts, keys: TokenFacts) -> Pairs:
 
     before = torch.nn.functional.pad(keys.ids[:, :-1], (1, 0), value=NO_TOKEN)
     return Pairs(queries.ids, before, ahead=False)
+
+
+@measure(
+    "retrieval",
+    OfNextToken,
+    formula="share of rows whose largest key j <= i holds the token that comes next, i+1",
+    source="Wu et al. 2024, Retrieval Head Mechanistically Explains Long-Context Factuality (copy-paste)",
+)
+def retrieval(rows: Tensor, match: Tensor) -> Tensor:
+    """How many rows look most at a copy of the token that comes next; only when asked for.
+
+    [batch, head, row, key] -> [batch, head, row]. Keys that are equally large share the row.
+    """
+    largest = rows == rows.amax(-1, keepdim=True)
+    return (largest & match).sum(-1).to(rows.dtype) / largest.sum(-1)
 
 
 NO_TOKEN = -(1 << 63)

@@ -43,6 +43,7 @@ class Sums:
     """
 
     numbers: Tensor  # in the order of ``NAMES``
+    top: Tensor | None = None  # [head], the largest score before the softmax, if it is measured
 
     @classmethod
     def of_texts(cls, choice: Tensor, lone: Tensor) -> Sums:
@@ -55,7 +56,10 @@ class Sums:
 
     def __add__(self, other: Sums) -> Sums:
         """Both, added up."""
-        return Sums(self.numbers + other.numbers)
+        import torch
+
+        tops = [sums.top for sums in (self, other) if sums.top is not None]
+        return Sums(self.numbers + other.numbers, torch.stack(tops).amax(0) if tops else None)
 
     def figures(self, lone: bool = True) -> list[list[Figure | None]]:
         """Averages over all rows that counted, or over those with a choice.  -> [head][measure]
@@ -80,7 +84,8 @@ class Sums:
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
-        return dict(zip(NAMES, self.numbers.tolist(), strict=True))
+        top = {} if self.top is None else {"top": self.top.tolist()}
+        return dict(zip(NAMES, self.numbers.tolist(), strict=True)) | top
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sums:
@@ -90,7 +95,7 @@ class Sums:
         numbers = torch.tensor([state[name] for name in NAMES], dtype=torch.float64)
         if numbers.ndim != 3:
             raise ValueError("the sums are of several shapes")
-        return cls(numbers)
+        return cls(numbers, torch.tensor(state["top"], dtype=torch.float64) if "top" in state else None)
 
 
 def sums_of_statistics(

@@ -45,7 +45,7 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 
-NAME = r"offset=[+-]?\d+|distance2d=\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
+NAME = r"offset=[+-]?\d+|distance2d=\d+|window=\d+\+\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re.ASCII)
 

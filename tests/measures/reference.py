@@ -113,6 +113,30 @@ def first(case: Case, b: int, h: int, i: int) -> float | None:
     return case.weights[b, h, i, 0] if case.offset + i > 0 else None
 
 
+def sink_rate(case: Case, b: int, h: int, i: int) -> float | None:
+    weight = first(case, b, h, i)
+    return None if weight is None else float(weight > 0.3 and weight == max(case.weights[b, h, i]))
+
+
+def retrieval(case: Case, b: int, h: int, i: int) -> float | None:
+    assert case.offset is not None
+    row, at_ = case.weights[b, h, i], case.offset + i
+    ids = [token.id for token in case.keys[b]]
+    copies = [j for j in range(at_ + 1) if at_ + 1 < len(ids) and ids[j] == ids[at_ + 1]]
+    largest = [j for j, a in enumerate(row) if a == max(row)]
+    open_ = any(case.allowed[b, h, i, j] for j in copies)
+    return len(set(copies) & set(largest)) / len(largest) if open_ else None
+
+
+def window(sink: int, recent: int) -> Row:
+    def value(case: Case, b: int, h: int, i: int) -> float | None:
+        assert case.offset is not None
+        near = (j < sink or abs(case.offset + i - j) < recent for j in range(case.weights.shape[-1]))
+        return sum(a for a, kept in zip(case.weights[b, h, i], near, strict=True) if kept)
+
+    return value
+
+
 def special(case: Case, b: int, h: int, i: int) -> float | None:
     return sum(a for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True) if token.special)
 
@@ -160,6 +184,7 @@ ROWS: dict[str, Row] = {
     "coverage90": coverage90,
     "monotonic": monotonic,
     "no_key": sink,
+    "max_logit": lambda case, b, h, i: None,  # weights alone have no scores
     "distance": distance,
     "offset": offset,
     "distance2d": distance2d,
@@ -167,12 +192,17 @@ ROWS: dict[str, Row] = {
     "previous": at(-1),
     "next": at(1),
     "first": first,
+    "sink_rate": sink_rate,
     "special": special,
     "punctuation": punctuation,
     "duplicate": _pairs(_is_duplicate),
     "induction": _pairs(_is_induction),
+    "retrieval": retrieval,
     "segment": _pairs(_is_other_segment),
 }
+
+WINDOWS = {"window=3+5": window(3, 5), "window=0+1": window(0, 1), "window=40+40": window(40, 40)}
+"""Some of a family."""
 
 CROSS = (
     "entropy",
@@ -192,7 +222,7 @@ CROSS = (
 def figure(case: Case, name: str, head: int, least: int = 1) -> tuple[float, int] | None:
     """Average and number of the rows that count, of those with at least so many open keys."""
     batch, _, queries, _ = case.weights.shape
-    row = at(int(name.removeprefix("offset="))) if name.startswith("offset=") else ROWS[name]
+    row = at(int(name.removeprefix("offset="))) if name.startswith("offset=") else {**ROWS, **WINDOWS}[name]
     values = [
         value
         for b in range(batch)

@@ -12,6 +12,8 @@ from attnscope.measures import DEFAULT, MEASURES, Measurement, fused_request
 from .reference import random_text
 
 SIZE, LENGTH, HEADS = 8, 97, 3
+ASKED = "max_logit", "sink_rate", "window=3+9", "window=0+1", "window=40+70"
+"""Beside those that are measured anyway."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,7 @@ def both_ways(
         call = AttentionCall(query, key, value, SIZE**-0.5, masks=(mask,))
         _, statistics = FusedPass(request, shortest=1).attend(call)
     measured = []
-    for read, known in ((HeldRows(weights, mask), None), (Unreadable(weights, mask), statistics)):
+    for read, known in ((HeldRows(weights, mask, call), None), (Unreadable(weights, mask, call), statistics)):
         axis = texts[0]
         site = Site("layer.0", 0, "encoder", 0)
         attention = Attention(
@@ -90,7 +92,9 @@ def both_ways(
 @pytest.mark.parametrize("name", ["causal", "whole", "window", "one key", "ahead", "padded"])
 def test_figures_baselines_counts_and_roles_are_the_same(name: str, batch: int) -> None:
     rng = np.random.default_rng(2)
-    from_rows, streamed = both_ways(name, [random_text(rng, LENGTH) for _ in range(batch)])
+    from_rows, streamed = both_ways(
+        name, [random_text(rng, LENGTH) for _ in range(batch)], (*DEFAULT, *ASKED)
+    )
     for one, other in zip(from_rows.figures(), streamed.figures(), strict=True):
         assert one.absent == other.absent
         assert list(one.figures) == list(other.figures)

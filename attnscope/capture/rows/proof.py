@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import RowSource
+from attnscope.attention import HeldRows, RowSource, SomeHeads
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import ScoredRows
 
@@ -70,3 +71,22 @@ def sampled_weights(rows: RowSource, places: tuple[int, ...]) -> Tensor:
     if isinstance(rows, ScoredRows):
         return rows.pick(places)
     return torch.cat([rows.rows(row, row + 1, None) for row in places], 2)
+
+
+ReadScores: TypeAlias = Callable[[int, int, "Sequence[int] | None"], Tensor]
+"""What goes into the softmax, of some queries and heads.  -> [batch, head, row, key]"""
+
+
+def find_scores(read: RowSource) -> ReadScores | None:
+    """The scores behind rows; ``None`` where only weights are known, or scores do not make them."""
+    read = getattr(read, "behind", read)  # rows of a trace are had when they are asked for
+    if isinstance(read, ScoredRows):
+        return read.scores
+    if isinstance(read, SomeHeads):
+        scores, chosen = find_scores(read.all), read.chosen
+        return scores and (lambda start, stop, heads: scores(start, stop, chosen))
+    if not isinstance(read, HeldRows) or read.call is None:
+        return None
+    made, places = ScoredRows(read.call), sample_rows(read.weights.shape[2])
+    gap = (made.pick(places) - read.weights[:, :, list(places)]).abs().amax()
+    return made.scores if float(gap) <= tolerance(read.weights.dtype) else None

@@ -251,5 +251,6 @@ def _explain(name: str | None) -> None:
     for name, measure in MEASURES.items():
         print(f"{name:{width}}  {measure.unit:6}  {measure.formula}")
     print(f"{'offset=K':{width}}  {'share':6}  A[i, i+K], for any K: offset=-2")
+    print(f"{'window=S+R':{width}}  {'share':6}  Σ A[i, j] over j < S and |i - j| < R: window=4+256")
     print(f"{'distance2d=P':{width}}  {'pixels':6}  distance2d, of patches P pixels wide: distance2d=16")
     print(f"{'[NAME]':{width}}  {'share':6}  Σ A[i, j] over special tokens of that name: [CLS], </s>")

@@ -150,13 +150,18 @@ class _TracedRows:
     sources: _Sources
     number: int
 
+    @property
+    def behind(self) -> RowSource:
+        """The rows as capture has them."""
+        return self.sources.source(self.number)
+
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        return self.sources.source(self.number).rows(start, stop, heads)
+        return self.behind.rows(start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
-        return self.sources.source(self.number).allowed(start, stop)
+        return self.behind.allowed(start, stop)
 
 
 def _tensor(array: Array) -> Tensor:

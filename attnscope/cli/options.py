@@ -209,6 +209,14 @@ class NumbersOptions:
     as_latex: bool = flag("Print the table as LaTeX, for a paper (booktabs).", "--latex", panel=PICTURE)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableOutput(NumbersOptions):
+    """Numbers in place of a picture, as CSV, too, or a picture in a file."""
+
+    as_csv: bool = flag("Print all figures as CSV.", "--csv")
+    out: Path | None = option("Save a picture: .png, .svg or .pdf.", "--out", "-o")
+
+
 def check_picture(out: Path | None, cmap: str | None, one: bool, signed: bool = False) -> None:
     """Refuse, before any work is done, what could not be written or drawn at its end.
 

@@ -16,7 +16,9 @@ RETIRED: Mapping[str, str] = {
     "--fresh": "--fresh is now --no-cache",
     "--feeds": "--feeds is now --composition",
     "--install-completion": "--install-completion is now --completion bash, zsh or fish",
-    ".gif": "GIF was retired: export --format apng",
+    "--all": "compare --all was retired: -o saves every head on a plane, --json has the singletons",
+    ".gif": "animated pictures were retired: export --format png writes one a layer",
+    ".apng": "animated pictures were retired: export --format png writes one a layer",
 }
 """A row for each old spelling of an option, ending of a file, or kind of one."""
 

@@ -298,8 +298,8 @@ def note_certainty(
         yield f"standard error of a distance: {known.mean():.1g} nats on average, {known.max():.1g} at most"
 
 
-def of_heads(result: Comparison, command: str | None, *, everything: bool = True) -> Answer:
-    """All heads: the table, the groups and the nearest pairs; with ``everything`` all that was found."""
+def of_heads(result: Comparison, command: str | None) -> Answer:
+    """All heads: the table, the groups and the nearest pairs; a picture has the plane, too."""
     view = result.view
     groups = [
         Ranked(str(number), ", ".join(head.name for head in group))
@@ -310,15 +310,8 @@ def of_heads(result: Comparison, command: str | None, *, everything: bool = True
         Ranked(pair.names, pair.words, f"{command} {pair.names}" if command else "")
         for pair in result.nearest
     ]
-    singletons = [
-        Ranked(pair.one.name, f"{pair.words} from {pair.other.name}, the nearest to it")
-        for pair in result.singletons
-    ]
-    rest = () if everything else ("--all shows every head on a plane, and the singletons",)
-    lists = [Ranking(tuple(groups), title="Alike"), Ranking(tuple(pairs), title="Nearest pairs", notes=rest)]
-    lists += [Ranking(tuple(singletons), title="Singletons")] if everything else []
-    plane = (view.plane,) if everything else ()
-    views: tuple[View, ...] = (view.table, *plane, *(ranking for ranking in lists if ranking.heads))
+    lists = Ranking(tuple(groups), title="Alike"), Ranking(tuple(pairs), title="Nearest pairs")
+    views: tuple[View, ...] = (view.table, *(ranking for ranking in lists if ranking.heads))
     count = len(result.heads)
     every = (result.pair(one, other) for one in range(count) for other in range(one + 1, count))
 

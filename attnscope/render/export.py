@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,10 @@ from attnscope.questions.sentences import number_ranges
 from attnscope.questions.token import SeenToken, see_token
 from attnscope.records import plain
 from attnscope.render.image import DPI, Album
-from attnscope.render.image.draw import save_film
 from attnscope.render.page.page import PAGE, save_page
 from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
     ALL,
-    FILM,
     PICTURES,
     ExportPlan,
     Name,
@@ -70,9 +67,9 @@ def save_export(
 
     Of each of ``formats`` that is a picture: one file a head (``L05H03.png``; only ``heads``, if given),
     one grid of thumbnails a layer (``L05.png``) and one of all (``overview.png``), led by the kind of
-    attention where there are several. Of each that is data, a page or an animated image (layer after layer):
-    one file of all heads (``heads.npz``). At last ``manifest.json``. ``size`` is the width of a picture in
-    inches, ``command`` is told in the manifest. With a token in the selection: that token in each head alone,
+    attention where there are several. Of each that is data, or a page: one file of all heads (``heads.npz``).
+    At last ``manifest.json``. ``size`` is the width of a picture in inches, ``command`` is told in the
+    manifest. With a token in the selection: that token in each head alone,
     with a ``mass`` the fewest keys that hold so much of its weight. Every file appears whole or not at all,
     and the same call writes the same bytes.
 
@@ -117,12 +114,6 @@ def save_export(
             path = folder / f"{ALL}.{form}"
             if path.suffix == PAGE:
                 save_page(result, path, cmap)
-            elif form == FILM:
-                grids = chain.from_iterable(
-                    (result.layer(kind, number) for number, _ in pairs)
-                    for kind, pairs in layers.kinds.items()
-                )
-                warnings |= dict.fromkeys(save_film(grids, path, dpi=dpi, cmap=cmap, width=size, font=font))
             else:
                 layers.save(path)
             files.append(ExportedFile(**describe_file(path)))

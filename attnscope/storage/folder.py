@@ -23,10 +23,7 @@ from attnscope.text import escape_json
 PICTURES = ("png", "svg", "pdf")
 """The formats of pictures."""
 
-FILM = "apng"
-"""The format of an animated image."""
-
-FORMATS = (*PICTURES, FILM, *DATA, "html")
+FORMATS = (*PICTURES, *DATA, "html")
 """What a folder can be filled with: a picture a head, or one file of all heads."""
 
 MANIFEST, OVERVIEW, ALL = "manifest.json", "overview", "heads"

@@ -9,7 +9,7 @@ A view is built once by its function and drawn by any surface of ``attnscope.ren
 from typing import TypeAlias
 
 from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
-from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
+from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.graph import LayerGraph
 from attnscope.views.grid import Grid, GridLayer, LayerStrip, grid
 from attnscope.views.heads import AlignedTexts, Described, HeadMap, Ranked, Ranking, head_map
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 View: TypeAlias = (
-    "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | HeadPlane | LayerStrip | HeadPair"
+    "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | LayerStrip | HeadPair"
     " | HeadRow | AlignedTexts | Curves | Stack | Terms | Table"
 )
 """What is printed in a terminal."""

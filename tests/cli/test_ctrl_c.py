@@ -76,7 +76,7 @@ def weights(tmp_path):
 
 
 def export(folder: Path, weights: str) -> Work:
-    command = ["export", "--from", weights, "-o", str(folder / "out"), "--format=png,html,npz,json,apng"]
+    command = ["export", "--from", weights, "-o", str(folder / "out"), "--format=png,html,npz,json"]
     return Work(command, folder)
 
 

@@ -93,10 +93,11 @@ def test_files_that_are_there_stop_it_before_the_model_is_loaded(run, tmp_path):
     [
         (
             ["--format", "png,bmp"],
-            "no format 'bmp': there are png, svg, pdf, apng, npz, safetensors, json, csv, html",
+            "no format 'bmp': there are png, svg, pdf, npz, safetensors, json, csv, html",
         ),
-        (["--format", "png,gif"], "no format 'gif': there are png, svg, pdf, apng"),
-        (["--format", "GIF"], "GIF was retired: export --format apng"),
+        (["--format", "png,gif"], "no format 'gif': there are png, svg, pdf, npz"),
+        (["--format", "GIF"], "animated pictures were retired: export --format png"),
+        (["--format", "apng"], "animated pictures were retired: export --format png"),
         (["--token", "cat", "--format", "npz"], "a token has pictures alone: --format png,svg,pdf"),
         (["--keep-mass", "0.6"], "only valid with --token"),
         (["--token", "dog"], "no token 'dog'"),

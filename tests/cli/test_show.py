@@ -185,7 +185,7 @@ def test_a_text_that_is_cut_says_so(run):
             [TEXT, "-o", "heads.gif"],
             "heads.gif cannot be written: its name must end in .png, .svg, .pdf, .html",
         ),
-        ([TEXT, "-o", "heads.gif"], "GIF was retired: export --format apng"),
+        ([TEXT, "-o", "heads.gif"], "animated pictures were retired: export --format png"),
         ([TEXT, "--head", "0.0", "-o", "a.npz"], "a .npz file holds whole layers: leave out --head"),
         ([TEXT, "--cmap", "embre"], "no colour map 'embre': did you mean 'ember'?"),
         ([TEXT, "--dtype", "float8"], "no dtype 'float8': there are auto, float32, float16, bfloat16"),

@@ -14,7 +14,6 @@ import time
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import load
@@ -276,7 +275,7 @@ def test_what_does_not_exist_is_told_with_what_does(model, text, tmp_path):
         save_export(model, text, Selection(layers=(0, 7, 9)), tmp_path / "a")
     with pytest.raises(SelectionError, match="no head 8: these layers have heads 0-7"):
         save_export(model, text, Selection(), tmp_path / "b", heads=(0, 8))
-    with pytest.raises(OutputError, match="no format 'bmp': there are png, svg, pdf, apng, npz"):
+    with pytest.raises(OutputError, match="no format 'bmp': there are png, svg, pdf, npz"):
         save_export(model, text, Selection(), tmp_path / "c", formats=("bmp",))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot write into"):
@@ -312,16 +311,3 @@ def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
     ]
     assert any("special tokens hidden" in str(note) for note in found.notes)
     assert np.all(found.kinds["encoder"][0][1].values.sum(-1) <= 1 + 1e-5)
-
-
-def test_an_animated_image_shows_layer_after_layer(model, text, tmp_path):
-    save_export(model, text, Selection(), tmp_path, formats=("apng", "png"), dpi=40)
-    with Image.open(tmp_path / "heads.apng") as film:
-        assert (film.n_frames, film.info["loop"], film.info["duration"]) == (4, 0, 1200)
-        for layer in range(4):
-            film.seek(layer)
-            shown = np.asarray(film.convert("RGB")).astype(float)
-            with Image.open(tmp_path / f"L{layer:02}.png") as still:
-                drawn = np.asarray(still).astype(float)
-            shown = shown[: len(drawn), : drawn.shape[1]]
-            assert np.array_equal(shown, drawn)

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, command, flag, option, refuse
 from attnscope.cli.commands.stats import parse_rows
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
-from attnscope.cli.options import (
-    PICTURES,
-    CorpusOptions,
-    HeadOptions,
-    ModelOptions,
-    NumbersOptions,
-    PrintedOptions,
-    SourceOptions,
-    check_picture,
-    check_place,
-)
 from attnscope.cli.source import load_model, read_source, reading
 from attnscope.cli.waiting import waiting
 
@@ -36,23 +25,15 @@ class AblateOptions:
     top: int = option("List so many heads.", min=1, default=10)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AblateOutput(NumbersOptions):
-    """Where the answer goes."""
-
-    as_csv: bool = flag("Print the figures of all heads as CSV.", "--csv")
-    out: Path | None = option("Save a map of all heads: .png, .svg or .pdf.", "--out", "-o")
-
-
 @command
 def ablate(
-    source: SourceOptions,
-    corpus: CorpusOptions,
+    source: options.SourceOptions,
+    corpus: options.CorpusOptions,
     asked: AblateOptions,
-    attention: HeadOptions,
-    output: AblateOutput,
-    picture: PrintedOptions,
-    model: ModelOptions,
+    attention: options.HeadOptions,
+    output: options.TableOutput,
+    picture: options.PrintedOptions,
+    model: options.ModelOptions,
 ) -> None:
     """Measure what the model's predictions lose without each head.
 
@@ -78,8 +59,8 @@ def ablate(
     refuse(alone and rows, "--rows", "one head is printed with every prediction: leave --head away")
     refuse(alone and (output.out or output.as_csv), "--out, --csv", "one head is printed, or --json")
     if output.out is not None:
-        check_place(output.out, PICTURES)
-    check_picture(None, picture.cmap, one=True, signed=True)
+        options.check_place(output.out, options.PICTURES)
+    options.check_picture(None, picture.cmap, one=True, signed=True)
     selection = select(attention, head=head)
     from attnscope.measures import DEFAULT
     from attnscope.questions.ablate import Way, of_ablation

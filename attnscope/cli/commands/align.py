@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, REQUIRED, TEXT, WHERE, argument, command, flag, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head
-from attnscope.cli.options import (
-    PICTURES,
-    ModelOptions,
-    PrintedOptions,
-    SourceOptions,
-    check_picture,
-    check_place,
-)
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
 from attnscope.errors import OutputError
@@ -70,7 +63,9 @@ class AlignOutput:
 
 
 @command
-def align(asked: SoundOptions, output: AlignOutput, picture: PrintedOptions, model: ModelOptions) -> None:
+def align(
+    asked: SoundOptions, output: AlignOutput, picture: options.PrintedOptions, model: options.ModelOptions
+) -> None:
     """Print when each word of a recording is said, by cross attention.
 
     The attention of heads that follow the sound is smoothed, averaged, and followed by dynamic time warping,
@@ -100,8 +95,8 @@ def align(asked: SoundOptions, output: AlignOutput, picture: PrintedOptions, mod
         "a picture alone: no --rank, no other format",
     )
     if output.out is not None:
-        check_place(output.out, PICTURES)
-        check_picture(None, picture.cmap, one=True)
+        options.check_place(output.out, options.PICTURES)
+        options.check_picture(None, picture.cmap, one=True)
     given = asked.text is not None or asked.file is not None
     refuse(given and asked.generate is not None, "--generate", "what is said is given: leave it out")
     from attnscope.models.inputs import SoundPart
@@ -118,7 +113,7 @@ def align(asked: SoundOptions, output: AlignOutput, picture: PrintedOptions, mod
     from attnscope.questions.answer import Answer
 
     result: SpokenText | MonotoneHeads
-    text = read_text(SourceOptions(text=asked.text, file=asked.file))[0] if given else None
+    text = read_text(options.SourceOptions(text=asked.text, file=asked.file))[0] if given else None
     loaded = load_model(model, generative=True)
     part = SoundPart(asked.from_second, asked.to_second, asked.truncate)
     if not asked.truncate and is_long(loaded, asked.sound, part):

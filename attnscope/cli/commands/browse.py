@@ -6,16 +6,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnscope.cli import options
 from attnscope.cli.command import command, option
 from attnscope.cli.heads import select
-from attnscope.cli.options import (
-    LayerOptions,
-    MapOptions,
-    PictureOptions,
-    SourceOptions,
-    WeighedModelOptions,
-    check_picture,
-)
 from attnscope.cli.source import read_source, reading
 from attnscope.errors import AttnscopeError, OutputError
 
@@ -34,12 +27,12 @@ def has_terminal() -> bool:
 
 @command
 def browse(
-    source: SourceOptions,
-    attention: LayerOptions,
-    axes: MapOptions,
+    source: options.SourceOptions,
+    attention: options.LayerOptions,
+    axes: options.MapOptions,
     output: BrowseOutput,
-    picture: PictureOptions,
-    model: WeighedModelOptions,
+    picture: options.PictureOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Browse all heads of a text in the terminal.
 
@@ -57,7 +50,7 @@ def browse(
     if not has_terminal():
         raise AttnscopeError("browse needs a terminal; attnscope show prints, -o saves a page of all heads")
     given = read_source(source, model)
-    check_picture(None, picture.cmap, one=False)
+    options.check_picture(None, picture.cmap, one=False)
     if not output.out.is_dir():
         raise OutputError(f"pictures cannot be saved to {output.out}: there is no such folder")
     try:

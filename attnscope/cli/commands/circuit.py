@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.cli.command import MOST_USED, REQUIRED, argument, command, option
-from attnscope.cli.commands.cut import CauseOutput
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import PICTURES, ModelOptions, PrintedOptions, check_picture, check_place
+from attnscope.cli.options import (
+    PICTURES,
+    ModelOptions,
+    PrintedOptions,
+    TableOutput,
+    check_picture,
+    check_place,
+)
 from attnscope.cli.source import load_model, read_file
 from attnscope.cli.waiting import waiting
 
@@ -36,7 +42,7 @@ class PairsOptions:
 def circuit(
     asked: PairsOptions,
     score: ScoreOptions,
-    output: CauseOutput,
+    output: TableOutput,
     picture: PrintedOptions,
     model: ModelOptions,
 ) -> None:

@@ -9,21 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Head
+from attnscope.cli import options
 from attnscope.cli.command import argument, command, flag, option, refuse, repeat
 from attnscope.cli.complete import complete_measure
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
-from attnscope.cli.options import (
-    PICTURES,
-    AxisOptions,
-    LayerOptions,
-    NumbersOptions,
-    PrintedOptions,
-    SecondNamed,
-    TextsOptions,
-    WeighedModelOptions,
-    check_picture,
-)
 from attnscope.cli.source import HEAD, SourceInput, load_model, open_two, read_source, reading, reopen
 from attnscope.errors import InputError, OutputError, SelectionError
 from attnscope.text import read_number
@@ -60,7 +50,7 @@ class Contrast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedHeads(LayerOptions):
+class ComparedHeads(options.LayerOptions):
     """Layers, or one head number."""
 
     head: str | None = option(
@@ -69,31 +59,27 @@ class ComparedHeads(LayerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOutput(NumbersOptions):
+class CompareOutput(options.TableOutput):
     """Where the comparison goes."""
 
-    as_csv: bool = flag("Print the distances as CSV.", "--csv")
-    everything: bool = flag(
-        "Of all heads, print also a plane with every head on it, and singletons.", "--all"
-    )
     out: Path | None = option(
         "Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).", "--out", "-o"
     )
 
 
 def show_composition(
-    source: SecondNamed,
+    source: options.SecondNamed,
     contrast: Contrast,
     output: CompareOutput,
-    picture: PrintedOptions,
-    model: WeighedModelOptions,
+    picture: options.PrintedOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Compose the weights of all heads, and print or save what feeds the head that is named, or any."""
     named = list(contrast.heads or ())
     refuse(len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition")
     refuse(model.metadata, "--weigh", "not valid with --composition, which reads the model's weights")
     fed = parse_head(named[0]) if named else None
-    check_picture(output.out, picture.cmap, one=True, signed=True)
+    options.check_picture(output.out, picture.cmap, one=True, signed=True)
     nameless = output.out is not None and fed is None
     refuse(nameless, "--out", "name the head whose map is saved: compare L1H2 --composition")
     from attnscope.questions.composition import find_feeds, of_feeds
@@ -108,19 +94,19 @@ def show_composition(
     deliver("compare", of_feeds(result), output, picture)
 
 
-SAVED = (*PICTURES, ".npz")
+SAVED = (*options.PICTURES, ".npz")
 
 
 @command
 def compare(
-    source: SecondNamed,
+    source: options.SecondNamed,
     contrast: Contrast,
-    corpus: TextsOptions,
+    corpus: options.TextsOptions,
     attention: ComparedHeads,
-    axes: AxisOptions,
+    axes: options.AxisOptions,
     output: CompareOutput,
-    picture: PrintedOptions,
-    model: WeighedModelOptions,
+    picture: options.PrintedOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Compare heads with each other, on two texts, or in two models.
 
@@ -153,20 +139,17 @@ def compare(
             f"{output.out} cannot be written: a comparison is saved as {', '.join(SAVED)}; "
             "--json and --csv print it"
         )
-    check_picture(output.out, picture.cmap, one=False, signed=True)
+    options.check_picture(output.out, picture.cmap, one=False, signed=True)
     opening, one = None, corpus.texts is None
     if one:
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
-    everything, saving = output.everything, output.out is not None
-    answer = _compare(
-        given, selection, pair, contrast, opening, one=one, everything=everything, saving=saving
-    )
+    answer = _compare(given, selection, pair, contrast, opening, one=one, saving=output.out is not None)
     deliver("compare", answer, output, picture, model.metadata)
 
 
-def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -> bool:
+def _names_head(source: options.SecondNamed, corpus: options.TextsOptions, contrast: Contrast) -> bool:
     """Whether what stands first is no text: that comes from elsewhere."""
     elsewhere = source.file, source.saved, source.inputs, source.repeat_random, corpus.texts
     if any(each is not None for each in elsewhere):
@@ -177,7 +160,7 @@ def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -
         return False
 
 
-def _select(attention: ComparedHeads, axes: AxisOptions) -> Selection:
+def _select(attention: ComparedHeads, axes: options.AxisOptions) -> Selection:
     """Which heads are meant; a number alone is that head of every layer."""
     if attention.head is None:
         return select(attention, axes)
@@ -187,7 +170,9 @@ def _select(attention: ComparedHeads, axes: AxisOptions) -> Selection:
     return select(attention, axes, parse_head(attention.head, attention))
 
 
-def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, selection: Selection) -> None:
+def _check(
+    contrast: Contrast, corpus: options.TextsOptions, source: options.SecondNamed, selection: Selection
+) -> None:
     """Wrong usage for what says nothing together."""
     named, many = contrast.heads or [], corpus.texts is not None
     text, model = contrast.with_text is not None, contrast.with_model is not None
@@ -215,7 +200,9 @@ def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, select
     refuse(not asked and selection.head is not None, "--head", one)
 
 
-def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions) -> list[SourceInput]:
+def _texts(
+    corpus: options.TextsOptions, source: options.SecondNamed, model: options.WeighedModelOptions
+) -> list[SourceInput]:
     """The texts of a corpus. Raises ``InputError`` where one cannot be read, or where there is none."""
     from attnscope.storage.corpus import read_corpus
 
@@ -239,7 +226,6 @@ def _compare(
     opening: str | None,
     *,
     one: bool,
-    everything: bool,
     saving: bool,
 ) -> Answer:
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
@@ -275,7 +261,7 @@ def _compare(
             return compare_passes(model, mine[0], open_file(contrast.with_trace), selection, opening)
         if selection.number is not None and one:
             return of_depth(through_layers(model, mine[0], selection.number, selection))
-        return of_heads(compare_all_heads(model, mine, selection), opening, everything=everything)
+        return of_heads(compare_all_heads(model, mine, selection), opening)
 
 
 def _rival(first: SourceInput, contrast: Contrast) -> SourceInput | None:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from attnscope.attention import Head
-from attnscope.cli.command import MOST_USED, argument, command, flag, option, refuse
+from attnscope.cli import options
+from attnscope.cli.command import MOST_USED, argument, command, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
-from attnscope.cli.options import (
-    LayerOptions,
-    ModelOptions,
-    NumbersOptions,
-    PrintedOptions,
-    TextNamed,
-    TextsOptions,
-    check_picture,
-)
 from attnscope.cli.source import read_source
 from attnscope.cli.waiting import waiting
 
@@ -45,15 +36,7 @@ class CauseOptions(ScoreOptions):
     head: str | None = option("Change these heads alone, like L5H3 or L5H3,L2H1.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CauseOutput(NumbersOptions):
-    """Where the answer goes."""
-
-    as_csv: bool = flag("Print every head as CSV.", "--csv")
-    out: Path | None = option("Save the map of all heads as .png, .svg or .pdf.", "--out", "-o")
-
-
-def parse_heads(cause: CauseOptions, attention: LayerOptions) -> list[Head]:
+def parse_heads(cause: CauseOptions, attention: options.LayerOptions) -> list[Head]:
     """The heads that are named; none where all are meant."""
     return [parse_head(each.strip(), attention) for each in (cause.head or "").split(",") if each.strip()]
 
@@ -62,12 +45,12 @@ def parse_heads(cause: CauseOptions, attention: LayerOptions) -> list[Head]:
 def cut(
     edges: EdgeOptions,
     cause: CauseOptions,
-    corpus: TextsOptions,
-    source: TextNamed,
-    attention: LayerOptions,
-    output: CauseOutput,
-    picture: PrintedOptions,
-    model: ModelOptions,
+    corpus: options.TextsOptions,
+    source: options.TextNamed,
+    attention: options.LayerOptions,
+    output: options.TableOutput,
+    picture: options.PrintedOptions,
+    model: options.ModelOptions,
 ) -> None:
     """Cut attention between parts of a text; measure the prediction.
 
@@ -93,14 +76,14 @@ def cut(
     refuse(len(texts) == len(words), "ASKED", "name an edge, the arrow written as ->: 'it -> cat'")
     mean = edges.how == "mean"
     refuse(mean and corpus.texts is None, "--how", "a mean is taken over a corpus: add --texts")
-    refuse(not mean and corpus != TextsOptions(), "--texts", "only valid with --how mean")
+    refuse(not mean and corpus != options.TextsOptions(), "--texts", "only valid with --how mean")
     several = len(texts) > 1 or (texts and source.text is not None)
     refuse(several, "ASKED", "give one text; an edge has an arrow, ->")
     if texts:
         source = replace(source, text=texts[0])
     heads = parse_heads(cause, attention)
     questions = [question for each in words if each not in texts for question in parse_questions(each)]
-    check_picture(output.out, picture.cmap, one=True, signed=True)
+    options.check_picture(output.out, picture.cmap, one=True, signed=True)
     loaded, prepared = read_source(source, model).open(predicting=True)
     among = () if corpus.texts is None else prepare_corpus(loaded, corpus, source)
     with waiting(f"{loaded.name} predicts without {', '.join(map(str, questions))}"):

@@ -9,18 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnscope.cli import options
 from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, refuse, write
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import parse_numbers, select
-from attnscope.cli.options import (
-    LayerOptions,
-    MapOptions,
-    NumbersOptions,
-    PictureOptions,
-    SourceOptions,
-    WeighedModelOptions,
-    check_picture,
-)
 from attnscope.cli.retired import tell_retired
 from attnscope.cli.source import read_source, reading
 from attnscope.cli.waiting import STOPPED, notify
@@ -32,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportedHeads(LayerOptions):
+class ExportedHeads(options.LayerOptions):
     """Layers and heads, several of each."""
 
     heads: str | None = option("Pictures of these heads of each layer only, like 0-3,7.", panel=WHERE)
@@ -43,13 +35,12 @@ class ExportedHeads(LayerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOutput(NumbersOptions):
+class ExportOutput(options.NumbersOptions):
     """Where the files go, and which there are."""
 
     out: Path = option("The folder; it is made if there is none.", "--out", "-o", default=REQUIRED)
     formats: str = option(
-        "Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), apng "
-        "(layer after layer), npz, "
+        "Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), npz, "
         "safetensors, json, csv (the weights of all), with commas between them.",
         "--format",
         default="png",
@@ -59,12 +50,12 @@ class ExportOutput(NumbersOptions):
 
 @command
 def export(
-    source: SourceOptions,
+    source: options.SourceOptions,
     attention: ExportedHeads,
-    axes: MapOptions,
+    axes: options.MapOptions,
     output: ExportOutput,
-    picture: PictureOptions,
-    model: WeighedModelOptions,
+    picture: options.PictureOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Write every head to files: pictures, pages or arrays.
 
@@ -87,7 +78,7 @@ def export(
         attention.keep_mass is not None and attention.token is None, "--keep-mass", "only valid with --token"
     )
     given = read_source(source, model)
-    check_picture(None, picture.cmap, one=False)
+    options.check_picture(None, picture.cmap, one=False)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
     from attnscope.storage.folder import ExportPlan, refuse_existing
 

@@ -6,19 +6,11 @@ import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from attnscope.cli import options
 from attnscope.cli.command import argument, command, flag, option, refuse, repeat
 from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
-from attnscope.cli.options import (
-    LayerOptions,
-    NumbersOptions,
-    PrintedOptions,
-    SourceOptions,
-    TextNamed,
-    WeighedModelOptions,
-    check_picture,
-)
 from attnscope.cli.retired import RETIRED
 from attnscope.cli.source import load_model, read_source, reading
 from attnscope.errors import InputError
@@ -65,19 +57,19 @@ class QuestionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FindOutput(NumbersOptions):
+class FindOutput(options.TableOutput):
     """How many heads are listed, and where the answer goes."""
 
     top: int | None = option("List so many heads of each question: 8, or 1 with --gold.", min=1)
-    as_csv: bool = flag("Print all heads of all questions as CSV.", "--csv")
-    out: Path | None = option("Save the map of all heads as .png, .svg or .pdf.", "--out", "-o")
 
 
 SOUNDS = re.compile(r'"audio"\s*:')
 """What a line has that names a sound."""
 
 
-def check_gold(gold: GoldOptions, words: list[str], source: SourceOptions, output: FindOutput) -> bool:
+def check_gold(
+    gold: GoldOptions, words: list[str], source: options.SourceOptions, output: FindOutput
+) -> bool:
     """Whether answers are read from a file; what goes together badly is wrong usage."""
     if gold.gold is None:
         default = GoldOptions()
@@ -93,10 +85,10 @@ def check_gold(gold: GoldOptions, words: list[str], source: SourceOptions, outpu
 
 def answer_gold(
     gold: GoldOptions,
-    source: SourceOptions,
-    attention: LayerOptions,
+    source: options.SourceOptions,
+    attention: options.LayerOptions,
     output: FindOutput,
-    model: WeighedModelOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they do."""
     from attnscope.questions.gold import find_gold, of_gold
@@ -130,11 +122,11 @@ def _refuse_sounds(path: Path) -> None:
 def find(
     asked: QuestionOptions,
     gold: GoldOptions,
-    source: TextNamed,
-    attention: LayerOptions,
+    source: options.TextNamed,
+    attention: options.LayerOptions,
     output: FindOutput,
-    picture: PrintedOptions,
-    model: WeighedModelOptions,
+    picture: options.PrintedOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Find the heads that look from one part of a text to another.
 
@@ -181,11 +173,11 @@ def find(
         source = replace(source, text=texts[0])
     questions = [question for each in given_words if each not in texts for question in parse_questions(each)]
     refuse(len(questions) > MOST, "ASKED", f"{len(questions):,} questions: ask {MOST} at a time")
-    check_picture(output.out, picture.cmap, one=True)
+    options.check_picture(output.out, picture.cmap, one=True)
     given = read_source(source, model)
     loaded, prepared = given.open(saving=output.out is not None)
     with reading(loaded, prepared):
         result = find_heads(loaded, prepared, questions, select(attention))
-    meant = LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
-    opening = repeat("show", SourceOptions(**vars(source)), meant, picture, model)
+    meant = options.LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
+    opening = repeat("show", options.SourceOptions(**vars(source)), meant, picture, model)
     deliver("find", of_found(result, output.top or LISTED, opening), output, picture, model.metadata)

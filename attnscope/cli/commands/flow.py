@@ -6,20 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from attnscope.cli import options
 from attnscope.cli.command import WHERE, command, flag, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.faithful import check_alone, show_methods
 from attnscope.cli.heads import parse_numbers, select
-from attnscope.cli.options import (
-    WHOLE,
-    LayerOptions,
-    MapOptions,
-    ModelOptions,
-    NumbersOptions,
-    PrintedOptions,
-    SourceOptions,
-    check_picture,
-)
 from attnscope.cli.source import read_source, reading
 
 
@@ -48,7 +39,7 @@ class FlowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowOutput(NumbersOptions):
+class FlowOutput(options.NumbersOptions):
     """Where the answer goes."""
 
     out: Path | None = option(
@@ -60,13 +51,13 @@ class FlowOutput(NumbersOptions):
 
 @command
 def flow(
-    source: SourceOptions,
+    source: options.SourceOptions,
     asked: FlowOptions,
-    attention: LayerOptions,
-    axes: MapOptions,
+    attention: options.LayerOptions,
+    axes: options.MapOptions,
     output: FlowOutput,
-    picture: PrintedOptions,
-    model: ModelOptions,
+    picture: options.PrintedOptions,
+    model: options.ModelOptions,
 ) -> None:
     """Follow attention through all layers, back to the input tokens.
 
@@ -90,7 +81,7 @@ def flow(
     refuse(several, "--layer", "name one layer, up to which a token is followed")
     unasked = asked.target is not None and asked.method != "relevance" and not asked.faithful
     refuse(unasked, "--target", "only valid with --method relevance or --faithful")
-    check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
+    options.check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
     given = read_source(source, model)
     if asked.faithful:
         check_alone(asked.token is None and not attention.layers and source.saved is None)
@@ -103,9 +94,9 @@ def flow(
         saving=output.out is not None,
     )
     with reading(loaded, prepared):
-        shown = select(LayerOptions(kind=attention.kind), axes)
+        shown = select(options.LayerOptions(kind=attention.kind), axes)
         result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
-    if output.as_json or (output.out is not None and output.out.suffix.lower() in WHOLE):
+    if output.as_json or (output.out is not None and output.out.suffix.lower() in options.WHOLE):
         answer = of_flow(result)  # of every layer, whichever is drawn
     else:
         answer = of_flow(

@@ -6,20 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, command, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head
-from attnscope.cli.options import (
-    PICTURES,
-    HeadOptions,
-    ModelOptions,
-    NumbersOptions,
-    PrintedOptions,
-    PromptsOptions,
-    SourceOptions,
-    check_picture,
-    check_place,
-)
 from attnscope.cli.source import read_file, read_source, reading
 
 
@@ -44,7 +34,7 @@ class LogitsOptions(ScoreOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitsOutput(NumbersOptions):
+class LogitsOutput(options.NumbersOptions):
     """Where the answer goes."""
 
     out: Path | None = option("Save a picture (.png, .svg, .pdf) or a page (.html).", "--out", "-o")
@@ -52,13 +42,13 @@ class LogitsOutput(NumbersOptions):
 
 @command
 def logits(
-    source: SourceOptions,
+    source: options.SourceOptions,
     asked: LogitsOptions,
-    many: PromptsOptions,
-    attention: HeadOptions,
+    many: options.PromptsOptions,
+    attention: options.HeadOptions,
     output: LogitsOutput,
-    picture: PrintedOptions,
-    model: ModelOptions,
+    picture: options.PrintedOptions,
+    model: options.ModelOptions,
 ) -> None:
     """Direct logit attribution: what each head adds to a token's logit.
 
@@ -82,8 +72,8 @@ def logits(
     refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
     head = None if attention.head is None else parse_head(attention.head, attention)
     if output.out is not None:
-        check_place(output.out, (*PICTURES, ".html"))
-    check_picture(output.out, picture.cmap, one=False, signed=True)
+        options.check_place(output.out, (*options.PICTURES, ".html"))
+    options.check_picture(output.out, picture.cmap, one=False, signed=True)
     given = read_source(source, model)
     from attnscope.questions.lens import Lens, logit_lens, of_lens
     from attnscope.questions.logits import Writes, direct_effects, of_writes

@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 from attnscope.cli.command import MOST_USED, TEXT, command, flag, option, refuse
-from attnscope.cli.commands.cut import CauseOptions, CauseOutput, parse_heads
+from attnscope.cli.commands.cut import CauseOptions, parse_heads
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
-from attnscope.cli.options import LayerOptions, ModelOptions, PrintedOptions, SecondNamed, check_picture
+from attnscope.cli.options import (
+    LayerOptions,
+    ModelOptions,
+    PrintedOptions,
+    SecondNamed,
+    TableOutput,
+    check_picture,
+)
 from attnscope.cli.source import load_model, read_file, read_source
 from attnscope.cli.waiting import waiting
 
@@ -52,7 +59,7 @@ def patch(
     asked: PatchOptions,
     cause: CauseOptions,
     attention: LayerOptions,
-    output: CauseOutput,
+    output: TableOutput,
     picture: PrintedOptions,
     model: ModelOptions,
 ) -> None:

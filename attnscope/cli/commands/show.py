@@ -7,22 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnscope.cli import options
 from attnscope.cli.command import PICTURE, WHERE, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.heads import parse_head, select
-from attnscope.cli.options import (
-    PICTURES,
-    WHOLE,
-    MapOptions,
-    NumbersOptions,
-    PrintedOptions,
-    PromptsOptions,
-    ShownHeads,
-    SourceOptions,
-    WeighedModelOptions,
-    check_picture,
-    check_place,
-)
 from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
 
 if TYPE_CHECKING:
@@ -39,7 +27,7 @@ class PairOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOutput(NumbersOptions):
+class ShowOutput(options.NumbersOptions):
     """Where the answer goes."""
 
     out: Path | None = option(
@@ -61,14 +49,14 @@ class ShowOutput(NumbersOptions):
 
 @command
 def show(
-    source: SourceOptions,
-    attention: ShownHeads,
+    source: options.SourceOptions,
+    attention: options.ShownHeads,
     score: PairOptions,
-    axes: MapOptions,
-    many: PromptsOptions,
+    axes: options.MapOptions,
+    many: options.PromptsOptions,
     output: ShowOutput,
-    picture: PrintedOptions,
-    model: WeighedModelOptions,
+    picture: options.PrintedOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Show what the attention heads do on a text.
 
@@ -113,7 +101,7 @@ def show(
     if score.pair is not None or score.neurons:
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
-    check_picture(output.out, picture.cmap, one=pictured)
+    options.check_picture(output.out, picture.cmap, one=pictured)
     selection = select(attention, axes, head, token=attention.token, min_weight=output.min_weight)
     if many.prompts is not None:
         alone = head is not None and not (attention.token or output.loss or axes.words or axes.hide_special)
@@ -129,7 +117,7 @@ def show(
     from attnscope.questions.overview import of_overview, overview
     from attnscope.questions.token import of_token, one_token
 
-    whole = output.out is not None and output.out.suffix.lower() in WHOLE
+    whole = output.out is not None and output.out.suffix.lower() in options.WHOLE
     loaded, prepared = given.open(predicting=output.loss, saving=output.out is not None)
     with reading(loaded, prepared):
         if whole and output.out is not None:
@@ -160,7 +148,7 @@ def show(
 
 
 def _show_prompts(
-    given: SourceInput, table: Path, selection: Selection, output: ShowOutput, picture: PrintedOptions
+    given: SourceInput, table: Path, selection: Selection, output: ShowOutput, picture: options.PrintedOptions
 ) -> None:
     """The mean map of one head."""
     from attnscope.questions.head import of_head
@@ -175,13 +163,13 @@ def _show_prompts(
 
 
 def _show_neurons(
-    source: SourceOptions,
-    attention: ShownHeads,
+    source: options.SourceOptions,
+    attention: options.ShownHeads,
     score: PairOptions,
-    axes: MapOptions,
+    axes: options.MapOptions,
     output: ShowOutput,
-    picture: PrintedOptions,
-    model: WeighedModelOptions,
+    picture: options.PrintedOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """One score of a head, by dimension."""
     refuse(score.pair is None, "--neurons", 'name two tokens: --pair "it -> cat"')
@@ -191,8 +179,8 @@ def _show_neurons(
     refuse(axes.words or axes.hide_special, "--neurons", "tokens have scores: no --words, no --hide-special")
     refuse(model.weigh != "raw", "--weigh", "not valid with --neurons: scores are those of the softmax")
     if output.out is not None:
-        check_place(output.out, (*PICTURES, ".html"))
-    check_picture(None, picture.cmap, one=True, signed=True)
+        options.check_place(output.out, (*options.PICTURES, ".html"))
+    options.check_picture(None, picture.cmap, one=True, signed=True)
     given = read_source(source, model)
     from attnscope.questions.neurons import of_neurons, take_apart
 

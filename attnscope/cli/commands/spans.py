@@ -8,17 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnscope.cli import options
 from attnscope.cli.command import MODEL, MOST_USED, WHERE, command, flag, option, refuse
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select_heads
-from attnscope.cli.options import (
-    HeadOptions,
-    PrintedOptions,
-    SourceOptions,
-    WeighedModelOptions,
-    check_picture,
-)
 from attnscope.cli.source import SourceInput, read_file, read_source, reading
 
 if TYPE_CHECKING:
@@ -51,7 +45,7 @@ class PartOptions:
     exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
 
 
-def check_cut(parts: PartOptions, source: SourceOptions) -> None:
+def check_cut(parts: PartOptions, source: options.SourceOptions) -> None:
     """Refuse a way to cut that does not exist, or that does not go with what is read."""
     unknown = parts.by not in WAYS and not parts.by.endswith(".json")
     refuse(unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json")
@@ -85,12 +79,12 @@ def read_parts_of(given: SourceInput, parts: PartOptions) -> tuple[Model, ModelI
 
 @command
 def spans(
-    source: SourceOptions,
+    source: options.SourceOptions,
     parts: PartOptions,
-    attention: HeadOptions,
+    attention: options.HeadOptions,
     output: FindOutput,
-    picture: PrintedOptions,
-    model: WeighedModelOptions,
+    picture: options.PrintedOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Show the attention between parts of a text: sentences, lines, ...
 
@@ -111,7 +105,7 @@ def spans(
     from attnscope.questions.spans import of_spans, of_written, rank_spans, span_maps, written_looks
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
-    check_picture(output.out, picture.cmap, one=True)
+    options.check_picture(output.out, picture.cmap, one=True)
     check_cut(parts, source)
     loaded, prepared, cut = read_parts_of(read_source(source, model), parts)
     refuse(parts.written and output.as_csv, "--written", "it is drawn here, or printed with --json")

@@ -7,23 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnscope.cli import options
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse
 from attnscope.cli.complete import complete_explained, complete_measure
 from attnscope.cli.corpus import check_texts, measure_corpus, print_each
 from attnscope.cli.deliver import PLAIN, deliver, save_data
 from attnscope.cli.faithful import check_alone, show_heads
 from attnscope.cli.heads import NUMBERS, select_heads
-from attnscope.cli.options import (
-    WHOLE,
-    CorpusOptions,
-    HeadOptions,
-    NumbersOptions,
-    PrintedOptions,
-    SourceOptions,
-    WeighedModelOptions,
-    check_picture,
-    check_place,
-)
 from attnscope.cli.source import load_model, read_source, reading
 
 if TYPE_CHECKING:
@@ -31,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredHeads(HeadOptions):
+class MeasuredHeads(options.HeadOptions):
     """The heads that are listed, and in which order."""
 
     where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
@@ -70,14 +60,12 @@ class StatsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatsOutput(NumbersOptions):
+class StatsOutput(options.TableOutput):
     """Where the figures go."""
 
-    as_csv: bool = flag("Print all figures as CSV.", "--csv")
     head_map: str | None = option(
         "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete_measure
     )
-    out: Path | None = option("Save the map or the curves as .png, .svg or .pdf.", "--out", "-o")
     jsonl: bool = flag("With --texts: print the figures of each text as a line of JSON.")
     explain: str | None = option(
         "Say what a measure, a role or a weighing means, and stop.", complete=complete_explained
@@ -104,13 +92,13 @@ def parse_rows(spelling: str | None) -> range | None:
 
 @command
 def stats(
-    source: SourceOptions,
-    corpus: CorpusOptions,
+    source: options.SourceOptions,
+    corpus: options.CorpusOptions,
     attention: MeasuredHeads,
     output: StatsOutput,
     asked: StatsOptions,
-    picture: PrintedOptions,
-    model: WeighedModelOptions,
+    picture: options.PrintedOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Measure every head on a text or a corpus.
 
@@ -163,8 +151,8 @@ def stats(
     words = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
     refuse(output.out is not None and not drawn, "--out", words)
     if asked.pooled is not None:
-        check_place(asked.pooled, WHOLE)
-    check_picture(output.out, picture.cmap, one=True, signed=not asked.faithful)
+        options.check_place(asked.pooled, options.WHOLE)
+    options.check_picture(output.out, picture.cmap, one=True, signed=not asked.faithful)
     given = read_source(source, model) if one else None
     selection = select_heads(attention)
     if asked.faithful:

@@ -9,18 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnscope.cli import options
 from attnscope.cli.command import WHERE, argument, command, flag, option, refuse
 from attnscope.cli.complete import complete_measure
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
-from attnscope.cli.options import (
-    LayerOptions,
-    ModelOptions,
-    NumbersOptions,
-    PrintedOptions,
-    TextsOptions,
-    check_picture,
-)
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import notify
 from attnscope.text import clean
@@ -50,22 +43,14 @@ class TrackOptions:
     watch: bool = flag("Wait for new checkpoints until Ctrl-C; needs --jsonl.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackOutput(NumbersOptions):
-    """Where the figures go."""
-
-    as_csv: bool = flag("Print all figures as CSV.", "--csv")
-    out: Path | None = option("Save the curves as .png, .svg or .pdf.", "--out", "-o")
-
-
 @command
 def track(
     asked: TrackOptions,
-    corpus: TextsOptions,
-    attention: LayerOptions,
-    output: TrackOutput,
-    picture: PrintedOptions,
-    model: ModelOptions,
+    corpus: options.TextsOptions,
+    attention: options.LayerOptions,
+    output: options.TableOutput,
+    picture: options.PrintedOptions,
+    model: options.ModelOptions,
 ) -> None:
     """Follow heads through training: figures over checkpoints.
 
@@ -93,7 +78,7 @@ def track(
     refuse(
         bool(asked.revisions) == bool(asked.checkpoints), "CHECKPOINTS", "give folders, or -m and --revisions"
     )
-    check_picture(output.out, picture.cmap, one=True)
+    options.check_picture(output.out, picture.cmap, one=True)
     measures = tuple(dict.fromkeys(name.strip() for name in asked.measure.split(",") if name.strip()))
     for name in measures:
         MEASURES[name]

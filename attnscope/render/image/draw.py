@@ -6,7 +6,7 @@ import io
 import struct
 import warnings as python_warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,25 +16,7 @@ import numpy as np
 
 from attnscope.errors import OutputError
 from attnscope.render.colour import choose_map
-from attnscope.render.image.charts import (
-    curves_figure,
-    faithful_figure,
-    sound_map_figure,
-    stack_figure,
-    terms_figure,
-    token_figure,
-)
-from attnscope.render.image.distances import distance_figure, distances_figure
-from attnscope.render.image.graph import graph_figure
-from attnscope.render.image.maps import (
-    WEIGHT,
-    grid_figure,
-    head_map_figure,
-    heatmap_figure,
-    pair_figure,
-    row_figure,
-    strip_figure,
-)
+from attnscope.render.image import charts, distances, graph, maps
 from attnscope.render.image.sheet import Style, families
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
@@ -84,21 +66,21 @@ def fit_width(figure: Figure, width: float) -> None:
 
 
 DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
-    Heatmap: heatmap_figure,
-    Grid: grid_figure,
-    TokenView: token_figure,
-    HeadMap: head_map_figure,
-    DistanceMap: distance_figure,
-    HeadDistances: distances_figure,
-    LayerStrip: strip_figure,
-    HeadPair: pair_figure,
-    HeadRow: row_figure,
-    Terms: terms_figure,
-    Curves: curves_figure,
-    Stack: stack_figure,
-    Faithful: faithful_figure,
-    SoundMap: sound_map_figure,
-    LayerGraph: graph_figure,
+    Heatmap: maps.heatmap_figure,
+    Grid: maps.grid_figure,
+    TokenView: charts.token_figure,
+    HeadMap: maps.head_map_figure,
+    DistanceMap: distances.distance_figure,
+    HeadDistances: distances.distances_figure,
+    LayerStrip: maps.strip_figure,
+    HeadPair: maps.pair_figure,
+    HeadRow: maps.row_figure,
+    Terms: charts.terms_figure,
+    Curves: charts.curves_figure,
+    Stack: charts.stack_figure,
+    Faithful: charts.faithful_figure,
+    SoundMap: charts.sound_map_figure,
+    LayerGraph: graph.graph_figure,
 }
 """What draws each view."""
 
@@ -199,7 +181,7 @@ def drawing(
     fonts, warnings = families(texts_of(view), font)
     with settings(fonts):
         figure = figure_of(view, replace(style_of(view, cmap, width), annotate=annotate))
-        if annotate and not any(text.get_gid() == WEIGHT for axes in figure.axes for text in axes.texts):
+        if annotate and not any(text.get_gid() == maps.WEIGHT for axes in figure.axes for text in axes.texts):
             warnings.append("no weights are written: that needs one head of few tokens in a large picture")
         yield figure, warnings
 
@@ -250,37 +232,3 @@ def figure_of(view: Drawable, style: Style) -> Figure:
     if style.width is not None:
         fit_width(figure, style.width)
     return figure
-
-
-SHOWN = 1200  # milliseconds that each picture stays
-
-
-def save_film(
-    views: Iterable[Drawable],
-    path: str | Path,
-    *,
-    dpi: float = DPI,
-    cmap: str | None = None,
-    width: float | None = None,
-    font: str | None = None,
-) -> list[str]:
-    """Write views as an APNG that shows one after the other for ever; return what to warn of.
-
-    Smaller pictures stand in the upper left corner of the largest. Options and errors: see ``save_image``.
-    """
-    from PIL import Image
-
-    frames, said = [], dict[str, None]()
-    for view in views:
-        with drawing(view, cmap=cmap, width=width, font=font) as (figure, warnings):
-            frames.append(Image.open(io.BytesIO(encode(figure, "png", dpi))))
-            said |= dict.fromkeys(warnings)
-    size = max(frame.width for frame in frames), max(frame.height for frame in frames)
-    sheets = [Image.new("RGB", size, "white") for _ in frames]
-    for sheet, frame in zip(sheets, frames, strict=True):
-        sheet.paste(frame)
-    buffer = io.BytesIO()
-    # an APNG is a PNG that holds several pictures
-    sheets[0].save(buffer, "PNG", save_all=True, append_images=sheets[1:], duration=SHOWN, loop=0)
-    write_whole(path, buffer.getvalue())
-    return list(said)

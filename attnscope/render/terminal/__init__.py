@@ -19,24 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
 from rich.segment import Segment, Segments
 
-from attnscope.render.terminal.charts import (
-    aligned_lines,
-    brief_lines,
-    curves_lines,
-    ranking_lines,
-    stack_lines,
-    terms_lines,
-    token_lines,
-)
-from attnscope.render.terminal.distances import distance_lines, plane_lines
-from attnscope.render.terminal.grid import AROUND, grid_lines, layout_of
-from attnscope.render.terminal.heatmap import (
-    head_map_lines,
-    heatmap_lines,
-    pair_lines,
-    row_lines,
-    strip_lines,
-)
+from attnscope.render.terminal import charts, distances, grid, heatmap
 from attnscope.render.terminal.surface import (
     ASCII,
     CONTROLS,
@@ -49,7 +32,7 @@ from attnscope.render.terminal.surface import (
 from attnscope.render.terminal.table import table_parts
 from attnscope.views import View
 from attnscope.views.charts import Curves, Stack, Terms
-from attnscope.views.distances import DistanceMap, HeadPlane
+from attnscope.views.distances import DistanceMap
 from attnscope.views.grid import Grid, LayerStrip
 from attnscope.views.heads import AlignedTexts, HeadMap, Ranking
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
@@ -60,20 +43,19 @@ TEXT_OF = itemgetter(0)  # the text of a segment; this is asked ten thousand tim
 
 
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
-    Heatmap: heatmap_lines,
-    Grid: grid_lines,
-    TokenView: token_lines,
-    HeadMap: head_map_lines,
-    Ranking: ranking_lines,
-    DistanceMap: distance_lines,
-    HeadPlane: plane_lines,
-    LayerStrip: strip_lines,
-    HeadPair: pair_lines,
-    HeadRow: row_lines,
-    AlignedTexts: aligned_lines,
-    Curves: curves_lines,
-    Stack: stack_lines,
-    Terms: terms_lines,
+    Heatmap: heatmap.heatmap_lines,
+    Grid: grid.grid_lines,
+    TokenView: charts.token_lines,
+    HeadMap: heatmap.head_map_lines,
+    Ranking: charts.ranking_lines,
+    DistanceMap: distances.distance_lines,
+    LayerStrip: heatmap.strip_lines,
+    HeadPair: heatmap.pair_lines,
+    HeadRow: heatmap.row_lines,
+    AlignedTexts: charts.aligned_lines,
+    Curves: charts.curves_lines,
+    Stack: charts.stack_lines,
+    Terms: charts.terms_lines,
 }
 """What draws each view, but for its title, subtitle and notes."""
 
@@ -117,16 +99,16 @@ def _in_ascii(segment: Segment) -> Segment:
 def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = None) -> Iterator[Line]:
     """A view's lines of segments, none wider than the surface but for commands to be copied."""
     if isinstance(view, Grid) and isinstance(marked, tuple):
-        body = grid_lines(view, surface, marked)
+        body = grid.grid_lines(view, surface, marked)
     elif isinstance(view, Heatmap) and isinstance(marked, int):
-        body = heatmap_lines(view, surface, marked)
+        body = heatmap.heatmap_lines(view, surface, marked)
     else:
         body = DRAWN[type(view)](view, surface)
     if isinstance(view, Ranking) and surface.height is not None:
-        yield from brief_lines(view, surface)
+        yield from charts.brief_lines(view, surface)
         return
     title = (view.title or view.name) if isinstance(view, HeadMap) else view.title
-    tight = isinstance(view, Grid) and layout_of(view, surface, marked is not None).around == AROUND
+    tight = isinstance(view, Grid) and grid.layout_of(view, surface, marked is not None).around == grid.AROUND
     yield from heading(title, view.subtitle, surface, tight=tight)
     yield from body
     if not isinstance(view, (Heatmap, DistanceMap)):  # these are brought to a size, and say so themselves

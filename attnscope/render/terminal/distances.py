@@ -1,4 +1,4 @@
-"""Distances between heads in the terminal: the table of all pairs, and heads as tiles on a plane."""
+"""Distances between heads in the terminal: the table of all pairs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from rich.segment import Segment
 
-from attnscope.axes import Array
 from attnscope.render.terminal.surface import (
     DIM,
     SHADE_FROM,
@@ -26,87 +25,12 @@ from attnscope.render.terminal.surface import (
     quiet,
     style_on,
 )
-from attnscope.views.distances import DistanceMap, HeadPlane
-
-WIDEST, TALLEST, LOWEST = 120, 26, 6
-ASPECT = 2.1  # how much taller than wide a character is
-
-CROWDED = 0.22
-"""The share of the plane that tiles with names may cover; beyond it they carry their layer alone."""
-
-
-def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
-    """The plane; a tile that would cover another one moves to the nearest free place."""
-    layers = [str(layer) for layer in view.layers]
-    columns = min(surface.width, WIDEST)
-    labels, told = list(view.names), "each tile is a head"
-    tile = max(len(label) for label in labels) + 2
-    lines = _height(view.points, columns - tile)
-    if sum(len(label) + 2 for label in labels) > CROWDED * columns * lines:
-        labels, told = layers, "each tile is a head, with the number of its layer"
-        tile = max(len(label) for label in labels) + 2
-        lines = _height(view.points, columns - tile)
-    widths = [len(label) + 2 for label in labels]
-    lines = max(lines, 2 * sum(widths) // columns)  # so that every tile finds a place
-    placed = _place_tiles(_on_grid(view.points, columns - tile, lines - 1), widths, columns, lines)
-    last = max(*view.layers, 1)
-    tones = [round(layer / last * (TONES - 1)) for layer in view.layers]
-    palette = surface.palette(signed=False)
-    for row in range(lines):
-        line: Line = []
-        at = 0
-        for column, head in sorted((column, head) for head, (y, column) in placed.items() if y == row):
-            line.append(Segment(" " * (column - at)))
-            text = f" {labels[head]} "
-            line.append(Segment(text, style_on(palette, tones[head]) if surface.colour else None))
-            at = column + len(text)
-        yield line
-    yield []
-    if surface.colour and len(set(view.layers)) > 1:
-        told += ", coloured from the first layer to the last"
-    yield from quiet(f"{told}; near means alike", surface)
-
-
-def _height(points: Array, columns: int) -> int:
-    """Lines that show the points in their own proportions, in so many columns."""
-    wide, tall = np.ptp(points, axis=0)
-    tallest = min(TALLEST, 8 + len(points) // 2)
-    return int(np.clip(round(columns * tall / max(wide, 1e-12) / ASPECT), LOWEST, tallest))
-
-
-def _on_grid(points: Array, columns: int, lines: int) -> list[tuple[int, int]]:
-    """Points as (line, column), in the largest scale at which they fit."""
-    low, size = points.min(0), np.ptp(points, axis=0)
-    scale = min(columns / max(size[0], 1e-12), lines * ASPECT / max(size[1], 1e-12))
-    x = (points[:, 0] - low[0]) * scale + (columns - size[0] * scale) / 2
-    y = lines - (points[:, 1] - low[1]) * scale / ASPECT - (lines - size[1] * scale / ASPECT) / 2
-    return [(round(float(line)), round(float(column))) for line, column in zip(y, x, strict=True)]
-
-
-def _place_tiles(
-    wanted: list[tuple[int, int]], widths: list[int], columns: int, lines: int
-) -> dict[int, tuple[int, int]]:
-    """A free (line, column) for each tile, as near as there is one to where it belongs."""
-    free = np.ones((lines, columns), bool)
-    y, x = np.mgrid[:lines, :columns]
-    placed = {}
-    for head, (line, column) in enumerate(wanted):
-        width = widths[head]
-        fits = np.ones((lines, columns), bool)
-        fits[:, columns - width + 1 :] = False
-        for step in range(width):
-            fits[:, : columns - step] &= free[:, step:]
-        away = np.where(fits, ((y - line) * ASPECT) ** 2 + (x - column) ** 2, np.inf)
-        best = int(away.argmin())
-        placed[head] = best // columns, best % columns
-        free[placed[head][0], placed[head][1] : placed[head][1] + width] = False
-    return placed
-
+from attnscope.views.distances import DistanceMap
 
 NUMBERED, SQUARE = 6, 2
 """Columns of a cell with a number in it, and of one without that still has its line to itself."""
 
-NAMED, TALLEST_DISTANCES = 24, 40  # rows up to which each has a line of its own, in colour and without
+NAMED, TALLEST = 24, 40  # rows up to which each has a line of its own, in colour and without
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +53,7 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
         layout = _layout(view, surface)
     if layout is None:
         room = surface.width - max(len(name) for name in view.rows) - 1
-        view = view.fit(room if surface.colour else TALLEST_DISTANCES, room)
+        view = view.fit(room if surface.colour else TALLEST, room)
         layout = _layout(view, surface) or _Layout(1, surface.colour, 0, 5)
     palette = surface.palette(signed=False)
     yield from _header(view, layout)
@@ -158,7 +82,7 @@ def _layout(view: DistanceMap, surface: Surface) -> _Layout | None:
     gaps = max(len(view.groups) - 1, 0)
     shapes = [(NUMBERED, False), (SQUARE, False), (1, surface.colour)]
     for cell, half in shapes:
-        if not half and rows > (NAMED if cell == NUMBERED or surface.colour else TALLEST_DISTANCES):
+        if not half and rows > (NAMED if cell == NUMBERED or surface.colour else TALLEST):
             continue
         for gap in (1, 0):
             if label + 1 + cell * columns + gap * gaps <= surface.width:

@@ -10,7 +10,7 @@ import pytest
 from attnscope.render.terminal import lines
 from attnscope.render.terminal.surface import Surface
 from attnscope.views.distances import distance_map
-from tests.render.compared import aligned, all_heads, pair, plane, strip, table
+from tests.render.compared import aligned, all_heads, pair, strip, table
 from tests.render.screen import expected_colours, pixels, printed
 
 
@@ -26,10 +26,9 @@ COUNTS = (2, 3, 12, 32, 41, 72, 144, 400)
 @pytest.mark.parametrize("width", [40, 80, 160])
 @pytest.mark.parametrize("colour", [False, True])
 def test_no_line_is_wider_than_the_terminal(count, width, colour):
-    view = all_heads(count)
-    for each in (view.table, view.plane):
-        assert widest(each, width, colour) <= width
-        assert "\x1b" not in printed(each, width=width)
+    view = all_heads(count).table
+    assert widest(view, width, colour) <= width
+    assert "\x1b" not in printed(view, width=width)
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
@@ -99,36 +98,6 @@ def test_a_small_table_has_its_numbers():
     assert f"{view.values[0, 1]:.2f}" in out
     assert "L0H5" in out
     assert "numbers above" not in out
-
-
-@pytest.mark.parametrize(("count", "width"), [(1, 80), (12, 40), (32, 80), (72, 80), (72, 160)])
-def test_every_head_has_a_tile_of_its_own(count, width):
-    out = printed(plane(count), width=width)
-    found = re.findall(r"L\d+H\d+", out)
-    if found:
-        assert sorted(found) == sorted(plane(count).names)
-    else:
-        tiles = out[: out.index("each tile")].split()
-        assert sorted(map(int, tiles)) == sorted(plane(count).layers)
-
-
-def test_a_crowded_plane_shows_layers():
-    out = printed(plane(400, heads=40), width=80)
-    tiles = [int(tile) for tile in out[: out.index("each tile")].split()]
-    assert sorted(tiles) == sorted(plane(400, heads=40).layers)
-
-
-def test_heads_lie_as_their_points_do():
-    view = plane(5, seed=3)
-    shown = printed(view, width=120).splitlines()
-    at = {
-        name: next((line.index(name), -row) for row, line in enumerate(shown) if name in line)
-        for name in view.names
-    }
-    for axis in (0, 1):
-        order = np.argsort(view.points[:, axis])
-        along = [at[view.names[head]][axis] for head in order]
-        assert along == sorted(along)
 
 
 def test_a_strip_has_a_thumbnail_a_role_and_figures_for_each_layer():

@@ -29,6 +29,9 @@ SEPARATOR = PICTURED // 2
 HEARD = PICTURED << 1
 """The first id of tokens that stand for a moment of a sound."""
 
+GROUPED = " · "
+"""What stands between the group of a position, a camera or a column, and its own label."""
+
 READ = " s · "
 """What stands between the time of a moment and what the model reads in it, as in ``0.42 s · h``."""
 

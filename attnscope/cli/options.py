@@ -274,6 +274,10 @@ class SourceOptions:
     inputs: Path | None = option(
         "Tensors for the model's forward instead of a text: .safetensors, .npz or .pt."
     )
+    labels: Path | None = option(
+        "With --inputs or --from: a file that names positions, one a line, or a table (tabs) with the "
+        "columns label, group, special. find and spans --by group know the groups."
+    )
     repeat_random: int | None = option(
         "Read N random tokens twice instead of a text; heads that copy stand out.", min=2
     )

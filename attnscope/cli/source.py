@@ -198,7 +198,11 @@ class SourceInput:
         if files is None:
             return None
         try:
-            read = [identify_file(path) for path in (*asked.pictures, asked.audio, asked.inputs) if path]
+            read = [
+                identify_file(path)
+                for path in (*asked.pictures, asked.audio, asked.inputs, asked.labels)
+                if path
+            ]
         except OSError:
             return None
         options = {name: value for name, value in asdict(model).items() if name != "offline"}
@@ -219,7 +223,7 @@ class SourceInput:
         if self.asked.saved is not None:
             from attnscope.models.kept import open_file
 
-            return open_file(self.asked.saved)
+            return open_file(self.asked.saved, self.asked.labels)
         return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
 
     def prepare(self, model: Model) -> ModelInput:
@@ -242,6 +246,7 @@ class SourceInput:
             begin=asked.from_second,
             end=asked.to_second,
             tensors=asked.inputs,
+            labels=asked.labels,
             repeat_random=asked.repeat_random,
             **{name: getattr(asked, name) for name in same},
         ).prepare(model, waiting)
@@ -280,7 +285,8 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     image, audio, video = bool(asked.image), asked.audio is not None, asked.video is not None
     drawn = asked.repeat_random is not None
     inputs, saved, second = asked.inputs is not None, asked.saved is not None, asked.second_text
-    beside_file = replace(asked, saved=None) != untyped(type(asked)) or model != untyped(type(model))
+    other = replace(asked, saved=None, labels=None)
+    beside_file = other != untyped(type(asked)) or model != untyped(type(model))
     is_head = second and HEAD.fullmatch(second) and not isinstance(asked, SecondNamed)
     instead = f"type --head {second}" if is_offered("--head") else "this command shows all heads"
     for wrong, option, sentence in (
@@ -297,6 +303,7 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
         ("weigh" in model.metadata and asked.keep, "--weigh", "not valid with --keep: a file has no values"),
         (saved and beside_file, "--from", "the file has text and weights: leave out the text and the model"),
         (inputs and text, "TEXT", "give a text or --inputs, not both"),
+        (asked.labels and not (inputs or saved), "--labels", "only valid with --inputs or --from"),
         (inputs and writes, "--chat, --generate", "only valid with a text, not with --inputs"),
         (asked.system is not None and not asked.chat, "--system", "only valid with --chat"),
         (drawn and (text or image or audio or inputs), "--repeat-random", "takes the place of a text"),

@@ -10,17 +10,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from attnscope import __version__
-from attnscope.attention import Attention, Axis, Kind, Token
+from attnscope.attention import Attention, Axis, Kind
 from attnscope.axes import coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
 from attnscope.capture.placing.without_attention import why_empty
-from attnscope.errors import ModelError, SizeError
+from attnscope.errors import InputError, ModelError, SizeError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.limits import MEASURED_WEIGHTS
 from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.words import measure_words
-from attnscope.models.inputs import ModelInput
+from attnscope.models.inputs import ModelInput, text_axes
 from attnscope.models.kept import TracedModel, has_short_text, is_short
+from attnscope.models.labels import Label, tokens_of
 from attnscope.models.model import Model, find_device
 from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import Trace
@@ -266,13 +267,20 @@ def drops_out(module: nn.Module) -> bool:
     )
 
 
-def axes_of_texts(tokens: Sequence[str] | None) -> dict[Kind, tuple[Axis, Axis]]:
-    """Texts as the axes of every attention of their number; equal texts are the same token."""
+def axes_of_texts(
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None,
+) -> dict[Kind, tuple[Axis, Axis]]:
+    """Texts as the axes of every attention of their number; equal texts are the same token.
+
+    A mapping has those of the ``encoder`` and of the ``decoder``. Raises ``InputError`` for other names.
+    """
     if tokens is None:
         return {}
-    numbers: dict[str, int] = {}
-    axis = tuple(
-        Token(str(text), numbers.setdefault(str(text), len(numbers)), word=place)
-        for place, text in enumerate(tokens)
+    if not isinstance(tokens, Mapping):
+        return dict(text_axes(tokens_of([Label(str(text)) for text in tokens])))
+    if set(tokens) != {"encoder", "decoder"}:
+        raise InputError(f"there are tokens of {', '.join(tokens)}: name those of encoder and decoder")
+    encoder, decoder = (
+        tokens_of([Label(str(text)) for text in tokens[name]]) for name in ("encoder", "decoder")
     )
-    return {"encoder": (axis, axis), "decoder": (axis, axis)}
+    return {"encoder": (encoder, encoder), "decoder": (decoder, decoder), "cross": (decoder, encoder)}

@@ -20,6 +20,7 @@ from attnscope.figures import Weigh
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
 from attnscope.models.inputs import Heard, Message, ModelInput, Objective, Picture
+from attnscope.models.labels import read_labels, relabel, tokens_of
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
@@ -110,12 +111,17 @@ class TracedModel(FileModel):
         return prepare_traced(self.trace)
 
 
-def open_file(path: str | Path) -> FileModel:
-    """A trace, by its suffix, or a file of weights. Raises ``InputError``."""
+def open_file(path: str | Path, labels: Path | None = None) -> FileModel:
+    """A trace, by its suffix, or a file of weights, whose positions ``labels`` names.
+
+    Raises ``InputError``.
+    """
     path = Path(path)
     if path.suffix.lower() == SUFFIX:
+        if labels is not None:
+            raise InputError(f"{path} is a trace, which has its tokens: labels are for files of weights")
         return TracedModel(read_trace(path), clean(path.name))
-    return WeightsFile(path)
+    return WeightsFile(path, labels)
 
 
 def look_at(prepared: ModelInput, trace: Trace) -> ModelInput:
@@ -208,14 +214,15 @@ class WeightsFile(FileModel):
 
     what = "a file of weights"
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, labels: Path | None = None) -> None:
         found = read_weights(path)
         notes = [str(note) for note in found.notes]
         places = [place for layers in found.kinds.values() for _, field in layers for place in field.keys]
         if any(place.stop - place.start > 1 for place in places):
             notes.append("the figures count the rows and columns that the file has")
         super().__init__(str(path), notes)
-        self.layers = list(_layers(found.kinds, Path(path).suffix.lower().removeprefix(".")))
+        named = () if labels is None else tokens_of(read_labels(labels))
+        self.layers = list(_layers(found.kinds, Path(path).suffix.lower().removeprefix("."), named))
         self._title = str(found.title or Untrusted(Path(path).stem))
 
     @property
@@ -250,7 +257,9 @@ class WeightsFile(FileModel):
         return record
 
 
-def _layers(kinds: Mapping[str, Sequence[tuple[int, Weights]]], form: str) -> Iterator[Attention]:
+def _layers(
+    kinds: Mapping[str, Sequence[tuple[int, Weights]]], form: str, named: tuple[Token, ...]
+) -> Iterator[Attention]:
     import torch
 
     axes: dict[tuple[Place, ...], Axis] = {}  # layers share theirs, which measures look for
@@ -260,7 +269,8 @@ def _layers(kinds: Mapping[str, Sequence[tuple[int, Weights]]], form: str) -> It
             weights = torch.from_numpy(np.ascontiguousarray(weighed.values))[None]  # [1, head, query, key]
             allowed = torch.from_numpy(np.ascontiguousarray(weighed.allowed))
             queries, keys = (
-                axes.setdefault(places, _axis(places)) for places in (weighed.queries, weighed.keys)
+                axes.setdefault(places, relabel(_axis(places), named))
+                for places in (weighed.queries, weighed.keys)
             )
             heads = weights.shape[1]
             yield Attention(

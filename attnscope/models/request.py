@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnscope.errors import InputError
 from attnscope.models.inputs import Chat, Message, ModelInput, SoundPart
+from attnscope.models.labels import label_input, read_labels
 from attnscope.models.model import Model
 from attnscope.text import MOST_CHARACTERS
 
@@ -53,8 +54,8 @@ Waiting: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 class InputRequest:
     """A text, or what stands in its place or beside it, and how much the model writes on.
 
-    ``tensors`` are by the names of arguments, or a file of them; ``begin`` and ``end`` are seconds of the
-    sound; ``repeat_random`` tokens are read twice in the place of a text.
+    ``tensors`` are by the names of arguments, or a file of them, ``labels`` a file that names positions;
+    ``begin`` and ``end`` are seconds of the sound; ``repeat_random`` tokens are read twice, not a text.
     """
 
     text: str | None = None
@@ -65,6 +66,7 @@ class InputRequest:
     begin: float = 0.0
     end: float | None = None
     tensors: Mapping[str, Tensor] | Path | None = None
+    labels: Path | None = None
     repeat_random: int | None = None
     chat: bool = False
     system: str | None = None
@@ -103,7 +105,8 @@ class InputRequest:
             from attnscope.storage.tensors import read_tensors
 
             tensors = self.tensors
-            return model.prepare_tensors(read_tensors(tensors) if isinstance(tensors, Path) else tensors)
+            read = model.prepare_tensors(read_tensors(tensors) if isinstance(tensors, Path) else tensors)
+            return read if self.labels is None else label_input(read, read_labels(self.labels))
         if self.repeat_random is not None:
             return model.repeat_random(self.repeat_random, self.seed)
         if self.text is None:

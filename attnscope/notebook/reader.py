@@ -58,6 +58,7 @@ class Reader:
         video: str | Path | None = None,
         audio: str | Path | None = None,
         part: tuple[float, float | None] = (0.0, None),
+        labels: str | Path | None = None,
         repeat_random: int | None = None,
         chat: bool = False,
         system: str | None = None,
@@ -69,9 +70,10 @@ class Reader:
     ) -> Run:
         """One pass over a text, a pair, images, a video, a sound, or tensors by the names of arguments.
 
-        ``part`` is the seconds of a sound from and to which it is read. ``repeat_random`` tokens are read
-        twice in the place of a text. ``generate`` appends up to that many generated tokens. Raises
-        ``InputError`` for what the model cannot read, ``ModelError`` for a model that fails.
+        ``labels`` is a file that names the positions of tensors. ``part`` is the seconds of a sound from and
+        to which it is read. ``repeat_random`` tokens are read twice in the place of a text. ``generate``
+        appends up to that many generated tokens. Raises ``InputError`` for what the model cannot read,
+        ``ModelError`` for a model that fails.
         """
         from attnscope.models.keeping import keep_trace
         from attnscope.models.kept import TracedModel
@@ -92,6 +94,7 @@ class Reader:
             begin=part[0],
             end=part[1],
             tensors=tensors,
+            labels=None if labels is None else Path(labels),
             repeat_random=repeat_random,
             chat=chat,
             system=system,
@@ -162,13 +165,16 @@ def open(path: str | Path) -> Run:
 
 @contextmanager
 def record(
-    module: nn.Module, tokens: Sequence[str] | None = None, *, name: str | None = None
+    module: nn.Module,
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    *,
+    name: str | None = None,
 ) -> Iterator[Run]:
     """Watch whatever a module runs inside the block, training too; when it ends, the run can be looked at.
 
-    ``tokens`` label the axes that have their length. The steps of a generation are one pass, as long as each
-    one's keys begin with those of the one before. Of several passes the last is shown, and ``run.passes`` has
-    each. Raises ``ModelError`` if no attention ran.
+    ``tokens`` label the axes that have their length, those of ``encoder`` and ``decoder`` apart if you like.
+    The steps of a generation are one pass, as long as each one's keys begin with those of the one before. Of
+    several passes the last is shown, and ``run.passes`` has each. Raises ``ModelError`` if no attention ran.
     """
     from attnscope.capture import recording
     from attnscope.models.keeping import RecordedPasses, axes_of_texts

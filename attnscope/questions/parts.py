@@ -12,7 +12,7 @@ from string import punctuation
 from typing import Annotated, TypeAlias
 
 from attnscope.attention import Axis, Token
-from attnscope.axes import SEPARATOR, Place, coarsen_axis, find_senses
+from attnscope.axes import GROUPED, SEPARATOR, Place, coarsen_axis, find_senses
 from attnscope.errors import InputError, SelectionError
 from attnscope.limits import OutOfTime, deadline
 from attnscope.models.inputs import Message, ModelInput
@@ -76,7 +76,7 @@ class TextPart:
         heard = tuple(group for place, group in words if place.heard)
         if self.text == SOUND and heard:
             return heard
-        one = tuple(group for place, group in words if place.pictured and self._names(place))
+        one = tuple(group for place, group in words if self._names(place))
         if one:
             return one
         name, number = self.place
@@ -98,8 +98,8 @@ class TextPart:
         return (name, read_number(place)) if name else (self.text, None)
 
     def _names(self, place: Place) -> bool:
-        """Whether the picture is named that a token is part of: image 2, frame 1."""
-        return place.text.partition(" · ")[0] == self.text
+        """Whether the picture or group is named that a token is part of: image 2, frame 1, genes."""
+        return GROUPED in place.text and place.text.partition(GROUPED)[0] == self.text
 
 
 def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
@@ -168,7 +168,8 @@ def _names(place: Place) -> tuple[str, ...]:
     name = _known(place.text).casefold()
     if place.heard:
         return name, place.moment, place.letters.casefold() or name
-    return name, name.strip(punctuation), name.removeprefix("patch "), name.removeprefix("image 1 · ")
+    alone = name.removeprefix("image 1 · ") if place.pictured else name.partition(GROUPED)[2] or name
+    return name, name.strip(punctuation), name.removeprefix("patch "), alone
 
 
 def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
@@ -377,16 +378,22 @@ def cut_input(
 ) -> tuple[Span, ...]:
     """The parts of what was read, and what was written behind it as one more.
 
-    ``by`` is a way of ``CUTS``, "segment", "modality", or "role"; ``begins`` are parts that were named
-    instead, and where in the text they begin. Raises ``InputError`` for what cannot be cut so.
+    ``by`` is a way of ``CUTS``, "segment", "modality", "role" or "group"; ``begins`` are parts that were
+    named instead, and where in the text they begin. Raises ``InputError`` for what cannot be cut so.
     """
     read, rest = prepared.tokens[: prepared.read], "written"
-    if begins is None and by not in (*CUTS, "segment", "modality", "role"):
-        raise InputError(f"a text is cut by {', '.join(CUTS)}, segment, modality or role, not by {by!r}")
+    if begins is None and by not in (*CUTS, "segment", "modality", "role", "group"):
+        raise InputError(
+            f"a text is cut by {', '.join(CUTS)}, segment, modality, role or group, not by {by!r}"
+        )
     if begins is None and by == "modality" and all(token.id < SEPARATOR for token in read):
         raise InputError("what was read is text alone: cut by modality what holds a picture or a sound, too")
     if begins is None and by in ("segment", "modality"):
         cut = segments(read)
+    elif begins is None and by == "group":
+        if not any(GROUPED in token.text for token in read):
+            raise InputError("no position has a group: give --labels FILE with the columns label and group")
+        cut = _runs([(0, token.text.partition(GROUPED)[0]) for token in read])
     elif begins is None and by == "role":
         if not prepared.messages:
             raise InputError("what was read holds no chat that could be cut: give the text")

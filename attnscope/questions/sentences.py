@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from attnscope.attention import Site
-from attnscope.axes import Weights
+from attnscope.axes import GROUPED, Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers.coarsen import CoarseMap
 from attnscope.errors import SelectionError
@@ -47,7 +47,10 @@ def quote_text(prepared: ModelInput) -> str:
     """The beginning of a text in quotation marks; nothing of an image, a sound, or unknown tokens."""
     pictured = prepared.picture is not None or prepared.heard is not None
     known = [] if pictured else prepared.tokens[: 2 * QUOTED]
-    words = (replace(token, text=(token.text.split() or [token.text])[0]) for token in known)  # without [UNK]
+    labels = (replace(token, text=token.text.rpartition(GROUPED)[2]) for token in known)
+    words = (
+        replace(token, text=(token.text.split() or [token.text])[0]) for token in labels
+    )  # without [UNK]
     text = spell_tokens([token for token in words if not token.special])
     if len(text) > QUOTED:
         text = text[: QUOTED - 1].rstrip() + "…"

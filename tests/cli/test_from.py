@@ -79,3 +79,12 @@ def test_what_is_no_number_is_null_in_json_which_every_program_can_read(run, tmp
     assert ran.code == 0
     json.loads(ran.out, parse_constant=refuse)
     assert "not finite numbers: 2" in ran.out
+
+
+def test_labels_name_the_rows_of_a_file_and_nothing_else(run, heads, tmp_path):
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(f"joint{n}" for n in range(4)))
+    np.savez(tmp_path / "weights.npz", np.full((1, 4, 4), 0.25, np.float32))
+    ran = run("show", "--from", tmp_path / "weights.npz", "--labels", labels, "--head", "L0H0", "--json")
+    assert json.loads(ran.out)["keys"] == [f"joint{n}" for n in range(4)]
+    assert "only valid with --inputs or --from" in run("show", TEXT, "--labels", labels).err

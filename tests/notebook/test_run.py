@@ -106,7 +106,7 @@ def test_parts_and_claims_are_those_of_the_commands(own, run):
     expected = answer(run("check", *claims, "--text", text, "--json"))["claims"]
     found = [{"claim": v.claim, "holds": v.holds, "figures": v.evidence} for v in read.check(*claims)]
     assert found == expected
-    with pytest.raises(InputError, match=r"cut by sentence, .* modality or role, not by 'page'"):
+    with pytest.raises(InputError, match=r"cut by sentence, .* modality, role or group, not by 'page'"):
         read.spans("page")
     with pytest.raises(InputError, match="holds no chat"):
         read.spans("role")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnscope.questions.parts import Span
 
 
-WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "marks")
+WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "group", "marks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class PartOptions:
     panel = WHERE
     by: str = option(
         "How the text is cut: sentence, line, paragraph, segment (both texts of a pair), modality (--image "
-        "or --audio and its text), role (with --chat), marks, which are parts that it names, "
+        "or --audio and its text), role (with --chat), group (with --labels), marks, which it names, "
         "[[question: Who slept?]], or a .json FILE of parts.",
         panel=MOST_USED,
         default="sentence",
@@ -56,7 +56,8 @@ def check_cut(parts: PartOptions, source: options.SourceOptions) -> None:
     sensed = source.image or source.video or source.audio
     pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
     refuse(
-        not (pictured or not (sensed or source.inputs)) or (source.saved and parts.by == "marks"),
+        not (pictured or parts.by == "group" or not (sensed or source.inputs))
+        or (source.saved and parts.by == "marks"),
         "--by",
         "parts are cut out of a plain text: give TEXT or --file; with --image or --audio, a text and "
         "--by modality",

@@ -127,6 +127,7 @@ class Model:
     stateless = False  # known to keep nothing of a pass, so that several threads may run it at once
     weigh: Weigh = "raw"  # what its attention is weighed by
     weighing: RunsWeighed | None = None
+    trains = False  # what a pass keeps on the module (a table of rotations) must then be fit for gradients
 
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()
@@ -289,7 +290,7 @@ class Model:
         self.show_kinds(prepared)
         watching = (*observers, LayersDone(self.module))
         with (
-            torch.inference_mode(),
+            torch.no_grad() if self.trains else torch.inference_mode(),
             self.threads(prepared),
             self._quoting(prepared),
             recording(self.module, watching, prepared.axes, fused, warn=False) as record,
@@ -322,7 +323,7 @@ class Model:
         devices = {tensor.device for tensor in inputs.values() if tensor.device.type == "cuda"}
         try:
             with (
-                torch.inference_mode(),
+                torch.no_grad() if self.trains else torch.inference_mode(),
                 torch.random.fork_rng(list(devices)),
                 recording(self.module, warn=False),
             ):

@@ -46,7 +46,7 @@ class Reader:
         """The model with the head that it predicts with, at rest while the block runs."""
         if self._predicting is not None:
             self._model, self._predicting = self._predicting(), None
-        with _at_rest(self._model.module):
+        with at_rest(self._model.module):
             yield self._model
 
     def read(
@@ -104,7 +104,7 @@ class Reader:
             max_tokens=max_tokens,
             truncate=truncate,
         )
-        with _at_rest(model.module):
+        with at_rest(model.module):
             prepared = request.prepare(model)
             with model.threads(prepared):
                 return Run(TracedModel(keep_trace(model, prepared)), source=(self.predicting, request))
@@ -152,7 +152,7 @@ def wrap(
     """
     from attnscope.models.module import wrap_module
 
-    with _at_rest(module):
+    with at_rest(module):
         return Reader(wrap_module(module, tokenizer, processor, name))
 
 
@@ -191,7 +191,7 @@ _resting: dict[int, tuple[int, bool]] = {}  # by id: how many blocks a module re
 
 
 @contextmanager
-def _at_rest(module: nn.Module) -> Iterator[None]:
+def at_rest(module: nn.Module) -> Iterator[None]:
     """A module as it predicts; whether its parts train is as before when the last of such blocks ends.
 
     Threads that read one model may begin and end in any order.

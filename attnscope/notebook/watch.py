@@ -1,48 +1,85 @@
-"""The figures of every head while a model is trained, from the batches that run anyway."""
+"""The figures of every head while a model is trained: of the batches that run anyway, or of probe texts."""
 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attnscope.errors import AttnscopeError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.notebook.shown import Display, Drawing
+from attnscope.questions.processes import joined_processes
 from attnscope.questions.stats import Condition, parse_conditions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from attnscope.measures import HeadFigures
+    from attnscope.measures import HeadFigures, Measurement
     from attnscope.questions.track import Track
+    from attnscope.storage.corpus import Corpus
 
 MEASURED = ("entropy", "confidence", "first", "previous", "self")
+
+FRAMEWORKS = {
+    "transformers": "TrainerCallback",
+    "lightning.pytorch": "Callback",
+    "pytorch_lightning": "Callback",
+}
+"""Where each framework that calls back has its class for that."""
+
+OnAlarm: TypeAlias = "Literal['warn', 'stop'] | Callable[[str], object]"
 
 
 class Alarmed(AttnscopeError):
     """A head met the condition on which a run is to stop."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class TrainingLog(Display):
     """What was measured at each step that was watched; in a notebook, curves of the heads that changed most.
 
-    ``step`` counts the passes of the model in training mode, from 0; whoever counts otherwise may set it.
+    ``step`` counts the passes of the model in training mode, from 0; whoever counts otherwise may set it. Of
+    several processes the first one has the figures, and each has ``stopped``, the alarm that ends the run.
     """
 
-    measures: tuple[str, ...]
-    path: Path | None = None
+    every: int = 100
+    measures: Sequence[str] = MEASURED
+    texts: str | Path | Sequence[str] | None = None
+    tokenizer: Any = None
+    path: str | Path | None = None
     report: Callable[[Mapping[str, float]], object] | None = None
-    alarm: tuple[tuple[Condition, ...], ...] = ()
-    stop: bool = False
+    alarm: str | None = None
+    on_alarm: OnAlarm = "warn"
     step: int = -1
-    figures: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    alarms: list[str] = field(default_factory=list)
+    figures: dict[int, list[dict[str, Any]]] = field(default_factory=dict, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
+    alarms: list[str] = field(default_factory=list, init=False)
+    stopped: str = field(default="", init=False)
+    _last: int | None = field(default=None, init=False)  # the step that was watched last
+    _conditions: list[tuple[Condition, ...]] = field(init=False)
+    _probe: Corpus | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be watched, before anything runs."""
+        from attnscope.measures import MEASURES
+        from attnscope.storage.corpus import ListedTexts, read_corpus
+
+        if self.every < 1:
+            raise AttnscopeError(f"every is {self.every}: watch one of 1 pass or more")
+        self._conditions = [parse_conditions(part) for part in self.alarm.split(" or ")] if self.alarm else []
+        named = [condition.name for each in self._conditions for condition in each]
+        self.measures = tuple(dict.fromkeys([*self.measures, *named]))
+        for name in self.measures:
+            MEASURES[name]
+        if self.texts is not None:
+            given = self.texts
+            self._probe = read_corpus(given) if isinstance(given, (str, Path)) else ListedTexts(given)
 
     @property
     def track(self) -> Track:
@@ -72,30 +109,92 @@ class TrainingLog(Display):
     def __repr__(self) -> str:
         return f"<{len(self.figures):,} steps watched, {len(self.alarms):,} alarms>"
 
-    def add(self, heads: Sequence[HeadFigures], notes: Sequence[str]) -> None:
-        """Keep the figures of a step, write and report them. Raises ``Alarmed`` where a run is to stop."""
+    @property
+    def is_due(self) -> bool:
+        """Whether the step is one to watch, and was not watched yet."""
+        return self.step % self.every == 0 and self.step != self._last
+
+    @contextmanager
+    def measuring(self, model: nn.Module, batch: object) -> Iterator[None]:
+        """Measure the step: the probe texts before the block, or what the model attends to inside of it."""
+        from attnscope.capture import recording
+        from attnscope.measures import Measurement
+
+        self._last = self.step
+        if self._probe is not None:
+            heads, notes = _probe(model, self._probe, self.tokenizer, tuple(self.measures))
+            self._conclude(heads, notes)
+            yield
+            return
+        measured = Measurement(tuple(self.measures))
+        ids = _ids(batch)
+        if ids is not None:
+            texts = _tokens(ids)
+            measured.label(dict.fromkeys(("encoder", "decoder"), (texts, texts)))
+        with recording(model, [measured], warn=False) as record:
+            yield
+        for note in record.changes:
+            if note not in self.notes:
+                warnings.warn(note, stacklevel=2)
+        notes = list(record.notes)
+        if any(getattr(part, "p", 0) for part in model.modules() if "Dropout" in type(part).__name__):
+            notes.append("dropout was on: the weights are those before it")
+        self._conclude(measured, notes)
+
+    def _conclude(self, found: Measurement | Sequence[HeadFigures], notes: Sequence[str]) -> None:
+        """Add up what all processes measured; the first one keeps it, and says whether all are to stop."""
+        from attnscope.measures import Measurement
+
+        processes = joined_processes()
+        if isinstance(found, Measurement):
+            _, *others = processes.gather(found.state()) or [None]
+            for state in others:
+                found.merge(Measurement.from_state(state))
+            found = found.figures()
+        if processes.number == 0:
+            self._add(found, notes)
+        if self.on_alarm == "stop":
+            self.stopped = processes.broadcast(self.stopped)
+
+    def _add(self, heads: Sequence[HeadFigures], notes: Sequence[str]) -> None:
+        """Keep the figures of the step, write and report them, and raise alarms."""
         from attnscope.questions.track import figures_of
 
         self.figures[self.step] = [figures_of(head, self.measures) for head in heads]
         self.notes += [note for note in notes if note not in self.notes]
+        alarms = [f"step {self.step:,}: {each}" for each in self._find_alarms(heads)]
+        self.alarms += alarms
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": self.step, "figures": self.figures[self.step]}) + "\n")
+            line = {"step": self.step, "figures": self.figures[self.step], "alarms": alarms}
+            with Path(self.path).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
         if self.report is not None:
-            named = {
-                f"{head.name}/{name}": each.value for head in heads for name, each in head.figures.items()
-            }
-            self.report(named)
+            several = len({head.site.kind for head in heads}) > 1
+            self.report(
+                {
+                    f"{head.site.kind}.{head.name}/{name}" if several else f"{head.name}/{name}": each.value
+                    for head in heads
+                    for name, each in head.figures.items()
+                }
+            )
+        for said in alarms:
+            if callable(self.on_alarm):
+                self.on_alarm(said)
+            elif self.on_alarm == "stop":
+                self.stopped = self.stopped or said
+            else:
+                warnings.warn(said, stacklevel=2)
+
+    def _find_alarms(self, heads: Sequence[HeadFigures]) -> Iterator[str]:
+        """What is wrong with heads: figures that are no numbers, and the conditions that each meets."""
         for head in heads:
-            for conditions in self.alarm:
+            lost = [name for name, each in head.figures.items() if not isfinite(each.value)]
+            if lost:
+                yield f"{head.name} has {', '.join(lost)} of no finite number, in {head.site.name}"
+            for conditions in self._conditions:
                 if all(condition.meets(head) for condition in conditions):
-                    said = " and ".join(
-                        f"{each.name} {head.figures[each.name].value:.4g}" for each in conditions
-                    )
-                    self.alarms.append(f"step {self.step:,}: {head.name} has {said}")
-                    if self.stop:
-                        raise Alarmed(self.alarms[-1])
-                    warnings.warn(self.alarms[-1], stacklevel=2)
+                    said = " and ".join(f"{c.name} {head.figures[c.name].value:.4g}" for c in conditions)
+                    yield f"{head.name} has {said}"
 
 
 @contextmanager
@@ -104,31 +203,45 @@ def watch(
     *,
     every: int = 100,
     measures: Sequence[str] = MEASURED,
+    texts: str | Path | Sequence[str] | None = None,
+    tokenizer: Any = None,
     path: str | Path | None = None,
     report: Callable[[Mapping[str, float]], object] | None = None,
     alarm: str | None = None,
-    stop: bool = False,
+    on_alarm: OnAlarm = "warn",
 ) -> Iterator[TrainingLog]:
     """Measure every head in one of ``every`` passes that a model makes in training mode inside the block.
 
-    The batch that runs is measured, nothing is run twice; outputs, gradients and random numbers are what they
-    are without it. ``path`` gets a line of JSON a step, ``report`` the figures by name, for any logger.
-    ``alarm`` ("entropy < 0.05 or confidence > 0.99") warns of each head that meets it, or ends the run with
-    ``Alarmed`` if ``stop``. Rows of padding count, and a batch is averaged.
+    The batch that runs is measured, nothing is run twice; or else ``texts``, a list or a file, which the
+    model reads with its ``tokenizer`` as it predicts. Outputs, gradients and random numbers are what they are
+    without it; a compiled model runs uncompiled while it is watched. ``path`` gets a line of JSON a step,
+    ``report`` the figures by name, for any logger. ``alarm`` ("entropy < 0.05 or confidence > 0.99") warns of
+    each head that meets it, and of figures that are no numbers; ``on_alarm`` may be "stop", which ends the
+    run with ``Alarmed``, or a function of the sentence. Rows of padding count, and a batch is averaged. The
+    batches of several processes (torch.distributed) are added up, and the first one has the log.
 
     >>> with attnscope.watch(model, every=100, path="heads.jsonl") as log:
     ...     train(model)
     """
-    if every < 1:
-        raise AttnscopeError(f"every is {every}: watch one of 1 pass or more")
-    from attnscope.measures import MEASURES
+    log = TrainingLog(
+        every=every,
+        measures=measures,
+        texts=texts,
+        tokenizer=tokenizer,
+        path=path,
+        report=report,
+        alarm=alarm,
+        on_alarm=on_alarm,
+    )
+    with _called_by_way_of(log, model, counting=True):
+        yield log
 
-    conditions = tuple(parse_conditions(part) for part in alarm.split(" or ")) if alarm else ()
-    named = [condition.name for each in conditions for condition in each]
-    names = tuple(dict.fromkeys([*measures, *named]))
-    for name in names:
-        MEASURES[name]  # a name that is none is refused before anything runs
-    log = TrainingLog(names, None if path is None else Path(path), report, conditions, stop)
+
+@contextmanager
+def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Iterator[None]:
+    """Let a log see each pass of a model in training mode, and count it as a step, while the block runs."""
+    import torch
+
     if not hasattr(model, "_compiled_call_impl"):
         raise ModelError("this release of torch calls modules in a way that cannot be watched: use record")
     before = model._compiled_call_impl
@@ -141,48 +254,80 @@ def watch(
 
     call: Callable[..., Any] = model._call_impl if before is None else before
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        if not model.training:
-            return call(*args, **kwargs)
-        log.step += 1
-        if log.step % every or log.step in log.figures:
-            return call(*args, **kwargs)
+    def measured(*args: Any, **kwargs: Any) -> Any:
         put(before)
         try:
-            return _measured(model, log, args, kwargs)
+            with log.measuring(model, kwargs if "input_ids" in kwargs else args):
+                output = model(*args, **kwargs)
         finally:
             put(watched)
+        if counting and log.stopped:
+            raise Alarmed(log.stopped)
+        return output
 
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if model.training:
+            log.step += counting
+            if log.is_due:
+                return measured(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    if (
+        "torch._dynamo" in sys.modules
+    ):  # then this may be called inside of what was compiled, and is no part of it
+        measured = torch.compiler.disable(measured)  # type: ignore[no-untyped-call]
+        watched = torch.compiler.disable(watched, recursive=False)  # type: ignore[no-untyped-call]
     put(watched)
     try:
-        yield log
+        yield
     finally:
         put(before)
 
 
-def _measured(model: nn.Module, log: TrainingLog, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """One pass, measured."""
-    from attnscope.capture import recording
-    from attnscope.measures import Measurement
+def _probe(
+    model: nn.Module, texts: Corpus, tokenizer: Any, measures: tuple[str, ...]
+) -> tuple[Sequence[HeadFigures], Sequence[str]]:
+    """The figures of texts that a model reads as it predicts; it is then as before, and so is what is random.
 
-    measured = Measurement(log.measures)
-    ids = kwargs.get("input_ids", args[0] if args else None)
-    if _are_ids(ids):
-        texts = _tokens(ids)
-        measured.label(dict.fromkeys(("encoder", "decoder"), (texts, texts)))
-    with recording(model, [measured], warn=False) as record:
-        output = model(*args, **kwargs)
-    notes = list(record.notes)
-    if any(getattr(part, "p", 0) for part in model.modules() if "Dropout" in type(part).__name__):
-        notes.append("dropout was on: the weights are those before it")
-    log.add(measured.figures(), notes)
-    return output
+    Every process reads all of them: where a model's weights are shared out (FSDP), the others wait for it.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from attnscope.capture.hooks.compiled import original
+    from attnscope.models.module import wrap_module
+    from attnscope.notebook.reader import at_rest
+    from attnscope.questions.corpus import CorpusRun
+    from attnscope.questions.corpus_stats import corpus_stats
+
+    if tokenizer is None:
+        raise InputError("texts need a tokenizer: give tokenizer=, or ids by hand to a batch of your own")
+    model = original(model.module if isinstance(model, DistributedDataParallel) else model)
+    if not hasattr(tokenizer, "encode_batch"):  # one of transformers reads for a model of transformers
+        inside = (part for part in model.modules() if hasattr(part, "config"))
+        model = next(inside, model)
+    devices = {each.device for each in model.parameters() if each.is_cuda}
+    with (
+        at_rest(model),
+        torch.random.fork_rng(devices),
+        torch.autocast(next(model.parameters()).device.type, enabled=False),
+    ):
+        wrapped = wrap_module(model, tokenizer, None, None)
+        wrapped.trains = True
+        stats = corpus_stats(wrapped, texts, names=measures, run=CorpusRun(truncate=True))
+    return stats.heads, stats.notes
 
 
-def _are_ids(given: Any) -> bool:
+def _ids(batch: Any) -> Tensor | None:
+    """The token ids of a batch, [text, token], where it names them or begins with them."""
     import torch
 
-    return isinstance(given, torch.Tensor) and given.ndim == 2 and given.dtype in (torch.int32, torch.int64)
+    if isinstance(batch, Mapping):
+        batch = batch.get("input_ids")
+    elif isinstance(batch, (tuple, list)) and batch:
+        batch = batch[0]
+    is_ids = isinstance(batch, torch.Tensor) and batch.ndim == 2 and batch.dtype in (torch.int32, torch.int64)
+    return batch if is_ids else None
 
 
 def _tokens(ids: Tensor) -> list[tuple[Any, ...]]:
@@ -192,51 +337,86 @@ def _tokens(ids: Tensor) -> list[tuple[Any, ...]]:
     return [tuple(Token(str(number), number) for number in text) for text in ids.tolist()]
 
 
-def callback(
-    *,
-    every: int = 500,
-    measures: Sequence[str] = MEASURED,
-    path: str | Path | None = None,
-    report: Callable[[Mapping[str, float]], object] | None = None,
-    alarm: str | None = None,
-    stop: bool = False,
-) -> Any:
-    """A callback for the Trainer of transformers, which watches one of ``every`` steps as ``watch`` does.
+def callback(*, every: int = 500, **options: Any) -> Any:
+    """A callback for the Trainer of transformers or of Lightning, which watches one of ``every`` steps.
 
-    Its ``log`` has what was measured. Of a step that is made of several batches the first is measured; of
-    several processes, the first one. With ``stop``, an alarm ends the training after the step. Under
-    ``torch_compile`` it warns, and watches nothing.
+    Its ``history`` has what was measured. The options are those of ``watch``: ``path`` is heads.jsonl in the
+    folder of the run if not given, and the tokenizer that of the Trainer. Of a step that is made of several
+    batches the first is measured. With ``on_alarm="stop"``, an alarm ends the training after the step. The
+    loggers of Lightning get every figure; of transformers, those that ``report=trainer.log`` reaches.
 
-    >>> trainer = Trainer(model, callbacks=[attnscope.callback(every=100, path="heads.jsonl")])
+    >>> trainer.add_callback(attnscope.callback(every=100, texts="probe.txt", report=trainer.log))
     """
-    from transformers import TrainerCallback
+    bases = [getattr(sys.modules[name], kind) for name, kind in FRAMEWORKS.items() if name in sys.modules]
+    if not bases:
+        raise AttnscopeError("import transformers or lightning first: the callback is of what is imported")
+    return type("HeadCallback", (_Steps, *bases), {})(TrainingLog(every=every, **options))
 
-    class HeadCallback(TrainerCallback):  # type: ignore[misc]
-        """Watches the steps of a Trainer."""
 
-        log: TrainingLog | None = None
-        _block: Any = None
+class _Steps:
+    """What the trainers of both frameworks call at each step; a step that is not watched touches nothing."""
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if args.torch_compile:
-                warnings.warn("a compiled Trainer is not watched: use attnscope.watch", stacklevel=2)
-            elif state.is_world_process_zero:
-                options = {"measures": measures, "path": path, "report": report, "alarm": alarm}
-                self._block = watch(kwargs["model"], every=every, **options)  # type: ignore[arg-type]
-                self.log = self._block.__enter__()
+    def __init__(self, log: TrainingLog) -> None:
+        super().__init__()
+        self.history = log
+        self._block = ExitStack()  # what is open while a step is watched
 
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if self.log is not None:
-                self.log.step = state.global_step - 1
+    def _begin(self, folder: str | Path, step: int, tokenizer: Any) -> None:
+        """Settle what the user left open; a run that begins anew has a file of its own."""
+        self.history.tokenizer = self.history.tokenizer or tokenizer
+        if self.history.path is None and joined_processes().number == 0:
+            self.history.path = path = Path(folder) / "heads.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if step == 0:
+                path.unlink(missing_ok=True)
 
-        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.on_step_begin(args, state, control)
+    def on_train_end(self, *given: Any, **more: Any) -> None:
+        """Leave nothing open, in either framework."""
+        self._block.close()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop |= stop and self.log is not None and bool(self.log.alarms)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Begin a run of transformers."""
+        if args.n_gpu > 1:
+            raise ModelError("copies of a model on several devices cannot be watched: start it with torchrun")
+        self._begin(args.output_dir, state.global_step, more["processing_class"])
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if self._block is not None:
-                self._block.__exit__(None, None, None)
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Watch the first pass of a step."""
+        self.history.step = state.global_step
+        if self.history.is_due:
+            self._block.enter_context(_called_by_way_of(self.history, more["model"], counting=False))
 
-    return HeadCallback()
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Leave the model as it was, and stop the run where an alarm asks for it."""
+        self._block.close()
+        control.should_training_stop |= bool(self.history.stopped)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin a run of Lightning."""
+        folder = trainer.log_dir or trainer.default_root_dir
+        self._begin(folder, trainer.global_step, getattr(pl_module, "tokenizer", None))
+
+        def report(figures: Mapping[str, float]) -> None:
+            for logger in trainer.loggers:
+                logger.log_metrics(dict(figures), step=trainer.global_step)
+
+        self.history.report = self.history.report or report
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Watch the first batch of a step, up to its backward pass."""
+        self.history.step = trainer.global_step
+        if self.history.is_due:
+            self._block.enter_context(self.history.measuring(pl_module, batch))
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Measure what the batch has run by now."""
+        self._block.close()
+
+    def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        """Stop the run where an alarm asks for it."""
+        self._block.close()
+        trainer.should_stop |= bool(self.history.stopped)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave nothing open behind a run that failed, and measure nothing of it."""
+        self._block.__exit__(type(exception), exception, exception.__traceback__)

@@ -6,6 +6,7 @@ A file of its own: whoever asks whether there are several imports no model.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,15 +50,24 @@ def torchrun_processes() -> Processes:
     return Processes(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
+def joined_processes() -> Processes:
+    """The place of this process in the group that its program has joined; alone without one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return Processes()
+    return Processes(distributed.get_rank(), distributed.get_world_size())
+
+
 @contextmanager
 def together() -> Iterator[Processes]:
     """Join the processes that torchrun started while the block runs.
 
     What they exchange are sums in main memory, so they talk through gloo, whatever device the model is on.
+    Where a program has joined them before, as training does, each process takes all texts.
     """
     processes = torchrun_processes()
-    if processes.count == 1:
-        yield processes
+    if processes.count == 1 or joined_processes().count > 1:
+        yield Processes()
         return
     import torch.distributed as distributed
 

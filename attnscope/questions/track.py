@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -149,7 +150,10 @@ def courses_of(
 def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
     """What a line of a log holds of a head."""
     known = {name: head.figures[name] for name in measures if name in head.figures}
-    figures = {name: [figure.value, figure.baseline] for name, figure in known.items()}
+    figures = {
+        name: [value if isfinite(value) else None for value in (figure.value, figure.baseline)]
+        for name, figure in known.items()
+    }
     return {"head": head.name, "kind": head.site.kind, "layer": head.site.layer, "figures": figures}
 
 

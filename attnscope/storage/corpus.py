@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -146,6 +146,22 @@ class _Folder(Corpus):
         """A hash of the names and sizes of all files."""
         listed = [(str(file.relative_to(self.path)), file.stat().st_size) for file in self.files]
         return _hash(json.dumps(listed).encode())
+
+
+class ListedTexts(Corpus):
+    """Texts that are in memory already."""
+
+    def __init__(self, texts: Sequence[str], name: str = "the list") -> None:
+        self.name, self.texts, self.size = name, texts, len(texts)
+
+    def entries(self) -> Iterator[CorpusText]:
+        """One entry a text."""
+        for number, text in enumerate(self.texts, 1):
+            yield _entry(f"text {number:,}", text, number)
+
+    def fingerprint(self) -> str:
+        """A hash of all texts."""
+        return _hash(json.dumps(list(self.texts)).encode())
 
 
 def read_corpus(path: str | Path, field: str = "text") -> Corpus:

@@ -129,9 +129,9 @@ def largest_difference(measured, looped) -> float:
 def measure(model, texts: list[str]):
     """All of attnscope's default measures."""
     from attnscope.questions.corpus_stats import corpus_stats
-    from tests.listed import Listed
+    from attnscope.storage.corpus import ListedTexts
 
-    return corpus_stats(model, Listed(texts)).heads
+    return corpus_stats(model, ListedTexts(texts)).heads
 
 
 def main() -> None:

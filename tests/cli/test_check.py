@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.models import load
 from attnscope.questions.corpus_stats import corpus_stats
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 
 TEXTS = ["The cat sat on the mat because it was tired.", "It slept.", "The dog barked at the cat on the mat."]
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_checked_is_said(run, arguments, sentence):
 
 def test_the_table_of_a_corpus_has_standard_errors_in_80_columns(run, corpus):
     ran = run("stats", "--texts", corpus, "--sort", "previous", "--top", "1")
-    seen = corpus_stats(load("own"), Listed(TEXTS))
+    seen = corpus_stats(load("own"), ListedTexts(TEXTS))
     (head,) = (head for head in seen.heads if head.name == "L2H1")
     figure = head.figures["previous"]
     assert f"{figure.value:.3f} ±{figure.error:.3f}" in ran.out

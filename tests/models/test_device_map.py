@@ -8,7 +8,7 @@ from attnscope.models import load
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import gpt2
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -29,13 +29,16 @@ def test_a_layer_that_lives_on_disk_shows_the_same_attention(folder):
             one_head(m, m.prepare(TEXT), Selection(Head(layer, 2))).heatmap.values for m in (whole, spread)
         )
         assert (one == other).all()
-    one, other = (corpus_stats(model, Listed([TEXT, TEXT[:20]])).heads for model in (whole, spread))
+    one, other = (corpus_stats(model, ListedTexts([TEXT, TEXT[:20]])).heads for model in (whole, spread))
     assert one == other
 
 
 def test_auto_finds_a_place_for_every_layer(folder):
     model = load(folder, device_map="auto")
-    assert corpus_stats(model, Listed([TEXT])).heads == corpus_stats(load(folder), Listed([TEXT])).heads
+    assert (
+        corpus_stats(model, ListedTexts([TEXT])).heads
+        == corpus_stats(load(folder), ListedTexts([TEXT])).heads
+    )
 
 
 def test_a_device_map_without_its_package_names_the_package(folder, monkeypatch):

@@ -15,7 +15,7 @@ from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import load as load_model
 from attnscope.network import bundled, load_encoder
 from attnscope.questions.corpus_stats import corpus_stats
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("own", "own-causal")
@@ -32,7 +32,7 @@ def sentences() -> list[str]:
 
 
 def measured(name: str) -> dict[str, HeadFigures]:
-    return {head.name: head for head in corpus_stats(load_model(name), Listed(sentences())).heads}
+    return {head.name: head for head in corpus_stats(load_model(name), ListedTexts(sentences())).heads}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import transformers as hf
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.questions.track import step_of, track
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import gpt2
 
 TEXTS = ["The cat sat on the mat because it was tired.", "Words look back, and heads look at words."]
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 
 def follow(run, names=None, **more):
     names = names or [str(run / f"checkpoint-{step}") for step in (300, 100, 200)]
-    return track(names, more.pop("load", load), Listed(TEXTS), ["entropy", "first"], **more)
+    return track(names, more.pop("load", load), ListedTexts(TEXTS), ["entropy", "first"], **more)
 
 
 def eager_entropy(folder, layer, head):
@@ -98,7 +98,7 @@ def test_another_file_is_no_log(run, tmp_path, content):
 def test_a_log_of_other_texts_is_refused(run, tmp_path):
     follow(run, log=tmp_path / "log.jsonl")
     with pytest.raises(InputError, match="other texts, measures or heads"):
-        track([str(run / "checkpoint-100")], load, Listed(TEXTS), ["self"], log=tmp_path / "log.jsonl")
+        track([str(run / "checkpoint-100")], load, ListedTexts(TEXTS), ["self"], log=tmp_path / "log.jsonl")
 
 
 def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):

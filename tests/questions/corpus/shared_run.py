@@ -15,7 +15,7 @@ from attnscope.questions import corpus as batches
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.processes import torchrun_processes
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 
 TEXTS = [
     f"{who} {did} on the {where}{end}"
@@ -43,7 +43,9 @@ def main() -> None:
         if dies and torchrun_processes().number == 1 and progress.texts >= int(dies[0]):
             raise RuntimeError("the power went out")
 
-    stats = corpus_stats(load("own"), Listed(TEXTS), run=CorpusRun(checkpoint=Path(checkpoint), watch=watch))
+    stats = corpus_stats(
+        load("own"), ListedTexts(TEXTS), run=CorpusRun(checkpoint=Path(checkpoint), watch=watch)
+    )
     if torchrun_processes().number == 0:
         Path(out).write_text(json.dumps({"title": stats.title, "ran": stats.ran, "heads": figures(stats)}))
 

@@ -9,7 +9,7 @@ from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage import checkpoint as checkpoints
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 from tests.questions.corpus.test_corpus_stats import TEXTS, stopped_after
 from tests.test_text import HOSTILE, steering
 
@@ -37,7 +37,7 @@ def test_a_run_that_was_kept_by_time_goes_on_inside_of_its_window(
 ):
     """All texts are one window: only the clock keeps anything before its end."""
     monkeypatch.setattr("attnscope.questions.corpus.EVERY", 0.0)
-    file, corpus = tmp_path / "sums.json", Listed([*TEXTS, UNREADABLE])
+    file, corpus = tmp_path / "sums.json", ListedTexts([*TEXTS, UNREADABLE])
     whole = corpus_stats(model, corpus)
     stopped_after(model, corpus, file, texts)
     kept = state_of(file)["progress"]
@@ -56,7 +56,7 @@ def test_a_run_that_was_kept_by_time_goes_on_inside_of_its_window(
 
 def test_without_time_gone_by_only_a_window_is_kept(model, small_batches, tmp_path):
     file = tmp_path / "sums.json"
-    stopped_after(model, Listed(TEXTS), file, 10)
+    stopped_after(model, ListedTexts(TEXTS), file, 10)
     assert not file.exists()
 
 
@@ -105,19 +105,19 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(model, tmp_path, lie):
     file = tmp_path / "sums.json"
-    corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
+    corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     tampered(file, LIES[lie])
     content = file.read_bytes()
     with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
-        corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
+        corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     assert file.read_bytes() == content
 
 
 def test_a_number_of_batches_that_a_window_never_had_counts_nothing_twice(model, tmp_path):
     file = tmp_path / "sums.json"
-    stats = corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
+    stats = corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     tampered(file, lambda state: state["progress"].update(batches=10**9))
-    assert corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file)).heads == stats.heads
+    assert corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file)).heads == stats.heads
 
 
 def test_hostile_text_in_a_checkpoint_steers_nothing(model, tmp_path):
@@ -127,9 +127,9 @@ def test_hostile_text_in_a_checkpoint_steers_nothing(model, tmp_path):
         site(state)["absent"]["entropy"] = HOSTILE
 
     file = tmp_path / "sums.json"
-    corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
+    corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     tampered(file, change)
-    stats = corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
+    stats = corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     said = [stats.title, *stats.notes, *(head.site.name for head in stats.heads)]
     said += [reason for head in stats.heads for reason in head.absent.values()]
     assert not any(map(steering, said))

@@ -7,8 +7,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.questions.corpus import batches, windows
-from attnscope.storage.corpus import CorpusText, read_corpus
-from tests.listed import Listed
+from attnscope.storage.corpus import CorpusText, ListedTexts, read_corpus
 
 
 def read(path, **asked):
@@ -124,8 +123,8 @@ def test_corpora_that_differ_have_other_fingerprints(tmp_path):
     for content in ("one\ntwo", "one\ntoo", "one\ntwo\n"):
         path.write_text(content)
         prints.add(read_corpus(path).fingerprint())
-    prints.add(Listed(["one", "two"]).fingerprint())
-    prints.add(Listed(["one", "two "]).fingerprint())
+    prints.add(ListedTexts(["one", "two"]).fingerprint())
+    prints.add(ListedTexts(["one", "two "]).fingerprint())
     assert len(prints) == 5
 
 

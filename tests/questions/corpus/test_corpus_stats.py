@@ -11,8 +11,7 @@ from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
-from attnscope.storage.corpus import read_corpus
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts, read_corpus
 from tests.models.folders import gpt2, t5
 
 TEXTS = [
@@ -61,13 +60,13 @@ def small_windows(monkeypatch):
 @pytest.mark.parametrize("make", [lambda folder: "own", gpt2, t5], ids=["own", "gpt2", "t5"])
 def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
     model = load(make(tmp_path))
-    seen = corpus_stats(model, Listed(TEXTS), run=CorpusRun(truncate=True))
+    seen = corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(truncate=True))
     assert_same(seen.heads, one_by_one(model, TEXTS))
     assert f"{len(TEXTS)} texts, " in seen.title
 
 
 def test_the_standard_error_is_that_of_a_ratio_over_texts(model):
-    seen = corpus_stats(model, Listed(TEXTS), Selection(layers=(0,)))
+    seen = corpus_stats(model, ListedTexts(TEXTS), Selection(layers=(0,)))
     sums = []
     for text in TEXTS:
         (head,) = (head for head in one_by_one(model, [text]) if head.name == "L0H3")
@@ -83,16 +82,16 @@ def test_the_standard_error_is_that_of_a_ratio_over_texts(model):
 def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
     model = load(gpt2(tmp_path, n_positions=600, n_layer=1))
     texts = [" ".join([text] * 60) for text in TEXTS[:3]]
-    seen = corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True))
+    seen = corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True))
     assert "2 of 2 calls ran as a fused pass" in seen.ran  # two texts of 600 tokens, and a shorter one
-    beside = corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True), exact_kernel=True)
+    beside = corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True), exact_kernel=True)
     assert "beside the kernel" in beside.ran
     assert_same(seen.heads, beside.heads, within=1e-5)
     assert_same(beside.heads, one_by_one(model, texts))
 
 
 def test_windows_change_nothing(model, small_windows):
-    assert_same(corpus_stats(model, Listed(TEXTS)).heads, one_by_one(model, TEXTS))
+    assert_same(corpus_stats(model, ListedTexts(TEXTS)).heads, one_by_one(model, TEXTS))
 
 
 def stopped_after(model, corpus, file, texts):
@@ -108,13 +107,13 @@ def stopped_after(model, corpus, file, texts):
 
 def test_a_stopped_run_goes_on_to_the_very_same_bits(model, small_windows, tmp_path):
     file = tmp_path / "sums.json"
-    whole = corpus_stats(model, Listed(TEXTS))
-    stopped_after(model, Listed(TEXTS), file, 10)
+    whole = corpus_stats(model, ListedTexts(TEXTS))
+    stopped_after(model, ListedTexts(TEXTS), file, 10)
     kept = json.loads(file.read_text())["state"]["progress"]
     assert kept["texts"] == 8
     passes = []
     seen = corpus_stats(
-        model, Listed(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: passes.append(now.texts))
+        model, ListedTexts(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: passes.append(now.texts))
     )
     assert min(passes) > 8
     assert seen.heads == whole.heads
@@ -123,9 +122,9 @@ def test_a_stopped_run_goes_on_to_the_very_same_bits(model, small_windows, tmp_p
 
 def test_a_finished_run_answers_from_its_checkpoint_without_a_pass(model, small_windows, tmp_path):
     file = tmp_path / "sums.json"
-    seen = corpus_stats(model, Listed(TEXTS), run=CorpusRun(checkpoint=file))
+    seen = corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(checkpoint=file))
     again = corpus_stats(
-        model, Listed(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
+        model, ListedTexts(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
     )
     assert again.heads == seen.heads
 
@@ -143,12 +142,12 @@ def test_a_finished_run_answers_from_its_checkpoint_without_a_pass(model, small_
 )
 def test_a_checkpoint_of_another_run_is_refused(model, tmp_path, change, sentence):
     file = tmp_path / "sums.json"
-    corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
+    corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     other = load(change.pop("model")) if "model" in change else model
     texts = change.pop("texts", TEXTS[:4])
     run = CorpusRun(checkpoint=file, limit=change.pop("limit", None))
     with pytest.raises(InputError, match=f"belongs to a run with {sentence}"):
-        corpus_stats(other, Listed(texts), run=run, **change)
+        corpus_stats(other, ListedTexts(texts), run=run, **change)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"attnscope checkpoint": 9}'])
@@ -156,7 +155,7 @@ def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
     file = tmp_path / "sums.json"
     file.write_bytes(content)
     with pytest.raises(InputError, match="is no checkpoint of attnscope"):
-        corpus_stats(model, Listed(TEXTS[:2]), run=CorpusRun(checkpoint=file))
+        corpus_stats(model, ListedTexts(TEXTS[:2]), run=CorpusRun(checkpoint=file))
     assert file.read_bytes() == content
 
 
@@ -178,16 +177,16 @@ def test_texts_that_were_cut_are_counted_and_what_a_model_says_is_said_once(mode
     texts = [TEXTS[0], "too long " * 600, "far too long " * 600]
     assert (
         "2 texts were cut at the limit of tokens"
-        in corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True)).notes
+        in corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True)).notes
     )
     both = load(t5(tmp_path))
-    notes = corpus_stats(both, Listed(TEXTS[:3])).notes
+    notes = corpus_stats(both, ListedTexts(TEXTS[:3])).notes
     assert sum("the decoder reads the text itself" in note for note in notes) == 1
 
 
 def test_unknown_tokens_are_counted_over_all_texts(model):
     texts = ["A ☃ sat.", "Two ☃ and a ☃ slept there.", "No snow."]
-    seen = corpus_stats(model, Listed(texts))
+    seen = corpus_stats(model, ListedTexts(texts))
     read = [model.prepare(text) for text in texts]
     unknown = sum("[UNK]" in token.text for one in read for token in one.tokens)
     total = sum(len(one.tokens) for one in read)
@@ -201,20 +200,20 @@ def test_unknown_tokens_are_counted_over_all_texts(model):
 def test_a_corpus_in_which_nothing_is_predicted_has_no_loss_and_says_so(tmp_path, asked):
     both = load(t5(tmp_path), predicting=True)
     with pytest.raises(InputError, match=r"the list holds nothing that .* predicts: give longer texts, or"):
-        corpus_stats(both, Listed(TEXTS[:2]), **asked)
+        corpus_stats(both, ListedTexts(TEXTS[:2]), **asked)
 
 
 def test_a_limit_stops_after_so_many_texts(model):
     assert_same(
-        corpus_stats(model, Listed(TEXTS), run=CorpusRun(limit=5)).heads, one_by_one(model, TEXTS[:5])
+        corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(limit=5)).heads, one_by_one(model, TEXTS[:5])
     )
 
 
 def test_a_corpus_without_a_readable_text_says_so(model):
     with pytest.raises(InputError, match="the list holds no text that own can read"):
-        corpus_stats(model, Listed([" ", ""]))
+        corpus_stats(model, ListedTexts([" ", ""]))
 
 
 def test_a_layer_that_does_not_exist_is_met_with_those_that_do(model):
     with pytest.raises(SelectionError, match="no layer 9: this model has layers 0-3"):
-        corpus_stats(model, Listed(TEXTS), Selection(layers=(9,)))
+        corpus_stats(model, ListedTexts(TEXTS), Selection(layers=(9,)))

@@ -6,7 +6,7 @@ import transformers
 from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import gpt2, save, t5
 
 LONG = "The cat sat on the mat because it was tired."
@@ -46,7 +46,7 @@ FOLDERS = {
 
 def heads_of(folder, *texts, **options):
     """Kind, layer and head of every figure over the texts, of a model that was loaded anew."""
-    stats = corpus_stats(load(folder), Listed(list(texts), "texts"), run=CorpusRun(**options))
+    stats = corpus_stats(load(folder), ListedTexts(list(texts), "texts"), run=CorpusRun(**options))
     return [(figures.site.kind, figures.site.layer, figures.head) for figures in stats.heads]
 
 

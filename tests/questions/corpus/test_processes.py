@@ -10,8 +10,8 @@ import pytest
 
 from attnscope.models import load
 from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.storage.corpus import ListedTexts
 from tests.cli.run import runner
-from tests.listed import Listed
 from tests.questions.corpus.shared_run import TEXTS, figures
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
@@ -43,7 +43,7 @@ def run(monkeypatch, capsys):
 def alone():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 7)
-        return corpus_stats(load("own"), Listed(TEXTS))
+        return corpus_stats(load("own"), ListedTexts(TEXTS))
 
 
 def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, alone):

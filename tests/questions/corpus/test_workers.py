@@ -9,7 +9,7 @@ import torch
 from attnscope.models import load
 from attnscope.questions.corpus import in_order, workers
 from attnscope.questions.corpus_stats import corpus_stats
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 
 TEXTS = [" ".join(["a cat saw the dog"] * (1 + number % 5)) + f" {number}" for number in range(40)]
 
@@ -25,10 +25,10 @@ def two_threads():
 @pytest.mark.usefixtures("two_threads")
 def test_two_threads_give_bit_identical_figures():
     model = load("own")
-    together = corpus_stats(model, Listed(TEXTS)).heads
+    together = corpus_stats(model, ListedTexts(TEXTS)).heads
     assert workers(model) == torch.get_num_threads() == 2
     torch.set_num_threads(1)
-    assert corpus_stats(model, Listed(TEXTS)).heads == together
+    assert corpus_stats(model, ListedTexts(TEXTS)).heads == together
 
 
 @pytest.mark.usefixtures("two_threads")

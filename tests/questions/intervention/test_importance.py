@@ -18,7 +18,7 @@ from attnscope.questions.ablate import ablate
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import gpt2, mamba, minilm, t5
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -198,7 +198,7 @@ def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
         "a",
         "The dog sat on the rug.",
     ]
-    seen = corpus_stats(model, Listed(texts), importance=True).importance
+    seen = corpus_stats(model, ListedTexts(texts), importance=True).importance
     alone = [found for text in texts if (found := importance_of(model, text)) is not None]
     for key, figure in seen.items():
         values = [one[key].value for one in alone]

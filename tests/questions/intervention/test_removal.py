@@ -15,7 +15,7 @@ from attnscope.questions.ablate import Removals, ablate
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.listed import Listed
+from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import t5
 from tests.questions.intervention import test_importance
 from tests.questions.intervention.test_importance import FOLDERS, TEXT, without
@@ -58,7 +58,7 @@ def rise_by_hand(plain, other, texts):
 @pytest.mark.slow
 def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
     asked = [text for text in TEXTS if predicted(model, text)]
-    seen = corpus_stats(model, Listed(TEXTS), ablation="zero").ablation
+    seen = corpus_stats(model, ListedTexts(TEXTS), ablation="zero").ablation
     heads = sorted(seen)
     assert len(heads) == len({head.layer for head in heads}) * len({head.head for head in heads})
     for head in (heads[0], heads[len(heads) // 2], heads[-1]):
@@ -111,7 +111,7 @@ def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path)
 
 def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
     causal = load(FOLDERS["gpt2"](tmp_path), predicting=True)
-    seen = corpus_stats(causal, Listed(TEXTS), ablation="mean").ablation
+    seen = corpus_stats(causal, ListedTexts(TEXTS), ablation="mean").ablation
     outputs, texts = [], [text for text in TEXTS if len(text) > 1]
     projection = causal.module.h[1].attn.c_proj
     watching = projection.register_forward_pre_hook(lambda module, given: outputs.append(given[0][0]))
@@ -150,7 +150,7 @@ def test_all_kinds_of_an_encoder_decoder_are_taken_away(tmp_path):
 
 def test_sums_of_two_halves_merge_and_come_back_from_a_file():
     own = load("own-causal")
-    whole = corpus_stats(own, Listed(TEXTS), ablation="zero").ablation
+    whole = corpus_stats(own, ListedTexts(TEXTS), ablation="zero").ablation
     assert whole[Head(0, 0, "decoder")].texts == len(TEXTS)
     halves = []
     for text in (TEXTS[0], TEXTS[1]):
@@ -161,7 +161,7 @@ def test_sums_of_two_halves_merge_and_come_back_from_a_file():
     halves[0].merge(halves[1])
     again = Removals.from_state(halves[0].state())
     assert again.figures() == halves[0].figures()
-    both = corpus_stats(own, Listed(TEXTS[:2]), ablation="zero").ablation
+    both = corpus_stats(own, ListedTexts(TEXTS[:2]), ablation="zero").ablation
     for head, found in again.figures().items():
         assert found.value == pytest.approx(both[head].value, abs=1e-6)
 

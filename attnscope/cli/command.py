@@ -199,8 +199,10 @@ class Parameter:
         if self.is_argument:
             shared |= {"nargs": -1 if self.many else 1, "metavar": self.names[0]}
             return click.Argument([self.name], **shared)
-        if (complete := told.get("complete")) is not None:
-            shared["shell_complete"] = lambda context, _, begun: complete(context, begun)
+        if (words := told.get("complete")) is not None:
+            shared["shell_complete"] = lambda context, _, begun: [
+                word for word in dict.fromkeys(words()) if word.lower().startswith(begun.lower())
+            ]
         names = [self.name, *self.names]
         return click.Option(
             names, is_flag=self.kind is bool, multiple=self.many, metavar=self.value, **shared

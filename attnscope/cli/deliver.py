@@ -90,8 +90,6 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     from attnscope.render.page.page import PAGE, save_page
     from attnscope.storage import arrays
     from attnscope.storage.files import write_whole
-    from attnscope.views import HeadMap
-    from attnscope.views.charts import Terms
     from attnscope.views.graph import LayerGraph
 
     view = next(iter(answer.pictures.values()), None)
@@ -102,12 +100,6 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
         arrays.save_weights(kinds, out, title=title, notes=notes)
     elif answer.heads is not None:
         save_page(answer.heads(), out, picture.cmap)
-    elif isinstance(view, Terms):
-        from attnscope.render.page.terms import terms_page
-
-        dressed: Any = dress(view, picture)
-        maps = [each for each in answer.views if isinstance(each, HeadMap)]
-        write_whole(out, terms_page(dressed, maps, picture.cmap).encode())
     elif isinstance(view, LayerGraph):
         from attnscope.render.page.graph import graph_page
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from attnscope.cli import complete
 from attnscope.cli.command import (
     MANY,
     MODEL,
@@ -18,7 +19,6 @@ from attnscope.cli.command import (
     option,
     untyped,
 )
-from attnscope.cli.complete import complete_cmap, complete_head, complete_kind, complete_layer, complete_model
 from attnscope.cli.retired import tell_retired
 from attnscope.errors import OutputError
 from attnscope.figures import Weigh
@@ -56,16 +56,15 @@ class LayerOptions:
         "--layer",
         "--layers",
         panel=MOST_USED,
-        complete=complete_layer,
     )
-    kind: str | None = option("encoder, decoder or cross.", complete=complete_kind)
+    kind: str | None = option("encoder, decoder or cross.", complete=complete.kinds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(LayerOptions):
     """Layers, or one head."""
 
-    head: str | None = option("One head: L5H3, 5.3, 5-3, or its number with --layer.", complete=complete_head)
+    head: str | None = option("One head: L5H3, 5.3, 5-3, or its number with --layer.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,6 @@ class ShownHeads(HeadOptions):
 
     head: str | None = option(
         "One head: L5H3, 5.3, 5-3, or its number with --layer; several side by side: L0H2,L1H5.",
-        complete=complete_head,
     )
     token: str | None = option("One token: a word, its number, or a patch as row,column.")
 
@@ -93,7 +91,7 @@ class ModelOptions:
         "--model",
         "-m",
         panel=MOST_USED,
-        complete=complete_model,
+        complete=complete.models,
     )
     tokenizer: str = option("For FILE.py:NAME: a model whose tokenizer is used, or a folder.", default="own")
     device: str = option("auto, cpu, cuda or mps.", default="auto")
@@ -176,7 +174,7 @@ class PictureOptions:
     """How a picture that is saved is drawn."""
 
     panel = PICTURE
-    cmap: str | None = option("Colour map; an unknown name lists them.", complete=complete_cmap)
+    cmap: str | None = option("Colour map; an unknown name lists them.", complete=complete.colour_maps)
     dpi: float = option("Resolution of a PNG in dots per inch.", min=10, max=1200, default=150)
     size: float | None = option(
         "Width of a picture in inches; default: as wide as its labels need.", min=1, max=100
@@ -193,9 +191,9 @@ class PrintedOptions(PictureOptions):
     no_title: bool = flag("Save a picture without a title.", "--no-title")
     no_figures: bool = flag("Save a picture without figures and notes.", "--no-figures")
     annotate: bool = flag("Write the weights into the cells of a saved head.")
-    graphics: Literal["auto", "kitty", "sixel", "iterm", "cells"] = option(
-        "cells, or pixels by the protocol of kitty, sixel or iterm; auto asks the terminal. auto and sixel "
-        "need textual-image.",
+    graphics: Literal["auto", "kitty", "sixel", "cells"] = option(
+        "cells, or pixels by the protocol of kitty or sixel; auto asks the terminal. auto and sixel need "
+        "textual-image.",
         default="cells",
     )
     plain: bool = flag("Use shades instead of colours.")

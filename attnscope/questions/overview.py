@@ -8,7 +8,7 @@ from typing import Annotated
 
 from attnscope.attention import Head
 from attnscope.capture import Record
-from attnscope.capture.observers.coarsen import Near, RowObserver, SharedRows
+from attnscope.capture.observers.coarsen import RowObserver, SharedRows
 from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles, worth_a_look
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
@@ -26,7 +26,7 @@ from attnscope.questions.sentences import (
 from attnscope.questions.token_loss import Losses, of_token_losses
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.views import Grid, Ranked, Ranking, grid
-from attnscope.views.grid import CELLS, NEAR
+from attnscope.views.grid import CELLS
 
 FEWEST = 6
 """Tokens in which patterns are named, at least."""
@@ -47,15 +47,14 @@ class Overview:
 def overview(model: Model, prepared: ModelInput, selection: Selection, *, large: bool = False) -> Overview:
     """Run the model once, and coarsen and measure every head that is meant.
 
-    Its grids fit a screen; ``large`` ones do not, and show the keys next to each row of a long text.
+    Its grids fit a screen; ``large`` ones do not.
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
-    coarse, measured, near = selection.coarsen(CELLS, even=True), Measurement(), Near(NEAR, CELLS)
+    coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
     known = find_figures(prepared, DEFAULT)
     as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
-    observers: list[RowObserver] = [coarse, *([near] if large and as_read else [])]
-    observers += [measured] if known is None else []
+    observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
     record = model.look(prepared, [SharedRows(observers, selection.heads)])
     require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
@@ -72,7 +71,6 @@ def overview(model: Model, prepared: ModelInput, selection: Selection, *, large:
             subtitle=provenance(calls),
             scale=selection.scale,
             large=large,
-            near=[near.maps[made.site] for made in maps if made.site in near.maps],
         )
         written = prepared.written if as_read and kind == "decoder" else None
         grids[kind] = replace(picture, whole=selection.every_layer, written=written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from attnscope.views import Drawable, View
 
-Way: TypeAlias = Literal["auto", "kitty", "sixel", "iterm", "cells"]
+Way: TypeAlias = Literal["auto", "kitty", "sixel", "cells"]
 """How pixels reach a terminal; ``cells`` are coloured characters, and no pixels."""
 
 LIBRARY = "textual_image"
@@ -104,7 +104,7 @@ def print_pixels(view: Drawable, console: Console, way: Way, cmap: str | None) -
     with drawing(view, cmap=cmap) as (figure, _):
         drawn = encode(figure, "png", DOTS)
     with Image.open(io.BytesIO(drawn)) as image:
-        _SHOWN[way](image.convert("RGB"), console)
+        (_show_in_kitty if way == "kitty" else _show_in_sixels)(image.convert("RGB"), console)
 
 
 def _show_in_sixels(image: Image, console: Console) -> None:
@@ -121,34 +121,11 @@ def _show_in_kitty(image: Image, console: Console) -> None:
     """
     tallest = 2 * (console.height - 2) * image.width // image.height  # columns at which it is a screen tall
     columns = max(min(console.width, image.width // CELL, tallest), 1)
-    data = _encode_png(image)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    data = base64.b64encode(buffer.getvalue()).decode()
     for start in range(0, len(data), CHUNK):
         placed = f"a=T,f=100,q=2,c={columns}," if start == 0 else ""
         more = int(start + CHUNK < len(data))
         console.file.write(f"\x1b_G{placed}m={more};{data[start : start + CHUNK]}\x1b\\")
     console.file.write("\n")
-
-
-def _show_in_iterm(image: Image, console: Console) -> None:
-    """iTerm2's own sequence; it scales the picture to the width of its window.
-
-    Terminals made of xterm.js, as in editors, draw nothing where the size in bytes is not said.
-    """
-    data = _encode_png(image)
-    size = f"size={len(base64.b64decode(data))}"
-    wide = f"width={min(image.width, console.width * CELL)}px;preserveAspectRatio=1"
-    console.file.write(f"\x1b]1337;File=inline=1;{size};{wide}:{data}\a\n")
-
-
-def _encode_png(image: Image) -> str:
-    """The picture as a PNG in letters."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-_SHOWN: dict[Way, Callable[[Image, Console], None]] = {
-    "kitty": _show_in_kitty,
-    "sixel": _show_in_sixels,
-    "iterm": _show_in_iterm,
-}

@@ -1,4 +1,4 @@
-"""Every head as a thumbnail; of long texts also the weights on the keys next to each row."""
+"""Every head as a thumbnail."""
 
 from __future__ import annotations
 
@@ -9,48 +9,13 @@ from typing import Annotated
 
 import numpy as np
 
-from attnscope.axes import Array, Place, Weights, averaging, fit, shrink
+from attnscope.axes import Array, Place, Weights, fit, shrink
 from attnscope.records import Meaning, record
 from attnscope.views.heatmap import EACH_ROW, FAINT, WHERE, Scale, choosing_rows, levels
 from attnscope.views.table import Titled
 
-NEAR = 4
-"""How many keys before a row, and behind it, are shown one by one."""
-
-
-def near_weights(weights: Weights, cells: int) -> Array | None:
-    """Mean weights of at most ``cells`` groups of rows on the keys ``NEAR`` back to ``NEAR`` ahead.
-
-    Not a number where all are masked. ``None`` where rows and columns are different places, or were pooled.
-    -> [head, row, offset]
-    """
-    if not weights.square or any(place.pooled for place in weights.queries):
-        return None
-    size = len(weights.queries)
-    keys = np.arange(size)[:, None] + np.arange(-NEAR, NEAR + 1)  # [query, offset]
-    rows, inside = np.arange(size)[:, None], (keys >= 0) & (keys < size)
-    keys = keys.clip(0, max(size - 1, 0))
-    values = weights.values[..., rows, keys]
-    open_ = np.broadcast_to(weights.allowed, weights.values.shape)[..., rows, keys]
-    near = np.where(open_ & inside & np.isfinite(values), values, np.nan)
-    return pool_near(near, [1] * size, cells)
-
-
-def pool_near(near: Array, sizes: Sequence[int], rows: int) -> Array:
-    """The mean of unmasked ones, rows brought together.  [head, row, offset] -> [head, part, offset]"""
-    open_ = np.isfinite(near)
-    averaged = averaging(sizes, rows)  # [part, row]
-    share = averaged @ open_.astype(np.float32)
-    total = averaged @ np.where(open_, near, 0).astype(np.float32)
-    mean: Array = np.where(share > 1e-6, total / np.where(share > 1e-6, share, 1), np.nan)
-    return mean
-
-
 CELLS = 48
 """Rows and columns of a thumbnail, at most."""
-
-LEAST = 3
-"""Columns of a map beside which there is room for the keys next to a row."""
 
 SCALE_ENDS = {"row": EACH_ROW, "head": "each head's largest"}
 """What full colour stands for, in words."""
@@ -65,17 +30,12 @@ QUARTER, DARK = 0.25, 0.01
 
 @dataclass(frozen=True, eq=False)
 class GridLayer:
-    """The thumbnails of one layer; ``sizes`` is how many tokens rows and columns stand for.
-
-    ``near`` are the weights on the keys next to each row, from ``NEAR`` back to ``NEAR`` ahead; not a number
-    where all are masked.
-    """
+    """The thumbnails of one layer; ``sizes`` is how many tokens rows and columns stand for."""
 
     layer: int
     values: Array  # [head, row, column]
     masked: Array  # [head, row, column]
     sizes: tuple[Sequence[int], Sequence[int]] | None = None
-    near: Array | None = None  # [head, row, offset]
 
     @property
     def heads(self) -> int:
@@ -91,9 +51,7 @@ class Grid(Titled):
     numbers of heads. ``size`` is how many queries and keys a thumbnail stands for. Where only some layers
     were asked for, the picture is not ``whole``, and the others are not named.
 
-    A ``large`` one is larger than a screen. Of a long text, whose neighbours fall into one cell, its ``fit``
-    puts the keys next to each row beside the map: ``beside`` are their offsets, a column each, or ``wide``
-    columns, before a gap of as many.
+    A ``large`` one is larger than a screen.
     ``written`` is the number of the first key that the model wrote itself, if it wrote any. ``each`` says
     what a thumbnail is.
     """
@@ -102,8 +60,6 @@ class Grid(Titled):
     size: tuple[int, int]
     scale: Scale = "fixed"
     whole: bool = True
-    beside: tuple[int, ...] = ()
-    wide: int = 1
     written: int | None = None
     each: str = "a head"
     large: bool = False
@@ -112,14 +68,7 @@ class Grid(Titled):
         """The column of a thumbnail of so many where what the model wrote begins; none is ``columns``."""
         if self.written is None or self.written >= self.size[1]:
             return columns
-        start = int(self.gap.stop)
-        return start + -(-(columns - start) * self.written // max(self.size[1], 1))
-
-    @property
-    def gap(self) -> slice:
-        """The columns between the keys next to a row and the map; none where there is only a map."""
-        start = self.wide * len(self.beside)
-        return slice(start, start + self.wide if start else 0)
+        return -(-columns * self.written // max(self.size[1], 1))
 
     @property
     def heads(self) -> int:
@@ -148,21 +97,16 @@ class Grid(Titled):
         low = high if self.shown_scale == "fixed" else "largest"
         return f"{minus}{low}" if self.signed else "0", high
 
-    def legend(self, *, masked: str = "", mark: str = "", line: str = "line") -> list[str]:
+    def legend(self, *, masked: str = "", line: str = "line") -> list[str]:
         """What a thumbnail is, and what its colours are, as it is drawn with so many rows and columns.
 
-        ``masked`` says what masked cells look like where there are any; ``mark`` stands above the column of
-        the token itself, a ``line`` above those that the model wrote.
+        ``masked`` says what masked cells look like where there are any; a ``line`` stands above the columns
+        that the model wrote.
         """
         queries, keys = self.size
         cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
         said = [f"each map is {self.each}: {queries:,} queries × {keys:,} keys"]
-        if self.beside:
-            itself = f"on the token itself{f' ({mark})' if mark else ''}"
-            reach = [f"on the {-self.beside[0]} tokens before", itself, f"on the {self.beside[-1]} after"]
-            told = ", ".join(reach) if self.beside[-1] else " and ".join(reach[:2])
-            said.append(f"left of the gap, the weights {told}; right of it, all {keys:,} columns, summed")
-        elif cells != (queries, keys):
+        if cells != (queries, keys):
             said[0] += f", pooled to {cells[0]} × {cells[1]} (keys summed, queries averaged)"
         if self.written_from(keys) < keys:
             said.append(f"{line} above columns: written by the model, from token {self.written:,} on")
@@ -214,41 +158,15 @@ class Grid(Titled):
         )
         return replace(self, layers=(GridLayer(0, values, masked, self.layers[0].sizes),))
 
-    @cached_property
-    def near(self) -> tuple[int, ...]:
-        """The offsets of the keys next to a row that are unmasked anywhere; none unless the grid is large."""
-        known = [layer.near for layer in self.layers if layer.near is not None and self.large]
-        if not known or len(known) < len(self.layers):
-            return ()
-        result = np.any([np.isfinite(near).any((0, 1)) for near in known], axis=0)  # [offset]
-        return tuple(int(at) - NEAR for at in np.flatnonzero(result))
-
-    def near_in(self, columns: int, wide: int = 1) -> tuple[int, ...]:
-        """The offsets of the keys next to a row that stand beside the map in a thumbnail of such a width."""
-        fits = columns >= wide * (len(self.near) + 1) + LEAST
-        return self.near if self.size[1] > min(columns, CELLS) and fits else ()
-
-    def fit(self, rows: int, columns: int, wide: int = 1) -> Grid:
-        """The same thumbnails on at most ``rows`` × ``columns`` cells each, every cell of whole places.
-
-        Where places have to share cells, the keys next to each row stand beside the map, each ``wide``.
-        """
-        beside = self.near_in(columns, wide)
-        room = columns - wide * (len(beside) + 1) if beside else columns
+    def fit(self, rows: int, columns: int) -> Grid:
+        """The same thumbnails on at most ``rows`` × ``columns`` cells each, every cell of whole places."""
         layers = []
         for layer in self.layers:
             down, across = layer.sizes or ([1] * layer.values.shape[1], [1] * layer.values.shape[2])
-            sizes = _lengthen(down, rows), _lengthen(across, room)
-            values, allowed = shrink(layer.values, ~layer.masked, rows, room, sizes)
-            if beside and layer.near is not None:
-                near = pool_near(layer.near, sizes[0], rows)[..., [offset + NEAR for offset in beside]]
-                left = np.full((*near.shape[:2], wide * (len(beside) + 1)), np.nan, near.dtype)
-                left[..., :-wide] = near.repeat(wide, -1)
-                known, open_ = np.isfinite(left), np.broadcast_to(allowed, values.shape)
-                values = np.concatenate([np.where(known, left, 0), values], -1)
-                allowed = np.concatenate([known, open_], -1)
+            sizes = _lengthen(down, rows), _lengthen(across, columns)
+            values, allowed = shrink(layer.values, ~layer.masked, rows, columns, sizes)
             layers.append(GridLayer(layer.layer, values, ~allowed))
-        return replace(self, layers=tuple(layers), beside=beside, wide=wide)
+        return replace(self, layers=tuple(layers))
 
 
 def _lengthen(sizes: Sequence[int], cells: int) -> Sequence[int]:
@@ -269,17 +187,15 @@ def grid(
     notes: tuple[str, ...] = (),
     cells: int = CELLS,
     large: bool = False,
-    near: Sequence[Array] = (),
 ) -> Grid:
     """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
 
     Pairs may come from a generator: each layer is brought down to at most ``cells`` × ``cells`` (keys
     summed, queries averaged) before the next one is asked for, so one layer is held at a time.
-    Values that are not numbers count as masked. ``near`` holds for each of the layers what ``near_weights``
-    tells, where the weights were made small before; otherwise they tell it themselves.
+    Values that are not numbers count as masked.
     """
     thumbnails, size = [], (0, 0)
-    for at, (number, weights) in enumerate(layers):
+    for number, weights in layers:
         if weights.values.ndim != 3:
             raise ValueError(f"a grid shows heads [head, query, key], not {weights.values.shape}")
         finite = np.isfinite(weights.values)
@@ -290,8 +206,7 @@ def grid(
         size = (max(size[0], _count(weights.queries)), max(size[1], _count(weights.keys)))
         masked = ~np.broadcast_to(small.allowed, small.values.shape)
         sizes = tuple(tuple(place.count for place in axis) for axis in (small.queries, small.keys))
-        beside = near[at] if len(near) > at else near_weights(weights, cells) if large else None
-        thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1]), beside))
+        thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1])))
     thumbnails.sort(key=lambda layer: layer.layer)
     return Grid(tuple(thumbnails), size, scale, large=large, title=title, subtitle=subtitle, notes=notes)
 

@@ -2,9 +2,13 @@
 
 import json
 import re
+from html import escape
 from pathlib import Path
 
 import pytest
+
+from attnscope.render.page.graph import graph_page
+from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
 
 SAMPLE = Path(__file__).parents[2] / "sample_inputs" / "repeats.tsv"
 PAIRS = SAMPLE.read_text("utf-8")
@@ -51,3 +55,11 @@ def test_wrong_usage_is_a_sentence(run, tmp_path, lines, more, sentence):
     ran = run("circuit", file, *more)
     assert (ran.code != 0) == bool(sentence)  # a pair's own target goes before the command's
     assert sentence in " ".join(ran.err.split())
+
+
+def test_a_page_holds_a_text_that_looks_like_markup_as_text():
+    nodes = GraphNode("<i>a</i>", 0, effect=1.0), GraphNode("b", 1)
+    view = LayerGraph(nodes, (GraphEdge("<i>a</i>", "b", 1.0),), title="<b>title</b>", notes=("<u>",))
+    page = graph_page(view)
+    assert not re.search("<(i|b|u|script)>", page)
+    assert all(escape(text) in page for text in ("<b>title</b>", "<i>a</i>", "<u>"))

@@ -1,11 +1,9 @@
 """Real pixels in a terminal that shows them; cells everywhere else."""
 
-import base64
 import io
 import sys
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from attnscope.errors import OutputError
@@ -31,12 +29,12 @@ def terminal(monkeypatch):
     pixels.ask_terminal.cache_clear()
 
 
-@pytest.mark.parametrize("way", ["auto", "kitty", "sixel", "iterm", "cells"])
+@pytest.mark.parametrize("way", ["auto", "kitty", "sixel", "cells"])
 def test_a_pipe_gets_cells(way):
     assert pixels.choose_way(way, console()) == "cells"
 
 
-@pytest.mark.parametrize("way", ["kitty", "sixel", "iterm"])
+@pytest.mark.parametrize("way", ["kitty", "sixel"])
 def test_a_terminal_gets_what_is_asked_for_unless_it_has_no_colour(terminal, way):
     assert pixels.choose_way(way, console()) == way
     assert pixels.choose_way(way, console(no_color=True)) == "cells"
@@ -52,7 +50,6 @@ def test_without_its_library_auto_draws_cells_and_a_way_is_refused(terminal, mon
     assert pixels.choose_way("auto", console()) == "cells"
     with pytest.raises(OutputError, match=r"--graphics sixel needs textual-image: pip install"):
         pixels.choose_way("sixel", console())
-    assert pixels.choose_way("iterm", console()) == "iterm"
     assert pixels.choose_way("kitty", console()) == "kitty"
 
 
@@ -62,17 +59,6 @@ def test_sixels_are_no_taller_than_the_screen():
     told = target.file.getvalue()
     assert "\x1bP" in told
     assert told.count("\n") <= target.height - 2
-
-
-def test_iterm_gets_the_picture_as_a_png():
-    target = console()
-    pixels.print_pixels(VIEW, target, "iterm", None)
-    head, _, data = target.file.getvalue().rstrip("\a\n").partition(":")
-    assert head.startswith("\x1b]1337;File=inline=1;")
-    picture = base64.b64decode(data)
-    assert f";size={len(picture)};" in head  # without it, xterm.js draws nothing
-    with Image.open(io.BytesIO(picture)) as image:
-        assert image.format == "PNG"
 
 
 def test_what_is_text_stays_text():

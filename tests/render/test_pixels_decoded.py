@@ -50,13 +50,6 @@ def assert_same(found, apart: float) -> None:
     assert upside_down > 4 * np.abs(found - wanted).mean()
 
 
-def test_iterm_is_sent_the_picture_itself(sent):
-    head, _, data = sent("iterm").rstrip("\a\n").partition(":")
-    assert head.startswith("\x1b]1337;File=")
-    image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
-    np.testing.assert_array_equal(np.asarray(image), drawn())
-
-
 def test_kitty_is_sent_the_picture_in_commands_of_which_the_first_says_where_it_stands(sent):
     told = sent("kitty")
     commands = [

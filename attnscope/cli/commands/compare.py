@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Head
-from attnscope.cli import options
+from attnscope.cli import complete, options
 from attnscope.cli.command import argument, command, flag, option, refuse, repeat
-from attnscope.cli.complete import complete_measure
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.source import HEAD, SourceInput, load_model, open_two, read_source, reading, reopen
@@ -40,7 +39,7 @@ class Contrast:
     measure: str | None = option(
         "With --with-model: how much one measure of each head rose or fell, with its sign.",
         "--map",
-        complete=complete_measure,
+        complete=complete.measures,
     )
     with_trace: Path | None = option("A file that --keep made, of another text, model or checkpoint.")
     composition: bool = flag(

@@ -37,7 +37,7 @@ class LogitsOptions(ScoreOptions):
 class LogitsOutput(options.NumbersOptions):
     """Where the answer goes."""
 
-    out: Path | None = option("Save a picture (.png, .svg, .pdf) or a page (.html).", "--out", "-o")
+    out: Path | None = option("Save a picture: .png, .svg or .pdf.", "--out", "-o")
 
 
 @command
@@ -72,7 +72,7 @@ def logits(
     refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
     head = None if attention.head is None else parse_head(attention.head, attention)
     if output.out is not None:
-        options.check_place(output.out, (*options.PICTURES, ".html"))
+        options.check_place(output.out, options.PICTURES)
     options.check_picture(output.out, picture.cmap, one=False, signed=True)
     given = read_source(source, model)
     from attnscope.questions.lens import Lens, logit_lens, of_lens

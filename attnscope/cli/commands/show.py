@@ -179,7 +179,7 @@ def _show_neurons(
     refuse(axes.words or axes.hide_special, "--neurons", "tokens have scores: no --words, no --hide-special")
     refuse(model.weigh != "raw", "--weigh", "not valid with --neurons: scores are those of the softmax")
     if output.out is not None:
-        options.check_place(output.out, (*options.PICTURES, ".html"))
+        options.check_place(output.out, options.PICTURES)
     options.check_picture(None, picture.cmap, one=True, signed=True)
     given = read_source(source, model)
     from attnscope.questions.neurons import of_neurons, take_apart

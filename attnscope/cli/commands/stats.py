@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.cli import options
+from attnscope.cli import complete, options
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse
-from attnscope.cli.complete import complete_explained, complete_measure
 from attnscope.cli.corpus import check_texts, measure_corpus, print_each
 from attnscope.cli.deliver import PLAIN, deliver, save_data
 from attnscope.cli.faithful import check_alone, show_heads
@@ -27,7 +26,7 @@ class MeasuredHeads(options.HeadOptions):
     where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
     sort: str | None = option(
         "By a measure, role or head. Default: role figure minus its baseline.",
-        complete=complete_measure,
+        complete=complete.measures,
     )
     top: int | None = option("Only so many heads.", min=1)
 
@@ -54,7 +53,7 @@ class StatsOptions:
     )
     rows: str | None = option("Only rows of these tokens: 30-46.")
     by_position: str | None = option(
-        "Plot one measure along the text, a curve per head.", complete=complete_measure
+        "Plot one measure along the text, a curve per head.", complete=complete.measures
     )
     exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=MODEL)
 
@@ -64,11 +63,11 @@ class StatsOutput(options.TableOutput):
     """Where the figures go."""
 
     head_map: str | None = option(
-        "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete_measure
+        "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete.measures
     )
     jsonl: bool = flag("With --texts: print the figures of each text as a line of JSON.")
     explain: str | None = option(
-        "Say what a measure, a role or a weighing means, and stop.", complete=complete_explained
+        "Say what a measure, a role or a weighing means, and stop.", complete=complete.explained
     )
     list: bool = flag("List all measures, and stop.")
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.cli import options
+from attnscope.cli import complete, options
 from attnscope.cli.command import WHERE, argument, command, flag, option, refuse
-from attnscope.cli.complete import complete_measure
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
 from attnscope.cli.source import load_model
@@ -36,7 +35,7 @@ class TrackOptions:
     measure: str = option(
         "Measures, with commas (attnscope stats --list).",
         default="entropy,first,previous,induction",
-        complete=complete_measure,
+        complete=complete.measures,
         panel=WHERE,
     )
     jsonl: Path | None = option("Keep the figures in this file; checkpoints that it has are not run again.")

@@ -28,7 +28,7 @@ from attnscope.render.image.sheet import (
     short,
     stacked,
 )
-from attnscope.views.grid import CELLS, Grid, LayerStrip, Series, thumbnail_levels
+from attnscope.views.grid import Grid, LayerStrip, Series, thumbnail_levels
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
@@ -294,8 +294,6 @@ def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
 
 MASKED, GROUND = (226, 226, 226), (255, 255, 255)
 
-BESIDE = 2  # cells that a key next to a row takes in the thumbnail of a long text
-
 
 def grid_figure(view: Grid, style: Style) -> Figure:
     """Every head in one composite image on one axes: layers down, heads across.
@@ -303,7 +301,6 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     The image holds colours, so that gaps and masked cells can have their own.
     """
     masked = any(layer.masked.any() for layer in view.layers)
-    view = fit_image(view)
     composite, (tall, wide, gap) = mosaic(view, style.cmap)
     heads, layers = view.heads, view.numbers
     low, high = view.scale_ends(minus="−")
@@ -344,13 +341,6 @@ def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:
     axes.add_collection(LineCollection(lines, colors=GREY, linewidths=1.2, clip_on=False), autolim=False)
 
 
-def fit_image(view: Grid) -> Grid:
-    """Thumbnails as an image shows them: of a long text with the keys next to a row beside the map."""
-    if not view.near or view.size[1] <= CELLS:
-        return view
-    return view.fit(CELLS, CELLS + BESIDE * (len(view.near) + 1), BESIDE)
-
-
 def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     """All thumbnails in one picture of uint8 colours, and (height, width, gap) of one in pixels.
 
@@ -368,7 +358,6 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     for layer in view.layers:
         colours = table(cmap)[steps(thumbnail_levels(layer, view))]
         colours[layer.masked] = MASKED
-        colours[..., view.gap, :] = GROUND  # [head, row, column, 3]
         rows = np.arange(tall) * colours.shape[1] // tall
         columns = np.arange(wide) * colours.shape[2] // wide
         placed = colours[:, rows][:, :, columns].transpose(1, 0, 2, 3)  # [row, head, column, 3]
@@ -388,7 +377,7 @@ def strip_figure(view: LayerStrip, style: Style) -> Figure:
     step = min(WIDEST, 11.0 / count)
     if style.width is not None:
         step = max((style.width - left - ROOM) / count, NARROWEST)
-    heads = fit_image(view.thumbnails.in_a_row)
+    heads = view.thumbnails.in_a_row
     picture, (tall, wide, gap) = mosaic(heads, style.cmap)
     thumbnail = step * tall / (wide + gap)
     height = thumbnail + 0.25 + len(view.series) * (LINE + AIR)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import replace
+from html import escape
+from importlib.resources import files
 
 from attnscope.render.image.draw import drawing, encode
-from attnscope.render.page.terms import escaped, plain_page
+from attnscope.render.page.page import content_hash
+from attnscope.text import clean
 from attnscope.views import Drawable
 from attnscope.views.graph import LayerGraph
 
@@ -15,10 +18,31 @@ SHARP = 85  # dots per inch of a node's map
 
 
 def graph_page(view: LayerGraph, cmap: str | None = None) -> str:
-    """The page as text; pictures are in it as data."""
+    """The page as text; pictures are in it as data. It follows the reader's light or dark theme."""
     bare = replace(view, title="", subtitle="", notes=())
-    section = f"<section>{_image(bare, 'svg', 'the circuit by layers', cmap)}</section>"
-    return plain_page(view, (section, *_edges(view), *_nodes(view, cmap)), "img-src data:; ")
+    style = (files(__package__) / "graph.css").read_text("utf-8")
+    policy = f"default-src 'none'; img-src data:; style-src {content_hash(style)}"
+    title, notes = escaped(view.title), "".join(f"<li>{escaped(note)}</li>" for note in view.notes)
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title><style>{style}</style></head><body>",
+        f'<header><h1>{title}</h1><p class="quiet">{escaped(view.subtitle)}</p></header><main>',
+        f"<section>{_image(bare, 'svg', 'the circuit by layers', cmap)}</section>",
+        *_edges(view),
+        *_nodes(view, cmap),
+        "</main>",
+        f"<footer><ul class='quiet'>{notes}</ul></footer>" if notes else "",
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text as a page may hold it."""
+    return escape(clean(text))
 
 
 def _image(view: Drawable, form: str, told: str, cmap: str | None) -> str:

@@ -1,7 +1,7 @@
 """Every head as a thumbnail: layers down, heads across.
 
 All heads stand on one screen, one plain map each, as large as its lines and columns allow. A large grid has a
-column for each key as far as the width allows, and of a long text the keys next to each row beside the map.
+column for each key as far as the width allows.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ CLEAR_SHADED = 9  # the same without colour, where a head is chosen
 AROUND, AROUND_LOOSE = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
 LARGEST = 17  # columns of a large thumbnail whose keys do not have one each
 WHOLE = 24  # up to so many keys, each has a column of its own in a large thumbnail
-MAP = 5  # columns of the map of a long text, at least, beside those of the keys next to a row
-LONG = 0.75  # the height of a long text's thumbnail, of its width
 
-ITSELF, WRITTEN = "▾", "━"
-"""Stand above the column of the token itself, and above those of what the model wrote."""
+WRITTEN = "━"
+"""Stands above the columns of what the model wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +60,13 @@ def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
         width = min(columns_of(view, CLEAR if surface.colour else CLEAR_SHADED), room - 1)
         return in_bands(view, surface, width, half_lines(view, width), 1)
     if view.large:
-        keys, gap = max(view.size[1], 1), 1
-        if keys <= WHOLE or keys <= min(room // max(view.heads, 1) - 1, CELLS):
-            width = keys
-        elif view.near:
-            width, gap = len(view.near) + 1 + MAP, 2  # wider than the gap inside of a thumbnail
-        else:
-            width = LARGEST
-        width = min(width, room - gap)
-        bands = -(-view.heads // max(room // (width + gap), 1))
-        most = room // max(-(-view.heads // bands), 1) - gap
+        keys = max(view.size[1], 1)
+        each = keys <= WHOLE or keys <= min(room // max(view.heads, 1) - 1, CELLS)
+        width = min(keys if each else LARGEST, room - 1)
+        bands = -(-view.heads // max(room // (width + 1), 1))
+        most = room // max(-(-view.heads // bands), 1) - 1
         width = columns_of(view, max(min(most, max(LARGEST, width)), 1))
-        return in_bands(view, surface, width, half_lines(view, width), gap)
+        return in_bands(view, surface, width, half_lines(view, width), 1)
     step = max(room // max(view.heads, 1), 2)  # columns from one head to the next
     layers = max(len(view.numbers), 1)
     pitch, around = 0, AROUND
@@ -118,14 +111,12 @@ def columns_of(view: Grid, most: int) -> int:
     keys = max(view.size[1], 1)
     if keys <= most:
         return most - most % keys
-    return most if view.near_in(most) or keys > CELLS else -(-keys // -(-keys // most))
+    return most if keys > CELLS else -(-keys // -(-keys // most))
 
 
 def half_lines(view: Grid, width: int) -> int:
     """Half-lines of a thumbnail: a whole number for each row, or of rows for each, where that is square."""
     queries, keys = view.size
-    if view.near_in(width):
-        return int(np.clip(round(LONG * width), 3, queries))
     tall = int(np.clip(round(width * queries / max(keys, 1)), 1, 2 * width + 1))
     return tall if tall <= queries else max(tall - tall % max(queries, 1), 1)
 
@@ -157,8 +148,6 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
 def _names(small: Grid, shape: GridLayout, heads: range, chosen: tuple[int, int] | None) -> Line:
     """The name of each head above its thumbnail, as far as there is room, and marks of its columns."""
     marks = [" "] * shape.width
-    if 0 in small.beside:
-        marks[small.beside.index(0)] = ITSELF
     for column in range(small.written_from(shape.width), shape.width):
         marks[column] = WRITTEN
     line: Line = [Segment(" " * (_label(small) + 1))]
@@ -215,7 +204,6 @@ def thumbnail_cells(small: Grid, shape: GridLayout, heads: range) -> Array:
     for layer in small.layers:
         levels = thumbnail_levels(layer, small)[heads.start : heads.stop]  # [head, row, column]
         levels = np.where(layer.masked[heads.start : heads.stop], -1, levels)
-        levels[..., small.gap] = -2
         rows = np.arange(shape.height) * levels.shape[1] // shape.height
         columns = np.arange(shape.width) * levels.shape[2] // shape.width
         shown = levels[:, rows][:, :, columns].transpose(1, 0, 2)  # [row, head, column]
@@ -239,7 +227,7 @@ def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Itera
     """The colour bar, and beside it what a thumbnail is; ``small`` is the view as it was drawn."""
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
-    said = "; ".join(small.legend(masked=shown if masked else "", mark=ITSELF, line=WRITTEN))
+    said = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN))
     bar = colour_bar(*small.scale_ends(), surface, palette)
     left = sum(segment.cell_length for segment in bar) + 3
     if surface.width - left < left:

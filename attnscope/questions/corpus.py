@@ -307,7 +307,7 @@ class CorpusWork(ABC, Generic[Item]):
         """
         run, model = self.run, self.model
         identity = {
-            "model": fingerprint(model.module),
+            "model": fingerprint(model.module) if run.checkpoint else "",
             "selection of heads": asdict(self.selection),
             "limit": [run.limit, run.max_tokens, run.truncate],
             "weighing": None if model.weigh == "raw" else model.weigh,

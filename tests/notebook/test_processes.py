@@ -1,0 +1,69 @@
+"""Several processes that train one model: each measures its own batches, and the first one has the sums."""
+
+import json
+
+import pytest
+import torch
+import transformers as hf
+
+from tests.models.folders import gpt2
+from tests.notebook.watched_run import TEXTS, batch
+from tests.questions.corpus.test_processes import launch
+
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    without = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0)
+    return gpt2(tmp_path_factory.mktemp("model"), **without)
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def seen(request, folder):
+    """What both processes saw, by what was watched."""
+    ran = launch("tests.notebook.watched_run", folder, request.param)
+    assert ran.returncode == 0, ran.stderr
+    kept = []
+    for number in range(2):
+        with open(f"{folder}/seen-{number}.json") as file:
+            kept.append({name.split()[1]: each for name, each in json.load(file).items()})
+    return kept
+
+
+def mean_entropy(folder, many, layer, head):
+    """The mean entropy of all rows with a choice of all texts, by the model's own eager attention."""
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    rows = []
+    for ids in many:
+        with torch.no_grad():
+            weights = model(input_ids=ids, output_attentions=True).attentions[layer][:, head].double()
+        rows += torch.special.entr(weights).sum(-1)[:, 1:].flatten().tolist()
+    return sum(rows) / len(rows)
+
+
+def test_the_first_process_has_the_figures_of_all_batches(seen, folder):
+    many = [batch(0, number) for number in range(2)]
+    assert list(seen[0]["batch"]["figures"]) == ["0", "2", "4"]
+    for head in seen[0]["batch"]["figures"]["0"]:
+        expected = mean_entropy(folder, many, head["layer"], int(head["head"][-1]))
+        assert head["figures"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
+    assert seen[1]["batch"]["figures"] == {}
+
+
+def test_probe_texts_have_the_figures_of_the_whole_model(seen, folder):
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    many = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
+    for head in seen[0]["texts"]["figures"]["0"]:
+        expected = mean_entropy(folder, many, head["layer"], int(head["head"][-1]))
+        assert head["figures"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_every_process_learns_what_it_learns_unwatched(seen):
+    for one in seen:
+        assert one["batch"]["learned"] == one["texts"]["learned"] == one["nothing"]["learned"]
+
+
+def test_an_alarm_stops_all_processes_in_one_step(seen):
+    assert [one["stop"]["steps"] for one in seen] == [1, 1]
+    assert all(one["stop"]["stopped"].startswith("step 0: L0H0 has entropy") for one in seen)

@@ -21,8 +21,10 @@ from attnscope.measures.roles import (
     PATTERNS,
     POSITION,
     POSITIONAL,
+    RETRIEVES,
     ROLES,
     SINK_PATTERNS,
+    STREAMS,
     TIMES,
 )
 from attnscope.measures.weighing import WEIGHINGS
@@ -63,6 +65,18 @@ PREDICTIONS = {
         "  instead   zero: the head's output is 0; mean: it is its mean over the rows of the first texts\n"
         "  needs     an output head; a pass for each head, from its layer on\n"
         "  source    Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 3"
+    ),
+    "retrieval": (
+        "  role      cachecost --needle: a key-value head with a query head that does so in at least\n"
+        f"            {RETRIEVES:.0%} of the rows which recall a needle (Wu et al.: 0.1)"
+    ),
+    "streaming": (
+        "streaming (attnscope cachecost): a head that needs the first tokens and the last ones alone.\n"
+        "  formula   Σ A[i, j] over j < sink and i - j < recent: the measure window=S+R\n"
+        f"  role      at least {STREAMS:.0%} of its weight is there, and it is no retrieval head\n"
+        "  beware    Xiao et al. choose such heads by what their limit costs, with a gate that is trained\n"
+        "            on outputs; cachecost measures that cost as a loss, exactly, head by head\n"
+        "  source    Xiao et al. 2024, DuoAttention; Xiao et al. 2023, StreamingLLM"
     ),
     "logits": (
         "logits (attnscope logits): what each part of the model adds to the logit of a prediction.\n"

@@ -70,6 +70,10 @@ SHOULDER = 3
 """Whatever a head does, it does with a third of its largest weights: else it does something else that is not
 measured, and the next token but two is no previous one."""
 
+RETRIEVES, STREAMS = 0.1, 0.95
+"""``cachecost``: a head that retrieves copies so often from a needle; one that streams has so much of its
+weight in the window."""
+
 NONE = "none"
 """The role of a head without one."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -356,7 +356,25 @@ def sort_heads(heads: Iterable[ChangedHead]) -> tuple[ChangedHead, ...]:
     return tuple(sorted(heads, key=lambda each: -abs(each.effect)))
 
 
-def change_together(scored: Scored, change: Change, calls: Calls) -> Tensor:
+class Predicts(Protocol):
+    """What predicts in a pass that is changed."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        ...
+
+    @property
+    def prepared(self) -> ModelInput:
+        """What it reads."""
+        ...
+
+    def logits(self) -> Tensor:
+        """One pass, and what is asked of it."""
+        ...
+
+
+def change_together(scored: Predicts, change: Change, calls: Calls) -> Tensor:
     """The prediction with several heads changed in one pass, each as it then is."""
     changes = Changes(change)
     chosen: dict[int, list[int]] = {}

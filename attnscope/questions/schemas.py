@@ -9,6 +9,7 @@ from attnscope.questions.across import ModelComparison, TextComparison
 from attnscope.questions.align import MonotoneHeads, SpokenText
 from attnscope.questions.answer import name_schema
 from attnscope.questions.audit import Audit
+from attnscope.questions.cachecost import CacheCost
 from attnscope.questions.cause import Intervention
 from attnscope.questions.change import MeasureChange
 from attnscope.questions.check import Checked
@@ -43,6 +44,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "cut": (Intervention,),
     "patch": (Intervention, TokenTrace),
     "circuit": (FoundCircuit,),
+    "cachecost": (CacheCost,),
     "compare": (
         Comparison,
         DepthComparison,
@@ -63,7 +65,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
 }
 """The records that each command may print with ``--json``."""
 
-UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "track")
+UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")
 """The commands that never weigh what they show."""
 
 OF_TEXT = {"where": shaped(str, Meaning("the place of the text in its corpus (--jsonl); else absent"))}

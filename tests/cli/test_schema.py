@@ -82,6 +82,18 @@ def test_two_heads_a_corpus_and_claims_too(run, tmp_path, causal_folder):
     validate(run("circuit", tmp_path / "pairs.tsv", "-m", "own-causal", "--json"), "circuit", run)
     validate(run("compare", TEXT, "L1H1", "L2H1", "--json"), "compare", run)
     (tmp_path / "texts.txt").write_text("The cat sat.\nA dog ran off.\n")
+    asked = (
+        "cachecost",
+        "-m",
+        "own-causal",
+        "--texts",
+        tmp_path / "texts.txt",
+        "--recent",
+        "1",
+        "--sink",
+        "1",
+    )
+    validate(run(*asked, "--texts", tmp_path / "texts.txt", "--json"), "cachecost", run)
     validate(run("stats", "--texts", tmp_path / "texts.txt", "--json"), "stats", run)
     validate(run("compare", "--texts", tmp_path / "texts.txt", "--json"), "compare", run)
     run("check", "--text", TEXT, "--save", tmp_path / "before.json")

@@ -14,7 +14,7 @@ from attnscope.plugins import entry_points_of, package_of, plugins
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Commands": ("show", "browse", "stats", "find", "compare", "flow", "spans", "export", "info", "check"),
-    "Cause": ("logits", "ablate", "cut", "patch", "circuit"),
+    "Cause": ("logits", "ablate", "cut", "patch", "circuit", "cachecost"),
     "More": ("align", "loss", "train", "track", "schema", "skill", "mcp", "cache"),
 }
 """Every command, in the order of the help: a function of this name in the file of this name."""

@@ -26,6 +26,7 @@ class SchemaOptions:
         "cut",
         "patch",
         "circuit",
+        "cachecost",
         "ablate",
         "info",
         "check",

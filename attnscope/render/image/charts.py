@@ -173,7 +173,8 @@ def curves_figure(view: Curves, style: Style) -> Figure:
     names = [curve.head for curve in view.curves]
     left, right = axis.room(names, NORMAL), axis.room([f"{view.top:.2f} {view.unit}"], SMALL)
     width = WIDE if style.width is None else max(style.width - left - right, NARROWEST)
-    said = f"the line is the baseline; all heads on one scale up to {round_short(view.top)} {view.unit}"
+    even = any(value is not None for curve in view.curves for value in curve.baseline)
+    said = f"{'the line is the baseline; ' * even}all on one scale up to {round_short(view.top)} {view.unit}"
     height = len(names) * (TALL + AIR) - AIR
     drawn = sheet(view, width, height, (left, right, 0.05, 0.3), notes=(said, *view.notes))
     first, last, least = view.edges[0], view.edges[-1], min(0.0, view.least)

@@ -1,0 +1,90 @@
+"""``attnscope cachecost``: what is lost when heads see the first tokens and the last ones alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from attnscope.cli import options
+from attnscope.cli.command import MOST_USED, command, flag, option, refuse
+from attnscope.cli.deliver import deliver
+from attnscope.cli.source import load_model
+from attnscope.cli.waiting import notify, waiting
+from attnscope.errors import InputError
+
+TABLE = ".tsv"
+"""The suffix of a file of the pattern."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """What a limited head sees, and how many are not."""
+
+    panel = MOST_USED
+    sink: int = option("A limited head sees the first N tokens.", min=0, default=4)
+    recent: int = option("A limited head sees the last N tokens, the query among them.", min=1, default=256)
+    keep: str = option("Shares of heads that see everything, with commas.", default="0.25,0.5,0.75")
+    needle: str | None = option("Plant needles at these depths, 0 to 1: 0.1,0.5,0.9; say what is recalled.")
+    truncate: bool = flag("Cut texts to the positions of the model.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatternOutput(options.TableOutput):
+    """Where the answer goes."""
+
+    out: Path | None = option("Save the pattern as .tsv, or pictures: .png, .svg or .pdf.", "--out", "-o")
+
+
+@command
+def cachecost(
+    asked: WindowOptions,
+    corpus: options.TextsOptions,
+    output: PatternOutput,
+    picture: options.PrintedOptions,
+    model: options.ModelOptions,
+) -> None:
+    """Measure what a short cache of keys costs, head by head.
+
+    Each key-value head is limited alone to the first tokens and the last ones; the rise of the loss is exact.
+    Then the best heads see everything, and all others the window alone. -o FILE.tsv writes a line a layer
+    with a number from 0 to 1 for each key-value head, as published patterns do.
+
+    Examples:
+
+    attnscope cachecost -m own-causal --texts corpus.txt --sink 1 --recent 8
+
+    attnscope cachecost -m openai-community/gpt2 --texts book.txt --needle 0.1,0.5,0.9 -o heads.tsv
+    """
+    from attnscope.questions.cachecost import cachecost, of_cachecost
+    from attnscope.storage.corpus import read_corpus
+
+    refuse(corpus.texts is None, "--texts", "give the texts that the loss is measured on")
+    keep, depths = _shares("--keep", asked.keep), _shares("--needle", asked.needle or "")
+    pattern = output.out if output.out is not None and output.out.suffix.lower() == TABLE else None
+    if output.out is not None:
+        options.check_place(output.out, (*options.PICTURES, TABLE))
+    loaded = load_model(model, predicting=True)
+    assert corpus.texts is not None
+    texts = []
+    for entry in islice(read_corpus(corpus.texts, corpus.field).entries(), corpus.limit):
+        try:
+            texts.append(loaded.prepare(entry.text, truncate=asked.truncate))
+        except InputError as error:
+            raise InputError(f"{corpus.texts}, {entry.where}: {error}") from None
+    with waiting(f"{loaded.title} · {len(texts):,} texts"):
+        result = cachecost(loaded, texts, asked.sink, asked.recent, keep, depths)
+    if pattern is None:
+        return deliver("cachecost", of_cachecost(result), output, picture)
+    pattern.write_text(result.tsv, "utf-8")
+    notify(f"saved {pattern}")
+
+
+def _shares(name: str, text: str) -> list[float]:
+    """Numbers from 0 to 1."""
+    try:
+        shares = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        shares = [-1.0]
+    refuse(not all(0 <= share <= 1 for share in shares), name, "write numbers from 0 to 1: 0.25,0.5")
+    return shares

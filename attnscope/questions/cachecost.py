@@ -1,0 +1,457 @@
+"""What a short cache of keys costs: each key-value head held to the first tokens and the last ones.
+
+A head that is limited sees no other key: they are closed before its softmax, as by a mask. The heads whose
+limit costs most are the ones that need the whole context (DuoAttention, Xiao et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnscope.attention import Attention, AttentionCall, Head
+from attnscope.capture import Record
+from attnscope.capture.hooks.gate import edited
+from attnscope.capture.observers.coarsen import BLOCK, rows_at_a_time
+from attnscope.capture.rows.proof import mix
+from attnscope.capture.rows.scores import ScoredRows
+from attnscope.errors import InputError, ModelError
+from attnscope.measures import Measurement
+from attnscope.measures.roles import RETRIEVES, STREAMS
+from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import text_axes
+from attnscope.models.targets import BATCH_TOKENS, PredictionBatch, batch_predictions
+from attnscope.progress import tell
+from attnscope.questions.ablate import KeptLayers, PlainPass
+from attnscope.questions.answer import Answer
+from attnscope.questions.cause import Change, Changes, Made, change_together
+from attnscope.questions.corpus import join_texts
+from attnscope.questions.importance import predicted_side
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import measuring_pass
+from attnscope.records import Meaning, Notes, record
+from attnscope.views import Drawable
+from attnscope.views.charts import Curve, Curves
+from attnscope.views.heads import head_map
+from attnscope.views.table import Column, Table
+
+LISTED = 10
+"""Heads that are listed; the map and the numbers have all of them."""
+
+NEEDLE = 8
+"""Random tokens of a needle: the first half is read again at the end of the text, the rest is asked for."""
+
+
+WAYS = ("loss", "mass", "even", "random")
+"""How heads are chosen that see everything."""
+
+
+class KeyHead(NamedTuple):
+    """A key-value head, which several query heads may share."""
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}KV{self.head}"
+
+
+@record("a key-value head, limited alone")
+@dataclass(frozen=True)
+class LimitedHead:
+    """What it costs that a head sees the window alone."""
+
+    layer: Annotated[int, Meaning("its layer")]
+    head: Annotated[int, Meaning("its number among the key-value heads")]
+    loss: Annotated[float, Meaning("the rise of the loss when this head alone is limited, in nats a token")]
+    missed: Annotated[float, Meaning("the weight outside of the window, the mean of its query heads")]
+    retrieval: Annotated[
+        float | None, Meaning("how often a query head of it looks most at the needle's token; null without")
+    ]
+    role: Annotated[str | None, Meaning("retrieval, streaming, or null")]
+
+
+@record("some heads unlimited")
+@dataclass(frozen=True)
+class KeptHeads:
+    """What is lost when some heads see everything, and all others the window alone."""
+
+    share: Annotated[float, Meaning("the share of heads that see everything")]
+    heads: Annotated[int, Meaning("how many they are")]
+    memory: Annotated[float, Meaning("the share of the cache that is kept, of a text of mean length")]
+    loss: Annotated[float, Meaning("the rise of the loss with the heads kept that cost most")]
+    mass: Annotated[float, Meaning("the same with those that miss most weight")]
+    even: Annotated[float, Meaning("the same with heads spread evenly over the layers")]
+    random: Annotated[float, Meaning("the same with heads drawn at random, once")]
+    recall: Annotated[
+        tuple[float, ...], Meaning("the share of each needle that is recalled, of those that cost most")
+    ]
+
+
+@record("the cost of a short cache")
+@dataclass(frozen=True)
+class CacheCost:
+    """Every key-value head, the one that costs most first, and what keeping some of them costs."""
+
+    sink: Annotated[int, Meaning("the first tokens that a limited head sees")]
+    recent: Annotated[int, Meaning("the last tokens that it sees, the query among them")]
+    loss: Annotated[float, Meaning("the loss of the model as it is, in nats a token")]
+    texts: Annotated[int, Meaning("the texts that are longer than the window")]
+    tokens: Annotated[int, Meaning("the tokens that were predicted in them")]
+    heads: Annotated[tuple[LimitedHead, ...], Meaning("every key-value head, the most costly first")]
+    pattern: Annotated[
+        tuple[tuple[float, ...], ...],
+        Meaning("by layer and key-value head: its loss over the largest one, 0 to 1"),
+    ]
+    kept: Annotated[tuple[KeptHeads, ...], Meaning("losses against memory, the least memory first")]
+    depths: Annotated[tuple[float, ...], Meaning("where the needles stand: 0 is the beginning, 1 the end")]
+    title: Annotated[str, Meaning("the model")]
+    notes: Notes
+
+    @property
+    def tsv(self) -> str:
+        """The pattern in the format of published ones: a line a layer, tabs between heads."""
+        return "".join("\t".join(f"{value:.6f}" for value in layer) + "\n" for layer in self.pattern)
+
+
+def limit_windows(sink: int, recent: int) -> Change:
+    """Close every key to every head but the first ``sink`` and the last ``recent``, before the softmax."""
+
+    def change(number: int, attention: Attention) -> Made | None:
+        call: AttentionCall | None = getattr(attention.read, "call", None)
+        count, keys, first = len(attention.queries), len(attention.keys), sink + recent
+        if call is None or attention.offset != 0:
+            raise ModelError(f"{attention.site.name} cannot be limited: its queries and keys are not known")
+        if count <= first:
+            return None
+
+        def near(start: int, stop: int) -> Tensor:
+            row, key = (torch.arange(*ends, device=call.key.device) for ends in ((start, stop), (0, keys)))
+            return ((key < sink) | (row[:, None] - key < recent))[None, None]
+
+        def outputs(call: AttentionCall) -> Tensor:
+            read, step = ScoredRows(call), rows_at_a_time(attention, BLOCK)
+            parts = (read.rows(at, min(at + step, count), None) for at in range(first, count, step))
+            return torch.cat([mix(part, call.value) for part in parts], 2)
+
+        limited = replace(call, masks=(*call.masks, near))
+        return Made(torch.arange(first, count), outputs(limited), outputs(call))
+
+    return change
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """Copies of one text whose tokens are predicted; ``last``: whether the last ones come out right."""
+
+    model: Model
+    text: ModelInput
+    copies: int = 1
+    last: int = 0
+    predictions: PredictionBatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        batch = join_texts([self.text] * self.copies)
+        (made,) = batch_predictions(self.model, batch.prepared, predicted_side(batch.labels))
+        object.__setattr__(self, "predictions", made)
+
+    @property
+    def prepared(self) -> ModelInput:
+        return self.predictions.prepared
+
+    def logits(self) -> Tensor:
+        """One pass: the loss of each token, or whether it comes out right.  -> [copy, target]"""
+        logits = self.predictions.logits(self.model).float()
+        ids = self.predictions.target_ids.to(logits.device)
+        if self.last:
+            told = logits.argmax(-1) == ids
+        else:
+            told = F.cross_entropy(logits, ids, reduction="none")
+        return told.cpu().double().view(self.copies, -1)[:, -self.last :]
+
+
+def _groups(seen: Record) -> list[list[range]]:
+    """The query heads of each key-value head of each call."""
+    made = []
+    for site in seen.sites:
+        share = site.heads // site.key_heads
+        made.append([range(head, head + share) for head in range(0, site.heads, share)])
+    return made
+
+
+def _limit_alone(asked: _Asked, change: Change) -> tuple[Tensor, dict[KeyHead, float]]:
+    """The losses of a text, [target], and how much their sum rises with each key-value head limited alone.
+
+    The copies of a text have a head of one layer each limited, and share the layers before that one.
+    """
+    made, changes, model = list[Made | None](), Changes(change), asked.model
+    first = PlainPass.run(
+        model,
+        asked.prepared,
+        asked.logits,
+        Selection(),
+        edit=lambda number, output: made.append(changes.check(number, output)),
+        observers=[changes],
+    )
+    groups = _groups(first.record)
+    copies = max(1, min(max(map(len, groups)), BATCH_TOKENS // len(asked.text.tokens)))
+    wide, kept = replace(asked, copies=copies), KeptLayers(model.module)
+    with edited(lambda number, output: None) as gates, kept.keeping(lambda: len(gates.heads)):
+        before = wide.logits()
+    if not first.kept.ran:  # passes that are given its layers end otherwise
+        kept.ran.clear()
+    every, rises = replace(first, kept=kept), dict[KeyHead, float]()
+    for call, (site, mine) in enumerate(zip(first.sites, groups, strict=True)):
+        tell("layer", call + 1, len(groups))
+        for start in range(0, len(mine), copies):
+            some = mine[start : start + copies]
+            with every.edited_from(call, partial(_put_each, call, made[call], some)):
+                rose = (wide.logits() - before).sum(1).tolist()
+            rises |= {KeyHead(site.layer, start + copy): rose[copy] for copy in range(len(some))}
+    return first.before[0], rises
+
+
+def _put_each(
+    call: int, made: Made | None, groups: Sequence[range], number: int, output: Tensor
+) -> Tensor | None:
+    """The output of a call with other heads limited in each copy.  [copy, query, head, size] -> the same"""
+    if number != call or made is None:
+        return None
+    other = output.clone()
+    for copy, heads in enumerate(groups):
+        for head in heads:
+            other[copy, made.rows, head] = made.outputs[0, head].to(output)
+    return other
+
+
+def cachecost(
+    model: Model,
+    texts: Sequence[ModelInput],
+    sink: int = 4,
+    recent: int = 256,
+    keep: Sequence[float] = (0.25, 0.5, 0.75),
+    depths: Sequence[float] = (),
+) -> CacheCost:
+    """Limit each key-value head alone, and all but the best ones together.
+
+    Raises ``InputError`` where no text is longer than the window, ``ModelError`` for a model that does not
+    predict the next token or whose heads cannot be changed.
+    """
+    if model.objective.mask is not None:
+        raise ModelError(f"{model.name} predicts masked tokens and keeps no cache: choose a causal model")
+    long = [text for text in texts if len(text.tokens) > sink + recent]
+    if not long:
+        most = max((len(text.tokens) for text in texts), default=0)
+        raise InputError(
+            f"a window of {sink + recent:,} tokens holds all of the longest text, {most:,} tokens: lower "
+            "--recent or give longer texts"
+        )
+    window, change = f"window={sink}+{recent}", limit_windows(sink, recent)
+    measured = Measurement((window, "no_key"))
+    asked, losses, rises = list[_Asked](), list[Tensor](), dict[KeyHead, float]()
+    for number, text in enumerate(long):
+        tell("text", number, len(long))
+        seen = measuring_pass(model, text, measured, Selection(), [text.tokens])
+        if any(site.site.kind != "decoder" for site in seen.sites):
+            raise ModelError(f"{model.name} does not only look back: choose a causal model of text")
+        asked.append(_Asked(model, text))
+        with torch.no_grad(), model.threads(text):
+            before, rose = _limit_alone(asked[-1], change)
+        losses.append(before)
+        rises = {head: rises.get(head, 0.0) + each for head, each in rose.items()}
+    total = torch.cat(losses)
+    query_heads = {
+        KeyHead(site.site.layer, number): (call, heads)
+        for call, (site, groups) in enumerate(zip(seen.sites, _groups(seen), strict=True))
+        for number, heads in enumerate(groups)
+    }
+    missed = _by_key_head(measured, query_heads, lambda each: 1 - each[window] - each["no_key"], fmean)
+    needles = [_plant(model, max(long, key=lambda text: len(text.tokens)), depth) for depth in depths]
+    probes = [_Asked(model, each, last=NEEDLE // 2) for each in needles]
+    retrieval = _retrieval(model, needles, query_heads)
+    ranked = sorted(rises, key=lambda head: -rises[head])
+    count, mean = len(ranked), fmean(len(text.tokens) for text in long)
+    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    listed = sorted(rises)
+    orders: tuple[Callable[[int], Sequence[KeyHead]], ...] = (
+        lambda some: ranked[:some],
+        lambda some: sorted(listed, key=lambda head: -missed[head])[:some],
+        lambda some: [listed[(2 * at + 1) * count // (2 * some)] for at in range(some)],
+        lambda some: [listed[at] for at in drawn[:some]],
+    )
+
+    def run(asked: _Asked, chosen: Sequence[KeyHead]) -> Tensor:
+        calls = {
+            Head(head.layer, each, "decoder"): [call]
+            for head, (call, heads) in query_heads.items()
+            for each in heads
+            if head not in chosen
+        }
+        with torch.no_grad(), model.threads(asked.text):
+            return change_together(asked, change, calls)[0] if calls else asked.logits()[0]
+
+    kept = []
+    for number, share in enumerate(shares := sorted({0.0, *keep, 1.0})):
+        tell("share", number, len(shares))
+        some = round(share * count)
+        costs = {
+            name: sum(float(run(each, order(some)).sum()) for each in asked) / len(total)
+            for name, order in zip(WAYS, orders, strict=True)
+            if name == "loss" or 0 < some < count
+        }
+        held = (some + (count - some) * (sink + recent) / mean) / count
+        recall = tuple(float(run(each, ranked[:some]).mean()) for each in probes)
+        lost = {name: costs.get(name, costs["loss"]) - float(total.mean()) for name in WAYS}
+        kept.append(KeptHeads(share, some, held, **lost, recall=recall))
+    top = max(max(rises.values()), 0.0) or 1.0
+    notes = [f"{len(long):,} of {len(texts):,} texts are longer than the window"] * (len(long) < len(texts))
+    return CacheCost(
+        sink=sink,
+        recent=recent,
+        loss=float(total.mean()),
+        texts=len(long),
+        tokens=len(total),
+        heads=tuple(
+            LimitedHead(
+                *head,
+                rises[head] / len(total),
+                missed[head],
+                retrieval.get(head),
+                _role(missed[head], retrieval.get(head)),
+            )
+            for head in ranked
+        ),
+        pattern=tuple(
+            tuple(max(rises[head], 0.0) / top for head in listed if head.layer == layer)
+            for layer in sorted({head.layer for head in listed})
+        ),
+        kept=tuple(kept),
+        depths=tuple(depths),
+        title=model.title,
+        notes=(*notes, *model.notes, *seen.notes),
+    )
+
+
+def _by_key_head(
+    measured: Measurement,
+    query_heads: Mapping[KeyHead, tuple[int, range]],
+    value: Callable[[Mapping[str, float]], float],
+    join: Callable[[Iterator[float]], float],
+) -> dict[KeyHead, float]:
+    """One number a key-value head, of the figures of its query heads."""
+    values = {
+        (each.site.layer, each.head): value({name: figure.value for name, figure in each.figures.items()})
+        for each in measured.figures()
+        if each.figures
+    }
+    return {
+        key: join(values[key.layer, head] for head in heads)
+        for key, (_, heads) in query_heads.items()
+        if all((key.layer, head) in values for head in heads)
+    }
+
+
+def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
+    """A text with some random tokens written over its own at a depth, and at its end once more."""
+    needle = [token for token in model.repeat_random(NEEDLE).tokens if not token.special][:NEEDLE]
+    tokens = list(text.tokens)
+    plain = [place for place, token in enumerate(tokens) if not token.special]
+    begin, end = plain[0], plain[-1] + 1
+    if end - begin < 2 * NEEDLE:
+        raise InputError(f"a needle is {2 * NEEDLE} tokens, and the longest text has {end - begin}")
+    copied = replace(
+        text,
+        inputs={name: tensor.clone() for name, tensor in text.inputs.items()},
+        arguments=tuple(tensor.clone() for tensor in text.arguments),
+    )
+    ids = model.objective.ids(copied)
+    for at in (begin + round(depth * (end - begin - 2 * NEEDLE)), end - NEEDLE):
+        tokens[at : at + NEEDLE] = needle
+        ids[0, at : at + NEEDLE] = torch.tensor([token.id for token in needle])
+    return replace(copied, tokens=tuple(tokens), axes=text_axes(tuple(tokens)))
+
+
+def _retrieval(
+    model: Model, needles: Sequence[ModelInput], query_heads: Mapping[KeyHead, tuple[int, range]]
+) -> dict[KeyHead, float]:
+    """How often a query head of each looks most at the needle's token that comes next."""
+    measured = Measurement(("retrieval",))
+    for needle in needles:
+        end = max(place for place, token in enumerate(needle.tokens) if not token.special)
+        rows = range(end - NEEDLE // 2, end)
+        measuring_pass(model, needle, measured, Selection(), [needle.tokens], rows=rows)
+    return _by_key_head(measured, query_heads, lambda each: each["retrieval"], max)
+
+
+def _role(missed: float, retrieval: float | None) -> str | None:
+    if retrieval is not None and retrieval >= RETRIEVES:
+        return "retrieval"
+    return "streaming" if 1 - missed >= STREAMS else None
+
+
+def of_cachecost(result: CacheCost) -> Answer:
+    """The heads that cost most, a map of all, and the loss against the memory that is kept."""
+    needle = bool(result.depths)
+    columns = ["head", "loss", "missed", *(["needle"] if needle else []), "role"]
+    rows = (
+        (
+            str(KeyHead(each.layer, each.head)),
+            f"{each.loss:+.4f}",
+            f"{each.missed:.3f}",
+            *([f"{each.retrieval:.2f}" if each.retrieval is not None else "–"] if needle else []),
+            each.role or "",
+        )
+        for each in result.heads[:LISTED]
+    )
+    heads = Table(
+        tuple(Column(name, name not in ("head", "role"), "keep") for name in columns),
+        tuple(rows),
+        title=f"a window of {result.sink:,} + {result.recent:,} tokens · {result.title}",
+        subtitle=f"{result.tokens:,} predictions, loss {result.loss:.3f} nats; it rises by so much with one "
+        "key-value head limited, which misses so much weight",
+        notes=result.notes,
+    )
+    every = head_map(
+        {layer: list(values) for layer, values in enumerate(result.pattern)},
+        "loss",
+        limits=(0.0, 1.0),
+        title="every key-value head: its loss over the largest one",
+        marks=("L", "KV"),
+    )
+    places = [f"at {depth:g}" for depth in result.depths]
+    kept = Table(
+        tuple(Column(name, True, "keep") for name in ("kept", "memory", *WAYS, *places)),
+        tuple(
+            (
+                f"{each.heads:,}",
+                f"{each.memory:.0%}",
+                *(f"{getattr(each, way):+.4f}" for way in WAYS),
+                *(f"{recall:.2f}" for recall in each.recall),
+            )
+            for each in result.kept
+        ),
+        title="heads that see everything, and the rise of the loss by how they are chosen"
+        + (f"; recall of needles at {', '.join(f'{depth:g}' for depth in result.depths)}" if needle else ""),
+        subtitle="loss: the most costly; mass: those that miss most; even: over all layers; random: one draw",
+    )
+    shares = [round(100 * each.share) for each in result.kept]
+    losses = {way: tuple(getattr(each, way) for each in result.kept) for way in WAYS}
+    curves = tuple(Curve(way, each, (None,) * len(shares)) for way, each in losses.items())
+    chart = Curves(
+        "loss", "nats", (*shares, shares[-1] + 1), curves, "rise of the loss", result.title, (), "% unlimited"
+    )
+    pictures: dict[str, Drawable] = {"heads": every, "memory": chart}
+    return Answer((heads, every, kept), pictures, lambda: result, table=lambda: _csv_rows(result))
+
+
+def _csv_rows(result: CacheCost) -> Iterator[tuple[object, ...]]:
+    yield "layer", "head", "loss", "missed", "retrieval", "role"
+    for each in result.heads:
+        yield each.layer, each.head, each.loss, each.missed, each.retrieval, each.role

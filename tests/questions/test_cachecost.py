@@ -1,0 +1,242 @@
+"""What a short cache costs: planted heads are named, and losses are those of masks written by hand."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+from attnscope.errors import InputError, ModelError
+from attnscope.models import load
+from attnscope.models.module import wrap_module
+from attnscope.questions.cachecost import NEEDLE, cachecost
+from tests.models.folders import gpt2, save
+
+WORDS = [f"word{number}" for number in range(24)]
+IDS, LENGTH, PERIOD = len(WORDS) + 1, 80, 24
+LAYERS, HEADS = 2, 3
+WIDTH = IDS + LENGTH + IDS
+NEEDED = [(0, 1), (1, 2)]
+SINK, RECENT = 2, 9
+COMMON = "the cat sat on mat dog ran park because it was tired".split()  # noqa: SIM905
+
+
+class Attends(nn.Module):
+    """Heads whose keys and values are the stream itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks, self.writes = (nn.Parameter(torch.zeros(HEADS, WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, x):
+        """[batch, token, width] -> the same"""
+        query = x[:, None] @ self.looks
+        key = x[:, None].expand_as(query)
+        mixed = F.scaled_dot_product_attention(query, key, key, is_causal=True, scale=1.0)
+        return (mixed @ self.writes).sum(1)
+
+
+class Planted(nn.Module):
+    """Two heads look at the token after the one that stood a period ago; each copies half of the words.
+
+    The others look at the token before and write next to nothing. The stream has who the token is, where it
+    stands, and the output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.position = nn.Embedding(IDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.layers = nn.ModuleList(Attends() for _ in range(LAYERS))
+        with torch.no_grad():
+            for table, start in ((self.token.weight.zero_(), 0), (self.position.weight.zero_(), IDS)):
+                table[:, start : start + len(table)] = torch.eye(len(table))
+            for layer, head in itertools.product(range(LAYERS), range(HEADS)):
+                far = (layer, head) in NEEDED
+                back = PERIOD - 1 if far else 1
+                places = 40 * torch.diag(torch.ones(LENGTH - back), -back)
+                self.layers[layer].looks[head, IDS:-IDS, IDS:-IDS] = places
+                mine = torch.arange(IDS) % 2 == NEEDED.index((layer, head)) if far else None
+                copies = 12 * torch.diag(mine.float()) if far else 0.01 * torch.randn(IDS, IDS)
+                self.layers[layer].writes[head, :IDS, -IDS:] = copies
+
+    def forward(self, ids):
+        """[batch, token] -> [batch, token, vocabulary]"""
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
+        for layer in self.layers:
+            x = x + layer(x)
+        return x[..., -IDS:]
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """The model, which reads words, and what two heads that need the far past are asked to predict."""
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    model = wrap_module(Planted(), tokenizer, None, "planted")
+    texts = [" ".join((random.Random(seed).sample(WORDS, PERIOD) * 4)[:LENGTH]) for seed in range(2)]
+    return model, [model.prepare(text) for text in texts]
+
+
+def test_exactly_the_heads_that_need_the_far_past_are_named(planted):
+    result = cachecost(*planted, SINK, RECENT, keep=[2 / 6])
+    first, second, *others = result.heads
+    assert sorted((each.layer, each.head) for each in (first, second)) == NEEDED
+    assert min(first.loss, second.loss) > 0.5
+    assert max(abs(each.loss) for each in others) < 1e-3
+    none, two, all_ = result.kept
+    assert (none.heads, two.heads, all_.heads) == (0, 2, LAYERS * HEADS)
+    assert two.loss < 0.01 < 1 < none.loss
+    assert two.mass == pytest.approx(two.loss)
+    assert (all_.loss, all_.memory) == (pytest.approx(0, abs=1e-9), 1)
+    assert none.memory == pytest.approx((SINK + RECENT) / LENGTH)
+    assert [result.pattern[layer][head] > 0.5 for layer, head in NEEDED] == [True, True]
+    assert {each.role for each in others} == {"streaming"}
+
+
+def test_the_model_is_left_as_it_was(planted):
+    model, texts = planted
+    before = model.module(texts[0].arguments[0])
+    state = {name: dict(vars(part)) for name, part in model.module.named_modules()}
+    cachecost(model, texts, SINK, RECENT)
+    assert torch.equal(model.module(texts[0].arguments[0]), before)
+    assert all(vars(part).keys() == state[name].keys() for name, part in model.module.named_modules())
+
+
+LIMITED: set[tuple[int, int]] = set()
+FAR: dict[int, torch.Tensor] = {}
+
+
+def by_mask(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
+    """Causal attention whose limited key-value heads have their window in a mask."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    row, column = torch.arange(scores.shape[-1])[:, None], torch.arange(scores.shape[-1])
+    ahead, far = column > row, (column >= SINK) & (row - column >= RECENT)
+    FAR[module.layer_idx] = (scores.masked_fill(ahead, -torch.inf).softmax(-1) * far).sum(-1).mean((0, 2))
+    for head in range(query.shape[1]):
+        limited = (module.layer_idx, head // groups) in LIMITED
+        scores[:, head].masked_fill_(ahead | far if limited else ahead, -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+
+AttentionInterface.register("by_mask", by_mask)
+
+
+def folder_of(name, path, tokens):
+    """A model whose heads look at something: its weights are large."""
+    read = gpt2(path / "gpt2", n_positions=tokens)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(read)
+    if name == "gpt2":
+        module = transformers.AutoModelForCausalLM.from_pretrained(read)
+        with torch.no_grad():
+            for weights in module.parameters():
+                weights.mul_(1 if weights.ndim == 1 else 5)
+        module.save_pretrained(path / "large")
+        tokenizer.save_pretrained(path / "large")
+        return str(path / "large")
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=tokens,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    return save(path / name, transformers.LlamaForCausalLM(config), tokenizer)
+
+
+def loss_by_hand(module, ids, limited):
+    """The mean loss of all next tokens with some key-value heads limited."""
+    LIMITED.clear()
+    LIMITED.update(limited)
+    with torch.inference_mode():
+        logits = module(ids).logits[0, :-1].double()
+    return float(F.cross_entropy(logits, ids[0, 1:]))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("name", "tokens"), [("gpt2", 48), ("grouped", 48), ("gpt2", 700)])
+def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, tokens, attention):
+    """With 700 tokens masses come from the fused pass, and fewer copies than heads go through together."""
+    path = folder_of(name, tmp_path, tokens)
+    model = load(path, predicting=True)
+    model.module.set_attn_implementation(attention)
+    words = random.Random(2).choices(COMMON, k=tokens)
+    text = model.prepare(" ".join(words), truncate=True)
+    result = cachecost(model, [text], SINK, RECENT, keep=[0.5])
+    module = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="by_mask").eval()
+    ids = text.inputs["input_ids"]
+    plain = loss_by_hand(module, ids, ())
+    far = {layer: each.tolist() for layer, each in FAR.items()}
+    assert result.loss == pytest.approx(plain, abs=1e-5)
+    for each in result.heads:
+        alone = loss_by_hand(module, ids, {(each.layer, each.head)})
+        assert each.loss == pytest.approx(alone - plain, abs=1e-5)
+        share = 4 // len(result.pattern[0])
+        wanted = sum(far[each.layer][each.head * share : (each.head + 1) * share]) / share
+        assert each.missed == pytest.approx(wanted, abs=1e-5)
+    assert max(abs(each.loss) for each in result.heads) > 0.01  # a limit does something
+    ranked = [(each.layer, each.head) for each in result.heads]
+    by_mass = sorted(ranked, key=lambda head: -result.heads[ranked.index(head)].missed)
+    half = result.kept[1]
+    for order, found in ((ranked, half.loss), (by_mass, half.mass)):
+        left = loss_by_hand(module, ids, order[len(order) // 2 :])
+        assert found == pytest.approx(left - plain, abs=1e-5)
+    everything = loss_by_hand(module, ids, ranked)
+    assert result.kept[0].loss == pytest.approx(everything - plain, abs=1e-5)
+
+
+def test_needles_are_recalled_by_heads_that_retrieve_and_by_none_that_are_limited():
+    model = load("own-causal", predicting=True)
+    words = random.Random(1).choices(COMMON, k=80)
+    text = model.prepare(" ".join(words))
+    result = cachecost(model, [text], 1, 16, keep=[0.5], depths=[0.1, 0.4])
+    none, _, all_ = result.kept
+    assert max(none.recall) <= 1 / (NEEDLE // 2)
+    words = [token for token in model.repeat_random(NEEDLE).tokens if not token.special][:NEEDLE]
+    recalled = []
+    for depth in (0.1, 0.4):
+        ids = text.inputs["ids"].clone()
+        at = 1 + round(depth * (ids.shape[1] - 2 - 2 * NEEDLE))  # between [CLS] and [SEP]
+        for start in (at, ids.shape[1] - 1 - NEEDLE):
+            ids[0, start : start + NEEDLE] = torch.tensor([token.id for token in words])
+        rows = torch.arange(ids.shape[1] - 2 - NEEDLE // 2, ids.shape[1] - 2)
+        prepared = replace(text, inputs=text.inputs | {"ids": ids})
+        with torch.inference_mode():
+            said = model.logits(prepared, torch.zeros_like(rows), rows).argmax(-1)
+        recalled.append((said == ids[0, rows + 1]).double().mean().item())
+    assert all_.recall == tuple(recalled)
+    assert min(recalled) >= 0.5
+    retrieving = {(each.layer, each.head) for each in result.heads if each.role == "retrieval"}
+    assert (1, 0) in retrieving  # its induction head
+    assert all(each.retrieval is not None and 0 <= each.retrieval <= 1 for each in result.heads)
+    assert all((each.role == "retrieval") == (each.retrieval >= 0.1) for each in result.heads)
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "depths", "sentence"),
+    [
+        ("own-causal", (4, 256), (), r"a window of 260 tokens holds all of the longest text, \d+ tokens"),
+        ("own", (1, 2), (), "own predicts masked tokens and keeps no cache"),
+        ("own-causal", (1, 2), (0.5,), "a needle is 16 tokens, and the longest text has 10"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_sentence(name, window, depths, sentence):
+    model = load(name, predicting=True)
+    text = model.prepare("the cat sat on the mat in the park")
+    with pytest.raises((InputError, ModelError), match=sentence):
+        cachecost(model, [text], *window, depths=depths)
+
+
+def test_texts_that_fit_the_window_are_left_out_and_counted(planted):
+    model, texts = planted
+    short = model.prepare("word1 word2 word3")
+    both, one = (cachecost(model, each, SINK, RECENT, keep=[]) for each in ([*texts, short], texts))
+    assert both.heads == one.heads
+    assert both.notes[0] == "2 of 3 texts are longer than the window"

@@ -10,8 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from attnscope.cli.command import refuse
 from attnscope.cli.options import CorpusOptions, SourceOptions, TextsOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 from attnscope.errors import InputError
@@ -29,13 +28,10 @@ MOST_REPORTED = 20
 
 def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
     """Wrong usage, if a text stands beside a corpus, or an option for a corpus where there is none."""
-    if asked.texts is not None:
-        if source.names_one:
-            raise click.BadParameter("give a text or --texts, not both", param_hint="TEXT")
-        return
-    for name, given in (("limit", asked.limit), ("strict", asked.strict), ("checkpoint", asked.checkpoint)):
-        if given:
-            raise click.BadParameter(f"--{name} goes with --texts", param_hint=f"--{name}")
+    one = asked.texts is None
+    refuse(not one and source.names_one, "TEXT", "give a text or --texts, not both")
+    for name in ("limit", "strict", "checkpoint"):
+        refuse(one and getattr(asked, name), f"--{name}", f"--{name} goes with --texts")
 
 
 def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:

@@ -70,6 +70,18 @@ def deliver(
         save_data(answer, out, picture)
 
 
+def curve_marks(picture: PrintedOptions, room: int) -> str:
+    """What curves are drawn with in the terminal; nothing where it has not so many columns."""
+    from rich.console import Console
+
+    from attnscope.render.terminal.surface import ASCII_SPARKS, SPARKS
+
+    console = Console()
+    if console.width < room:
+        return ""
+    return ASCII_SPARKS if picture.plain or not console.encoding.startswith("utf") else SPARKS
+
+
 def latex_of(answer: Answer) -> str:
     """The tables of an answer as LaTeX. Raises ``OutputError`` for an answer that has none."""
     from attnscope.render.latex import latex_of_map, latex_of_rows, latex_of_table

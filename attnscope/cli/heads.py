@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnscope.attention import Head
+from attnscope.cli.command import refuse
 from attnscope.cli.options import AxisOptions, HeadOptions, LayerOptions
 from attnscope.errors import SelectionError
 from attnscope.text import read_number
@@ -30,22 +31,23 @@ def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
     layers = parse_numbers(asked.layers, "--layer")
     number = read_number(spelling)
     if number is not None:
-        if layers is None or len(layers) > 1:
-            raise click.BadParameter(f"which layer? write L0H{spelling}, or add --layer", param_hint="--head")
-        return Head(layers[0], number)
+        one = layers or ()
+        refuse(len(one) != 1, "--head", f"which layer? write L0H{spelling}, or add --layer")
+        return Head(one[0], number)
     try:
         head = Head(spelling)
     except SelectionError as error:
         raise click.BadParameter(str(error), param_hint="--head") from None
-    if layers is not None and layers != (head.layer,):
-        raise click.BadParameter(
-            f"--layer {asked.layers} and --head {spelling} name two layers", param_hint="--head"
-        )
-    if head.kind is not None and asked.kind not in (None, head.kind):
-        raise click.BadParameter(
-            f"--kind {asked.kind} and --head {spelling} name two kinds", param_hint="--head"
-        )
+    two = layers not in (None, (head.layer,))
+    refuse(two, "--head", f"--layer {asked.layers} and --head {spelling} name two layers")
+    two = head.kind is not None and asked.kind not in (None, head.kind)
+    refuse(two, "--head", f"--kind {asked.kind} and --head {spelling} name two kinds")
     return head
+
+
+def parse_heads(spelled: str | None, asked: LayerOptions | None = None) -> list[Head]:
+    """The heads of a list with commas; none where there is no list."""
+    return [parse_head(each.strip(), asked) for each in (spelled or "").split(",") if each.strip()]
 
 
 def select_heads(asked: HeadOptions) -> Selection:
@@ -74,7 +76,7 @@ def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
     for part in spelling.split(","):
         match = NUMBERS.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or last > MOST:
-            raise click.BadParameter(f"{spelling!r}: write numbers and ranges, like 0-3,7", param_hint=option)
+        wrong = first > last or last > MOST
+        refuse(wrong, option, f"{spelling!r}: write numbers and ranges, like 0-3,7")
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))

@@ -37,7 +37,7 @@ from attnscope.questions.sentences import kind_title, kinds_of, name_pass, numbe
 from attnscope.questions.token import boxes_of, find_place, lay_over
 from attnscope.records import MATRIX, Meaning, derived, record
 from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
-from attnscope.views.grid import LayerStrip, Series
+from attnscope.views.grid import LayerStrip
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -325,17 +325,14 @@ def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None,
     numbers = [layer for layer, _ in result.maps[kind]] if layers is None else list(layers)
     maps = [(layer, result.map(kind, layer)[2]) for layer in numbers]
     values = [weights.values for _, weights in maps]
-    if maps[0][1].square:
-        series = Series("self", "share", tuple(float(np.trace(each) / len(each)) for each in values))
-    else:
-        series = Series("largest", "share", tuple(float(each.max(-1).mean()) for each in values))
+    square = maps[0][1].square
     stacked = [(layer, replace(weights, values=weights.values[None])) for layer, weights in maps]
     return LayerStrip(
         names=tuple(f"0-{layer}" if layer else "0" for layer in numbers),
-        roles=("",) * len(maps),
         thumbnails=replace(grid(stacked, scale=scale), whole=False, each="a layer"),
-        series=(series,),
-        apart=np.zeros((len(maps), len(maps))),
+        measure="self" if square else "largest",
+        unit="share",
+        values=tuple(float((np.diag(each) if square else each.max(-1)).mean()) for each in values),
         title=f"{result.method} layer by layer · {result.title} · {kind_title(kind)}",
         subtitle=result.subtitle,
         notes=result.notes,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Head, Kind
 from attnscope.capture import Observer, Record, SiteRecord
-from attnscope.capture.observers.coarsen import RowObserver, SharedRows
+from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.observers.rows import Rows, Sample, Sampled
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
@@ -61,14 +61,13 @@ def head_rows(
     prepared: ModelInput,
     selection: Selection,
     choosing: Choosing | None = None,
-    others: Sequence[RowObserver] = (),
     beside: Sequence[Observer] = (),
 ) -> HeadRows:
     """Run the model once and keep the same rows of every head that is meant, an even sample if they are many.
 
     Without a ``kind`` the one that the model runs first is taken, of a text with pictures the text's; self-
-    and cross-attention are never mixed. ``choosing`` picks rows and keys of its own, ``others`` see the same
-    heads, observers ``beside`` them all heads. Raises ``SelectionError`` for what does not exist, and where
+    and cross-attention are never mixed. ``choosing`` picks rows and keys of its own, observers
+    ``beside`` see all heads. Raises ``SelectionError`` for what does not exist, and where
     layers see other numbers of tokens.
     """
     led = replace(selection, kind=selection.kind or (prepared.lead if prepared.pictures else None))
@@ -80,7 +79,7 @@ def head_rows(
         return choose(attention) if attention.site.kind == first else None
 
     sample = Sample(choose_one_kind)
-    record = model.run(prepared, [SharedRows([sample, *others], led.heads), *beside])
+    record = model.run(prepared, [SharedRows([sample], led.heads), *beside])
     require_selected(sample.maps, record, led)
     maps = sample.maps
     kind = maps[0].site.kind

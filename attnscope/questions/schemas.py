@@ -17,7 +17,6 @@ from attnscope.questions.circuit import FoundCircuit
 from attnscope.questions.compare import Comparison, HeadComparison
 from attnscope.questions.composition import Feeds
 from attnscope.questions.copying import Copying
-from attnscope.questions.depth import DepthComparison
 from attnscope.questions.find import FindResult
 from attnscope.questions.flow import Flow
 from attnscope.questions.gold import GoldResult
@@ -47,7 +46,6 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "cachecost": (CacheCost,),
     "compare": (
         Comparison,
-        DepthComparison,
         HeadComparison,
         TextComparison,
         ModelComparison,

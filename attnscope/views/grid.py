@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
 
 import numpy as np
 
 from attnscope.axes import Array, Place, Weights, fit, shrink
-from attnscope.records import Meaning, record
 from attnscope.views.heatmap import EACH_ROW, FAINT, WHERE, Scale, choosing_rows, levels
 from attnscope.views.table import Titled
 
@@ -236,26 +234,12 @@ def _largest(layer: GridLayer) -> Array:
     return top
 
 
-@record("a measure")
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One number of each layer; ``None`` where a layer has none."""
-
-    name: str
-    unit: Annotated[str, Meaning("its unit")]
-    values: Annotated[tuple[float | None, ...], Meaning("a value a layer")]
-
-
 @dataclass(frozen=True, eq=False)
 class LayerStrip(Titled):
-    """One head number in every layer that has it.
-
-    ``thumbnails`` has one head a layer. The first of ``series`` is the distance of each layer's head from
-    that of the layer before; ``apart`` has those of all pairs.
-    """
+    """Maps of several layers side by side: ``thumbnails`` has one a layer, ``values`` a number."""
 
     names: tuple[str, ...]
-    roles: tuple[str, ...]
     thumbnails: Grid
-    series: tuple[Series, ...]
-    apart: Array  # [layer, layer]
+    measure: str
+    unit: str
+    values: tuple[float, ...]

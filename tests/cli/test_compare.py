@@ -12,7 +12,6 @@ from attnscope.attention import Head
 from attnscope.models import load
 from attnscope.questions.across import compare_models, compare_texts
 from attnscope.questions.compare import compare_all_heads, compare_two_heads
-from attnscope.questions.depth import through_layers
 from attnscope.questions.selection import Selection
 from tests.models.folders import minilm
 
@@ -41,7 +40,7 @@ def test_texts_that_are_too_long_for_a_command_to_copy_are_compared_as_others_ar
     other = long.replace("sat", "ran")
     changed = numbers(run, long, "--with-text", other)["heads"]
     assert any(head["change"] for head in changed)
-    assert run("compare", long, "--head", "3").out.startswith("head 3 through 4 layers")
+    assert run("compare", long, "--head", "3").out.startswith("4 heads compared")
 
 
 def test_all_heads_as_json(run, whole):
@@ -100,14 +99,10 @@ def test_arrays_are_saved(run, tmp_path, arguments, names):
             assert np.array_equal(found["difference"], found["one"] - found["other"])
 
 
-def test_one_head_number_through_the_layers(run, own):
-    seen = through_layers(own, own.prepare(TEXT), 3)
-    rows = list(csv.DictReader(io.StringIO(run("compare", TEXT, "--head", "3", "--csv").out)))
-    assert [row["head"] for row in rows] == ["L0H3", "L1H3", "L2H3", "L3H3"]
-    assert rows[0]["change"] == ""
-    assert float(rows[2]["change"]) == pytest.approx(seen.distances[1, 2], abs=1e-6)
-    assert numbers(run, TEXT, "--head", "3")["roles"] == list(seen.view.roles)
-    assert "head 3 through 4 layers" in run("compare", TEXT, "--head", "3").out
+def test_one_head_number_is_that_of_every_layer(run, whole):
+    found = numbers(run, TEXT, "--head", "3")
+    assert found["heads"] == [f"L{layer}H3" for layer in range(4)]
+    assert np.array(found["distances"]) == pytest.approx(whole.distances[3::8, 3::8], abs=1e-6)
 
 
 def test_one_layer(run, own):

@@ -7,7 +7,7 @@ import numpy as np
 from attnscope.axes import Place, weights
 from attnscope.views import grid
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane, distance_map
-from attnscope.views.grid import LayerStrip, Series
+from attnscope.views.grid import LayerStrip
 from attnscope.views.heads import AlignedTexts
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
 from tests.render.screen import random_head
@@ -51,13 +51,12 @@ def strip(layers: int = 4) -> LayerStrip:
         (number, weights(head.values[None], range(6), range(6), head.allowed)) for number, head in maps
     ]
     values = tuple(float(number) / 7 for number in range(layers))
-    series = (Series("change", "nats", (None, *values[1:])), Series("entropy", "nats", values))
     return LayerStrip(
         names=tuple(f"L{number}H3" for number in range(layers)),
-        roles=("previous", *["none"] * (layers - 1)),
         thumbnails=grid(stacked),
-        series=series,
-        apart=distances(layers),
+        measure="entropy",
+        unit="nats",
+        values=values,
         title="head 3",
         notes=("a note",),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, REQUIRED, TEXT, WHERE, argument, command, flag, option, refuse
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_head
+from attnscope.cli.heads import parse_heads
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
 from attnscope.errors import OutputError
@@ -164,7 +164,7 @@ def _heads(spelled: str | None) -> tuple[Head, ...]:
     """The heads of ``--heads``: of cross attention, whatever they are called."""
     from attnscope.attention import Head
 
-    read = [parse_head(one.strip()) for one in (spelled or "").split(",") if one.strip()]
+    read = parse_heads(spelled)
     for head in read:
         refuse(head.kind not in (None, "cross"), "--heads", f"{head} is no head of cross attention")
     return tuple(dict.fromkeys(Head(head.layer, head.head) for head in read))

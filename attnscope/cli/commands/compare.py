@@ -53,7 +53,7 @@ class ComparedHeads(options.LayerOptions):
     """Layers, or one head number."""
 
     head: str | None = option(
-        "3: this head number through all layers. L5H3: with --with-text, its difference map."
+        "3: the heads of this number in all layers. L5H3: with --with-text, its difference map."
     )
 
 
@@ -232,7 +232,6 @@ def _compare(
     from attnscope.questions.across import compare_models, compare_passes, compare_texts, of_models, of_texts
     from attnscope.questions.change import measure_change, of_change
     from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
-    from attnscope.questions.depth import of_depth, through_layers
 
     rival = _rival(given[0], contrast)
     theirs: list[ModelInput] = []
@@ -258,8 +257,6 @@ def _compare(
             return of_two_heads(compare_two_heads(model, mine[0], pair[0], pair[1], selection))
         if contrast.with_trace is not None:
             return compare_passes(model, mine[0], open_file(contrast.with_trace), selection, opening)
-        if selection.number is not None and one:
-            return of_depth(through_layers(model, mine[0], selection.number, selection))
         return of_heads(compare_all_heads(model, mine, selection), opening)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from attnscope.attention import Head
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, argument, command, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_head, select
+from attnscope.cli.heads import parse_heads, select
 from attnscope.cli.source import read_source
 from attnscope.cli.waiting import waiting
 
@@ -34,11 +33,6 @@ class CauseOptions(ScoreOptions):
 
     panel = MOST_USED
     head: str | None = option("Change these heads alone, like L5H3 or L5H3,L2H1.")
-
-
-def parse_heads(cause: CauseOptions, attention: options.LayerOptions) -> list[Head]:
-    """The heads that are named; none where all are meant."""
-    return [parse_head(each.strip(), attention) for each in (cause.head or "").split(",") if each.strip()]
 
 
 @command
@@ -81,7 +75,7 @@ def cut(
     refuse(several, "ASKED", "give one text; an edge has an arrow, ->")
     if texts:
         source = replace(source, text=texts[0])
-    heads = parse_heads(cause, attention)
+    heads = parse_heads(cause.head, attention)
     questions = [question for each in words if each not in texts for question in parse_questions(each)]
     options.check_picture(output.out, picture.cmap, one=True, signed=True)
     loaded, prepared = read_source(source, model).open(predicting=True)

@@ -8,10 +8,14 @@ from typing import Literal
 
 from attnscope.cli import options
 from attnscope.cli.command import WHERE, command, flag, option, refuse
-from attnscope.cli.deliver import deliver
-from attnscope.cli.faithful import check_alone, show_methods
+from attnscope.cli.deliver import curve_marks, deliver
 from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.source import read_source, reading
+
+FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer, --from or --csv"
+
+CURVED = 116
+"""Columns from which the curves of --faithful have room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +88,15 @@ def flow(
     options.check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
     given = read_source(source, model)
     if asked.faithful:
-        check_alone(asked.token is None and not attention.layers and source.saved is None)
-        return show_methods(given, asked.target, output, picture)
+        others = asked.token or attention.layers or source.saved
+        refuse(others, "--faithful", FAITHFUL_ALONE)
+        from attnscope.questions.faithful import compare_methods, of_faithful
+
+        loaded, prepared = given.open(predicting=True)
+        with reading(loaded, prepared):
+            found = compare_methods(loaded, prepared, asked.target)
+        marks = curve_marks(picture, CURVED)
+        return deliver("flow", of_faithful(found, len(found.ranked), marks), output, picture)
     from attnscope.questions.flow import follow_flow, of_flow
 
     loaded, prepared = given.open(

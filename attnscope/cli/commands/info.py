@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import click
-
 from attnscope.cli.command import argument, command, flag, is_typed, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
@@ -92,8 +90,7 @@ def info(
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)
     elif named.first is not None:
-        if source.second_text is not None:
-            raise click.BadParameter("name the model once, first or with --model", param_hint="MODEL")
+        refuse(source.second_text is not None, "MODEL", "name the model once, first or with --model")
         source = replace(source, text=named.first, second_text=source.text)
     if not source.names_one:
         source = replace(source, text=TEXT)

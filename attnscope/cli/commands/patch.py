@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from attnscope.cli.command import MOST_USED, TEXT, command, flag, option, refuse
-from attnscope.cli.commands.cut import CauseOptions, parse_heads
+from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import select
+from attnscope.cli.heads import parse_heads, select
 from attnscope.cli.options import (
     LayerOptions,
     ModelOptions,
@@ -107,7 +107,7 @@ def patch(
 
     if source.saved is not None:
         cause = replace(cause, head=str(source.saved))
-    heads = parse_heads(cause, attention)
+    heads = parse_heads(cause.head, attention)
     to = None if asked.to is None else Receiver.parse(asked.to)
     check_picture(output.out, picture.cmap, one=True, signed=True)
     given = replace(source, saved=None)

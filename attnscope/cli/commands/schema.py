@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Literal
 
-from attnscope.cli.command import REQUIRED, argument, command
+from attnscope.cli.command import REQUIRED, argument, command, refuse
 from attnscope.cli.deliver import print_plain
 
 
@@ -14,25 +13,7 @@ from attnscope.cli.deliver import print_plain
 class SchemaOptions:
     """Which command's answer."""
 
-    of: Literal[
-        "show",
-        "stats",
-        "compare",
-        "find",
-        "spans",
-        "align",
-        "flow",
-        "logits",
-        "cut",
-        "patch",
-        "circuit",
-        "cachecost",
-        "ablate",
-        "info",
-        "check",
-        "export",
-        "track",
-    ] = argument("The command.", REQUIRED, metavar="COMMAND")
+    of: str = argument("A command that has --json.", REQUIRED, metavar="COMMAND")
 
 
 @command
@@ -48,6 +29,7 @@ def schema(asked: SchemaOptions) -> None:
 
     attnscope schema stats
     """
-    from attnscope.questions.schemas import schema_of
+    from attnscope.questions.schemas import ANSWERS, schema_of
 
+    refuse(asked.of not in ANSWERS, "COMMAND", f"{asked.of!r} has no schema: there are {', '.join(ANSWERS)}")
     print_plain(schema_of(asked.of), indent=2 if sys.stdout.isatty() else None)

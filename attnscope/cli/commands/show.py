@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attnscope.cli import options
 from attnscope.cli.command import PICTURE, WHERE, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
-from attnscope.cli.heads import parse_head, select
+from attnscope.cli.heads import parse_head, parse_heads, select
 from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def show(
 
     attnscope show --from heads.npz --head L0H2
     """
-    heads = [parse_head(each, attention) for each in (attention.head or "").split(",") if attention.head]
+    heads = parse_heads(attention.head, attention)
     head = heads[0] if len(heads) == 1 else None
     pictured = bool(heads) or attention.token is not None
     for other, name in ((attention.token, "--token"), (score.pair, "--pair"), (output.loss, "--loss")):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.cli import complete, options
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse
+from attnscope.cli.commands.flow import CURVED, FAITHFUL_ALONE
 from attnscope.cli.corpus import check_texts, measure_corpus, print_each
-from attnscope.cli.deliver import PLAIN, deliver, save_data
-from attnscope.cli.faithful import check_alone, show_heads
+from attnscope.cli.deliver import PLAIN, curve_marks, deliver, save_data
 from attnscope.cli.heads import NUMBERS, select_heads
 from attnscope.cli.source import load_model, read_source, reading
 
@@ -75,8 +75,8 @@ class StatsOutput(options.TableOutput):
 PARTS = 48
 """Runs of rows that a curve has, at most."""
 
-TOP = 8
-"""Heads whose curves are drawn, unless another number is asked for."""
+TOP, FAITHFUL_TOP = 8, 12
+"""Heads whose curves are drawn, and heads by how faithful they are, unless another number is asked for."""
 
 
 def parse_rows(spelling: str | None) -> range | None:
@@ -155,9 +155,17 @@ def stats(
     given = read_source(source, model) if one else None
     selection = select_heads(attention)
     if asked.faithful:
-        check_alone(given is not None and source.saved is None and not output.as_csv and not output.head_map)
+        others = source.saved or output.as_csv or output.head_map
+        refuse(given is None or others, "--faithful", FAITHFUL_ALONE)
         assert given is not None
-        return show_heads(given, selection, model, attention.top, output, picture)
+        from attnscope.questions.faithful import compare_weighed_heads, of_faithful
+
+        given = replace(given, model=replace(model, weigh="raw", target=None))  # weighed below
+        loaded, prepared = given.open(predicting=True)
+        with reading(loaded, prepared):
+            ranked = compare_weighed_heads(loaded, prepared, model.weigh, model.target, selection)
+        answer = of_faithful(ranked, attention.top or FAITHFUL_TOP, curve_marks(picture, CURVED))
+        return deliver("stats", answer, output, picture, model.metadata)
     met = parse_conditions(attention.where) if attention.where is not None else ()
     sort = attention.sort if attention.sort not in ("role", "head") else None
     named = (sort, output.head_map, asked.by_position, *(each.name for each in met if each.name != "role"))

@@ -368,7 +368,7 @@ def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Sty
     frame(axes)
 
 
-WIDE_SOUND, TALL_TOKEN, STRIP = 6.0, 0.17, 0.5  # inches: of a map, of a token, of the spectrogram above it
+WIDE_SOUND, TALL_TOKEN = 6.0, 0.17  # inches: of a map, of a token
 
 
 def sound_map_figure(view: SoundMap, style: Style) -> Figure:
@@ -382,16 +382,13 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     for word, at in view.words:
         if not shown or at - shown[-1][1] >= apart:
             shown.append((axis.short(clean(word)), at))
-    strip = 0.0 if view.bands is None else STRIP + 0.04
+    strip = 0.0 if view.bands is None else axis.STRIP + axis.STRIP_AIR
     top = axis.room([word for word, _ in shown], SMALL) + strip
     drawn = sheet(view, width, TALL_TOKEN * rows, (left, right, top, 0.25))
     axes = above = drawn.part()
     paint(axes, view.values, style.cmap, (0.0, float(view.values.max(initial=0.0)) or 1.0))
     if view.bands is not None:
-        above = drawn.part(0, -strip, None, STRIP)
-        extent = (-0.5, frames - 0.5, 0, len(view.bands))
-        above.imshow(view.bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
-        frame(above)
+        above = axis.draw_bands(drawn, view.bands, axes)
     ends = np.repeat(view.path, 2)[1:-1] - 0.5  # along a row, then down to the next
     for colour, wide in (("black", 2.4), ("white", 1.2)):
         axes.plot(ends, np.repeat(range(rows), 2), color=colour, linewidth=wide, scalex=False, scaley=False)

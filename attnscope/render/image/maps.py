@@ -19,7 +19,10 @@ from attnscope.render.image.sheet import (
     QUIET,
     ROOM,
     SMALL,
+    STRIP,
+    STRIP_AIR,
     Style,
+    draw_bands,
     draw_colour_bar,
     frame,
     hatch,
@@ -28,7 +31,7 @@ from attnscope.render.image.sheet import (
     short,
     stacked,
 )
-from attnscope.views.grid import Grid, LayerStrip, Series, thumbnail_levels
+from attnscope.views.grid import Grid, LayerStrip, thumbnail_levels
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 WRITTEN = 0.1  # inches of a cell from which a weight can be read in it
 SHORT, LONGEST = 6, 12  # letters of a unit beside its number, and of a line of a longer one
 LOWEST = 0.16  # inches of a row under a spectrogram, at least: a token is read beside it
-STRIP = 0.5  # inches of a spectrogram above a map
 LOSSES = 0.4  # inches of the losses below it
 WEIGHT = "weight"  # the group id of the weights that are written into cells
 
@@ -64,7 +66,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     tall = cell if view.bands is None else max(cell, LOWEST)
     _, row_texts, row_size = axis.labels(queries, tall)
     _, column_texts, column_size = axis.labels(keys, cell)
-    strip = 0.0 if view.bands is None else STRIP + 0.04
+    strip = 0.0 if view.bands is None else STRIP + STRIP_AIR
     above = axis.room(column_texts, column_size) + strip
     below = 0.1 if view.strip is None else LOSSES + 0.16
     margins = (axis.room(row_texts, row_size), right, above, below)
@@ -72,11 +74,8 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     drawn = sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
     axes = top = drawn.part()
     _draw_weights(axes, view, style.cmap)
-    if view.bands is not None:  # a spectrogram over the columns, low tones at the bottom
-        top = drawn.part(0, -STRIP - 0.04, None, STRIP)
-        extent = (*axes.get_xlim(), 0, len(view.bands))
-        top.imshow(view.bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
-        frame(top)
+    if view.bands is not None:
+        top = draw_bands(drawn, view.bands, axes)
     axis.put(axes, queries, keys, (cell, tall), written=view.written, top=top)
     if style.annotate and cell >= WRITTEN:
         texts = np.array([[f"{value:.2f}".replace("0.", ".", 1) for value in row] for row in view.values])
@@ -371,16 +370,16 @@ LINE, AIR = 0.42, 0.14  # inches of one number's curve, and of the air below it
 
 
 def strip_figure(view: LayerStrip, style: Style) -> Figure:
-    """Layers from left to right; below each, the points of its numbers."""
+    """Layers from left to right; below each, the point of its number."""
     count = len(view.names)
-    left = axis.room([max((series.name for series in view.series), key=len)], NORMAL)
+    left = axis.room([view.measure], NORMAL)
     step = min(WIDEST, 11.0 / count)
     if style.width is not None:
         step = max((style.width - left - ROOM) / count, NARROWEST)
     heads = view.thumbnails.in_a_row
     picture, (tall, wide, gap) = mosaic(heads, style.cmap)
     thumbnail = step * tall / (wide + gap)
-    height = thumbnail + 0.25 + len(view.series) * (LINE + AIR)
+    height = thumbnail + 0.25 + LINE + AIR
     drawn = sheet(view, step * count, height, (left, ROOM, 0.25, 0.25))
     axes = drawn.part(height=thumbnail)
     axes.imshow(picture, interpolation="nearest", aspect="auto", extent=(0, picture.shape[1], tall, 0))
@@ -389,26 +388,17 @@ def strip_figure(view: LayerStrip, style: Style) -> Figure:
     centres = [(wide + gap) * number + wide / 2 for number in range(count)]
     axis.above(axes, centres, view.names, min(8.0, step * 72 * 0.3))
     frame(axes, ())
-    for centre, role in zip(centres, view.roles, strict=True):
-        axes.text(centre, tall * 1.03, role, ha="center", va="top", **QUIET)
     draw_colour_bar(axes, style, [(0, "0"), (1, stacked(heads.scale_ends()[1]))])
-    for number_, series in enumerate(view.series):
-        curve = drawn.part(down=thumbnail + 0.25 + number_ * (LINE + AIR), height=LINE)
-        curve.set_xlim(*ends)
-        _draw_curve(curve, series, centres, style)
-    return drawn.figure
-
-
-def _draw_curve(axes: Axes, series: Series, at: Sequence[float], style: Style) -> None:
-    """One number against depth, each point with its value."""
-    known = [(x, value) for x, value in zip(at, series.values, strict=True) if value is not None]
+    curve = drawn.part(down=thumbnail + 0.25, height=LINE)
+    curve.set_xlim(*ends)
     colour = table(style.cmap)[STEPS * 2 // 5] / 255.0
-    axes.plot(*zip(*known, strict=True), color=colour, marker="o", markersize=3, linewidth=1, scalex=False)
-    low, high = min(value for _, value in known), max(value for _, value in known)
+    curve.plot(centres, view.values, color=colour, marker="o", markersize=3, linewidth=1, scalex=False)
+    low, high = min(view.values), max(view.values)
     room = (high - low) or 1.0
-    axes.set_ylim(low - 0.25 * room, high + 0.75 * room)
-    for x, value in known:
-        axes.annotate(f"{value:.2f}", (x, value), (0, 3), textcoords="offset points", ha="center", **QUIET)
-    axis.beside(axes, [(low + high) / 2], [series.name], NORMAL)
-    axis.beside(axes, [(low + high) / 2], [series.unit], SMALL, right=True)
-    frame(axes, ("bottom",), "#dddddd")
+    curve.set_ylim(low - 0.25 * room, high + 0.75 * room)
+    for at in zip(centres, view.values, strict=True):
+        curve.annotate(f"{at[1]:.2f}", at, (0, 3), textcoords="offset points", ha="center", **QUIET)
+    axis.beside(curve, [(low + high) / 2], [view.measure], NORMAL)
+    axis.beside(curve, [(low + high) / 2], [view.unit], SMALL, right=True)
+    frame(curve, ("bottom",), "#dddddd")
+    return drawn.figure

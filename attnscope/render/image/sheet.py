@@ -241,6 +241,7 @@ GREY = "#5a5a5a"
 QUIET: dict[str, Any] = {"size": SMALL, "color": GREY}
 SIDES = ("left", "right", "top", "bottom")
 GAP = 0.15  # inches
+STRIP, STRIP_AIR = 0.5, 0.04  # inches of a spectrogram above a map, and between them
 LINE = SMALL * 1.3 * POINT  # from line to line of a caption
 COLUMN, TO_VALUE = 2.45, 1.1  # inches from column to column of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
@@ -296,6 +297,15 @@ class Sheet:
         width, height = width or self.width, height or self.height
         wide, tall = self.figure.get_size_inches()
         return self.figure.add_axes((*self.at(right, down + height), width / wide, height / tall))
+
+
+def draw_bands(drawn: Sheet, bands: Array, below: Axes) -> Axes:
+    """A spectrogram over the columns of a map, low tones at the bottom."""
+    axes = drawn.part(0, -STRIP - STRIP_AIR, None, STRIP)
+    extent = (*below.get_xlim(), 0, len(bands))
+    axes.imshow(bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
+    frame(axes)
+    return axes
 
 
 def sheet(

@@ -145,8 +145,6 @@ def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator
     edges = sorted(_edges(view, layout))
     tones = np.insert(np.insert(tones, edges, -1, 0), edges, -1, 1)
     names = [*np.insert(np.array(view.rows, object), edges, ""), ""]
-    if len(tones) % 2:
-        tones = np.vstack([tones, np.full_like(tones[:1], -1)])
     for line, cells in enumerate(half_block_lines(tones, palette)):
         name = names[2 * line] or names[2 * line + 1]
         yield [Segment(fit_text(name, layout.label) + " ", DIM), *cells]

@@ -216,7 +216,7 @@ def cell_lines(cells: Array, surface: Surface, palette: Palette) -> list[Line]:
     """Levels as lines: two rows a line in colour, else a row of shades.  [row, column]"""
     if surface.colour:
         tones = np.where(cells < 0, -1, np.round(cells * (TONES - 1))).astype(int)
-        return half_block_lines(np.pad(tones, ((0, len(tones) % 2), (0, 0)), constant_values=-1), palette)
+        return half_block_lines(tones, palette)
     return [
         [Segment("".join(" ·"[level == -1] if level < 0 else surface.shade(level) for level in row))]
         for row in cells.tolist()

@@ -47,7 +47,7 @@ from attnscope.render.terminal.surface import (
     upright,
 )
 from attnscope.text import isolate
-from attnscope.views.grid import LayerStrip, Series
+from attnscope.views.grid import LayerStrip
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
@@ -211,8 +211,6 @@ def _half_rows(
 ) -> Iterator[Line]:
     """Two rows a line, of which the upper one is labelled, or the marked one."""
     numbers = np.where(view.masked | view.hidden, -1, tones)
-    if len(numbers) % 2:
-        numbers = np.vstack([numbers, np.full_like(numbers[:1], -1)])
     for line, cells in enumerate(half_block_lines(numbers, palette)):
         row = marked if marked == 2 * line + 1 else 2 * line
         yield [_row_label(view, row, layout, marked), Segment(" "), *cells]
@@ -323,12 +321,13 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
         ]
 
 
-NARROWEST, WIDEST = 9, 17  # columns of a thumbnail; a figure and a role have room in the first
+NARROWEST, WIDEST = 9, 17  # columns of a thumbnail; a figure has room in the first
+NAMED = 8  # columns of the name of the figures, at least
 
 
 def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
     """Layers from left to right, with their figures below; those that do not fit follow in a second row."""
-    label = max([len("change"), *(len(series.name) for series in view.series)]) + 2
+    label = max(NAMED, len(view.measure) + 2)
     count = len(view.names)
     room = surface.width - label
     beside = min(count, max(1, room // (NARROWEST + 1)))
@@ -338,50 +337,29 @@ def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
     shape = in_bands(heads, surface, width, half_lines(heads, width), 1)
     small = heads.fit(shape.height, width)
     palette = surface.palette(signed=False)
+    name = Segment(fit_text(view.measure, label), DIM)
     for start in range(0, count, beside):
         shown = range(start, min(start + beside, count))
         if start:
             yield []
-        yield _cells("", [view.names[i] for i in shown], label, width, BOLD)
+        names = " ".join(fit_text(cut(view.names[at], width), width) for at in shown)
+        yield [Segment(" " * label, DIM), Segment(names, BOLD)]
         cells = thumbnail_cells(small, shape, shown)[:, 1:]  # no gap before the first one
         yield from ([Segment(" " * label), *line] for line in cell_lines(cells, surface, palette))
-        if any(view.roles):
-            yield _cells("role", [view.roles[i] for i in shown], label, width)
-        for series in view.series:
-            figures = series.values[start : shown.stop]
-            texts = ["–" if value is None else f"{value:.2f}" for value in figures]
-            yield _cells(series.name, texts, label, width)
+        yield [name, Segment(" ".join(fit_text(f"{view.values[at]:.2f}", width) for at in shown))]
     yield []
     yield [Segment("with depth", BOLD)]
-    for series in view.series:
-        known = [value for value in series.values if value is not None]
-        ends = f"{min(known):.2f} to {max(known):.2f} {series.unit}" if known else ""
-        sparks = _sparks(series, surface)
-        name = Segment(fit_text(series.name, label), DIM)
-        if label + len(sparks) + 2 + len(ends) <= surface.width:
-            yield [name, Segment(sparks), Segment(f"  {ends}", DIM)]
-            continue
+    low, high = min(view.values), max(view.values)
+    sparks = "".join(surface.spark((value - low) / ((high - low) or 1.0)) for value in view.values)
+    ends = f"{low:.2f} to {high:.2f} {view.unit}"
+    if label + len(sparks) + 2 + len(ends) <= surface.width:
+        yield [name, Segment(sparks), Segment(f"  {ends}", DIM)]
+    else:
         yield [name, Segment(ends, DIM)]
         for start in range(0, len(sparks), room):
             yield [Segment(" " * label), Segment(sparks[start : start + room])]
     yield []
     yield from legend(heads, small, surface, palette)
-
-
-def _cells(name: str, texts: Sequence[str], label: int, width: int, style: object = None) -> Line:
-    """A name, and a text below each thumbnail."""
-    cells = " ".join(fit_text(cut(text, width), width) for text in texts)
-    return [Segment(fit_text(name, label), DIM), Segment(cells, BOLD if style is BOLD else None)]
-
-
-def _sparks(series: Series, surface: Surface) -> str:
-    """One character a layer, the taller the larger, from the smallest value to the largest."""
-    known = np.array([np.nan if value is None else value for value in series.values])
-    if np.isnan(known).all():
-        return " " * len(known)
-    low, high = np.nanmin(known), np.nanmax(known)
-    levels = (known - low) / ((high - low) or 1.0)
-    return "".join(" " if np.isnan(level) else surface.spark(level) for level in levels.tolist())
 
 
 MEAN = 5  # columns of the mean of a layer

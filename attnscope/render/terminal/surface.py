@@ -319,12 +319,13 @@ def _reading(reading: Measured) -> tuple[str, str, str, str]:
 
 
 def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
-    """Lines of cells, two tones each, from twice as many rows.  [row, column] -> a line for every two rows
+    """Lines of cells, two tones each, of an odd last row one.  [row, column] -> a line for every two rows
 
     -1 leaves the terminal's own background. Neighbours of one pair of tones are one segment. All lines are
     looked through at once, because a frame has thousands of cells, and segments are kept, because it has few
     pairs of tones.
     """
+    tones = np.pad(tones, ((0, len(tones) % 2), (0, 0)), constant_values=-1)
     pairs = (tones[0::2] + 1) * (TONES + 1) + tones[1::2] + 1  # [line, column]
     count, columns = pairs.shape
     begins = np.ones(pairs.shape, bool)

@@ -8,7 +8,6 @@ from attnscope.capture import Coarsen, RowSums
 from attnscope.capture.observers.coarsen import SharedRows, cells
 from attnscope.capture.observers.rows import Rows, Sample
 from attnscope.models import load
-from attnscope.questions.depth import through_layers
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
 from attnscope.questions.overview import overview
@@ -56,9 +55,8 @@ TEXT = "The cat sat on the mat because it was tired."
         (lambda *given: all_heads(*given, Selection()), 32),
         (lambda *given: one_head(*given, "L1H3"), 1),
         (lambda *given: one_token(*given, Selection(token="cat")), 32),
-        (lambda *given: through_layers(*given, 2), 4),
     ],
-    ids=["overview", "all heads", "one head", "one token", "depth"],
+    ids=["overview", "all heads", "one head", "one token"],
 )
 def test_an_analysis_computes_each_row_of_the_heads_that_it_shows_once(monkeypatch, look, heads):
     model = load("own")

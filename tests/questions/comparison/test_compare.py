@@ -14,10 +14,8 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.questions import head_rows as heads
 from attnscope.questions.compare import compare_all_heads, compare_two_heads
-from attnscope.questions.depth import through_layers
 from attnscope.questions.head_rows import evenly
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2, minilm, t5
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -153,24 +151,6 @@ def test_kinds_of_attention_are_never_mixed(pair):
     assert cross.distances != pytest.approx(seen.distances, abs=1e-3)
 
 
-def test_one_head_through_the_layers(own):
-    prepared = own.prepare(TEXT)
-    seen = through_layers(own, prepared, 3)
-    whole = compare_all_heads(own, prepared)
-    assert seen.distances == pytest.approx(whole.distances[3::8, 3::8], abs=1e-7)
-    before, entropy = (next(s for s in seen.view.series if s.name == n) for n in ("change", "entropy"))
-    assert before.values == (
-        None,
-        *(pytest.approx(whole.distances[3 + 8 * i, 11 + 8 * i], abs=1e-7) for i in range(3)),
-    )
-    figures = {head.name: head for head in measure_heads(own, prepared, Selection()).heads}
-    assert list(entropy.values) == [
-        pytest.approx(figures[f"L{i}H3"].figures["entropy"].value) for i in range(4)
-    ]
-    assert seen.view.roles == tuple(figures[f"L{i}H3"].role.name for i in range(4))
-    assert [layer.heads for layer in seen.view.thumbnails.layers] == [1, 1, 1, 1]
-
-
 def test_two_heads_and_where_they_part(eager):
     model = load(minilm())
     seen = compare_two_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
@@ -211,8 +191,8 @@ def test_hidden_special_tokens_count_as_one_key(own):
         (lambda m, p: compare_all_heads(m, p, Selection(Head("L1H2"))), "L1H2 alone cannot be compared"),
         (lambda m, p: compare_two_heads(m, p, "L0H1", "L9H1"), "no head L9H1: this model has layers 0-3"),
         (lambda m, p: compare_two_heads(m, p, "L0H1", "L0H8"), "no head L0H8"),
-        (lambda m, p: through_layers(m, p, 8), "no head 8"),
-        (lambda m, p: through_layers(m, p, 1, Selection(layers=(2,))), "L2H1 is in one layer alone"),
+        (lambda m, p: compare_all_heads(m, p, Selection(number=8)), "no head 8"),
+        (lambda m, p: compare_all_heads(m, p, Selection(layers=(2,), number=1)), "L2H1 alone cannot be"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_sentence(own, call, sentence):

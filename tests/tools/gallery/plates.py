@@ -99,7 +99,7 @@ def figures() -> Iterator[Plate]:
     yield Plate("map", ("stats", CAT, "--map", "entropy"), (), (7.0,))
     yield Plate("compare", ("compare", CAT), ((80, "true"),), (7.0,))
     yield Plate("two-heads", ("compare", CAT, "L1H2", "L2H1"), (WIDE,), (3.3,))
-    yield Plate("depth", ("compare", CAT, "--head", "3"), ((80, "true"),), (7.0,))
+    yield Plate("depth", ("flow", CAT, "--layer", "0-3"), ((80, "true"),), (7.0,))
     yield Plate("texts", ("compare", CAT, "--with-text", DOG), ((100, "true"),))
     yield Plate("texts-head", ("compare", CAT, "--with-text", DOG, "--head", "L2H1"), (), (7.0,))
     yield Plate("check", ("check", "L2H1.previous > 0.8", "count(first > 0.5) = 35", "--text", CAT))

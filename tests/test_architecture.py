@@ -134,7 +134,8 @@ DOCUMENTS = sorted(
 )
 NAMES = {
     "/".join(path.parts[-count:])
-    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    for folder in ("attnscope", "tests", "sample_inputs")
+    for path in (ROOT / folder).rglob("*.py")
     for count in range(1, len(path.parts))
 }
 

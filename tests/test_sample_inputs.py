@@ -14,12 +14,17 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "sample_inputs"
 NAMES = [
     "article.txt",
+    "gifts.md",
+    "gifts.tsv",
+    "induction.md",
+    "induction.tsv",
     "languages.txt",
     "pairs.tsv",
     "repeated.txt",
     "repeats.tsv",
     "sentences.txt",
     "source_code.py",
+    "tutorial_models.py",
     "words.jsonl",
 ]
 
@@ -61,9 +66,8 @@ def test_a_sample_is_composed_utf8_without_trailing_spaces_and_with_one_last_new
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_hides_no_control_character(name: str) -> None:
-    meant = {"pairs.tsv": "\n\t", "repeats.tsv": "\n\t", "languages.txt": "\n" + ZERO_WIDTH_JOINER}.get(
-        name, "\n"
-    )
+    more = "\t" if name.endswith(".tsv") else ZERO_WIDTH_JOINER if name == "languages.txt" else ""
+    meant = "\n" + more
     hidden = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     found = [char for char in sample(name) if unicodedata.category(char) in hidden and char not in meant]
     assert found == []

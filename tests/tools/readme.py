@@ -41,14 +41,14 @@ def mentions() -> list[str]:
 
 
 @cache
-def output(command: str) -> str:
-    """What a command prints in a pipe of 80 columns."""
+def output(command: str, folder: Path = ROOT) -> str:
+    """What a command prints in a folder, in a pipe of 80 columns."""
     from attnscope.cli import main as attnscope
 
     before = sys.argv, os.environ.get("COLUMNS"), Path.cwd()
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     sys.argv, os.environ["COLUMNS"] = shlex.split(command), "80"
-    os.chdir(ROOT)
+    os.chdir(folder)
     try:
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             attnscope()
@@ -61,6 +61,11 @@ def output(command: str) -> str:
             os.environ["COLUMNS"] = before[1]
     lines = printed.buffer.getvalue().decode("utf-8").splitlines()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def block(command: str, folder: Path = ROOT) -> str:
+    """A command with its output."""
+    return f"```console\n$ {command}\n{output(command, folder)}```"
 
 
 def difference(expected: str, printed: str) -> str | None:
@@ -103,7 +108,7 @@ def main() -> None:
     """Write the documents anew."""
     for document in DOCUMENTS:
         text = document.read_text("utf-8")
-        text = BLOCK.sub(lambda match: f"```console\n$ {match[1]}\n{output(match[1])}```", text)
+        text = BLOCK.sub(lambda match: block(match[1]), text)
         document.write_text(text, "utf-8")
 
 

@@ -1,0 +1,113 @@
+"""The tutorials: their models are trained anew, and every step finds what the page says.
+
+A tutorial is one test, so that its model is trained once, on whatever process.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests.tools import readme
+from tests.tools.tutorials.__main__ import GIFT, OTHER, SAMPLES, SCORE, TRAINED, answer, render
+
+pytestmark = pytest.mark.slow
+
+FENCED = re.compile(r"```console.*?```", re.S)
+ADDRESS = re.compile(r"\bL\d+H\d+\b")
+WORDS = '"bell key lamp horse fire boat drum bell" -m induction-model --target key --against horse'
+SWAPPED = '--with-text "lamp key bell horse fire boat drum bell"'
+
+
+@pytest.fixture(autouse=True)
+def uncached(monkeypatch) -> None:
+    """A title that names the minute of a cached pass is no page's."""
+    monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
+
+
+def train_and_compare(name: str, folder: Path) -> Mapping[str, str]:
+    """Train a tutorial's model, hold its page to what the commands print, and return its heads."""
+    page, heads = render(name, folder)
+    committed = (SAMPLES / f"{name}.md").read_text("utf-8")
+    if TRAINED.findall(page) == TRAINED.findall(committed):  # this machine rounds as that of the page did
+        assert readme.difference(committed, page) is None
+    words, theirs = (ADDRESS.sub("LXHX", FENCED.sub("", text)) for text in (page, committed))
+    assert words == theirs, "write it anew: python -m tests.tools.tutorials"
+    return heads
+
+
+def effects(command: str, folder: Path) -> dict[str, float]:
+    """What each head does to the score."""
+    heads = answer(f"attnscope {command}", folder)["heads"]
+    return {"L{layer}H{head}".format(**each): each["effect"] for each in heads}
+
+
+def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
+    heads = train_and_compare("induction", tmp_path)
+    looks, before = heads["induction"], heads["previous"]
+    assert (looks[:2], before[:2]) == ("L1", "L0")
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "induction-model")
+    assert all(not layer.mlp.down_proj.weight.any() for layer in model.model.layers)  # attention alone
+
+    copying = answer("attnscope info induction-model --copying", tmp_path)["heads"]
+    assert {"L{layer}H{head}".format(**each): each["copies"] for each in copying}[looks] > 0.9
+
+    feeds = answer(f"attnscope compare {looks} --composition -m induction-model", tmp_path)["feeds"]
+    best = max(feeds, key=lambda each: each["score"] - each["baseline"])
+    assert ("L{layer}H{head}".format(**best["head"]), best["way"]) == (before, "K")
+
+    for edge, needed in (("bell#2 -> key", looks), ("key -> bell", before)):
+        lost = effects(f'cut "{edge}" {WORDS}', tmp_path)
+        assert min(lost, key=lost.__getitem__) == needed
+
+    back = effects(f"patch {SWAPPED} {WORDS}", tmp_path)
+    assert {head for head, share in back.items() if share > 0.5} == {looks, before}
+    keys, queries = (
+        effects(f"patch {SWAPPED} {WORDS} --from {before} --to {looks}:{way}", tmp_path)[before]
+        for way in "kq"
+    )
+    assert keys > 0.3
+    assert abs(queries) < 0.05
+
+    found = answer("attnscope circuit sample_inputs/induction.tsv -m induction-model", tmp_path)
+    edges = {(each["source"], each["target"]): each["way"] for each in found["edges"]}
+    assert edges[before, looks] == "K"
+    assert (looks, "prediction") in edges
+    assert 0.8 <= found["faithfulness"] <= 1.2
+
+
+def test_one_head_rules_out_the_giver_and_one_raises_both_names(tmp_path) -> None:
+    heads = train_and_compare("gifts", tmp_path)
+    asked, inhibitor = f"-m gifts-model {SCORE}", heads["inhibitor"]
+    assert share_of_right_answers(tmp_path / "gifts-model") >= 0.95
+
+    whole = answer(f'attnscope cut "to -> Mary#2" "{GIFT}" {asked}', tmp_path)["score"]
+    assert effects(f'cut "to -> Mary#2" "{GIFT}" {asked}', tmp_path)[inhibitor] < -0.8 * whole
+    assert abs(effects(f'cut "to -> John" "{GIFT}" {asked}', tmp_path)[inhibitor]) < 0.05 * whole
+    assert effects(f'patch "{GIFT}" --with-text "{OTHER}" {asked}', tmp_path)[inhibitor] > 0.8
+    assert heads["names"] != inhibitor
+
+    found = answer("attnscope circuit sample_inputs/gifts.tsv -m gifts-model", tmp_path)
+    sources = {each["source"] for each in found["edges"]}
+    assert (inhibitor in sources, heads["names"] in sources) == (True, False)
+    assert 0.8 <= found["faithfulness"] <= 1.2
+
+
+def share_of_right_answers(folder: Path) -> float:
+    """How often the likeliest word of all is the one who does not give, by plain torch."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer, chance = transformers.AutoTokenizer.from_pretrained(folder), random.Random(7)
+    names = [name for name in tokenizer.get_vocab() if name.istitle() and name != "When"]
+    asked = [chance.sample(names, 2) for _ in range(100)]
+    texts = [f"When {one} and {other} met, {one} gave the ring to" for one, other in asked]
+    with torch.no_grad():
+        likeliest = model(torch.tensor(tokenizer(texts)["input_ids"])).logits[:, -1].argmax(-1)
+    told = tokenizer.convert_ids_to_tokens(likeliest.tolist())
+    return sum(name == other for name, (_, other) in zip(told, asked, strict=True)) / len(asked)

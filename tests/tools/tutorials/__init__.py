@@ -1,0 +1,1 @@
+"""The two tutorials: models are trained, and what the commands print is written into the pages."""

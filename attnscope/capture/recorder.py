@@ -260,6 +260,8 @@ class Recorder(Pass):
             with quietly():
                 for observer in self.observers:
                     observer.observe(attention)
+            if isinstance(capture.read, ScoredRows):
+                capture.read.let_go()
             self.record.sites.append(SiteRecord.of(attention, self._step, *notes))  # seen by all of them
 
     # where the pass is

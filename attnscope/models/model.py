@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakSet
@@ -41,7 +41,14 @@ def find_device(module: nn.Module) -> torch.device:
 def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
     """Whether the module, or a method of it, takes an argument of that name."""
     method = module.forward if entry == "__call__" else getattr(module, entry)
-    return argument in inspect.signature(method).parameters
+    function = getattr(method, "__func__", None)
+    return argument in (inspect.signature(method).parameters if function is None else _arguments(function))
+
+
+@lru_cache(maxsize=64)
+def _arguments(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """Those of a class's own function, asked for every text; a function of one module would keep it alive."""
+    return inspect.signature(function).parameters
 
 
 def takes(function: Callable[..., object], argument: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall, OpenKeys, RowSource
 from attnscope.fused.runs import opens
+
+SHORT = 1 << 21
+"""Weights of a call whose rows are computed once, for the proof and for observers: 8 MB of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,11 +26,19 @@ class ScoredRows:
 
     call: AttentionCall
     _picked: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
+    _whole: list[Tensor] = field(default_factory=list, repr=False)  # of a short call: all rows, until let go
+
+    def let_go(self) -> None:
+        """Forget all rows, which observers have read."""
+        self._whole.clear()
 
     def pick(self, places: tuple[int, ...]) -> Tensor:
         """Weights of a few queries, computed once and together.  -> [batch, head, place, key]"""
+        call = self.call
+        if places not in self._picked and math.prod(call.query.shape[:3]) * call.key.shape[2] <= SHORT:
+            self._whole[:] = [self.rows(0, call.query.shape[2], None)]  # observers read them next
+            self._picked[places] = self._whole[0][:, :, list(places)]
         if places not in self._picked:
-            call = self.call
             picked = replace(
                 call,
                 query=call.query[:, :, list(places)],
@@ -40,6 +52,9 @@ class ScoredRows:
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
         call = self.call
+        if self._whole:
+            whole = self._whole[0][:, :, start:stop]
+            return whole if heads is None else whole[:, list(heads)]
         with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
             scores = self.scores(start, stop, heads)
             if call.sinks is not None:

@@ -1,12 +1,15 @@
 """Rows that several observers read are computed once."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
 from attnscope.attention import Attention
-from attnscope.capture import Coarsen, RowSums
+from attnscope.capture import Coarsen, RowSums, recording
 from attnscope.capture.observers.coarsen import SharedRows, cells
 from attnscope.capture.observers.rows import Rows, Sample
+from attnscope.capture.passes import AttentionMode
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
@@ -71,3 +74,30 @@ def test_an_analysis_computes_each_row_of_the_heads_that_it_shows_once(monkeypat
     monkeypatch.setattr(Attention, "rows", counted)
     look(model, prepared)
     assert sum(computed) == heads * len(prepared.tokens)
+
+
+@pytest.mark.parametrize("recordings", [1, 2])
+def test_what_an_observer_computes_is_told_to_modes_of_the_user_alone(recordings, monkeypatch):
+    told, run = {"ours": 0, "theirs": 0}, AttentionMode._run
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            told["theirs"] += func is torch.erfinv
+            return func(*args, **(kwargs or {}))
+
+    def count(mode, name, func, args, kwargs):
+        told["ours"] += func is torch.erfinv
+        return run(mode, name, func, args, kwargs)
+
+    class Computes:
+        def observe(self, attention):
+            torch.erfinv(attention.rows(0, 1))
+
+    monkeypatch.setattr(AttentionMode, "_run", count)
+    model = torch.nn.MultiheadAttention(8, 2).eval()
+    states = torch.randn(3, 1, 8)
+    with Mode(), ExitStack() as stack:
+        for _ in range(recordings):
+            stack.enter_context(recording(model, [Computes()]))
+        model(states, states, states)
+    assert told == {"ours": 0, "theirs": recordings}

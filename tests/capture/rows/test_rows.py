@@ -57,9 +57,23 @@ def test_any_block_of_any_heads_is_a_slice_of_the_kernels_weights(data, seed, ma
     start = data.draw(st.integers(0, 7))
     stop = data.draw(st.integers(start, 7))
     heads = data.draw(st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=5))
+    if data.draw(st.booleans()):  # all rows of a short call are computed with those of its proof
+        capture.read.pick((0, 6))
     rows = capture.read.rows(start, stop, heads)
     expected = whole[:, :, start:stop] if heads is None else whole[:, heads, start:stop]
     torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("short", [0, 1 << 21])
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_picked_rows_are_the_kernels_whether_all_are_computed_or_they_alone(masking, short, monkeypatch):
+    monkeypatch.setattr("attnscope.capture.rows.scores.SHORT", short)
+    query, key, options = random_call(5, masking)
+    read = capture_sdpa(2, query, key, key, **options).read
+    picked, whole = read.pick((0, 3, 6)), kernel_weights(query, key, **options)
+    torch.testing.assert_close(picked, whole[:, :, [0, 3, 6]], atol=1e-6, rtol=0)
+    read.let_go()
+    torch.testing.assert_close(read.rows(0, 7, None), whole, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("masking", MASKINGS)

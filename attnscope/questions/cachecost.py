@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from attnscope.attention import Attention, AttentionCall, Head
 from attnscope.capture import Record
 from attnscope.capture.hooks.gate import edited
-from attnscope.capture.observers.coarsen import BLOCK, rows_at_a_time
-from attnscope.capture.rows.proof import mix
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError
 from attnscope.measures import Measurement
@@ -31,7 +29,7 @@ from attnscope.models.targets import BATCH_TOKENS, PredictionBatch, batch_predic
 from attnscope.progress import tell
 from attnscope.questions.ablate import KeptLayers, PlainPass
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import Change, Changes, Made, change_together
+from attnscope.questions.cause import Change, Changes, Made, change_together, mix_rows
 from attnscope.questions.corpus import join_texts
 from attnscope.questions.importance import predicted_side
 from attnscope.questions.selection import Selection
@@ -136,13 +134,9 @@ def limit_windows(sink: int, recent: int) -> Change:
             row, key = (torch.arange(*ends, device=call.key.device) for ends in ((start, stop), (0, keys)))
             return ((key < sink) | (row[:, None] - key < recent))[None, None]
 
-        def outputs(call: AttentionCall) -> Tensor:
-            read, step = ScoredRows(call), rows_at_a_time(attention, BLOCK)
-            parts = (read.rows(at, min(at + step, count), None) for at in range(first, count, step))
-            return torch.cat([mix(part, call.value) for part in parts], 2)
-
-        limited = replace(call, masks=(*call.masks, near))
-        return Made(torch.arange(first, count), outputs(limited), outputs(call))
+        calls = replace(call, masks=(*call.masks, near)), call
+        limited, before = (mix_rows(ScoredRows(each), call.value, first, count) for each in calls)
+        return Made(torch.arange(first, count), limited, before)
 
     return change
 
@@ -295,7 +289,7 @@ def cachecost(
             if head not in chosen
         }
         with torch.no_grad(), model.threads(asked.text):
-            return change_together(asked, change, calls)[0] if calls else asked.logits()[0]
+            return change_together(model, asked.prepared, asked.logits, change, calls)[0]
 
     kept = []
     for number, share in enumerate(shares := sorted({0.0, *keep, 1.0})):
@@ -414,8 +408,8 @@ def of_cachecost(result: CacheCost) -> Answer:
         tuple(Column(name, name not in ("head", "role"), "keep") for name in columns),
         tuple(rows),
         title=f"a window of {result.sink:,} + {result.recent:,} tokens · {result.title}",
-        subtitle=f"{result.tokens:,} predictions, loss {result.loss:.3f} nats; it rises by so much with one "
-        "key-value head limited, which misses so much weight",
+        subtitle=f"{result.tokens:,} predictions, loss {result.loss:.3f} nats; of each head limited "
+        "alone: how much the loss rises, and the weight that the head misses",
         notes=result.notes,
     )
     every = head_map(

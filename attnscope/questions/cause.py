@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Attention, Axis, Head, Site
+from attnscope.attention import Attention, Axis, Head, RowSource, Site
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.capture.record import tolerance
@@ -259,6 +259,12 @@ def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: T
     return Made((picked + first).cpu(), mix(left, values), mix(weights, values))
 
 
+def mix_rows(read: RowSource, values: Tensor, first: int, count: int) -> Tensor:
+    """What the heads give at the rows from ``first`` on, ``count`` being all.  -> [batch, head, row, size]"""
+    blocks = (read.rows(at, min(at + BLOCK, count), None) for at in range(first, count, BLOCK))
+    return torch.cat([mix(block, values) for block in blocks], 2)
+
+
 def mixed_values(attention: Attention) -> Tensor:
     """What the heads of a call mixed. Raises ``ModelError`` where nobody saw it."""
     values = attention.values
@@ -334,21 +340,21 @@ def sweep_heads(scored: Scored, change: Change, selection: Selection, heads: Seq
         observers=[changes],
     )
     before, found = first.before, dict[Head, Effect]()
+    together = partial(change_together, scored.model, scored.prepared, scored.logits, change)
     if not any(made[call] for mine in first.calls.values() for call in mine):
         return Swept(before, found, Effect(0.0, 0.0, 0.0), first.record)
     for done, (head, mine) in enumerate(first.calls.items()):
         tell("head", done + 1, len(first.calls))
         made_here = made[mine[0]]
         if len(mine) > 1:
-            after = change_together(scored, change, {head: mine})
+            after = together({head: mine})
         elif made_here is None:
             after = before
         else:
             with first.edited_from(mine[0], partial(put_heads, {mine[0]: (made_here, [head.head])})):
                 after = scored.logits()
         found[head] = scored.effect(before, after)
-    together = scored.effect(before, change_together(scored, change, first.calls))
-    return Swept(before, found, together, first.record)
+    return Swept(before, found, scored.effect(before, together(first.calls)), first.record)
 
 
 def sort_heads(heads: Iterable[ChangedHead]) -> tuple[ChangedHead, ...]:
@@ -356,26 +362,10 @@ def sort_heads(heads: Iterable[ChangedHead]) -> tuple[ChangedHead, ...]:
     return tuple(sorted(heads, key=lambda each: -abs(each.effect)))
 
 
-class Predicts(Protocol):
-    """What predicts in a pass that is changed."""
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        ...
-
-    @property
-    def prepared(self) -> ModelInput:
-        """What it reads."""
-        ...
-
-    def logits(self) -> Tensor:
-        """One pass, and what is asked of it."""
-        ...
-
-
-def change_together(scored: Predicts, change: Change, calls: Calls) -> Tensor:
-    """The prediction with several heads changed in one pass, each as it then is."""
+def change_together(
+    model: Model, prepared: ModelInput, predict: Callable[[], Tensor], change: Change, calls: Calls
+) -> Tensor:
+    """What ``predict`` gives with several heads changed in one pass, each as it then is."""
     changes = Changes(change)
     chosen: dict[int, list[int]] = {}
     for head, mine in calls.items():
@@ -386,8 +376,8 @@ def change_together(scored: Predicts, change: Change, calls: Calls) -> Tensor:
         made = changes.check(number, output)
         return None if made is None else put_heads({number: (made, chosen.get(number, []))}, number, output)
 
-    with recording(scored.model.module, [changes], scored.prepared.axes, warn=False), edited(edit):
-        return scored.logits()
+    with recording(model.module, [changes], prepared.axes, warn=False), edited(edit):
+        return predict()
 
 
 def put_heads(

@@ -13,7 +13,6 @@ from torch import Tensor
 from attnscope.attention import Attention, AttentionCall, Head, Site
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import edited
-from attnscope.capture.rows.proof import mix
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -21,7 +20,6 @@ from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
 from attnscope.questions.ablate import Calls, PlainPass, calls_of
 from attnscope.questions.cause import (
-    BLOCK,
     SAME,
     Change,
     ChangedHead,
@@ -30,6 +28,7 @@ from attnscope.questions.cause import (
     Made,
     Scored,
     Swept,
+    mix_rows,
     mixed_values,
     put_heads,
     require_texts,
@@ -118,9 +117,7 @@ def _call(attention: Attention) -> AttentionCall:
 
 def _mixed(call: AttentionCall) -> Tensor:
     """What every head of a call gives.  -> [batch, head, query, size]"""
-    read, count = ScoredRows(call), call.query.shape[2]
-    blocks = (read.rows(at, min(at + BLOCK, count), None) for at in range(0, count, BLOCK))
-    return torch.cat([mix(block, call.value) for block in blocks], 2)
+    return mix_rows(ScoredRows(call), call.value, 0, call.query.shape[2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +149,9 @@ class _Pair:
         def change(number: int, attention: Attention) -> Made | None:
             if number >= len(self.outputs):
                 raise InputError("the passes of the two texts have different numbers of attention calls")
-            values, count = mixed_values(attention), len(attention.queries)
-            blocks = (attention.rows(at, min(at + BLOCK, count)) for at in range(0, count, BLOCK))
-            before, rows = torch.cat([mix(block, values) for block in blocks], 2), torch.arange(count)
+            count = len(attention.queries)
+            before = mix_rows(attention.read, mixed_values(attention), 0, count)
+            rows = torch.arange(count)
             if what == "output":
                 return Made(rows, self.outputs[number].transpose(1, 2), before)
             theirs = {name: getattr(self.received[number], name) for name in PARTS[what][1]}

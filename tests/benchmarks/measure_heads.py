@@ -6,7 +6,8 @@ Random models of two shapes, GPT-2-small-sized and Llama-style with grouped quer
 forward pass (sdpa); all figures and a 256 × 256 map of every head in the fused pass; the same figures beside
 the untouched kernel; and the script that users write today, eager attention with ``output_attentions`` and
 NumPy. The ways take turns, so that a busy neighbour slows all of them; each ratio is the median over the
-rounds. Peak memory is that of a fresh process a way.
+rounds. Peak memory is that of a fresh process a way. ``window`` is nothing but the weight outside of a short
+cache, for ``cachecost``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ NAMES = (
     "duplicate",
 )
 CELLS = 256
-WAYS = ("plain", "fused pass", "beside", "eager")
+WAYS = ("plain", "fused pass", "window", "beside", "eager")
+WINDOW = ("window=4+256", "no_key")
+"""What ``cachecost`` reads of a long text: how much weight each head has outside of a short cache."""
 LIMITS = {"beside": 8192, "eager": 2048}
 """Beyond so many tokens a way is not run: eager ``output_attentions`` would need tens of gigabytes."""
 
@@ -94,6 +97,13 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
         assert {site.kernel for site in record.sites} == {FUSED}
         return measured.figures(), maps.maps
 
+    def window() -> object:
+        measured, fused = Measurement(WINDOW), FusedPass(fused_request(WINDOW, [text]), shortest=1)
+        with recording(model, [measured], {"decoder": (text, text)}, fused) as record:
+            model(input_ids=ids, use_cache=False)
+        assert {site.kernel for site in record.sites} == {FUSED}
+        return measured.figures()
+
     def beside() -> object:
         measured = Measurement(NAMES)
         with recording(model, [measured], {"decoder": (text, text)}):
@@ -109,7 +119,7 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
             figures.append([rows.diagonal(gap, 1, 2).mean(-1) for gap in (-1, 0, 1)])
         return figures
 
-    functions = {"plain": plain, "fused pass": fused_pass, "beside": beside, "eager": users_script}
+    functions = dict(zip(WAYS, (plain, fused_pass, window, beside, users_script), strict=True))
 
     def quiet(function: Callable[[], object]) -> Callable[[], object]:
         def run() -> object:
@@ -184,8 +194,8 @@ def main() -> None:
         print_peak(options.peak[0], options.tokens[0], options.layers, options.peak[1])
         return
     lines = [
-        "| model | tokens | threads | plain, s | fused pass | beside the kernel | eager | memory |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | tokens | threads | plain, s | fused pass | window | beside the kernel | eager | memory |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
     for shape in options.shapes:

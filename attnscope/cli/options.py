@@ -215,7 +215,14 @@ class TableOutput(NumbersOptions):
     out: Path | None = option("Save a picture: .png, .svg or .pdf.", "--out", "-o")
 
 
-def check_picture(out: Path | None, cmap: str | None, one: bool, signed: bool = False) -> None:
+def check_picture(
+    out: Path | None,
+    cmap: str | None,
+    *,
+    one: bool = False,
+    signed: bool = False,
+    suffixes: tuple[str, ...] = (*PICTURES, *WHOLE),
+) -> None:
     """Refuse, before any work is done, what could not be written or drawn at its end.
 
     ``one`` says that one head or one token was asked for, ``signed`` that differences may be drawn.
@@ -224,12 +231,12 @@ def check_picture(out: Path | None, cmap: str | None, one: bool, signed: bool = 
 
     if cmap is not None:
         choose_map(cmap, signed=signed)
-    if out is None:
-        return
-    suffix = out.suffix.lower()
-    check_place(out, (*PICTURES, *WHOLE))
-    if one and suffix in WHOLE:
-        raise OutputError(f"a {suffix} file holds whole layers: leave out --head and --token, or use --json")
+    if out is not None:
+        check_place(out, suffixes)
+        if one and out.suffix.lower() in WHOLE:
+            raise OutputError(
+                f"a {out.suffix.lower()} file holds whole layers: leave out --head and --token, or use --json"
+            )
 
 
 def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from attnscope.cli.command import is_offered, refuse, untyped
-from attnscope.cli.options import ModelOptions, SecondNamed, SourceOptions, check_place
+from attnscope.cli.options import ModelOptions, SecondNamed, SourceOptions, TextNamed, check_place
 from attnscope.cli.waiting import notify, waiting
 from attnscope.errors import InputError, readable
 from attnscope.figures import Weigh
@@ -23,6 +23,7 @@ from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pas
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
     from attnscope.models.kept import TracedModel
+    from attnscope.questions.find import Question
 
 
 MOST = 1 << 26
@@ -318,6 +319,21 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     two = asked.chat and source.second is not None
     refuse(two, "--chat", "a chat is one text: use --system for a message before it")
     return source
+
+
+def split_asked(words: list[str] | None, source: TextNamed, what: str) -> tuple[list[Question], TextNamed]:
+    """The questions among arguments, and the source with the text that stands beside them."""
+    from attnscope.questions.find import is_question, parse_questions
+
+    words = words or []
+    texts = [each for each in words if not is_question(each)]
+    if not (texts or source.names_one) and len(words) > 1:
+        texts = words[-1:]  # a text with an arrow in it: else there is none
+    refuse(len(texts) == len(words), "ASKED", f"name {what}, the arrow written as ->: 'it -> cat'")
+    several = len(texts) > 1 or (texts and source.text is not None)
+    refuse(several, "ASKED", f"give one text; {what} has an arrow, ->")
+    questions = [question for each in words if each not in texts for question in parse_questions(each)]
+    return questions, replace(source, text=texts[0]) if texts else source
 
 
 def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:

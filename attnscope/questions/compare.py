@@ -187,7 +187,7 @@ class Comparison:
         share = self.plane.explained_variance
         note = f"the plane's explained variance is {share:.0%}; its axes have no unit"
         layers = tuple(head.layer for head in self.heads)
-        points = HeadPlane(self.plane.points, names, layers, share, notes=(note,))
+        points = HeadPlane(self.plane.points, names, layers, notes=(note,))
         return HeadDistances(table, points)
 
 

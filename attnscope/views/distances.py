@@ -16,9 +16,9 @@ class DistanceMap(Titled):
     """Distances between the heads of the rows and those of the columns, in nats.
 
     ``groups`` are the sizes of the groups in which both axes stand, in their order; empty where rows and
-    columns are the heads of two models. ``top`` is the distance at the far end of the colour bar. ``block``
-    is how many heads one cell stands for. Where it is ``matched``, each row with the column of its number,
-    the nearest first, there is nothing to be averaged: less room shows fewer of them.
+    columns are the heads of two models. ``top`` is the distance at the far end of the colour bar. Where it is
+    ``matched``, each row with the column of its number, the nearest first, there is nothing to be averaged:
+    less room shows fewer of them.
     """
 
     values: Array  # [row, column]
@@ -26,7 +26,6 @@ class DistanceMap(Titled):
     columns: tuple[str, ...]
     groups: tuple[int, ...] = ()
     top: float = 1.0
-    block: int = 1
     matched: bool = False
 
     def nearness(self) -> Array:
@@ -71,7 +70,6 @@ class DistanceMap(Titled):
             columns=self.columns[::block],
             groups=(),
             notes=(*self.notes, note),
-            block=block,
         )
 
 
@@ -111,16 +109,11 @@ def distance_map(
 
 @dataclass(frozen=True, eq=False)
 class HeadPlane(Titled):
-    """Every head as a point; heads that do alike things lie near each other. The axes have no unit.
-
-    ``layers`` is the layer of each head, ``explained_variance`` the share of the squared distances that two
-    axes show.
-    """
+    """Every head as a point, and its layer; heads that do alike things lie near each other."""
 
     points: Array  # [head, 2]
     names: tuple[str, ...]
     layers: tuple[int, ...]
-    explained_variance: float
 
 
 @dataclass(frozen=True, eq=False)

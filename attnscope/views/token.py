@@ -204,7 +204,6 @@ def token_view(
     query: int | None,
     key: int | None,
     title: str = "",
-    subtitle: str = "",
     notes: tuple[str, ...] = (),
     top: int = 10,
 ) -> TokenView:
@@ -231,9 +230,7 @@ def token_view(
         looked_at_by = rank_places(
             weights.values[:, column], weights.allowed[:, column], weights.queries, top
         )
-    return TokenView(
-        place.label, place.start, looks_at, looked_at_by, title=title, subtitle=subtitle, notes=notes
-    )
+    return TokenView(place.label, place.start, looks_at, looked_at_by, title=title, notes=notes)
 
 
 def place_of(axis: Sequence[Place], position: int) -> int:

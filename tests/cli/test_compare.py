@@ -210,7 +210,7 @@ def test_many_texts(run, own, tmp_path):
         (["--with-model", "own-causal"], "no kind of attention in common: own has encoder attention"),
         (["--kind", "cross"], "no cross-attention: this model has encoder attention"),
         (["--head", "8"], "no head 8: this model has layers 0-3, heads 0-7"),
-        (["-o", "heads.html"], "a comparison is saved as .png, .svg, .pdf, .npz"),
+        (["-o", "heads.html"], "its name must end in .png, .svg, .pdf, .npz"),
         (["--cmap", "rainbough"], "no colour map 'rainbough'"),
         (["--with-model", "no-such/folder/at-all"], "no model folder"),
     ],

@@ -30,7 +30,7 @@ def table(count: int, groups=(), **said) -> DistanceMap:
 def plane(count: int, seed: int = 0, heads: int = 12) -> HeadPlane:
     points = np.random.default_rng(seed).normal(size=(count, 2))
     layers = tuple(number // heads for number in range(count))
-    return HeadPlane(points, names(count, heads), layers, 0.4, notes=("the plane shows 40%",))
+    return HeadPlane(points, names(count, heads), layers, notes=("the plane shows 40%",))
 
 
 def all_heads(count: int) -> HeadDistances:

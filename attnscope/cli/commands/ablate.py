@@ -58,9 +58,7 @@ def ablate(
     alone = head is not None and corpus.texts is None and not asked.importance
     refuse(alone and rows, "--rows", "one head is printed with every prediction: leave --head away")
     refuse(alone and (output.out or output.as_csv), "--out, --csv", "one head is printed, or --json")
-    if output.out is not None:
-        options.check_place(output.out, options.PICTURES)
-    options.check_picture(None, picture.cmap, one=True, signed=True)
+    options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     selection = select(attention, head=head)
     from attnscope.measures import DEFAULT
     from attnscope.questions.ablate import Way, of_ablation

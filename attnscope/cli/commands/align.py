@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +14,7 @@ from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_heads
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
-from attnscope.errors import OutputError
+from attnscope.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from attnscope.attention import Head
@@ -94,41 +95,37 @@ def align(
         "--out",
         "a picture alone: no --rank, no other format",
     )
-    if output.out is not None:
-        options.check_place(output.out, options.PICTURES)
-        options.check_picture(None, picture.cmap, one=True)
+    options.check_picture(output.out, picture.cmap, suffixes=options.PICTURES)
     given = asked.text is not None or asked.file is not None
     refuse(given and asked.generate is not None, "--generate", "what is said is given: leave it out")
     from attnscope.models.inputs import SoundPart
-    from attnscope.questions.align import (
-        WRITERS,
-        MonotoneHeads,
-        align_letters,
-        align_windows,
-        align_words,
-        is_long,
-        rank_monotone,
-        reads_letters,
-    )
+    from attnscope.questions import align as study
     from attnscope.questions.answer import Answer
 
-    result: SpokenText | MonotoneHeads
+    result: study.SpokenText | study.MonotoneHeads
     text = read_text(options.SourceOptions(text=asked.text, file=asked.file))[0] if given else None
     loaded = load_model(model, generative=True)
     part = SoundPart(asked.from_second, asked.to_second, asked.truncate)
-    if not asked.truncate and is_long(loaded, asked.sound, part):
-        _require_unsaid(loaded, asked, text)
-        result = align_windows(loaded, asked.sound, lambda heard: _write(loaded, heard, asked), heads, part)
+    if not asked.truncate and study.is_long(loaded, asked.sound, part):
+        if asked.rank or text is not None:  # nobody knows what is said in which window
+            windows = "" if asked.rank else "; without the text the model writes it, window after window"
+            raise InputError(
+                f"{asked.sound} is longer than {loaded.name} hears at once: choose a part with --from-second "
+                f"and --to-second, or pass --truncate to hear its beginning{windows}"
+            )
+        write = partial(_write, loaded, asked)
+        result = study.align_windows(loaded, asked.sound, write, heads, part)
     else:
-        prepared = _write(loaded, loaded.prepare_audio(asked.sound, text, part), asked, text)
+        prepared = loaded.prepare_audio(asked.sound, text, part)
+        prepared = prepared if given else _write(loaded, asked, prepared)
         with reading(loaded, prepared):
             if asked.rank:
-                result = rank_monotone(loaded, prepared)
-            elif reads_letters(prepared) and not heads:
-                result = align_letters(loaded, prepared)
+                result = study.rank_monotone(loaded, prepared)
+            elif study.reads_letters(prepared) and not heads:
+                result = study.align_letters(loaded, prepared)
             else:
-                result = align_words(loaded, prepared, heads)
-    if isinstance(result, MonotoneHeads):
+                result = study.align_words(loaded, prepared, heads)
+    if isinstance(result, study.MonotoneHeads):
         deliver("align", Answer((result.table,), {}, lambda: result), output)
     elif output.as_json or output.out is not None:
         pictures = {} if result.picture is None else {"align": result.picture}
@@ -138,26 +135,13 @@ def align(
     elif table:
         _print_words(result)
     else:
-        sys.stdout.write(WRITERS[output.format](result))
+        sys.stdout.write(study.WRITERS[output.format](result))
 
 
 _WITHOUT_MAP = (
     "there is no map to draw: letters of a CTC head have none, and of a long sound one part has one; "
     "choose it with --from-second and --to-second"
 )
-
-
-def _require_unsaid(model: Model, asked: SoundOptions, text: str | None) -> None:
-    """Raise ``InputError`` for what is asked of one window alone: nobody knows what is said in which."""
-    if text is None and not asked.rank:
-        return
-    from attnscope.errors import InputError
-
-    windows = "" if asked.rank else "; without the text the model writes it, window after window"
-    raise InputError(
-        f"{asked.sound} is longer than {model.name} hears at once: choose a part with --from-second and "
-        f"--to-second, or pass --truncate to hear its beginning{windows}"
-    )
 
 
 def _heads(spelled: str | None) -> tuple[Head, ...]:
@@ -170,9 +154,9 @@ def _heads(spelled: str | None) -> tuple[Head, ...]:
     return tuple(dict.fromkeys(Head(head.layer, head.head) for head in read))
 
 
-def _write(model: Model, prepared: ModelInput, asked: SoundOptions, text: str | None = None) -> ModelInput:
-    """The sound with what the model writes of it, unless what is said is given."""
-    if text is not None or "decoder" not in prepared.axes:
+def _write(model: Model, asked: SoundOptions, prepared: ModelInput) -> ModelInput:
+    """The sound with what the model writes of it, if it writes."""
+    if "decoder" not in prepared.axes:
         return prepared
     room = (model.positions or 448) - len(prepared.axes["decoder"][0])
     count = min(room - 1, asked.generate or room)

@@ -50,7 +50,7 @@ def browse(
     if not has_terminal():
         raise AttnscopeError("browse needs a terminal; attnscope show prints, -o saves a page of all heads")
     given = read_source(source, model)
-    options.check_picture(None, picture.cmap, one=False)
+    options.check_picture(None, picture.cmap)
     if not output.out.is_dir():
         raise OutputError(f"pictures cannot be saved to {output.out}: there is no such folder")
     try:

@@ -14,7 +14,6 @@ from attnscope.cli.options import (
     PrintedOptions,
     TableOutput,
     check_picture,
-    check_place,
 )
 from attnscope.cli.source import load_model, read_file
 from attnscope.cli.waiting import waiting
@@ -64,9 +63,7 @@ def circuit(
     from attnscope.questions.circuit import find_circuit, of_circuit, read_pairs
     from attnscope.questions.head import one_head
 
-    if output.out is not None:
-        check_place(output.out, (*PICTURES, ".html"))
-    check_picture(output.out, picture.cmap, one=False, signed=True)
+    check_picture(output.out, picture.cmap, signed=True, suffixes=(*PICTURES, ".html"))
     pairs = read_pairs(read_file(asked.pairs), score.target, score.against)
     loaded = load_model(model, predicting=True)
     with waiting(f"{loaded.title} · {len(pairs):,} pairs"):

@@ -14,7 +14,7 @@ from attnscope.cli.command import argument, command, flag, option, refuse, repea
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.source import HEAD, SourceInput, load_model, open_two, read_source, reading, reopen
-from attnscope.errors import InputError, OutputError, SelectionError
+from attnscope.errors import InputError, SelectionError
 from attnscope.text import read_number
 
 if TYPE_CHECKING:
@@ -93,9 +93,6 @@ def show_composition(
     deliver("compare", of_feeds(result), output, picture)
 
 
-SAVED = (*options.PICTURES, ".npz")
-
-
 @command
 def compare(
     source: options.SecondNamed,
@@ -133,12 +130,7 @@ def compare(
     _check(contrast, corpus, source, selection)
     pair = [parse_head(name, attention) for name in contrast.heads or ()]
     given = _texts(corpus, source, model) if corpus.texts else [read_source(source, model)]
-    if output.out is not None and output.out.suffix.lower() not in SAVED:
-        raise OutputError(
-            f"{output.out} cannot be written: a comparison is saved as {', '.join(SAVED)}; "
-            "--json and --csv print it"
-        )
-    options.check_picture(output.out, picture.cmap, one=False, signed=True)
+    options.check_picture(output.out, picture.cmap, signed=True, suffixes=(*options.PICTURES, ".npz"))
     opening, one = None, corpus.texts is None
     if one:
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)

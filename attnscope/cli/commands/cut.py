@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from attnscope.cli import options
@@ -11,7 +11,7 @@ from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_heads, select
-from attnscope.cli.source import read_source
+from attnscope.cli.source import read_source, split_asked
 from attnscope.cli.waiting import waiting
 
 
@@ -63,20 +63,12 @@ def cut(
     attnscope cut "* -> -1" "The cat sat on the mat." --how mean --texts corpus.txt
     """
     from attnscope.questions.cause import cut, of_intervention
-    from attnscope.questions.find import is_question, parse_questions
 
-    words = edges.asked or []
-    texts = [each for each in words if not is_question(each)]
-    refuse(len(texts) == len(words), "ASKED", "name an edge, the arrow written as ->: 'it -> cat'")
+    questions, source = split_asked(edges.asked, source, "an edge")
     mean = edges.how == "mean"
     refuse(mean and corpus.texts is None, "--how", "a mean is taken over a corpus: add --texts")
     refuse(not mean and corpus != options.TextsOptions(), "--texts", "only valid with --how mean")
-    several = len(texts) > 1 or (texts and source.text is not None)
-    refuse(several, "ASKED", "give one text; an edge has an arrow, ->")
-    if texts:
-        source = replace(source, text=texts[0])
     heads = parse_heads(cause.head, attention)
-    questions = [question for each in words if each not in texts for question in parse_questions(each)]
     options.check_picture(output.out, picture.cmap, one=True, signed=True)
     loaded, prepared = read_source(source, model).open(predicting=True)
     among = () if corpus.texts is None else prepare_corpus(loaded, corpus, source)

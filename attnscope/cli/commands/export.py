@@ -78,7 +78,7 @@ def export(
         attention.keep_mass is not None and attention.token is None, "--keep-mass", "only valid with --token"
     )
     given = read_source(source, model)
-    options.check_picture(None, picture.cmap, one=False)
+    options.check_picture(None, picture.cmap)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
     from attnscope.storage.folder import ExportPlan, refuse_existing
 

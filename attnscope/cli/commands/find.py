@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from attnscope.cli import options
@@ -12,7 +12,7 @@ from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
 from attnscope.cli.retired import RETIRED
-from attnscope.cli.source import load_model, read_source, reading
+from attnscope.cli.source import load_model, read_source, reading, split_asked
 from attnscope.errors import InputError
 
 GOLD = "Questions with known answers"
@@ -157,21 +157,12 @@ def find(
 
     attnscope find --gold pairs.txt --alignments links.txt -m my-translator
     """
-    from attnscope.questions.find import LISTED, find_heads, is_question, of_found, parse_questions
+    from attnscope.questions.find import LISTED, find_heads, of_found
 
-    given_words = asked.asked or []
-    if check_gold(gold, given_words, source, output):
+    if check_gold(gold, asked.asked or [], source, output):
         answer_gold(gold, source, attention, output, model)
         return
-    texts = [each for each in given_words if not is_question(each)]
-    if not (texts or source.names_one) and len(given_words) > 1:
-        texts = given_words[-1:]  # a text with an arrow in it: else there is none
-    refuse(len(texts) == len(given_words), "ASKED", "ask something, the arrow written as ->: 'it -> cat'")
-    several = len(texts) > 1 or (texts and source.text is not None)
-    refuse(several, "ASKED", "give one text; a question has an arrow, ->")
-    if texts:
-        source = replace(source, text=texts[0])
-    questions = [question for each in given_words if each not in texts for question in parse_questions(each)]
+    questions, source = split_asked(asked.asked, source, "a question")
     refuse(len(questions) > MOST, "ASKED", f"{len(questions):,} questions: ask {MOST} at a time")
     options.check_picture(output.out, picture.cmap, one=True)
     given = read_source(source, model)

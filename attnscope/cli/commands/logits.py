@@ -71,9 +71,7 @@ def logits(
     by_layer = asked.by == "layer"
     refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
     head = None if attention.head is None else parse_head(attention.head, attention)
-    if output.out is not None:
-        options.check_place(output.out, options.PICTURES)
-    options.check_picture(output.out, picture.cmap, one=False, signed=True)
+    options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     given = read_source(source, model)
     from attnscope.questions.lens import Lens, logit_lens, of_lens
     from attnscope.questions.logits import Writes, direct_effects, of_writes

@@ -178,9 +178,7 @@ def _show_neurons(
     refuse(attention.token is not None, "--token", "not valid with --neurons, which has --pair")
     refuse(axes.words or axes.hide_special, "--neurons", "tokens have scores: no --words, no --hide-special")
     refuse(model.weigh != "raw", "--weigh", "not valid with --neurons: scores are those of the softmax")
-    if output.out is not None:
-        options.check_place(output.out, options.PICTURES)
-    options.check_picture(None, picture.cmap, one=True, signed=True)
+    options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     given = read_source(source, model)
     from attnscope.questions.neurons import of_neurons, take_apart
 

@@ -126,17 +126,10 @@ def stats(
     if output.list or output.explain is not None:
         return _explain(output.explain)
     from attnscope.measures import DEFAULT, MEASURES
+    from attnscope.questions import stats as study
     from attnscope.questions.answer import Answer, of_maps
     from attnscope.questions.layers import by_layer, of_layers
     from attnscope.questions.processes import torchrun_processes
-    from attnscope.questions.stats import (
-        curves_by_position,
-        find_heads,
-        measure_heads,
-        measure_maps,
-        of_stats,
-        parse_conditions,
-    )
 
     check_texts(corpus, source)
     one, rows, curved = corpus.texts is None, parse_rows(asked.rows), asked.by_position is not None
@@ -166,7 +159,7 @@ def stats(
             ranked = compare_weighed_heads(loaded, prepared, model.weigh, model.target, selection)
         answer = of_faithful(ranked, attention.top or FAITHFUL_TOP, curve_marks(picture, CURVED))
         return deliver("stats", answer, output, picture, model.metadata)
-    met = parse_conditions(attention.where) if attention.where is not None else ()
+    met = study.parse_conditions(attention.where) if attention.where is not None else ()
     sort = attention.sort if attention.sort not in ("role", "head") else None
     named = (sort, output.head_map, asked.by_position, *(each.name for each in met if each.name != "role"))
     asked_for = [name for name in named if name is not None]
@@ -175,7 +168,7 @@ def stats(
     if given is not None and asked.by_position is not None:
         loaded, prepared = given.open(kind="kernel")
         with reading(loaded, prepared):
-            curves = curves_by_position(
+            curves = study.curves_by_position(
                 loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
             )
         answer = Answer((curves,), {"": curves}, lambda: curves)
@@ -192,10 +185,12 @@ def stats(
         loaded = load_model(model)
 
         def measured(prepared: ModelInput) -> dict[str, Any]:
-            each = measure_heads(loaded, prepared, selection, names=names, exact_kernel=asked.exact_kernel)
-            kept = find_heads(head, each.heads) if head is not None else each.heads
+            each = study.measure_heads(
+                loaded, prepared, selection, names=names, exact_kernel=asked.exact_kernel
+            )
+            kept = study.find_heads(head, each.heads) if head is not None else each.heads
             found = [one for one in each.meeting(met, attention.sort) if one in kept][: attention.top]
-            return {**of_stats(each, found, names, attention.sort).numbers, **model.metadata}
+            return {**study.of_stats(each, found, names, attention.sort).numbers, **model.metadata}
 
         return print_each(corpus, source, loaded, measured)
     if given is None:
@@ -209,7 +204,7 @@ def stats(
             saving=output.out is not None,
         )
         with reading(loaded, prepared):
-            result = measure_heads(
+            result = study.measure_heads(
                 loaded,
                 prepared,
                 selection,
@@ -225,13 +220,13 @@ def stats(
     if torchrun_processes().number:
         return
     if output.head_map is not None:
-        maps = of_maps(measure_maps(result, output.head_map))
+        maps = of_maps(study.measure_maps(result, output.head_map))
         return deliver("stats", maps, replace(output, as_csv=False, as_json=False), picture)
     heads = result.meeting(met, attention.sort)
     if head is not None:
-        alone = find_heads(head, result.heads)
+        alone = study.find_heads(head, result.heads)
         heads = [each for each in heads if each in alone]
-    answer = of_stats(result, heads[: attention.top], names, attention.sort)
+    answer = study.of_stats(result, heads[: attention.top], names, attention.sort)
     deliver("stats", answer, output, picture, model.metadata)
 
 

@@ -23,6 +23,7 @@ from attnscope.questions.sentences import (
     provenance,
     require_selected,
 )
+from attnscope.questions.stats import measuring_pass
 from attnscope.questions.token_loss import Losses, of_token_losses
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.views import Grid, Ranked, Ranking, grid
@@ -45,7 +46,7 @@ class Overview:
 
 
 def overview(model: Model, prepared: ModelInput, selection: Selection, *, large: bool = False) -> Overview:
-    """Run the model once, and coarsen and measure every head that is meant.
+    """Run the model once, and coarsen and measure every head that is meant; a long text in the fused pass.
 
     Its grids fit a screen; ``large`` ones do not.
 
@@ -54,8 +55,13 @@ def overview(model: Model, prepared: ModelInput, selection: Selection, *, large:
     coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
     known = find_figures(prepared, DEFAULT)
     as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
-    observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
-    record = model.look(prepared, [SharedRows(observers, selection.heads)])
+    if known is None and as_read:
+        record = measuring_pass(
+            model, prepared, measured, selection, [prepared.tokens], maps=coarse, side=CELLS
+        )
+    else:
+        observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
+        record = model.look(prepared, [SharedRows(observers, selection.heads)])
     require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]

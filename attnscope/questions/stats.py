@@ -481,18 +481,19 @@ def measuring_pass(
     *,
     exact_kernel: bool = False,
     maps: Coarsen | None = None,
+    side: int = CELLS,
     rows: range | None = None,
 ) -> Record:
     """One forward pass, measured.
 
-    ``texts`` are the tokens of each text of the batch; ``maps`` sees the same heads. The kernel runs where
-    the fused pass could not tell all measures: every row must then be read beside it. Only ``rows`` count,
-    if some are named; the fused pass tells of all rows together.
+    ``texts`` are the tokens of each text of the batch; ``maps``, of ``side`` cells, sees the same heads. The
+    kernel runs where the fused pass could not tell all measures: every row must then be read beside it. Only
+    ``rows`` count, if some are named; the fused pass tells of all rows together.
     """
     long = any(len(text) >= SHORTEST for text in texts)
-    side = CELLS if maps and maps.how != "max" else None
+    map_cells = side if maps and maps.how != "max" else None
     long = long and not exact_kernel and rows is None
-    request = fused_request(measured.measures, texts, side) if long else None
+    request = fused_request(measured.measures, texts, map_cells) if long else None
     fused = None
     if request is not None:
         from attnscope.fused.fused_pass import FusedPass

@@ -11,7 +11,7 @@ from attnscope.cli import options
 from attnscope.cli.command import PICTURE, WHERE, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.heads import parse_head, parse_heads, select
-from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
+from attnscope.cli.source import PassKind, SourceInput, read_file, read_source, reading, reopen
 
 if TYPE_CHECKING:
     from attnscope.questions.selection import Selection
@@ -118,7 +118,9 @@ def show(
     from attnscope.questions.token import of_token, one_token
 
     whole = output.out is not None and output.out.suffix.lower() in options.WHOLE
-    loaded, prepared = given.open(predicting=output.loss, saving=output.out is not None)
+    every = selection.token is None and not heads and not whole
+    kind: PassKind = "fused" if every else "kernel"
+    loaded, prepared = given.open(predicting=output.loss, kind=kind, saving=output.out is not None)
     with reading(loaded, prepared):
         if whole and output.out is not None:
             given_ = loaded, prepared, selection

@@ -31,7 +31,6 @@ LOOKS = [
     "stats --map entropy",
 ]
 TYPED = {  # in a shell, before Tab
-    "attnscope show x --head L2H": "L2H1",
     "attnscope show x --cmap vir": "viridis",
     "attnscope stats x --sort ent": "entropy",
     "attnscope sch": "schema",

@@ -54,7 +54,7 @@ def cachecost(
 
     attnscope cachecost -m own-causal --texts corpus.txt --sink 1 --recent 8
 
-    attnscope cachecost -m openai-community/gpt2 --texts book.txt --needle 0.1,0.5,0.9 -o heads.tsv
+    attnscope cachecost -m openai-community/gpt2 --texts books --needle 0.1,0.5,0.9 -o heads.tsv
     """
     from attnscope.questions.cachecost import cachecost, of_cachecost
     from attnscope.storage.corpus import read_corpus

@@ -254,7 +254,7 @@ class Command(click.Command):
             _said(["--quiet", "-q"], lambda context: set_verbosity(-1)),
             _said(["--verbose", "-v"], lambda context: set_verbosity(1)),
             _said(["--raw-csv"], lambda context: raw_csv.set(True)),
-            _said(["--help-all"], lambda context: self._print_help(context)),
+            _said(["--help-all"], self._print_help),
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

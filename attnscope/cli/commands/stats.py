@@ -17,6 +17,7 @@ from attnscope.cli.source import load_model, read_source, reading
 
 if TYPE_CHECKING:
     from attnscope.models import ModelInput
+    from attnscope.questions.stats import Stats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +174,14 @@ def stats(
             )
         answer = Answer((curves,), {"": curves}, lambda: curves)
         return deliver("stats", answer, replace(output, as_csv=False), picture, model.metadata)
-    if selection.head is not None:  # its role depends on the other heads
-        selection, head = replace(selection, head=None), selection.head
-    else:
-        head = None
+    head, selection = selection.head, replace(selection, head=None)  # its role depends on the other heads
     names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))
+
+    def answer_of(found: Stats) -> Answer:
+        kept = found.heads if head is None else study.find_heads(head, found.heads)
+        listed = [each for each in found.meeting(met, attention.sort) if each in kept]
+        return study.of_stats(found, listed[: attention.top], names, attention.sort)
+
     refuse(output.jsonl and one, "--jsonl", "only valid with --texts; one text has --json")
     if output.jsonl:
         refuse(output.as_csv or output.head_map, "--jsonl", "not valid with --csv or --map")
@@ -188,9 +192,7 @@ def stats(
             each = study.measure_heads(
                 loaded, prepared, selection, names=names, exact_kernel=asked.exact_kernel
             )
-            kept = study.find_heads(head, each.heads) if head is not None else each.heads
-            found = [one for one in each.meeting(met, attention.sort) if one in kept][: attention.top]
-            return {**study.of_stats(each, found, names, attention.sort).numbers, **model.metadata}
+            return {**answer_of(each).numbers, **model.metadata}
 
         return print_each(corpus, source, loaded, measured)
     if given is None:
@@ -222,12 +224,7 @@ def stats(
     if output.head_map is not None:
         maps = of_maps(study.measure_maps(result, output.head_map))
         return deliver("stats", maps, replace(output, as_csv=False, as_json=False), picture)
-    heads = result.meeting(met, attention.sort)
-    if head is not None:
-        alone = study.find_heads(head, result.heads)
-        heads = [each for each in heads if each in alone]
-    answer = study.of_stats(result, heads[: attention.top], names, attention.sort)
-    deliver("stats", answer, output, picture, model.metadata)
+    deliver("stats", answer_of(result), output, picture, model.metadata)
 
 
 def _explain(name: str | None) -> None:

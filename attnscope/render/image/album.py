@@ -17,31 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.axes import Array
-from attnscope.render.image.draw import (
-    DPI,
-    encode_png,
-    figure_of,
-    save_image,
-    settings,
-    style_of,
-    texts_of,
-)
+from attnscope.render.image import draw, sheet
 from attnscope.render.image.maps import image_values, notes_below, scale_ticks
-from attnscope.render.image.sheet import (
-    BELOW,
-    LARGE,
-    NAME,
-    NOTES,
-    SMALL,
-    SUBTITLE,
-    TITLE,
-    VALUE,
-    Style,
-    families,
-    note_lines,
-    value_of,
-    wrap_title,
-)
 from attnscope.storage.files import write_whole
 from attnscope.views import Drawable
 from attnscope.views.heatmap import Heatmap
@@ -58,7 +35,7 @@ SHEETS = 6  # sheets that are kept: heads of one text differ in their notes, too
 class Album:
     """Saves pictures as ``save_image`` does; remembers what some may share with the next."""
 
-    dpi: float = DPI
+    dpi: float = draw.DPI
     cmap: str | None = None
     width: float | None = None
     font: str | None = None
@@ -67,34 +44,37 @@ class Album:
     def save(self, view: Drawable, path: str | Path) -> list[str]:
         """Write one view as an image; return what to warn of. Raises what ``save_image`` raises."""
         if not isinstance(view, Heatmap) or Path(path).suffix.lower() != ".png":
-            return save_image(view, path, dpi=self.dpi, cmap=self.cmap, width=self.width, font=self.font)
-        fonts, warnings = families(texts_of(view), self.font)
-        style = style_of(view, self.cmap, self.width)
-        with settings(fonts):
-            sheet = next((each for each in self._sheets if each.fits(view, style, fonts)), None)
-            if sheet is None:
-                sheet = SharedSheet(view, style, fonts, self.dpi)
-                self._sheets.append(sheet)
-            write_whole(path, sheet.png(view))
+            return draw.save_image(view, path, dpi=self.dpi, cmap=self.cmap, width=self.width, font=self.font)
+        fonts, warnings = sheet.families(draw.texts_of(view), self.font)
+        style = draw.style_of(view, self.cmap, self.width)
+        with draw.settings(fonts):
+            shared = next((each for each in self._sheets if each.fits(view, style, fonts)), None)
+            if shared is None:
+                shared = SharedSheet(view, style, fonts, self.dpi)
+                self._sheets.append(shared)
+            write_whole(path, shared.png(view))
         return warnings
 
 
 class SharedSheet:
     """A drawn heatmap of which cells, title, readings, notes and the ends of the scale can be exchanged."""
 
-    def __init__(self, view: Heatmap, style: Style, fonts: list[str], dpi: float) -> None:
-        self.figure = figure_of(view, style)
+    def __init__(self, view: Heatmap, style: sheet.Style, fonts: list[str], dpi: float) -> None:
+        self.figure = draw.figure_of(view, style)
         self.figure.set_dpi(dpi)
         # inches of a sheet before it was brought to the width that was asked for
-        sizes = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL, NOTES: SMALL}
         known = [(float(text.get_fontsize()), text.get_gid()) for text in self.figure.texts]
-        shrunk = [size / sizes[gid] for size, gid in known if gid in sizes]
+        shrunk = [size / sheet.SIZES[gid] for size, gid in known if gid in sheet.SIZES]
         self._wide = float(self.figure.get_figwidth()) / (shrunk[0] if shrunk else 1.0)
         self._looks, self._lines = _looks(view, style, fonts), self._count_lines(view)
         axes = self.figure.axes[0]
         self._image = axes.images[0]
         self._texts = [
-            *(text for text in self.figure.texts if text.get_gid() in (TITLE, SUBTITLE, NOTES, VALUE)),
+            *(
+                text
+                for text in self.figure.texts
+                if text.get_gid() in (sheet.TITLE, sheet.SUBTITLE, sheet.NOTES, sheet.VALUE)
+            ),
             *self.figure.axes[-1].texts,  # beside the colour bar
         ]
         self._changing: list[Artist] = [*axes.spines.values(), *self._texts]
@@ -107,13 +87,17 @@ class SharedSheet:
             artist.set_visible(True)
         self._box, self._cells = _cells_of_pixels(self.figure, self._image)
 
-    def fits(self, view: Heatmap, style: Style, fonts: list[str]) -> bool:
+    def fits(self, view: Heatmap, style: sheet.Style, fonts: list[str]) -> bool:
         """Whether everything else of a head would look as it does here."""
         return self._looks == _looks(view, style, fonts) and self._lines == self._count_lines(view)
 
     def png(self, view: Heatmap) -> bytes:
         """The image of a head that fits, as ``save_image`` would write it."""
-        told = [*self._blocks(view), *map(value_of, view.readings), *(text for _, text in scale_ticks(view))]
+        told = [
+            *self._blocks(view),
+            *map(sheet.value_of, view.readings),
+            *(text for _, text in scale_ticks(view)),
+        ]
         for artist, text in zip(self._texts, told, strict=True):
             artist.set_text(text)
         self._image.set_clim(*((0, 1) if view.scale == "row" else view.limits))
@@ -124,16 +108,16 @@ class SharedSheet:
         np.copyto(picture[self._box], colours[self._cells], where=~view.masked.ravel()[self._cells])
         for changed in self._changing:
             self.figure.draw_artist(changed)
-        return encode_png(canvas, self.figure.dpi)
+        return draw.encode_png(canvas, self.figure.dpi)
 
     def _blocks(self, view: Heatmap) -> list[str]:
         """Title, subtitle and notes, those that there are, in lines."""
         titles = [
-            wrap_title(text, size, self._wide)
-            for text, size in ((view.title, LARGE), (view.subtitle, BELOW))
+            sheet.wrap_title(text, size, self._wide)
+            for text, size in ((view.title, sheet.LARGE), (view.subtitle, sheet.BELOW))
             if text
         ]
-        notes = "\n".join(note_lines(notes_below(view), self._wide))
+        notes = "\n".join(sheet.note_lines(notes_below(view), self._wide))
         return [*titles, notes] if notes else titles
 
     def _count_lines(self, view: Heatmap) -> Hashable:
@@ -141,7 +125,7 @@ class SharedSheet:
         return bool(view.title), bool(view.subtitle), blocks
 
 
-def _looks(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
+def _looks(view: Heatmap, style: sheet.Style, fonts: list[str]) -> Hashable:
     """What two heads must have alike to stand on one sheet, besides the numbers of their lines."""
     told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
     looks = (view.scale == "row", view.signed, bool(view.masked.any()), style, fonts, view.written, told)

@@ -246,6 +246,7 @@ LINE = SMALL * 1.3 * POINT  # from line to line of a caption
 COLUMN, TO_VALUE = 2.45, 1.1  # inches from column to column of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
 NAME, VALUE, BASELINE = "name", "value", "baseline"  # the group ids of a sheet's own texts
+SIZES = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL, NOTES: SMALL}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,13 +20,13 @@ from tests.render.screen import random_head
 def drawn(monkeypatch) -> list[str]:
     """The titles of the heads that were drawn in full."""
     titles: list[str] = []
-    real = room.figure_of
+    real = room.draw.figure_of
 
     def counted(view, style):
         titles.append(view.title)
         return real(view, style)
 
-    monkeypatch.setattr(room, "figure_of", counted)
+    monkeypatch.setattr(room, "draw", SimpleNamespace(**{**vars(room.draw), "figure_of": counted}))
     return titles
 
 

@@ -7,10 +7,10 @@ limit costs most are the ones that need the whole context (DuoAttention, Xiao et
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from attnscope.measures import Measurement
 from attnscope.measures.roles import RETRIEVES, STREAMS
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import text_axes
-from attnscope.models.targets import BATCH_TOKENS, PredictionBatch, batch_predictions
+from attnscope.models.targets import BATCH_TOKENS, batch_predictions
 from attnscope.progress import tell
 from attnscope.questions.ablate import KeptLayers, PlainPass
 from attnscope.questions.answer import Answer
@@ -141,34 +141,25 @@ def limit_windows(sink: int, recent: int) -> Change:
     return change
 
 
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """Copies of one text whose tokens are predicted; ``last``: whether the last ones come out right."""
+Pass: TypeAlias = tuple[ModelInput, Callable[[], Tensor]]
+"""What a model reads, and what runs it."""
 
-    model: Model
-    text: ModelInput
-    copies: int = 1
-    last: int = 0
-    predictions: PredictionBatch = field(init=False)
 
-    def __post_init__(self) -> None:
-        batch = join_texts([self.text] * self.copies)
-        (made,) = batch_predictions(self.model, batch.prepared, predicted_side(batch.labels))
-        object.__setattr__(self, "predictions", made)
+def _predicting(model: Model, text: ModelInput, copies: int = 1, last: int = 0) -> Pass:
+    """Copies of a text whose tokens are predicted: the loss of each, or whether the ``last`` come out right.
 
-    @property
-    def prepared(self) -> ModelInput:
-        return self.predictions.prepared
+    -> [copy, target]
+    """
+    batch = join_texts([text] * copies)
+    (made,) = batch_predictions(model, batch.prepared, predicted_side(batch.labels))
 
-    def logits(self) -> Tensor:
-        """One pass: the loss of each token, or whether it comes out right.  -> [copy, target]"""
-        logits = self.predictions.logits(self.model).float()
-        ids = self.predictions.target_ids.to(logits.device)
-        if self.last:
-            told = logits.argmax(-1) == ids
-        else:
-            told = F.cross_entropy(logits, ids, reduction="none")
-        return told.cpu().double().view(self.copies, -1)[:, -self.last :]
+    def run() -> Tensor:
+        logits = made.logits(model).float()
+        ids = made.target_ids.to(logits.device)
+        told = logits.argmax(-1) == ids if last else F.cross_entropy(logits, ids, reduction="none")
+        return told.cpu().double().view(copies, -1)[:, -last:]
+
+    return made.prepared, run
 
 
 def _groups(seen: Record) -> list[list[range]]:
@@ -180,25 +171,22 @@ def _groups(seen: Record) -> list[list[range]]:
     return made
 
 
-def _limit_alone(asked: _Asked, change: Change) -> tuple[Tensor, dict[KeyHead, float]]:
+def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor, dict[KeyHead, float]]:
     """The losses of a text, [target], and how much their sum rises with each key-value head limited alone.
 
     The copies of a text have a head of one layer each limited, and share the layers before that one.
     """
-    made, changes, model = list[Made | None](), Changes(change), asked.model
-    first = PlainPass.run(
-        model,
-        asked.prepared,
-        asked.logits,
-        Selection(),
-        edit=lambda number, output: made.append(changes.check(number, output)),
-        observers=[changes],
-    )
+    made, changes = list[Made | None](), Changes(change)
+
+    def keep(number: int, output: Tensor) -> None:
+        made.append(changes.check(number, output))
+
+    first = PlainPass.run(model, *_predicting(model, text), Selection(), edit=keep, observers=[changes])
     groups = _groups(first.record)
-    copies = max(1, min(max(map(len, groups)), BATCH_TOKENS // len(asked.text.tokens)))
-    wide, kept = replace(asked, copies=copies), KeptLayers(model.module)
+    copies = max(1, min(max(map(len, groups)), BATCH_TOKENS // len(text.tokens)))
+    (_, losses), kept = _predicting(model, text, copies), KeptLayers(model.module)
     with edited(lambda number, output: None) as gates, kept.keeping(lambda: len(gates.heads)):
-        before = wide.logits()
+        before = losses()
     if not first.kept.ran:  # passes that are given its layers end otherwise
         kept.ran.clear()
     every, rises = replace(first, kept=kept), dict[KeyHead, float]()
@@ -207,7 +195,7 @@ def _limit_alone(asked: _Asked, change: Change) -> tuple[Tensor, dict[KeyHead, f
         for start in range(0, len(mine), copies):
             some = mine[start : start + copies]
             with every.edited_from(call, partial(_put_each, call, made[call], some)):
-                rose = (wide.logits() - before).sum(1).tolist()
+                rose = (losses() - before).sum(1).tolist()
             rises |= {KeyHead(site.layer, start + copy): rose[copy] for copy in range(len(some))}
     return first.before[0], rises
 
@@ -249,15 +237,15 @@ def cachecost(
         )
     window, change = f"window={sink}+{recent}", limit_windows(sink, recent)
     measured = Measurement((window, "no_key"))
-    asked, losses, rises = list[_Asked](), list[Tensor](), dict[KeyHead, float]()
+    asked, losses, rises = list[Pass](), list[Tensor](), dict[KeyHead, float]()
     for number, text in enumerate(long):
         tell("text", number, len(long))
         seen = measuring_pass(model, text, measured, Selection(), [text.tokens])
         if any(site.site.kind != "decoder" for site in seen.sites):
             raise ModelError(f"{model.name} does not only look back: choose a causal model of text")
-        asked.append(_Asked(model, text))
+        asked.append(_predicting(model, text))
         with torch.no_grad(), model.threads(text):
-            before, rose = _limit_alone(asked[-1], change)
+            before, rose = _limit_alone(model, text, change)
         losses.append(before)
         rises = {head: rises.get(head, 0.0) + each for head, each in rose.items()}
     total = torch.cat(losses)
@@ -268,7 +256,7 @@ def cachecost(
     }
     missed = _by_key_head(measured, query_heads, lambda each: 1 - each[window] - each["no_key"], fmean)
     needles = [_plant(model, max(long, key=lambda text: len(text.tokens)), depth) for depth in depths]
-    probes = [_Asked(model, each, last=NEEDLE // 2) for each in needles]
+    probes = [_predicting(model, each, last=NEEDLE // 2) for each in needles]
     retrieval = _retrieval(model, needles, query_heads)
     ranked = sorted(rises, key=lambda head: -rises[head])
     count, mean = len(ranked), fmean(len(text.tokens) for text in long)
@@ -281,15 +269,15 @@ def cachecost(
         lambda some: [listed[at] for at in drawn[:some]],
     )
 
-    def run(asked: _Asked, chosen: Sequence[KeyHead]) -> Tensor:
+    def run(asked: Pass, chosen: Sequence[KeyHead]) -> Tensor:
         calls = {
             Head(head.layer, each, "decoder"): [call]
             for head, (call, heads) in query_heads.items()
             for each in heads
             if head not in chosen
         }
-        with torch.no_grad(), model.threads(asked.text):
-            return change_together(model, asked.prepared, asked.logits, change, calls)[0]
+        with torch.no_grad(), model.threads(asked[0]):
+            return change_together(model, *asked, change, calls)[0]
 
     kept = []
     for number, share in enumerate(shares := sorted({0.0, *keep, 1.0})):

@@ -14,7 +14,7 @@ Complete: TypeAlias = Callable[[], Iterable[str]]
 
 PACKAGE = Path(__file__).parents[1]
 WEAK = ("previous", "next", "self", "induction", "duplicate", "positional")
-ROLES = ("positional", *(f"weak {name}" for name in WEAK), "broad", "none")
+ROLES = ("positional", *(f"weak {name}" for name in WEAK), "weak", "sharp", "broad", "none")
 """Roles that are no measures."""
 
 

@@ -174,6 +174,7 @@ def attend(
         total=whole.new_ones(*figures, queries),
         column=whole.new_zeros(*figures, keys),
         at=whole.new_zeros(*figures, len(request.at), queries),
+        heavier=whole.new_zeros(*figures, len(request.at), queries) if request.heavier else None,
         gaps=torch.zeros(*figures, len(uneven), dtype=torch.float64),
         pairs=torch.zeros(*figures, len(matches), dtype=torch.float64),
         cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
@@ -196,6 +197,9 @@ def attend(
         total=sheets.total,
         column=sheets.column,
         at=dict(zip(request.at, sheets.at.unbind(2), strict=True)),
+        heavier={}
+        if sheets.heavier is None
+        else dict(zip(request.at, sheets.heavier.unbind(2), strict=True)),
         gaps={name: sums[name] if each.slope is None else ahead * each.slope for name, each in gaps.items()},
         pairs={
             name: PairSums(request.pairs[name], torch.stack([each.count for each in matches[name]]), total)

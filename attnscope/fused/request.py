@@ -35,17 +35,19 @@ class Request:
     """Sums of weights that are wanted, each under a name that the asker chooses.
 
     ``at`` asks for the weight on one key of every row: a function of the rows' positions gives the number of
-    that key, ``[row] -> [row]``, or -1 for none. ``gaps`` asks for weights summed over all rows, each times a
-    number: a function of how far the key lies ahead of its row gives that number. ``pairs`` asks for the
-    weights on pairs with equal labels, ``cells`` for a map of every head: so many cells of nearly equal size
-    a side, or the positions where cells begin and end on both sides. ``map_alone`` wants nothing else, not
-    even what every row has.
+    that key, ``[row] -> [row]``, or -1 for none; ``heavier`` asks, too, how many keys of the row have a
+    greater weight than that one. ``gaps`` asks for weights summed over all rows, each times a number: a
+    function of how far the key lies ahead of its row gives that number. ``pairs`` asks for the weights on
+    pairs with equal labels, ``cells`` for a map of every head: so many cells of nearly equal size a side, or
+    the positions where cells begin and end on both sides. ``map_alone`` wants nothing else, not even what
+    every row has.
     """
 
     at: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     gaps: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     pairs: dict[str, Pairs] = field(default_factory=dict)
     cells: int | tuple[int, ...] | None = None
+    heavier: bool = False
     map_alone: bool = False
 
     def edges(self, length: int) -> tuple[int, ...]:

@@ -58,8 +58,8 @@ class Statistics(MapAlone):
     """Sums of the weights of every head.
 
     Of each row, ``[batch, head, row]``: ``entropy`` in nats, the ``largest`` weight, the ``top`` score before
-    the softmax, the ``total`` of weights (less than 1 with a sink), and the weight on its key ``at`` (0 where
-    that key is masked). Over all rows:
+    the softmax, the ``total`` of weights (less than 1 with a sink), the weight on its key ``at`` (0 where
+    that key is masked), and how many keys are ``heavier`` than that one. Over all rows:
     ``column`` ``[batch, head, key]`` of the weights on each key, ``gaps`` ``[batch, head]`` float64, and
     ``pairs``. What is asked for has the names of the ``Request``.
     """
@@ -70,6 +70,7 @@ class Statistics(MapAlone):
     total: Tensor
     column: Tensor
     at: Mapping[str, Tensor] = field(default_factory=dict)
+    heavier: Mapping[str, Tensor] = field(default_factory=dict)
     gaps: Mapping[str, Tensor] = field(default_factory=dict)
     pairs: Mapping[str, PairSums] = field(default_factory=dict)
 
@@ -89,6 +90,7 @@ class Statistics(MapAlone):
             total=self.total[:, some],
             column=self.column[:, some],
             at={name: each[:, some] for name, each in self.at.items()},
+            heavier={name: each[:, some] for name, each in self.heavier.items()},
             gaps={name: each[:, some] for name, each in self.gaps.items()},
             pairs={name: replace(each, total=each.total[:, some]) for name, each in self.pairs.items()},
         )

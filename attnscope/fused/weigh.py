@@ -132,6 +132,7 @@ class Figures(NamedTuple):
     total: Tensor  # holds ones, which are right where no sink is
     column: Tensor  # [key]
     at: Tensor  # [name, query], holds zeros, which are right for closed keys
+    heavier: Tensor | None  # the same: how many keys of the row have a greater weight than that one
     gaps: Tensor  # [name] float64, as the next
     pairs: Tensor
     cells: Tensor | None  # [row cell, key cell]
@@ -238,6 +239,9 @@ def weigh(
     if sink is not None:
         figures.total[start:stop] = mass.mul_(share).sum(0)
     sum_up(block, asked, figures, weights, share, kept)
+    heavier = figures.heavier
+    if heavier is not None:
+        count_heavier(block, asked, heavier, weights, share, kept, scratch)
 
 
 def sum_up(
@@ -269,6 +273,30 @@ def sum_up(
         sums = sum_runs(by_key, block.key_begins, None, asked.numbers).t()
         row, key = block.row_cells, block.key_cells
         cells[row : row + sums.size(0), key : key + sums.size(1)] += sums
+
+
+def count_heavier(
+    block: TileBlock,
+    asked: BlockRequest,
+    heavier: Tensor,
+    weights: list[Tensor],
+    share: Tensor,
+    kept: Tensor,
+    scratch: Tensor,
+) -> None:
+    """Count the keys of each row whose weight is greater than that of the key that is asked for."""
+    rows, places = asked.spots
+    names, count = heavier.size(0), share.size(1)
+    here = asked.at // heavier.size(1) * count + rows % count  # in [name, row]
+    weight, own = kept.index_select(0, places), share.view(-1).index_select(0, rows)
+    for place, others in enumerate(weights):
+        least = share.new_full([names, count], float("inf"))
+        ratio = own / share[place].index_select(0, rows % count)  # exactly 1 in the key's own tile
+        least.view(-1).index_copy_(0, here, weight * ratio)
+        more = scratch[: others.numel()].view(others.size(0), others.size(1))
+        for name in range(names):
+            torch.gt(others, least[name].unsqueeze(1), out=more)  # faster than bools
+            heavier[name, block.start : block.stop] += more.sum(1)
 
 
 def sum_runs(rows: Tensor, begins: Tensor, share: Tensor | None, numbers: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from attnscope.measures.roles import (
     HARDLY,
     LEAST_LIFT,
     LEVEL,
+    NEAR,
     NONE,
     OUTLYING,
     PART,
@@ -23,6 +24,8 @@ from attnscope.measures.roles import (
     POSITIONAL,
     RETRIEVES,
     ROLES,
+    SHARP,
+    SHARP_ROLE,
     SINK_PATTERNS,
     STREAMS,
     TIMES,
@@ -145,11 +148,14 @@ def _role(name: str) -> str:
         )
     if name == "broad":
         return f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD}."
-    if name.startswith(WEAK) and name in ROLES:
+    if name == SHARP_ROLE:
+        return f"sharp: no pattern passes its threshold, and the normalized entropy is below {SHARP}."
+    if name == WEAK.strip() or (name.startswith(WEAK) and name in ROLES):
+        what = name.removeprefix(WEAK) if name in ROLES else "a pattern of position or of repeats"
         return (
-            f"{name}: below the threshold of {name.removeprefix(WEAK)}, but at least {PART:g} of it and "
-            f"{TIMES} times the baseline,\n  {OUTLYING} median deviations above the model's median head, and "
-            f"among its best {BEST:.0%}."
+            f"{name}: below the threshold of {what}, but at least {PART:g} of it and "
+            f"{TIMES} times the baseline,\n  and either {NEAR:g} of the threshold, or {OUTLYING} median "
+            f"deviations above the model's median head\n  and among its best {BEST:.0%}."
         )
     if name == NONE:
         return (

@@ -5,7 +5,8 @@ A head's role is its strongest pattern. A pattern passes when its score reaches 
 puts 0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those that pass
 is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one, and the
 lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Equal lifts fall to the
-pattern named first below. Without a pattern, a head is `broad` when its normalized entropy exceeds ``BROAD``.
+pattern named first below. Without a pattern, a head is `broad` when its normalized entropy exceeds
+``BROAD``, and `sharp` when it is below ``SHARP``: it looks at few keys, and which they are no measure tells.
 
 Of the heads that are left, those that hardly any other head of the model is like have a weak role: see below.
 All others have the role `none`.
@@ -18,9 +19,10 @@ pattern of position or of repeats when its score
 
 - is at least a quarter of the threshold and ``TIMES`` its baseline, and beyond chance;
 - is no shoulder of something else;
-- stands ``OUTLYING`` deviations above the median of the model's heads, the deviation being the median one;
-- is the head's strongest, and among the best tenth of the heads of one kind of attention (the best, where
-  they are few), of which there are at least ``FEWEST_HEADS``.
+- is the head's strongest;
+- reaches ``NEAR`` of the threshold, or is rare: ``OUTLYING`` deviations above the median of the model's
+  heads, the deviation being the median one, and among the best tenth of the heads of one kind of attention
+  (the best, where they are few), of which there are at least ``FEWEST_HEADS``.
 
 Attention sinks (first, special, punctuation) have no weak form: there all rows look at one key, which with
 random weights is any, so that a text holds a single sample however many rows it has.
@@ -55,6 +57,9 @@ REPEAT = 0.4
 
 BROAD = 0.9
 """A head without a pattern is broad when its normalized entropy exceeds this."""
+
+SHARP, SHARP_ROLE = 0.25, "sharp"
+"""A head without a pattern is sharp when its normalized entropy is below this; even attention has 1."""
 
 LEAST_LIFT = 0.1
 """A pattern's score must stand this far above its baseline."""
@@ -131,11 +136,21 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
         words = f"spreads over all tokens (normalized entropy {evenness.value:.2f}, 1.00 is even)"
         return Role("broad", evenness.value, evenness.baseline, evenness.rows, words)
     words = "no pattern stands out"
+    if evenness.value < SHARP:
+        words = (
+            "looks at few tokens, by no known pattern "
+            f"(normalized entropy {evenness.value:.2f}, 1.00 is even)"
+        )
     most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
     if most:
         name = max(most, key=lambda name: figures[name].lift)
         words += f"; most of all it {patterns[name].words} {score(figures[name])}"
-    return Role(NONE, evenness.value, evenness.baseline, evenness.rows, words)
+    return Role(_name_none(evenness), evenness.value, evenness.baseline, evenness.rows, words)
+
+
+def _name_none(evenness: Figure) -> str:
+    """The role of a head without a pattern."""
+    return SHARP_ROLE if evenness.value < SHARP else NONE
 
 
 def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
@@ -203,7 +218,7 @@ def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadF
     lift = attrgetter("role.lift")
     by_role: dict[str, list[HeadFigures]] = {}
     for head in heads:
-        if head.role is not None and head.role.name not in ("broad", NONE):
+        if head.role is not None and head.role.name not in PATTERNLESS:
             by_role.setdefault(head.role.name, []).append(head)
     for group in by_role.values():
         group.sort(key=lift, reverse=True)
@@ -217,8 +232,14 @@ def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadF
 WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in SINK_PATTERNS)
 """Every weak role."""
 
-ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, "broad", NONE)
+ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, SHARP_ROLE, "broad", NONE)
 """Every role."""
+
+PATTERNLESS = (SHARP_ROLE, "broad", NONE)
+"""The roles of heads without a pattern, whose figure is the normalized entropy."""
+
+NEAR = 0.75
+"""The part of the threshold from which a head is weak at a pattern, however many others are."""
 
 PART = 0.25
 """The part of a pattern's threshold that a weak head reaches."""
@@ -253,12 +274,13 @@ def _find_weak(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
     for head in heads:
         figures = head.figures
         known = [name for name in patterns if name in figures]
-        if head.role is None or head.role.name != NONE or not known:
+        if head.role is None or head.role.name not in (NONE, SHARP_ROLE) or not known:
             yield None
             continue
         name = max(known, key=lambda name: figures[name].lift)
         found = None
-        if figures[name].lift > least[name] and _is_weak(figures, name, patterns[name]):
+        near = figures[name].value >= NEAR * patterns[name].threshold
+        if (near or figures[name].lift > least[name]) and _is_weak(figures, name, patterns[name]):
             rank = 1 + sum(lift > figures[name].lift for lift in lifts[name])
             found = _name(name, patterns[name], figures[name], f"{_ordinal(rank)} of {len(heads):,}")
         yield found
@@ -326,6 +348,7 @@ def _doubt(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
         none = replace(role, name=NONE, sentence=f"no pattern stands out; most of all it {words}")
         if evenness is not None:
             none = replace(none, score=evenness.value, baseline=evenness.baseline, rows=evenness.rows)
+            none = replace(none, name=_name_none(evenness))
         yield strongest(known, head.figures) or none
 
 

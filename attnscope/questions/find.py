@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from math import isnan
@@ -15,6 +15,9 @@ from torch import Tensor
 from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture.observers.coarsen import BLOCK, SharedRows, rows_at_a_time
 from attnscope.errors import SelectionError
+from attnscope.fused.fused_pass import FusedPass
+from attnscope.fused.request import Request
+from attnscope.fused.statistics import Statistics
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.parts import Group, TextPart, part_of, word_groups
@@ -173,20 +176,34 @@ class QuestionSums:
             key = key.clamp(0, weights.shape[-1] - 1)[:, None]
             given = weights.gather(-1, key.expand(*weights.shape[:3], 1))[..., 0] * inside
             opened = allowed.gather(-1, key.expand(*allowed.shape[:3], 1))[..., 0] & inside
-        able = (opened > 0).any(0).any(0)  # [row]
-        share = torch.tensor([self.asked.rows[row] for row in mine], dtype=torch.float64) * able
         even = (opened / allowed.sum(-1).clamp(min=1)).mean(0, dtype=torch.float64)
-        self.weight += given.mean(0, dtype=torch.float64) @ share
-        self.baseline += even @ share
+        heavier = torch.zeros_like(given)
         if not self.asked.everything:
             words, best = weights, given
             if self.asked.step is None:
                 words = torch.zeros_like(weights).index_add_(-1, self.asked.word, weights)
                 best = words[..., self.asked.target].amax(-1)
-            heavier = torch.gt(words, best[..., None], out=torch.empty_like(words)).sum(
-                -1
-            )  # faster than bools
-            self.rank += heavier.mean(0, dtype=torch.float64).add_(1) @ share
+            more = torch.gt(words, best[..., None], out=torch.empty_like(words))  # faster than bools
+            heavier = more.sum(-1)
+        self._count(mine, given, opened.any(0).any(0), even, heavier)
+
+    def add_statistics(self, statistics: Statistics) -> None:
+        """All rows of a call that the fused pass has read."""
+        assert self.asked.step is not None
+        low, high = statistics.runs.low, statistics.runs.high  # [text, row]
+        key = torch.arange(low.shape[1]) + self.asked.step
+        opened = (low <= key) & (key < high)
+        even = (opened / (high - low).clamp(min=1)).mean(0, dtype=torch.float64)[None]
+        name, mine = str(self.asked.step), list(self.asked.rows)
+        given, heavier = statistics.at[name][..., mine], statistics.heavier[name][..., mine]
+        self._count(mine, given, opened.any(0)[mine], even[:, mine], heavier)
+
+    def _count(self, mine: list[int], given: Tensor, able: Tensor, even: Tensor, heavier: Tensor) -> None:
+        """Rows by number: what they give, [batch, head, row], and which of them may look there at all."""
+        share = torch.tensor([self.asked.rows[row] for row in mine], dtype=torch.float64) * able
+        self.weight += given.mean(0, dtype=torch.float64) @ share
+        self.baseline += even @ share
+        self.rank += heavier.mean(0, dtype=torch.float64).add_(1) @ share
         self.share += float(share.sum())
         self.rows += int(able.sum())
 
@@ -301,15 +318,21 @@ def find_heads(
 ) -> FindResult:
     """Run the model once, and rank its heads by how much they look from one part of the text to another.
 
-    Only the rows of the left parts are computed. Rows of a word's pieces are averaged, its columns summed; of
+    Only the rows of the left parts are computed; where those are all, and each is asked about the key at one
+    distance, the fused pass tells of it. Rows of a word's pieces are averaged, its columns summed; of
     several places that a part fits, rows are averaged and columns summed. In cross-attention the left part is
     one of the decoder's, the right part one of the encoder's. A question without an answer (a part that does
     not exist, or keys that are masked) has no heads, and a note that says why. Raises ``SelectionError``
     where no question has an answer.
     """
     selection = selection or Selection()
-    observer = _Questions(tuple(questions))
-    record = model.run(prepared, [SharedRows([observer], selection.heads)])
+    observer, fused = _Questions(tuple(questions)), None
+    if asks_all_rows(questions) and model.weigh == "raw":
+        keys: dict[str, Callable[[Tensor], Tensor]]
+        keys = {str(step): partial(torch.add, step) for step in map(_step, questions)}
+        fused = FusedPass(Request(at=keys, heavier=True))
+    rows = SharedRows([observer], selection.heads)
+    record = model.run(prepared, [rows], fused) if fused else model.run(prepared, [rows])
     chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
     require_selected(chosen, record, selection)
     numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
@@ -324,6 +347,20 @@ def find_heads(
         raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
     title = f"{name_pass(model, prepared)} · {provenance(chosen)}"
     return FindResult(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
+
+
+def asks_all_rows(questions: Sequence[Question]) -> bool:
+    """Whether all of a text's rows are asked about one key each: the fused pass tells that."""
+    return all(
+        one.everything and other.step is not None
+        for left, right in ((each.left, each.right) for each in questions)
+        for one, other in ((left, right) if left.step is None else (right, left),)
+    )
+
+
+def _step(question: Question) -> int:
+    """How far from its row the key of a question stands that counts tokens."""
+    return -(question.left.step or 0) if question.right.step is None else question.right.step
 
 
 @dataclass(eq=False)
@@ -347,6 +384,13 @@ class _Questions:
             if each is not None
         ]
         self.sums += asked
+        statistics = attention.statistics
+        if isinstance(statistics, Statistics) and all(
+            str(each.asked.step) in statistics.heavier for each in asked
+        ):
+            for each in asked:
+                each.add_statistics(statistics)
+            return None
         return _QuestionRows(asked, rows_at_a_time(attention, BLOCK)) if asked else None
 
 

@@ -20,7 +20,7 @@ from attnscope.errors import SelectionError
 from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS, Figure, Importance, Removal
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadFigures, Measurement, fused_request, settle_roles
-from attnscope.measures.roles import NONE
+from attnscope.measures.roles import NONE, PATTERNLESS
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
@@ -236,7 +236,7 @@ def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
     place = ROLES.index(head.role.name)
     if head.role.name == NONE:
         return place, 0.0
-    return place if by_role or head.role.name == "broad" else -1, -head.role.lift
+    return place if by_role or head.role.name in PATTERNLESS else -1, -head.role.lift
 
 
 def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:

@@ -9,6 +9,7 @@ import torch
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures import Measurement, role, settle_roles
+from attnscope.measures.roles import NEAR, PATTERNLESS, PATTERNS, SHARP
 from attnscope.models import load
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
@@ -69,6 +70,26 @@ def test_of_a_few_heads_none_is_unlike_the_others() -> None:
     assert last([head() for _ in range(7)] + [head(previous=0.3)]).name == "weak previous"
 
 
+@pytest.mark.parametrize("pattern", ["previous", "next", "induction"])
+def test_a_head_near_a_threshold_is_weak_however_many_others_are(pattern: str) -> None:
+    near = NEAR * PATTERNS[pattern].threshold
+    alike = [head(**{pattern: near + 0.01}) for _ in range(3)]
+    assert last(alike).name == f"weak {pattern}"
+    assert last([*alike, head(**{pattern: near - 0.01})]).name == "none"
+
+
+def test_a_head_two_tokens_back_at_47_is_weak() -> None:
+    found = last([head() | {"offset=-2": Figure(0.47, 0.02, 100, 1)}])
+    assert (found.name, found.score) == ("weak positional", 0.47)
+
+
+@pytest.mark.parametrize(("evenness", "name"), [(SHARP - 0.01, "sharp"), (SHARP, "none"), (0.95, "broad")])
+def test_a_head_without_a_pattern_is_named_by_how_sharp_it_is(evenness: float, name: str) -> None:
+    found = last([head() for _ in range(9)] + [head() | {"normalized_entropy": Figure(evenness, 1, 100, 1)}])
+    assert (found.name, found.score) == (name, evenness)
+    assert ("looks at few tokens, by no known pattern" in found.sentence) == (name == "sharp")
+
+
 def test_a_weak_head_two_tokens_back_is_not_called_previous() -> None:
     found = last(
         [head() for _ in range(20)] + [head(previous=0.2) | {"offset=-2": Figure(0.3, 0.01, 100, 1)}]
@@ -87,7 +108,7 @@ def test_the_bundled_induction_head_is_named_on_an_article_that_repeats_itself()
         head.name: head.role
         for head in measure_heads(model, model.prepare(text, truncate=True), Selection()).heads
     }
-    named = {name: role.name for name, role in seen.items() if role and role.name not in ("none", "broad")}
+    named = {name: role.name for name, role in seen.items() if role and role.name not in PATTERNLESS}
     assert named == {"L1H0": "weak induction"}
     assert seen["L1H0"] is not None
     assert seen["L1H0"].score > 3 * seen["L1H0"].baseline
@@ -135,7 +156,7 @@ def rest(first: float = 0.9, baseline: float = 1 / 12) -> dict[str, Figure]:
 
 def test_a_resting_place_of_one_head_of_many_on_a_short_text_may_be_chance_and_is_no_role() -> None:
     found = last([rest(0.1) for _ in range(20)] + [rest()])
-    assert (found.name, found.score, found.baseline) == ("none", 0.2, 1.0)
+    assert (found.name, found.score, found.baseline) == ("sharp", 0.2, 1.0)
     assert found.sentence == (
         "no pattern stands out; most of all it looks at the first token (0.90, baseline 0.08), as heads may "
         "by chance"
@@ -144,19 +165,19 @@ def test_a_resting_place_of_one_head_of_many_on_a_short_text_may_be_chance_and_i
 
 def test_a_resting_place_of_more_heads_than_chance_puts_there_is_their_role() -> None:
     # of 21 heads each at 1/12, five or more are there in 3 of a hundred models, four or more in 9
-    assert last([rest(0.1) for _ in range(17)] + [rest() for _ in range(4)]).name == "none"
+    assert last([rest(0.1) for _ in range(17)] + [rest() for _ in range(4)]).name == "sharp"
     assert last([rest(0.1) for _ in range(16)] + [rest() for _ in range(5)]).name == "first"
 
 
 def test_on_a_long_text_a_single_head_that_rests_is_no_chance() -> None:
     assert last([rest(0.1, 1 / 200) for _ in range(71)] + [rest(0.9, 1 / 200)]).name == "first"
-    assert last([rest(0.1, 1 / 50) for _ in range(71)] + [rest(0.9, 1 / 50)]).name == "none"
+    assert last([rest(0.1, 1 / 50) for _ in range(71)] + [rest(0.9, 1 / 50)]).name == "sharp"
 
 
 def test_heads_that_could_not_rest_anywhere_do_not_count() -> None:
     spread = {**rest(0.1, 0.02), "confidence": Figure(0.3, 0.1, 12, 1)}
     assert last([spread for _ in range(20)] + [rest(0.9, 0.02)]).name == "first"
-    assert last([rest(0.1, 0.02) for _ in range(20)] + [rest(0.9, 0.02)]).name == "none"
+    assert last([rest(0.1, 0.02) for _ in range(20)] + [rest(0.9, 0.02)]).name == "sharp"
 
 
 def test_a_doubtful_place_gives_way_to_one_that_is_sure() -> None:
@@ -191,7 +212,7 @@ def count_named(net: torch.nn.Module, tokens: tuple[Token, ...], causal: bool) -
     for weights in layers:
         measure(weights, tokens, causal, measurement)
     roles = [each.role.name for each in settle_roles(measurement.figures()) if each.role is not None]
-    return sum(role not in ("none", "broad") for role in roles), len(roles)
+    return sum(role not in PATTERNLESS for role in roles), len(roles)
 
 
 def texts_of(size: int) -> list[tuple[Token, ...]]:

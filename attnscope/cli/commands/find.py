@@ -157,7 +157,7 @@ def find(
 
     attnscope find --gold pairs.txt --alignments links.txt -m my-translator
     """
-    from attnscope.questions.find import LISTED, find_heads, of_found
+    from attnscope.questions.find import LISTED, asks_all_rows, find_heads, of_found
 
     if check_gold(gold, asked.asked or [], source, output):
         answer_gold(gold, source, attention, output, model)
@@ -166,7 +166,9 @@ def find(
     refuse(len(questions) > MOST, "ASKED", f"{len(questions):,} questions: ask {MOST} at a time")
     options.check_picture(output.out, picture.cmap, one=True)
     given = read_source(source, model)
-    loaded, prepared = given.open(saving=output.out is not None)
+    loaded, prepared = given.open(
+        saving=output.out is not None, kind="other" if asks_all_rows(questions) else "kernel"
+    )
     with reading(loaded, prepared):
         result = find_heads(loaded, prepared, questions, select(attention))
     meant = options.LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind

@@ -39,6 +39,10 @@ class InputError(AttnscopeError):
     """The text, the file it comes from, or its length is not usable."""
 
 
+class NoCheckpoint(InputError):
+    """There is no checkpoint that can be read, or none yet."""
+
+
 class ModelError(AttnscopeError):
     """The model cannot be found, loaded or looked into."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
-from attnscope.errors import AttnscopeError, InputError
+from attnscope.errors import AttnscopeError, InputError, NoCheckpoint
 from attnscope.measures import MEASURES, HeadFigures
 from attnscope.models import Model
 from attnscope.questions.answer import Answer
@@ -104,35 +104,35 @@ def track(
 
     A checkpoint that cannot be read, or whose weights are no numbers, is left out and passed to ``report``.
     ``log`` keeps what each one gave, a line of JSON a checkpoint: those it has are not run again. Raises
-    ``InputError`` where none can be read, and where the log is of other texts or measures.
+    ``NoCheckpoint`` where none can be read, ``InputError`` where the log is of other texts or measures.
     """
-    named = sorted({step_of(name, place): name for place, name in enumerate(checkpoints)}.items())
     asked = {"texts": corpus.fingerprint(), "measures": list(measures), "selection": str(selection)}
     known = {} if log is None or not log.exists() else _read_log(log, asked)
-    found: dict[str, list[dict[str, Any]]] = {}
-    left: list[str] = []
-    for _, name in named:
-        if name not in known:
-            try:
+    found: dict[int, str] = {}
+    notes: list[str] = []
+    for step, name in sorted((step_of(name, place), name) for place, name in enumerate(checkpoints)):
+        try:
+            if step in found:
+                raise InputError(f"step {step:,} is {visible(found[step])}")
+            if name not in known:
                 model = load(name)
                 _require_numbers(model)
-                heads = corpus_stats(model, corpus, selection, names=tuple(measures), run=run).heads
-            except (AttnscopeError, OSError) as error:
-                left.append(f"{visible(Path(name).name)} is left out: {visible(str(error))}")
-                report(left[-1])
-                continue
-            known[name] = [figures_of(head, measures) for head in heads]
-            if log is not None:
-                lines = [json.dumps(asked | {"checkpoint": each, "figures": known[each]}) for each in known]
-                write_whole(log, "".join(f"{line}\n" for line in lines).encode())
-        found[name] = known[name]
+                stats = corpus_stats(model, corpus, selection, names=tuple(measures), run=run)
+                figures = [figures_of(head, measures) for head in stats.heads]
+                known[name] = asked | {"checkpoint": name, "figures": figures, "notes": list(stats.notes)}
+                if log is not None:
+                    lines = [json.dumps(entry) for entry in known.values()]
+                    write_whole(log, "".join(f"{line}\n" for line in lines).encode())
+            found[step] = name
+            notes += [note for note in known[name].get("notes", ()) if note not in notes]
+        except (AttnscopeError, OSError) as error:
+            notes.append(f"{visible(Path(name).name)} is left out: {visible(str(error))}")
+            report(notes[-1])
     if not found:
-        raise InputError(
-            left[0] if left else "there is no checkpoint: name folders, or a model and --revisions"
-        )
-    steps = {step: found[name] for step, name in named if name in found}
-    result = courses_of(steps, measures, tuple(left), visible(corpus.name))
-    return replace(result, checkpoints=tuple(found))
+        raise NoCheckpoint(f"none of the {len(checkpoints):,} checkpoints can be read")
+    steps = {step: known[name]["figures"] for step, name in found.items()}
+    result = courses_of(steps, measures, tuple(notes), visible(corpus.name))
+    return replace(result, checkpoints=tuple(found.values()))
 
 
 def courses_of(
@@ -164,9 +164,9 @@ def _require_numbers(model: Model) -> None:
             raise InputError(f"its weights {name} are not all finite numbers")
 
 
-def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The figures of each checkpoint that a log holds."""
-    known: dict[str, list[dict[str, Any]]] = {}
+def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a log holds of each checkpoint."""
+    known: dict[str, dict[str, Any]] = {}
     for line in path.read_text("utf-8").splitlines():
         try:
             entry = parse_json(line)
@@ -175,7 +175,7 @@ def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, list[dict[str, 
                 for each in entry["figures"]
             ]
             fits = {name: entry[name] for name in asked} == asked
-            known[entry["checkpoint"]] = entry["figures"]
+            known[entry["checkpoint"]] = entry
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"{path} is no log of attnscope track: delete it, or name another file"

@@ -1,11 +1,13 @@
 """The command that follows heads through training."""
 
 import json
+import sys
 import time
 
 import pytest
 
 from attnscope.cli.commands.track import find_checkpoints
+from attnscope.models import load
 from tests.models.folders import gpt2
 
 
@@ -43,32 +45,61 @@ def test_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
         (["x", "--texts", "probe.txt", "--watch"], "give --jsonl FILE"),
         (["--texts", "probe.txt", "--revisions", "a,b"], "name the model with -m"),
         (["x", "--texts", "probe.txt", "--measure", "entropie"], "entropy"),
-        (["nowhere-*", "--texts", "probe.txt"], "nowhere-* is left out"),
+        (["nowhere-*", "--texts", "probe.txt"], "no checkpoint matches nowhere-*"),
+        (["empty", "--texts", "probe.txt"], "no checkpoint matches empty/*-[0-9]*"),
+        (["nowhere", "--texts", "probe.txt"], "nowhere is left out: no model 'nowhere'"),
+        (["nowhere", "--texts", "probe.txt"], "none of the 1 checkpoints can be read"),
     ],
 )
 def test_wrong_usage_is_one_sentence(run, checkpoints, monkeypatch, more, sentence):
     monkeypatch.chdir(checkpoints)
+    (checkpoints / "empty").mkdir(exist_ok=True)
     shown = run("track", *more)
     assert shown.code == 2
     assert sentence in " ".join(shown.err.split())
     assert "Traceback" not in shown.err
 
 
-def test_a_watch_reads_new_checkpoints_until_it_is_stopped(run, checkpoints, tmp_path, monkeypatch):
-    gpt2(tmp_path / "checkpoint-1")
+def test_a_watch_waits_for_checkpoints_and_reads_those_that_were_being_written(
+    run, checkpoints, tmp_path, monkeypatch
+):
     pauses = []
+    begun = [
+        lambda: (tmp_path / "checkpoint-1").mkdir(),
+        lambda: gpt2(tmp_path / "checkpoint-1"),
+        lambda: None,
+        lambda: gpt2(tmp_path / "checkpoint-2"),
+    ]
 
     def pause(seconds):
-        pauses.append(seconds)
-        if len(pauses) > 1:
+        if len(pauses) == len(begun):
             raise KeyboardInterrupt
-        gpt2(tmp_path / "checkpoint-2")
+        begun[len(pauses)]()
+        pauses.append(seconds)
 
     monkeypatch.setattr(time, "sleep", pause)
     log = tmp_path / "log.jsonl"
     shown = run("track", tmp_path, "--texts", checkpoints / "probe.txt", "--jsonl", log, "--watch", "--json")
     answers = [json.loads(line) for line in shown.out.splitlines()]
     assert [answer["steps"] for answer in answers] == [[1], [1, 2]]
+    assert shown.err.count("checkpoint-1 is left out") == 1
+
+
+@pytest.mark.parametrize("revisions", ["step10,step20", "step20, step10"])
+def test_revisions_of_a_model_on_the_hub_are_its_steps(run, checkpoints, monkeypatch, revisions):
+    loaded = []
+
+    def from_the_hub(model):
+        loaded.append((model.model, model.revision))
+        return load(str(checkpoints / model.revision.replace("step", "checkpoint-")))
+
+    monkeypatch.setattr(sys.modules[find_checkpoints.__module__], "load_model", from_the_hub)
+    asked = ["track", "-m", "someone/tiny", "--texts", checkpoints / "probe.txt", "--measure", "entropy"]
+    shown = run(*asked, "--revisions", revisions, "--json")
+    assert shown.code == 0, shown.err
+    assert json.loads(shown.out)["steps"] == [10, 20]
+    assert json.loads(shown.out)["checkpoints"] == ["step10", "step20"]
+    assert loaded == [("someone/tiny", "step10"), ("someone/tiny", "step20")]
 
 
 def test_folders_are_found_by_pattern_and_inside_of_a_run(checkpoints):

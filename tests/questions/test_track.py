@@ -8,6 +8,7 @@ import transformers as hf
 
 from attnscope.errors import InputError
 from attnscope.models import load
+from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.track import step_of, track
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import gpt2
@@ -117,8 +118,24 @@ def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):
     assert "checkpoint-400 is left out: its weights h.0.mlp.c_fc.weight are not all finite" in told[0]
     assert "checkpoint-500 is left out" in told[1]
     assert tuple(told) == result.notes
-    with pytest.raises(InputError, match="checkpoint-500 is left out"):
+    with pytest.raises(InputError, match="none of the 1 checkpoints can be read"):
         follow(run, names[2:])
+
+
+def test_two_checkpoints_of_one_step_are_not_mixed_up(run, tmp_path):
+    names = [str(run / "checkpoint-100"), gpt2(tmp_path / "other-100")]
+    result = follow(run, names)
+    assert result.checkpoints == (names[0],) or result.checkpoints == (names[1],)
+    assert len(result.notes) == 1
+    assert "-100 is left out: step 100 is" in result.notes[0]
+
+
+def test_texts_longer_than_positions_are_cut_and_a_log_still_says_so(tmp_path):
+    names, log = [gpt2(tmp_path / "checkpoint-1", n_positions=16)], tmp_path / "log.jsonl"
+    for _ in range(2):
+        texts, run = ListedTexts(["word " * 40, "a cat"]), CorpusRun(truncate=True)
+        result = track(names, load, texts, ["entropy"], run=run, log=log)
+        assert "1 text was cut at the limit of tokens" in result.notes
 
 
 def test_checkpoints_of_other_shapes_have_gaps(run, tmp_path):

@@ -15,7 +15,8 @@ from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import notify
-from attnscope.text import clean
+from attnscope.errors import NoCheckpoint
+from attnscope.text import clean, visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model
@@ -87,20 +88,29 @@ def track(
     def load(name: str) -> Model:
         return load_model(replace(model, revision=name) if asked.revisions else replace(model, model=name))
 
-    def report(sentence: str) -> None:
-        print(clean(f"attnscope: {sentence}"), file=sys.stderr)
+    told: set[str] = set()
 
-    run = CorpusRun(limit=corpus.limit, truncate=True)
-    seen: list[str] = []
+    def report(sentence: str) -> None:
+        if sentence not in told:
+            print(clean(f"attnscope: {sentence}"), file=sys.stderr)
+        told.add(sentence)
+
+    revisions = [name.strip() for name in (asked.revisions or "").split(",") if name.strip()]
+    run, last = CorpusRun(limit=corpus.limit, truncate=True), None
     while True:
-        names = asked.revisions.split(",") if asked.revisions else find_checkpoints(asked.checkpoints or [])
-        if names != seen:
-            seen = names
+        try:
+            names = revisions or find_checkpoints(asked.checkpoints or [])
             result = follow(names, load, probes, measures, selection, run=run, log=asked.jsonl, report=report)
-            deliver("track", of_track(result), output, picture)
+            if result != last:
+                deliver("track", of_track(result), output, picture)
+            last = result
+        except NoCheckpoint as error:
+            if not asked.watch:
+                raise
+            report(str(error))
         if not asked.watch:
             return
-        notify(f"{len(seen)} checkpoints; waiting for more, Ctrl-C ends it")
+        notify(f"{len(last.steps) if last else 0} checkpoints; waiting for more, Ctrl-C ends it")
         try:
             time.sleep(PAUSE)
         except KeyboardInterrupt:
@@ -108,10 +118,16 @@ def track(
 
 
 def find_checkpoints(names: list[str]) -> list[str]:
-    """The folders that are named, by a pattern, or inside of a folder that is no model itself."""
+    """The folders that are named, by a pattern, or inside of a folder that is no model itself.
+
+    Raises ``NoCheckpoint`` for a pattern that matches none, and a folder that has none.
+    """
     found: list[str] = []
     for name in names:
-        inside = [str(path) for path in sorted(Path(name).glob("*-[0-9]*")) if path.is_dir()]
-        is_run = Path(name).is_dir() and not (Path(name) / "config.json").exists() and inside
-        found += inside if is_run else sorted(glob.glob(name)) or [name]
+        is_run = Path(name).is_dir() and not (Path(name) / "config.json").exists()
+        pattern = str(Path(glob.escape(name)) / "*-[0-9]*") if is_run else name
+        matching = sorted(each for each in glob.glob(pattern) if Path(each).is_dir())
+        if not matching and (is_run or glob.has_magic(name)):
+            raise NoCheckpoint(f"no checkpoint matches {visible(pattern)}")
+        found += matching or [name]
     return found

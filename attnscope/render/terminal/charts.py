@@ -211,7 +211,7 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
             Segment(f"  {end}", faint),
         ]
     first, last = view.ends
-    yield [Segment(" " * label + first + last.rjust(count * each - len(first)), DIM)]
+    yield [Segment(" " * label + first + last.rjust(max(count * each - len(first), len(last) + 1)), DIM)]
     yield []
     said = f"a full mark is {round_short(top)} {view.unit}; behind: the first, the last, and the largest"
     yield from footing((said,), surface)

@@ -85,6 +85,10 @@ def readable(size: float) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a foreign exception says, without its full stop; else the exception's name."""
-    text = (out_of_memory(error) or str(error)).strip().splitlines()
-    return clean(text[0].rstrip(".")) if text else type(error).__name__
+    """The first line of what a foreign exception says, without its full stop; else the exception's name.
+
+    What ends in a colon takes the next line with it.
+    """
+    lines = [line.strip() for line in (out_of_memory(error) or str(error)).splitlines() if line.strip()]
+    text = " ".join(lines[: 1 + (lines[0][-1] == ":")]) if lines else type(error).__name__
+    return clean(text.rstrip(".:"))

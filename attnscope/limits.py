@@ -53,7 +53,7 @@ LEAST_MEMORY = 1 << 29
 MOST_CALLS = 1000
 """How often a module may attend in one pass: no honest model repeats a layer as many times."""
 
-SIZE = re.compile(r"(\d{1,9}) ?([kMGT]?)B?", re.IGNORECASE)
+SIZE = re.compile(r"(\d{1,15}) ?([kMGT]?)B?", re.IGNORECASE)
 SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -64,7 +64,7 @@ def memory_limited() -> Iterator[None]:
     Raises ``SizeError`` for whatever could not get its memory, with the limit. The command line is the one
     to call it: a library changes no limit of its process.
     """
-    most = _most_memory()
+    most = most_memory()
     with _limited(most):
         try:
             yield
@@ -96,7 +96,7 @@ def _limited(most: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _most_memory() -> int | None:
+def most_memory() -> int | None:
     """Bytes that this process may take; ``None`` for as many as it likes. Raises ``InputError``."""
     asked = os.environ.get("ATTNSCOPE_MEMORY", "").strip()
     given = SIZE.fullmatch(asked)

@@ -37,14 +37,19 @@ _FORMULA = re.compile(r"(?![-+]?\d[\d.]*(e[-+]?\d+)?$)[-=+@\t\r]")
 """How a text begins that spreadsheets calculate; a number is none."""
 
 
+def _is_unseen(character: str) -> bool:
+    """Whether nothing shows where a character stands; some are no characters, and no XML may hold them."""
+    unseen = unicodedata.category(character) in _UNSEEN and character not in _JOINERS
+    return unseen or ord(character) & 0xFFFE == 0xFFFE
+
+
 class _Pictures(dict[int, str]):
     """What stands for each character; found when it is first asked for."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        unseen = unicodedata.category(character) in _UNSEEN and character not in _JOINERS
-        unseen |= code & 0xFFFE == 0xFFFE  # no character: no XML may hold one
-        self[code] = (chr(0x2400 + code) if code < 32 else f"‹{code:04X}›") if unseen else character
+        picture = chr(0x2400 + code) if code < 32 else f"‹{code:04X}›"
+        self[code] = picture if _is_unseen(character) else character
         return self[code]
 
 
@@ -95,9 +100,7 @@ def escape_json(text: str) -> str:
     """JSON in which no character steers a terminal: such stand as ``\\u202e``, which means the same."""
     if text.isprintable():
         return text
-    unseen = {c for c in set(text) if unicodedata.category(c) in _UNSEEN and c not in "\n" + _JOINERS}
-    wide = {ord(c): json.dumps(c)[1:-1] for c in unseen}
-    return text.translate(wide)
+    return text.translate({ord(c): json.dumps(c)[1:-1] for c in set(text) - {"\n"} if _is_unseen(c)})
 
 
 raw_csv = ContextVar("raw_csv", default=False)

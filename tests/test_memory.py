@@ -60,15 +60,15 @@ def test_without_a_size_it_is_most_of_what_is_free(monkeypatch):
     monkeypatch.delenv("ATTNSCOPE_MEMORY")
     monkeypatch.setattr(limits, "_container", lambda: 4 << 30)
     taken = limits._kilobytes("/proc/self/status", "VmData") << 10
-    assert 2 << 30 < limits._most_memory() - taken < 4 << 30
+    assert 2 << 30 < limits.most_memory() - taken < 4 << 30
     monkeypatch.setattr(limits, "_container", lambda: 0)
-    assert limits._most_memory() - taken == pytest.approx(limits.LEAST_MEMORY, rel=0.1)
+    assert limits.most_memory() - taken == pytest.approx(limits.LEAST_MEMORY, rel=0.1)
 
 
 @pytest.mark.parametrize(("asked", "size"), [("off", None), ("4G", 4 * 10**9), ("900 mb", 9 * 10**8)])
 def test_the_limit_is_the_one_that_was_asked_for(monkeypatch, asked, size):
     monkeypatch.setenv("ATTNSCOPE_MEMORY", asked)
-    assert limits._most_memory() == size
+    assert limits.most_memory() == size
 
 
 @pytest.mark.parametrize("name", ["ATTNSCOPE_MEMORY", "ATTNSCOPE_DEADLINE"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 import pytest
 
 from attnscope.errors import InputError, OutputError, first_line
 from attnscope.storage.arrays import read_weights
-from attnscope.text import Untrusted, clean, csv_cell, per_cent, raw_csv, round_short, visible
+from attnscope.text import Untrusted, clean, csv_cell, escape_json, per_cent, raw_csv, round_short, visible
 
 HOSTILE = "\x1b]0;owned\x07 a\u202eb\u2066c\u2069 \x9b2J \r\n<script>alert(1)</script> --> \udcff"
 """A window's title, text turned round, a screen wiped, a line forged, a page's script, half a character."""
@@ -59,6 +60,8 @@ def test_small_numbers_keep_two_digits():
 @pytest.mark.parametrize("code", [0xFFFE, 0xFFFF, 0x1FFFE, 0x10FFFF])
 def test_what_is_no_character_reads_as_its_number(code: int) -> None:
     assert clean(f"a{chr(code)}b") == f"a‹{code:04X}›b"
+    assert escape_json(f'["{chr(code)}"]').isascii()
+    assert json.loads(escape_json(f'["{chr(code)}"]')) == [chr(code)]
 
 
 @pytest.mark.parametrize("text", ["=SUM(A1)", "+x", "-", "@z", "\tx", "\r=1", "-1+2"])

@@ -12,6 +12,7 @@ RETIRED: Mapping[str, str] = {
     "--ablation": "stats --ablation is now a command: attnscope ablate (with --texts, also --mean)",
     "--importance": "stats --importance is now a command: attnscope ablate --importance",
     "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
+    "patch --from": "the heads of a path are now named by --head, and a trace holds no model to patch",
     "sounds in --gold": "--gold of timed words was retired: align --rank finds the heads that follow a sound",
     "--fresh": "--fresh is now --no-cache",
     "--feeds": "--feeds is now --composition",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, ModelError, first_line, out_of_memory, readable
-from attnscope.limits import LARGEST_CONFIG, LARGEST_VOCABULARY, OutOfTime, deadline
+from attnscope.limits import LARGEST_CONFIG, LARGEST_VOCABULARY, OutOfTime, deadline, most_memory
 
 CONFIGS = (
     "config.json",
@@ -43,6 +43,13 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:[@:].*)?|[\w.-]+--[\w.]+")
 
 IMPLEMENTATION = re.compile(r"(?:paged\|)?\w*")
 """What names one of the library's own implementations; the library loads a kernel of any other text."""
+
+LEAST = {
+    re.compile(r"layers?$|(^|[._])(depths?|block_sizes)$"): 16 << 10,
+    re.compile(r"num_labels$"): 256,
+    re.compile(r"vocab_size$|positions?(_embeddings)?$"): 64,
+}
+"""Fields that count what is built, and the bytes that one of it takes at least: a layer is many objects."""
 
 
 @contextmanager
@@ -118,8 +125,12 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
     return settings
 
 
-def require_no_repository(name: str, file: str, settings: Mapping[str, Any]) -> None:
-    """Raise ``ModelError`` for a field that names a repository, of which code or weights would be fetched."""
+def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
+    """Raise ``ModelError`` for a field that names a repository, of which code or weights would be fetched.
+
+    So for a number that asks for more than the memory, however small that is which it counts.
+    """
+    most = most_memory()
     pending: list[tuple[str, Any]] = [("", settings)]
     while pending:  # no recursion: settings may be nested deeper than Python calls
         field, value = pending.pop()  # text_config.attn_implementation
@@ -127,6 +138,11 @@ def require_no_repository(name: str, file: str, settings: Mapping[str, Any]) -> 
             pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
         elif isinstance(value, list):
             pending += [(field, inner) for inner in value]
+        least = next((size for counts, size in LEAST.items() if counts.search(field)), 0)
+        if most is not None and isinstance(value, int) and value * least > most:
+            raise ModelError(
+                f"the {file} of {name} asks for more than the memory, {readable(most)}: {field} is {value:,}"
+            )
         if not isinstance(value, str):
             continue
         if "implementation" in field:

@@ -452,8 +452,8 @@ def require_texts(one: ModelInput, other: ModelInput | None = None) -> None:
             if len(here) != len(there)
         )
         raise InputError(
-            f"the texts have {len(one.tokens):,} and {len(other.tokens):,} tokens{next(why, '')}; "
-            "a patch needs the same number"
+            f"the texts differ in their number of tokens, {len(one.tokens):,} and {len(other.tokens):,}"
+            f"{next(why, '')}; a patch needs the same number"
         )
 
 

@@ -42,7 +42,7 @@ OTHER = ["--with-text", "The dog sat on the mat"]
     ("asked", "count", "header"),
     [
         (["--by", "token"], 3 * 8, "kind,layer,position,token,effect,score,divergence"),
-        (["--from", "L0H1,L0H2", "--to", "L2H3:q"], 2, "kind,layer,head,effect,score,divergence"),
+        (["--head", "L0H1,L0H2", "--to", "L2H3:q"], 2, "kind,layer,head,effect,score,divergence"),
         (["--to", "logits", "--noise"], 12, "kind,layer,head,effect,score,divergence"),
         (["--fast", "--exact"], 12, "kind,layer,head,effect,score,divergence,estimate"),
     ],
@@ -67,7 +67,7 @@ def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
     assert all(each["error"] >= 0 for each in answer["heads"])
     file.write_text("The cat sat on the\tThe dog sat on the\nThe cat\tThe elephantine\n")
     failed = run("patch", "--pairs", file, "-m", "own-causal")
-    assert "pair 2: the texts have" in failed.err
+    assert "pair 2: the texts differ in their number of tokens" in failed.err
     assert "'elephantine' 4 pieces" in " ".join(failed.err.split())
 
 
@@ -85,7 +85,7 @@ def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
         (["cut", "on -> cat", TEXT, "--texts", "corpus.txt"], "only valid with --how mean"),
         (["patch", TEXT, *OTHER, "--exact"], "only valid with --fast"),
         (["patch", TEXT, *OTHER, "--to", "L1H1:q", "--what", "k"], "--to says what is patched"),
-        (["patch", TEXT, *OTHER, "--from", "L0H1"], "add --to"),
+        (["patch", TEXT, *OTHER, "--from", "L0H1", "--to", "L2H3:q"], "now named by --head"),
         (["patch", TEXT, *OTHER, "--by", "token", "--head", "L0H1"], "is of every layer"),
         (["patch", TEXT, *OTHER, "--to", "L2H3:w"], "no part 'w' of a head"),
     ],

@@ -43,21 +43,13 @@ CHATS = {
     "a number": (7, "refuses this"),
 }
 CONFIGS = {
-    "num_labels": ({"num_labels": 10**8}, f"takes longer than|{TOO_MUCH}"),
-    "four depths": (
-        {"model_type": "swinv2", "depths": [10**7] * 4, "num_heads": [1] * 4},
-        f"takes longer than|{TOO_MUCH}",
-    ),
-    "attention_types": (
-        {
-            "model_type": "gpt_neo",
-            "attention_types": [[["global", "local"], 10**9]],
-            "num_layers": 2 * 10**9,
-        },
-        f"takes longer than|{TOO_MUCH}",
-    ),
-    "layers": ({"n_layer": 10**9}, f"takes longer than|{TOO_MUCH}"),
-    "positions": ({"n_positions": 10**9}, TOO_MUCH),
+    "layers": {"n_layer": 2**31},
+    "labels": {"num_labels": 10**8},
+    "positions": {"n_positions": 10**9},
+    "words": {"vocab_size": 10**30},
+    "four depths": {"model_type": "swinv2", "depths": [10**7] * 4, "num_heads": [1] * 4},
+    "layers of an inner config": {"model_type": "llava", "text_config": {"num_hidden_layers": 10**9}},
+    "layers that are shared": {"model_type": "albert", "num_hidden_layers": 10**9},
 }
 
 
@@ -163,9 +155,28 @@ def test_a_file_with_a_chat_template_takes_no_more(file, tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_asks_for_no_more_than_the_weights_fill(name, tmp_path):
-    changes, said = CONFIGS[name]
-    require_sentence(folder(tmp_path / "model", **changes), said)
+def test_a_config_whose_numbers_exceed_the_memory_is_refused_before_anything_is_built(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+    require_sentence(folder(tmp_path / "model", **CONFIGS[name]), "asks for more than the memory")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9]], "num_layers": 2},
+        {"n_inner": 10**9},
+    ],
+    ids=["attention_types", "inner width"],
+)
+def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path):
+    require_sentence(folder(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
+
+
+def test_a_field_of_the_wrong_type_is_refused_with_the_reason(tmp_path):
+    place = folder(tmp_path / "model", initializer_range="wide")
+    require_sentence(place, "field 'initializer_range': TypeError: Field 'initializer_range' expected float")
 
 
 def test_a_config_that_is_no_file_or_no_settings_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from attnscope.cli.command import MOST_USED, TEXT, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, command, flag, option, refuse
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_heads, select
@@ -19,16 +19,9 @@ from attnscope.cli.options import (
     TableOutput,
     check_picture,
 )
+from attnscope.cli.retired import RETIRED
 from attnscope.cli.source import load_model, read_file, read_source
 from attnscope.cli.waiting import waiting
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatchSource(SecondNamed):
-    """The text; ``--from`` names heads here, as no trace has a pass to patch."""
-
-    panel = TEXT
-    saved: Path | None = option("With --to: the heads whose way there is patched; default: all.", "--from")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +48,7 @@ class PatchOptions:
 
 @command
 def patch(
-    source: PatchSource,
+    source: SecondNamed,
     asked: PatchOptions,
     cause: CauseOptions,
     attention: LayerOptions,
@@ -75,7 +68,7 @@ def patch(
 
     attnscope patch "The cat sat on the" --with-text "The dog sat on the" -m own-causal --by token
 
-    attnscope patch "The cat sat on the" --with-text "The dog sat on the" --from L0H1 --to L2H3:q
+    attnscope patch "The cat sat on the" --with-text "The dog sat on the" --head L0H1 --to L2H3:q
 
     attnscope patch --pairs pairs.tsv -m own-causal --fast --exact
     """
@@ -95,8 +88,7 @@ def patch(
         (path and asked.fast, "--to", "not valid with --fast"),
         (token and (path or asked.fast or asked.what != "output"), "--by", "token goes alone"),
         (token and written, "--head, --layer", "a map of tokens is of every layer: leave them out"),
-        (source.saved and not path, "--from", "names the heads of a path: add --to L9H9:q, or --to logits"),
-        (source.saved and cause.head is not None, "--from", "not valid with --head"),
+        (source.saved is not None, "--from", RETIRED["patch --from"]),
     ):
         refuse(wrong, name, sentence)
     from attnscope.questions.cause import of_intervention
@@ -105,12 +97,9 @@ def patch(
     from attnscope.questions.patching import patch as patch_heads
     from attnscope.questions.tracing import of_trace, trace_tokens
 
-    if source.saved is not None:
-        cause = replace(cause, head=str(source.saved))
     heads = parse_heads(cause.head, attention)
     to = None if asked.to is None else Receiver.parse(asked.to)
     check_picture(output.out, picture.cmap, one=True, signed=True)
-    given = replace(source, saved=None)
     if asked.pairs is not None:
         lines = read_pairs(read_file(asked.pairs), cause.target, cause.against)
         loaded = load_model(model, predicting=True)
@@ -120,8 +109,8 @@ def patch(
             for number, each in enumerate(lines, 1)
         ]
     else:
-        loaded, prepared = read_source(given, model).open(predicting=True)
-        another = replace(given, text=asked.with_text, file=None, line=None, keep=None)
+        loaded, prepared = read_source(source, model).open(predicting=True)
+        another = replace(source, text=asked.with_text, file=None, line=None, keep=None)
         other = read_source(another, model).prepare(loaded)
         pairs = [TextPair(prepared, other, cause.target, cause.against)]
     with waiting(f"{loaded.name} predicts with the heads of another text"):

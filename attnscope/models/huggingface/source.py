@@ -19,7 +19,7 @@ from attnscope.models.foreign import (
     CONFIGS,
     explained,
     read_config,
-    require_no_repository,
+    require_honest,
     require_plain_files,
 )
 from attnscope.network.folder import BUNDLED
@@ -246,7 +246,7 @@ class Source:
                 if file is not None:
                     settings = read_config(self.name, Path(file))
                     if not self.trust_remote_code:
-                        require_no_repository(self.name, name, settings)
+                        require_honest(self.name, name, settings)
 
 
 def _explain(name: str, error: Exception) -> str:

@@ -78,7 +78,7 @@ def attempt(arguments: Sequence[str], folder: Path | None = None, may_write: Seq
         bad = [char for char in line if unicodedata.category(char) in ("Cc", "Cs") and char != "\t"]
         assert not bad, f"{bad!r} would reach the terminal in {line!r}"
     if code == 2:
-        sentences = [line for line in told.splitlines() if line.startswith("attnscope: ")]
+        sentences = [line for line in told.splitlines() if line.startswith(("attnscope: ", '{"error"'))]
         assert sentences, f"failed without a word: {told!r}"
         assert len(sentences[-1]) < 600, f"too long to read: {sentences[-1]}"
     after = contents(folder)

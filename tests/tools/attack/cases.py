@@ -1,0 +1,569 @@
+"""The cases: each writes its files into a folder of its own, and says which command reads them."""
+
+# ruff: noqa: E501 - tables of many short values are read best in few lines
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tests.tools.attack.hostile import NUMBERS, STRANGE, TEMPLATES, damage, dump, mutate, value, word
+
+TEXT = "The cat sat on the mat because it was tired."
+OTHER = "The dog sat on the mat because it was tired."
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command, and a word on what was changed for it."""
+
+    arguments: list[str]
+    changed: str
+
+
+def make_bases(place: Path) -> None:
+    """The valid things that cases are made from: model folders, files of weights and traces."""
+    import torch
+    import transformers
+
+    from attnscope.models import load
+    from attnscope.models.keeping import keep_trace
+    from attnscope.storage.trace import write_trace
+    from tests.models import folders
+
+    folders.gpt2(place / "gpt2")
+    folders.t5(place / "t5")
+    folders.mamba(place / "mamba")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "gpt2")
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(0)
+    for name in ("Bert", "Llama", "Mistral", "GPTNeoX", "Albert", "Longformer"):
+        more = {"num_key_value_heads": 2} if name in ("Llama", "Mistral") else {}
+        more |= {"attention_window": 8} if name == "Longformer" else {}
+        config = getattr(transformers, f"{name}Config")(**sizes | more)
+        folders.save(place / name.lower(), getattr(transformers, f"{name}Model")(config), tokenizer)
+    shutil.copytree(Path(__file__).parents[3] / "attnscope" / "pretrained" / "own-causal", place / "own")
+    for name in ("gpt2", "own", "t5", "mistral"):
+        model = load(str(place / name))
+        texts = (TEXT, "It was tired.") if name == "t5" else (TEXT,)
+        write_trace(keep_trace(model, model.prepare(*texts)), place / f"{name}.trace")
+    weights = np.random.default_rng(0).random((2, 4, 6, 6), np.float32)
+    weights /= weights.sum(-1, keepdims=True)
+    np.save(place / "weights.npy", weights)
+    named = {"encoder.00": weights[0], "encoder.01": weights[1], "tokens": np.array(TEXT.split()[:6])}
+    np.savez(place / "weights.npz", **named)
+    import safetensors.numpy
+
+    safetensors.numpy.save_file(
+        {name: named[name] for name in list(named)[:2]}, place / "weights.safetensors"
+    )
+
+
+def _on_text(chance: Random, text: str, *more: str) -> list[str]:
+    """A command on a text."""
+    out = [
+        "-o",
+        f"out{chance.choice(('.svg', '.png', '.pdf', '.html', '.npz', '.json', '.csv', '.safetensors'))}",
+    ]
+    picture = ["-o", f"out{chance.choice(('.svg', '.png'))}"]
+    commands = (
+        ["show"], ["show", *out], ["show", "--head", "L0H1", *picture], ["show", "--token", "1"], ["show", "--json"],
+        ["show", "--words"], ["stats"], ["stats", "--csv"], ["stats", "--keep", "out.trace"], ["flow"], ["flow", "--json"],
+        ["show", "--hide-special", "--large"], ["stats", "--map", "entropy", *picture], ["show", "--latex"],
+        ["spans"], ["spans", "--by", "sentence", "--json"], ["export", "-o", "out", "--format", "json,csv,svg", "--heads", "0"],
+        ["compare", "--with-text", OTHER], ["logits"], ["stats", "--jsonl", "--texts"], ["loss"], ["info"],
+        ["ablate", "--layer", "0"], ["cut", "* -> -1"], ["patch", "--with-text", OTHER],
+    )  # fmt: skip
+    command = list(chance.choice(commands))
+    if command[0] == "info":
+        return ["info", *more[1:2]]
+    if command[-1] == "--texts" or command[0] == "loss":
+        Path("texts.txt").write_bytes(text.encode("utf-8", "surrogatepass") + b"\n" + TEXT.encode())
+        return [*command, "texts.txt", *more]
+    if chance.random() < 0.15:
+        command, text = (
+            ["find", f"{text} -> cat" if chance.random() < 0.5 else "cat -> The", "--text", text],
+            "",
+        )
+    elif chance.random() < 0.1:
+        command, text = ["check", "L0H1.entropy > 0.1", "--text", text], ""
+    elif chance.random() < 0.3:
+        Path("text.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
+        return [*command, *more, "--file", "text.txt"]
+    words = [*command, *more, *(["--", text] if text else [])]
+    return [_typed(each) for each in words]
+
+
+def _typed(text: str) -> str:
+    """A text as a command line can hold it: no NUL, and surrogates only for bytes that are no UTF-8."""
+    return (
+        "".join(c for c in text if c != "\0" and not ("\ud800" <= c < "\udc80" or "\udcff" < c <= "\udfff"))
+        or " "
+    )
+
+
+GPT2 = (
+    "n_layer",
+    "n_head",
+    "n_embd",
+    "vocab_size",
+    "n_positions",
+    "n_inner",
+    "num_labels",
+    "id2label",
+    "dtype",
+)
+FIELDS = (
+    *GPT2, "model_type", "architectures", "auto_map", "attn_implementation", "_attn_implementation", "_name_or_path",
+    "num_hidden_layers", "num_attention_heads", "hidden_size", "quantization_config", "rope_scaling", "rope_parameters",
+    "layer_types", "sliding_window", "is_decoder", "activation_function", "hidden_act", "initializer_range", "head_dim",
+    "tie_word_embeddings", "text_config", "torch_dtype", "num_key_value_heads", "max_position_embeddings", "kernel_config",
+)  # fmt: skip
+
+
+def model_folder(chance: Random, bases: Path) -> Case:
+    """A model's folder: settings, tokenizer, template, index or weights that lie, and files that are none."""
+    base = chance.choice(
+        ("gpt2", "gpt2", "bert", "llama", "mistral", "gptneox", "albert", "longformer", "t5", "mamba", "own")
+    )
+    folder = Path("model")
+    shutil.copytree(bases / base, folder)
+    told, more = "", []
+    way = chance.choice(
+        ("config", "config", "config", "tokenizer", "tokenizer", "template", "index", "link", "weights")
+    )
+    if way == "template":
+        template = chance.choice(TEMPLATES)
+        if chance.random() < 0.5:
+            (folder / "chat_template.jinja").write_bytes(template.encode("utf-8", "surrogatepass"))
+        else:
+            _set(
+                folder / "tokenizer_config.json",
+                chat_template=value(chance) if chance.random() < 0.3 else template,
+            )
+        more, told = ["--chat"], template[:60]
+    elif way == "index":
+        told = _index(folder, chance)
+    elif way == "link":
+        file = chance.choice(sorted(folder.iterdir()))
+        told = f"{file.name} {_replace(file, chance)}"
+    elif way == "weights":
+        file = folder / "model.safetensors"
+        content = file.read_bytes()
+        file.write_bytes(
+            _lying_safetensors(content, chance) if chance.random() < 0.7 else damage(content, chance)
+        )
+    else:
+        names = (
+            ["config.json"]
+            if way == "config"
+            else ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+        )
+        files = [folder / name for name in names if (folder / name).exists()]
+        file = chance.choice(files)
+        content = file.read_bytes()
+        if chance.random() < 0.1:
+            file.write_bytes(damage(content, chance))
+        else:
+            tree = json.loads(content)
+            told = ", ".join(mutate(tree, chance, FIELDS if way == "config" else ()))
+            file.write_bytes(dump(tree))
+    if base == "t5":
+        more += ["--second", "It was tired."] if chance.random() < 0.2 else []
+    return Case(_on_text(chance, TEXT, "-m", "model", *more), f"{base} {way}: {told}")
+
+
+def _set(file: Path, **changes: Any) -> None:
+    settings = json.loads(file.read_bytes()) if file.exists() else {}
+    file.write_bytes(dump(settings | changes))
+
+
+def _replace(file: Path, chance: Random) -> str:
+    """Put what is no file of that kind in the place of a file."""
+    if file.is_dir():
+        shutil.rmtree(file)
+    else:
+        file.unlink()
+    way = chance.choice(
+        ("zero", "loop", "folder", "pipe", "nothing", "passwd", "empty", "secret", "tty", "nested")
+    )
+    if way == "folder":
+        file.mkdir()
+    elif way == "pipe":
+        os.mkfifo(file)
+    elif way == "empty":
+        file.touch()
+    elif way == "nested":
+        file.write_text(chance.choice(("[" * 200_000, '{"a":' * 100_000 + "1" + "}" * 100_000)))
+    elif way != "nothing":
+        to = {
+            "zero": "/dev/zero",
+            "loop": file.name,
+            "passwd": "/etc/passwd",
+            "secret": "/proc/self/environ",
+            "tty": "/dev/tty",
+        }
+        file.symlink_to(to[way])
+    return way
+
+
+def _index(folder: Path, chance: Random) -> str:
+    from safetensors import safe_open
+
+    file = folder / "model.safetensors"
+    with safe_open(file, "np") as opened:
+        names = list(opened.keys())
+    if chance.random() < 0.7:
+        file.rename(folder / "part.safetensors")
+    targets = ("part.safetensors", "../../../etc/passwd", "/etc/passwd", "/dev/zero", "sub/part.safetensors", "", ".", "..", 7, None,
+               "part.safetensors\n", "nothing.safetensors", "config.json", "x" * 5000, "\x1b[2J", "part.safetensors/", [])  # fmt: skip
+    index: Any = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, "part.safetensors")}
+    told = chance.choice(targets)
+    for name in names[: chance.randint(0, 3)]:
+        index["weight_map"][name] = told
+    if chance.random() < 0.3:
+        mutate(index, chance)
+    (folder / "model.safetensors.index.json").write_bytes(dump(index))
+    return repr(told)[:60]
+
+
+DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "U16", "U8", "BOOL", "F8_E4M3", "F4", "x", "", 3, None)
+
+
+def _lying_safetensors(content: bytes, chance: Random) -> bytes:
+    """The same with a header that claims other shapes, types, places or lengths."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    for _ in range(chance.choice((1, 1, 3))):
+        name = chance.choice(list(header))
+        entry, way = header[name], chance.randrange(7)
+        if "shape" not in entry or way == 0:
+            mutate(header, chance)
+        elif way == 1:
+            entry["dtype"] = chance.choice(DTYPES)
+        elif way == 2:
+            entry["shape"] = chance.choice(
+                ([10**9, 10**9], [2**32, 2**32], [0], [], [-1], [1] * 100, [2**63], entry["shape"][::-1])
+            )
+        elif way == 3:
+            entry["data_offsets"] = chance.choice(
+                ([0, 10**12], [10, 0], [-8, 0], [0, 0], [0], [2**64, 2**65], [1.5, 2])
+            )
+        elif way == 4:
+            header[chance.choice(("../x", "\x1b[2J", "encoder.99999999", "", "x" * 10_000, "tokens"))] = entry
+        elif way == 5:
+            header["__metadata__"] = chance.choice(
+                ({"a": "b" * 10**6}, {"attnscope": "{"}, {"a": 1}, [], None, {"attnscope": "1" * 10**5})
+            )
+        else:
+            del header[name]
+        if not header:
+            break
+    made = dump(header)
+    size = (
+        len(made) if chance.random() < 0.8 else chance.choice((0, 2**63, 10**9, len(made) - 1, len(made) + 1))
+    )
+    return struct.pack("<Q", size) + made + content[8 + int.from_bytes(content[:8], "little") :]
+
+
+def _from_file(chance: Random, file: str) -> list[str]:
+    """A command that reads a file with ``--from``."""
+    picture = ["-o", f"out{chance.choice(('.svg', '.png', '.html', '.json', '.csv', '.npz'))}"]
+    commands = (
+        ["show"], ["show", *picture], ["show", "--head", "L0H1"], ["show", "--token", "0"], ["show", "--json"], ["stats"],
+        ["stats", "--csv"], ["flow"], ["find", "cat -> The"], ["find", "1 -> 0"], ["spans"], ["show", "--words"],
+        ["compare", "L0H0", "L0H1"], ["compare", "--with-trace", file], ["export", "-o", "out", "--format", "svg,json,npz"],
+        ["check", "L0H0.entropy > 0"], ["stats", "--pooled", "out.npz"], ["show", "--hide-special"], ["info"],
+        ["stats", "--sort", "entropy", "--top", "2"], ["stats", "--by-position", "entropy"], ["show", "--kind", "cross"],
+    )  # fmt: skip
+    return [*chance.choice(commands), "--from", file]
+
+
+def weights_file(chance: Random, bases: Path) -> Case:
+    """A file of weights: lying shapes and types, archives that unpack to more, damaged bytes, odd numbers."""
+    suffix = chance.choice((".npy", ".npz", ".npz", ".safetensors", ".safetensors"))
+    content, way = (bases / f"weights{suffix}").read_bytes(), chance.random()
+    told = "damaged"
+    if suffix == ".safetensors" and way < 0.6:
+        content, told = _lying_safetensors(content, chance), "lying header"
+    elif way < 0.35:
+        arrays = {
+            chance.choice(("encoder.00", "encoder.01", "cross.00", "0", "tokens", *STRANGE)): _npy(
+                chance, content
+            )
+            for _ in range(3)
+        }
+        content = next(iter(arrays.values())) if suffix == ".npy" else _zip(arrays, chance)
+        told = "lying .npy header"
+    elif way < 0.75:
+        content, told = _arrays(suffix, chance), "odd numbers"
+    else:
+        content = damage(content, chance)
+    file = f"weights{chance.choice((*[suffix] * 9, '.trace', '.npy'))}"
+    Path(file).write_bytes(content)
+    return Case(_from_file(chance, file), f"{file}: {told}")
+
+
+def _npy(chance: Random, content: bytes) -> bytes:
+    """Bytes of one array that claim any shape and any type."""
+    descr = chance.choice(
+        (
+            "<f4",
+            "<f8",
+            "<f2",
+            ">f4",
+            "|O",
+            "<U9999999",
+            "|V1000",
+            "<c8",
+            "<M8[s]",
+            "|b1",
+            "<i8",
+            "x",
+            "<f4,<f8",
+        )
+    )
+    shapes = (
+        (2, 4, 6, 6),
+        (10**9,) * 3,
+        (2**62,),
+        (0, 10**12),
+        (-1,),
+        (2, 4, 6),
+        (10**5, 10**5),
+        (1,) * 40,
+        (2**31, 6, 6),
+        (True, 4),
+    )
+    header = f"{{'descr': {descr!r}, 'fortran_order': {chance.choice((True, False, 7))}, 'shape': {chance.choice(shapes)}, }}"
+    if chance.random() < 0.15:
+        header = chance.choice(
+            (
+                "(" * 5000,
+                "__import__('os').system('true')",
+                "{" * 100,
+                "'a' * 10**9",
+                "9" * 10_000,
+                header + "x" * 60_000,
+            )
+        )
+    version = chance.choice((b"\x01\x00", b"\x01\x00", b"\x02\x00", b"\x03\x00", b"\x09\x00"))
+    length = len(header) + 1 if chance.random() < 0.9 else 2**16 - 1
+    size = struct.pack("<H" if version == b"\x01\x00" else "<I", min(length, 2**16 - 1))
+    return (
+        b"\x93NUMPY"
+        + version
+        + size
+        + header.encode()
+        + b"\n"
+        + chance.randbytes(chance.choice((0, 100, 1152, 4000)))
+    )
+
+
+def _zip(arrays: dict[str, bytes], chance: Random) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", chance.choice((0, 8, 12, 14))) as archive:
+        for name, content in arrays.items():
+            clean = name.encode("utf-8", "ignore").decode().replace("\0", "")[:60000] or "x"
+            archive.writestr(f"{clean}.npy", content + b"\0" * chance.choice((0, 0, 0, 3 * 10**8)))
+    return packed.getvalue()
+
+
+def _arrays(suffix: str, chance: Random) -> bytes:
+    """A sound file of arrays that are not attention, or nearly."""
+
+    def array() -> Any:
+        shapes = (
+            (2, 4, 6, 6),
+            (4, 6, 6),
+            (4, 6, 9),
+            (1, 1, 1),
+            (3, 1, 6, 6),
+            (6, 6),
+            (0, 6, 6),
+            (2, 4, 0, 6),
+            (300, 2, 2),
+            (1, 4, 600, 600),
+            (2,) * 8,
+        )
+        made = np.random.default_rng(chance.randrange(99)).random(chance.choice(shapes))
+        made = made / made.sum(-1, keepdims=True) if made.ndim and chance.random() < 0.7 else made * 10 - 5
+        if made.size:
+            made.flat[chance.randrange(made.size)] = chance.choice(
+                (np.nan, np.inf, -np.inf, -1, 2, 1e300, 1e-320, 0)
+            )
+        kinds = ("float32", "float32", "float16", "float64", "int8", "bool", "complex64", "uint64", "U3")
+        kind = chance.choice(kinds if suffix != ".safetensors" else kinds[:6])
+        with np.errstate(all="ignore"):
+            return (
+                np.nan_to_num(made).astype(kind) if kind in ("int8", "uint64", "bool") else made.astype(kind)
+            )
+
+    names = (
+        "encoder.00",
+        "encoder.01",
+        "encoder.131071",
+        "cross.00",
+        "decoder.07",
+        "attention_0",
+        "0",
+        "layer.3",
+        "x",
+    )
+    arrays = {chance.choice(names): array() for _ in range(chance.randint(1, 4))}
+    if suffix != ".safetensors" and chance.random() < 0.5:
+        arrays["tokens"] = np.array(
+            [word(chance).replace("\0", "")[:50] for _ in range(chance.choice((6, 6, 1, 9)))]
+        )
+    made = io.BytesIO()
+    if suffix == ".npy":
+        np.save(made, array())
+    elif suffix == ".npz":
+        np.savez(made, **arrays)
+    else:
+        from safetensors.numpy import save
+
+        return bytes(save({name: np.ascontiguousarray(each) for name, each in arrays.items()}))
+    return made.getvalue()
+
+
+def trace(chance: Random, bases: Path) -> Case:
+    """A trace of which claims, arrays or bytes were changed."""
+    from safetensors.numpy import load, save
+
+    from attnscope.storage.trace.file import KEY
+
+    base = chance.choice(("gpt2", "own", "t5", "mistral"))
+    content = (bases / f"{base}.trace").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    described, arrays, way = (
+        json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY]),
+        load(content),
+        chance.random(),
+    )
+    told = "bytes"
+    if way < 0.12:
+        content = damage(content, chance)
+    elif way < 0.2:
+        content, told = _lying_safetensors(content, chance), "header"
+    else:
+        if way < 0.75:
+            told = ", ".join(_claims(described, arrays, chance))
+        if way > 0.6:
+            name = chance.choice(list(arrays))
+            arrays[name], how = _other(arrays[name], chance)
+            told = f"{name} {how}"
+        content = save(
+            {key: np.ascontiguousarray(array) for key, array in arrays.items()}, {KEY: json.dumps(described)}
+        )
+    Path("kept.trace").write_bytes(content)
+    return Case(_from_file(chance, "kept.trace"), f"{base}: {told}")
+
+
+def _claims(described: Any, arrays: Any, chance: Random) -> list[str]:
+    """Change a description; half of the time below its calls, where it is read the most."""
+    told = []
+    for _ in range(chance.choice((1, 1, 2))):
+        part = chance.choice(
+            (described, chance.choice(described["calls"]), chance.choice(described["calls"]))
+        )
+        rows = part.get("rows")
+        if rows and chance.random() < 0.4:
+            key = chance.choice(("query", "key", "scale", "stop", "diagonal", "softcap", "sinks"))
+            rows[key] = chance.choice((*arrays, None, *NUMBERS))
+            told.append(f"rows.{key}")
+        elif chance.random() < 0.3:
+            key = chance.choice(
+                (
+                    "heads",
+                    "batch",
+                    "layer",
+                    "queries",
+                    "keys",
+                    "tokens",
+                    "offset",
+                    "window",
+                    "step",
+                    "written",
+                    "difference",
+                )
+            )
+            part[key] = chance.choice((*NUMBERS, 0, 1, 2, 3, 5))
+            told.append(key)
+        else:
+            told += mutate(part, chance)
+    return told
+
+
+def _other(array: Any, chance: Random) -> tuple[Any, str]:
+    way = chance.choice(("odd", "large", "type", "shape", "flat", "zero"))
+    if way == "odd" and array.size and array.dtype.kind == "f":
+        array = array.copy()
+        spots = slice(None) if chance.random() < 0.2 else chance.randrange(array.size)
+        array.reshape(-1)[spots] = chance.choice((np.nan, np.inf, -np.inf, 6e4, -6e4))
+    elif way == "large" and array.dtype.kind in "iu":
+        array = np.full_like(array, np.iinfo(array.dtype).max)
+    elif way == "type":
+        array = array.astype(
+            chance.choice(("float64", "float16", "int32", "uint8", "int64", "bool", "uint16"))
+        )
+    elif way == "shape":
+        array = np.concatenate([array] * 2, chance.randrange(array.ndim)) if array.ndim else array[None]
+    elif way == "flat":
+        array = array.reshape(-1)
+    else:
+        array = array * 0
+    return array, way
+
+
+def text(chance: Random, bases: Path) -> Case:
+    """Words that nobody writes, through every way in and out."""
+    texts = [word(chance)]
+    if chance.random() < 0.6:
+        texts = [TEXT[: chance.randrange(40)], *texts, TEXT[-chance.randrange(1, 40) :]]
+    said = "".join(texts)
+    more = ["--truncate", "--max-tokens", "40"]
+    name = chance.choice(("own", "gpt2", "bert"))
+    options = _on_text(chance, said, "-m", str(bases / name), *more)
+    if options[0] == "info":
+        options = [
+            "show",
+            *more,
+            "-m",
+            str(bases / name),
+            "--title",
+            _typed(said),
+            "-o",
+            "out.svg",
+            "--",
+            _typed(said),
+        ]
+    elif chance.random() < 0.15 and "-o" in options:
+        options = [
+            *options[: options.index("-o")],
+            "--title",
+            _typed(word(chance)),
+            *options[options.index("-o") :],
+        ]
+    return Case(options, f"{name}: {said[:60]!r}")
+
+
+KINDS: dict[str, tuple[Callable[[Random, Path], Case], int]] = {
+    "folder": (model_folder, 200),
+    "weights": (weights_file, 200),
+    "trace": (trace, 200),
+    "text": (text, 300),
+}
+"""What makes the cases of each kind, and how many there are where nobody says."""

@@ -111,6 +111,15 @@ def test_a_pooled_map_hides_the_cells_that_it_draws() -> None:
     ]
 
 
+def test_rows_that_stand_for_more_tokens_count_more_in_what_is_hidden() -> None:
+    values = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
+    view = heatmap(weights(values, range(3), range(2)), min_weight=0.2).fit(
+        2, 2
+    )  # two rows together, and one
+    share = (0.1 + 0.1) / 3
+    assert view.notes[-1] == f"hidden: cells below 0.2 (blank), {share:.0%} of the attention"
+
+
 def test_heads_side_by_side_tell_once_what_they_hide() -> None:
     one, other = (weights(values, TEXT, TEXT, CAUSAL) for values in (VALUES, np.eye(4)))
     row = head_row([heatmap(one, min_weight=0.25), heatmap(other, min_weight=0.25)])
@@ -210,6 +219,13 @@ def test_a_token_of_one_side_of_cross_attention_has_one_list() -> None:
     field = weights(np.full((2, 3), 1 / 3), range(2), range(3))
     assert token_view(field, query=1, key=None).looked_at_by is None
     assert token_view(field, query=None, key=2).looks_at is None
+
+
+@pytest.mark.parametrize("rows", [[[1.0]], [[3.0, 5.0], [2.0]], [[2.0, math.nan, 6.0], [math.nan] * 3]])
+def test_the_mean_of_a_layer_is_that_of_the_heads_that_have_a_number(rows: list[list[float]]) -> None:
+    known = [[value for value in row if math.isfinite(value)] for row in rows]
+    expected = [sum(row) / len(row) if row else math.nan for row in known]
+    np.testing.assert_array_equal(head_map(dict(enumerate(rows)), "entropy").means, expected)
 
 
 def test_a_head_map_pads_ragged_layers() -> None:

@@ -103,12 +103,14 @@ def test_no_weight_is_further_off_than_its_bound(weight: float) -> None:
     assert np.abs(found - near).max() > 0.5 * bounds.max()  # and it is no idle bound
 
 
-def test_weights_that_the_code_does_not_hold_are_refused() -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        Code().bytes_of(np.array([-0.1]), np.array([True]))
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        Code().bytes_of(np.array([1.5]), np.array([True]))
-    assert Code(2.0).weights_of(Code(2.0).bytes_of(np.array([2.0]), np.array([True]))) == 2
+@pytest.mark.parametrize(
+    ("top", "weight"), [(1.0, -0.1), (1.0, -0.001), (1.0, 1.001), (1.0, 1.2), (1.7, 1.71)]
+)
+def test_weights_that_the_code_does_not_hold_are_refused(top: float, weight: float) -> None:
+    with pytest.raises(ValueError, match=f"between 0 and {top:g}"):
+        Code(top).bytes_of(np.array([0.5, weight]), np.array([True, True]))
+    kept = Code(top).bytes_of(np.array([0.0, weight, top]), np.array([True, False, True]))
+    assert kept.tolist() == [0, MASKED, 254]
 
 
 def test_nothing_foreign_can_run_or_be_loaded() -> None:

@@ -97,9 +97,9 @@ def in_bands(
         return GridLayout(
             width, height, gap, 2 - height % 2 if air is None else min(air, 2 - height % 2), beside, around
         )
-    return GridLayout(
-        width, max((height + 1) // 2, min(height, 2)), gap, 1, beside, around
-    )  # a row takes a line
+    lines = max((height + 1) // 2, min(height, 2))  # a row takes a line, or several, but each as many
+    lines -= lines % max(view.size[0], 1) if lines > view.size[0] else 0
+    return GridLayout(width, lines, gap, 1, beside, around)
 
 
 def _label(view: Grid) -> int:

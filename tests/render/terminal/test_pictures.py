@@ -157,6 +157,18 @@ def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
     ]
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 7, 9, 11, 13])
+def test_in_a_pipe_every_row_of_a_thumbnail_takes_as_many_lines(count: int) -> None:
+    values = np.tril(np.ones((1, count, count)))
+    view = grid([(0, weights(values, range(count), range(count), values[0] > 0))])
+    shown = [
+        line.count("█") for line in printed(view, width=80).splitlines() if "█" in line and "%" not in line
+    ]
+    lines = {length: shown.count(length) for length in shown}
+    assert len(lines) == count
+    assert len(set(lines.values())) == 1
+
+
 def test_a_layer_without_attention_is_named_as_a_hole() -> None:
     field = weights(np.stack([np.eye(4)] * 2), range(4), range(4))
     text = printed(grid([(0, field), (2, field)]))

@@ -170,7 +170,8 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
         before, latest = latest, monotonic()
         if signum == signal.SIGINT and latest - before < TWICE:
             return  # what the first one began is being cleaned up
-        if _is_importing("torch"):
+        spec = getattr(sys.modules.get("torch"), "__spec__", None)
+        if getattr(spec, "_initializing", False):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
         pressed = True
@@ -196,11 +197,6 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
         if not pressed:
             sys.unraisablehook = hook
-
-
-def _is_importing(library: str) -> bool:
-    """Whether a library is being imported, and not imported yet."""
-    return bool(getattr(getattr(sys.modules.get(library), "__spec__", None), "_initializing", False))
 
 
 def _explain_usage(error: click.ClickException) -> str:

@@ -178,16 +178,12 @@ def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
 def dress(view: Drawable, picture: PrintedOptions) -> Drawable:
     """A view with the title that was asked for, or without title, figures or notes."""
     from attnscope.views import Heatmap
-    from attnscope.views.distances import HeadDistances
 
     changed: dict[str, Any] = {} if picture.title is None else {"title": picture.title}
     if picture.no_title:
         changed |= {"title": "", "subtitle": ""}
     if picture.no_figures:
         changed |= {"notes": ()}
-    if isinstance(view, HeadDistances):
-        plane = replace(view.plane, notes=()) if picture.no_figures else view.plane
-        return replace(view, table=replace(view.table, **changed), plane=plane)
     if isinstance(view, Heatmap) and picture.no_figures:
         changed |= {"readings": (), "subtitle": ""}
     dressed: Drawable = replace(view, **changed)

@@ -38,7 +38,7 @@ from attnscope.questions.selection import Selection, head_of
 from attnscope.questions.sentences import kind_title, name_pass, note_hidden, provenance, require_selected
 from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, plain, record, rounded
 from attnscope.views import Ranked, Ranking, View
-from attnscope.views.distances import HeadDistances, HeadPlane, distance_map
+from attnscope.views.distances import HeadDistances, distance_map
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
 
 NEAREST = 5
@@ -187,8 +187,10 @@ class Comparison:
         share = self.plane.explained_variance
         note = f"the plane's explained variance is {share:.0%}; its axes have no unit"
         layers = tuple(head.layer for head in self.heads)
-        points = HeadPlane(self.plane.points, names, layers, notes=(note,))
-        return HeadDistances(table, points)
+        return HeadDistances(
+            table, self.plane.points, names, layers, title=table.title, subtitle=table.subtitle,
+            notes=(*table.notes, note),
+        )  # fmt: skip
 
 
 def compare_all_heads(

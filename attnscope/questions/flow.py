@@ -323,10 +323,10 @@ def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None,
     """The maps of several layers, or of all, as thumbnails, with how much of each token is still itself."""
     kind, _, _ = result.map(kind, None)
     numbers = [layer for layer, _ in result.maps[kind]] if layers is None else list(layers)
-    maps = [(layer, result.map(kind, layer)[2]) for layer in numbers]
-    values = [weights.values for _, weights in maps]
-    square = maps[0][1].square
-    stacked = [(layer, replace(weights, values=weights.values[None])) for layer, weights in maps]
+    maps = [result.map(kind, layer)[2] for layer in numbers]
+    values, square = np.stack([each.values for each in maps]), maps[0].square
+    allowed = np.stack([np.broadcast_to(each.allowed, each.values.shape) for each in maps])
+    stacked = [(0, replace(maps[0], values=values, allowed=allowed))]  # each a head of one layer
     return LayerStrip(
         names=tuple(f"0-{layer}" if layer else "0" for layer in numbers),
         thumbnails=replace(grid(stacked, scale=scale), whole=False, each="a layer"),

@@ -108,32 +108,13 @@ def distance_map(
 
 
 @dataclass(frozen=True, eq=False)
-class HeadPlane(Titled):
-    """Every head as a point, and its layer; heads that do alike things lie near each other."""
+class HeadDistances(Titled):
+    """All heads compared with all others: the table, and every head as a point on a plane, with its layer.
 
+    Heads that do alike things lie near each other; the axes have no unit.
+    """
+
+    table: DistanceMap
     points: Array  # [head, 2]
     names: tuple[str, ...]
     layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class HeadDistances:
-    """All heads compared with all others: the table and the plane."""
-
-    table: DistanceMap
-    plane: HeadPlane
-
-    @property
-    def title(self) -> str:
-        """That of the table."""
-        return self.table.title
-
-    @property
-    def subtitle(self) -> str:
-        """That of the table."""
-        return self.table.subtitle
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Those of both."""
-        return (*self.table.notes, *self.plane.notes)

@@ -148,14 +148,6 @@ class Grid(Titled):
         bright = (weights > QUARTER).mean() if weights.size else 1.0
         return 1.0 if bright >= DARK else float(weights.max())
 
-    @property
-    def in_a_row(self) -> Grid:
-        """The heads of all layers as those of one."""
-        values, masked = (
-            np.concatenate([getattr(each, name) for each in self.layers]) for name in ("values", "masked")
-        )
-        return replace(self, layers=(GridLayer(0, values, masked, self.layers[0].sizes),))
-
     def fit(self, rows: int, columns: int) -> Grid:
         """The same thumbnails on at most ``rows`` × ``columns`` cells each, every cell of whole places."""
         layers = []
@@ -236,7 +228,7 @@ def _largest(layer: GridLayer) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class LayerStrip(Titled):
-    """Maps of several layers side by side: ``thumbnails`` has one a layer, ``values`` a number."""
+    """Maps of several layers side by side: ``thumbnails`` are as of one layer, ``values`` a number each."""
 
     names: tuple[str, ...]
     thumbnails: Grid

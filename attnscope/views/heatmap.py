@@ -160,7 +160,10 @@ def heatmap(
         notes = (*notes, f"{broken.sum()} weights are not numbers and are drawn as masked")
     if scale == "auto":
         scale = "head" if not signed and is_faint(weights) else "fixed"
-        notes = (*notes, _black(weights)) if scale == "head" else notes
+        if scale == "head":
+            where = "" if choosing_rows(weights.allowed).all() else WHERE
+            told = f"nearly all weights are below {FAINT}: full colour is this head's largest{where}, not 1"
+            notes = (*notes, told)
     limits = _limits(weights, scale, signed)
     notes = (*notes, *_beyond(weights.values, limits))
     view = Heatmap(weights, scale, signed, limits, readings, min_weight=min_weight)
@@ -195,12 +198,6 @@ def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: boo
     span = np.where(high > low, high - low, 1)
     found: Array = np.clip((values - low) / span, 0, 1)
     return found
-
-
-def _black(weights: Weights) -> str:
-    """What is said where "auto" has chosen."""
-    where = "" if choosing_rows(weights.allowed).all() else WHERE
-    return f"nearly all weights are below {FAINT}: full colour is this head's largest{where}, not 1"
 
 
 def _limits(weights: Weights, scale: Scale, signed: bool) -> tuple[float, float]:

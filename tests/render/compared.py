@@ -6,7 +6,7 @@ import numpy as np
 
 from attnscope.axes import Place, weights
 from attnscope.views import grid
-from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane, distance_map
+from attnscope.views.distances import DistanceMap, HeadDistances, distance_map
 from attnscope.views.grid import LayerStrip
 from attnscope.views.heads import AlignedTexts
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
@@ -27,16 +27,13 @@ def table(count: int, groups=(), **said) -> DistanceMap:
     return distance_map(distances(count), names(count), names(count), groups=groups, **said)
 
 
-def plane(count: int, seed: int = 0, heads: int = 12) -> HeadPlane:
-    points = np.random.default_rng(seed).normal(size=(count, 2))
-    layers = tuple(number // heads for number in range(count))
-    return HeadPlane(points, names(count, heads), layers, notes=("the plane shows 40%",))
-
-
 def all_heads(count: int) -> HeadDistances:
     cut = max(count // 3, 1)
     groups = [range(cut), range(cut, count)] if count > 1 else [range(count)]
-    return HeadDistances(table(count, groups, title="heads compared", notes=("two groups",)), plane(count))
+    points = np.random.default_rng(0).normal(size=(count, 2))
+    layers = tuple(number // 12 for number in range(count))
+    said = {"title": "heads compared", "notes": ("two groups",)}
+    return HeadDistances(table(count, groups, **said), points, names(count), layers, **said)
 
 
 def pair(count: int = 5, label: str = "cat") -> HeadPair:
@@ -46,10 +43,8 @@ def pair(count: int = 5, label: str = "cat") -> HeadPair:
 
 
 def strip(layers: int = 4) -> LayerStrip:
-    maps = [(number, random_head(6, seed=number)) for number in range(layers)]
-    stacked = [
-        (number, weights(head.values[None], range(6), range(6), head.allowed)) for number, head in maps
-    ]
+    maps = np.stack([random_head(6, seed=number).values for number in range(layers)])
+    stacked = [(0, weights(maps, range(6), range(6), random_head(6).allowed))]
     values = tuple(float(number) / 7 for number in range(layers))
     return LayerStrip(
         names=tuple(f"L{number}H3" for number in range(layers)),

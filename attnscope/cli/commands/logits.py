@@ -90,12 +90,9 @@ def logits(
                 lenses.append(logit_lens(loaded, prepared, prompt.target, prompt.against))
             else:
                 effects.append(direct_effects(loaded, prepared, prompt.target, prompt.against, head))
-    if many.prompts is None:
-        answer = of_lens(lenses[0]) if by_layer else of_writes(effects[0], head)
+    one = many.prompts is None
+    if by_layer:
+        answer = of_lens(lenses[0] if one else mean_lens(lenses, given.text))
     else:
-        answer = (
-            of_lens(mean_lens(lenses, given.text))
-            if by_layer
-            else of_writes(mean_writes(effects, given.text))
-        )
+        answer = of_writes(effects[0] if one else mean_writes(effects, given.text), head)
     deliver("logits", answer, output, picture)

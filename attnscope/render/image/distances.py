@@ -21,7 +21,7 @@ from attnscope.render.image.sheet import (
     paint,
     sheet,
 )
-from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
+from attnscope.views.distances import DistanceMap, HeadDistances
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def distances_figure(view: HeadDistances, style: Style) -> Figure:
         side = max((style.width - left - ROOM - BETWEEN - right) / 2, 2.4)
     drawn = sheet(view, 2 * side + ROOM + BETWEEN, side, (left, right, 0.35, 0.2))
     _draw_table(drawn.part(0, 0, side), view.table, side, side, style)
-    _draw_plane(drawn.part(side + ROOM + BETWEEN, 0, side), view.plane, side, style)
+    _draw_plane(drawn.part(side + ROOM + BETWEEN, 0, side), view, side, style)
     return drawn.figure
 
 
@@ -85,7 +85,7 @@ def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, styl
     draw_colour_bar(axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, "0, alike")])
 
 
-def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:
+def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> None:
     """A dot for each head in the colour of its layer, its name beside it, and the layers above."""
     numbers = np.array(view.layers)
     shades = np.round(numbers / max(numbers.max(), 1) * (1 - FAINTEST) * 255).astype(int)

@@ -376,7 +376,7 @@ def strip_figure(view: LayerStrip, style: Style) -> Figure:
     step = min(WIDEST, 11.0 / count)
     if style.width is not None:
         step = max((style.width - left - ROOM) / count, NARROWEST)
-    heads = view.thumbnails.in_a_row
+    heads = view.thumbnails
     picture, (tall, wide, gap) = mosaic(heads, style.cmap)
     thumbnail = step * tall / (wide + gap)
     height = thumbnail + 0.25 + LINE + AIR

@@ -332,7 +332,7 @@ def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
     room = surface.width - label
     beside = min(count, max(1, room // (NARROWEST + 1)))
     beside = -(-count // -(-count // beside))
-    heads = view.thumbnails.in_a_row
+    heads = view.thumbnails
     width = columns_of(heads, min(max(room // beside - 1, 1), WIDEST))
     shape = in_bands(heads, surface, width, half_lines(heads, width), 1)
     small = heads.fit(shape.height, width)

@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.render.image import drawing, encode, save_image
 from attnscope.render.image.distances import _beside_dots, _overlap
-from tests.render.compared import all_heads, pair, plane, strip, table
+from tests.render.compared import all_heads, pair, strip, table
 
 
 def images(figure):
@@ -20,11 +20,11 @@ def test_the_table_holds_nearness_and_the_plane_its_points():
         assert warnings == []
         assert np.allclose(images(figure)[0].get_array(), view.table.nearness())
         plane_axes = next(axes for axes in figure.axes if len(axes.texts) > 20 and axes.collections)
-        assert np.allclose(plane_axes.collections[0].get_offsets(), view.plane.points)
-        assert {text.get_text() for text in plane_axes.texts} >= set(view.plane.names)
+        assert np.allclose(plane_axes.collections[0].get_offsets(), view.points)
+        assert {text.get_text() for text in plane_axes.texts} >= set(view.names)
         low, high = plane_axes.get_xlim()
-        assert low < view.plane.points[:, 0].min()
-        assert view.plane.points[:, 0].max() < high
+        assert low < view.points[:, 0].min()
+        assert view.points[:, 0].max() < high
 
 
 def test_groups_have_frames():
@@ -34,7 +34,7 @@ def test_groups_have_frames():
 
 
 def test_names_stand_apart_where_there_is_room():
-    view = plane(24)
+    view = all_heads(24)
     at = (view.points - view.points.min(0)) * 70
     places = _beside_dots(at, view.names, 6.0)
     boxes = []

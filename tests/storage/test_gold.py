@@ -160,7 +160,10 @@ def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fau
         ('{"text": "", "pairs": []}', "missing or empty"),
         ('{"text": "\\ud800", "pairs": []}', "half a character"),
         ('{"text": "a cat", "pairs": [[0]]}', "a pair is"),
-        ('{"text": "a cat", "pairs": [[0, 2]]}', "2 is no place in its text"),
+        (
+            '{"text": "a cat", "pairs": [[0, 2]]}',
+            "2 is no place in its text: name one of the words 0 to 1, or",
+        ),
         ('{"text": "a cat", "pairs": [[0, true]]}', "true is no place"),
         ('{"text": "a cat", "pairs": [[0, [1, 2]]]}', "[1, 2] is no place"),
         ('{"text": "a cat", "pairs": [[0, [3, 99]]]}', "[3, 99] is no place"),

@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, REQUIRED, argument, command, option
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import (
-    PICTURES,
-    ModelOptions,
-    PrintedOptions,
-    TableOutput,
-    check_picture,
-)
 from attnscope.cli.source import load_model, read_file
 from attnscope.cli.waiting import waiting
 
@@ -41,9 +35,9 @@ class PairsOptions:
 def circuit(
     asked: PairsOptions,
     score: ScoreOptions,
-    output: TableOutput,
-    picture: PrintedOptions,
-    model: ModelOptions,
+    output: options.TableOutput,
+    picture: options.PrintedOptions,
+    model: options.ModelOptions,
 ) -> None:
     """Find the smallest circuit that a prediction needs.
 
@@ -63,7 +57,7 @@ def circuit(
     from attnscope.questions.circuit import find_circuit, of_circuit, read_pairs
     from attnscope.questions.head import one_head
 
-    check_picture(output.out, picture.cmap, signed=True, suffixes=(*PICTURES, ".html"))
+    options.check_picture(output.out, picture.cmap, signed=True, suffixes=(*options.PICTURES, ".html"))
     pairs = read_pairs(read_file(asked.pairs), score.target, score.against)
     loaded = load_model(model, predicting=True)
     with waiting(f"{loaded.title} · {len(pairs):,} pairs"):

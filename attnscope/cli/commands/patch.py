@@ -7,18 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, command, flag, option, refuse
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_heads, select
-from attnscope.cli.options import (
-    LayerOptions,
-    ModelOptions,
-    PrintedOptions,
-    SecondNamed,
-    TableOutput,
-    check_picture,
-)
 from attnscope.cli.retired import RETIRED
 from attnscope.cli.source import load_model, read_file, read_source
 from attnscope.cli.waiting import waiting
@@ -48,13 +41,13 @@ class PatchOptions:
 
 @command
 def patch(
-    source: SecondNamed,
+    source: options.SecondNamed,
     asked: PatchOptions,
     cause: CauseOptions,
-    attention: LayerOptions,
-    output: TableOutput,
-    picture: PrintedOptions,
-    model: ModelOptions,
+    attention: options.LayerOptions,
+    output: options.TableOutput,
+    picture: options.PrintedOptions,
+    model: options.ModelOptions,
 ) -> None:
     """Activation patching: which heads restore a prediction?
 
@@ -73,7 +66,7 @@ def patch(
     attnscope patch --pairs pairs.tsv -m own-causal --fast --exact
     """
     path, many, token = asked.to is not None, asked.pairs is not None, asked.by == "token"
-    written = cause.head is not None or attention != LayerOptions()
+    written = cause.head is not None or attention != options.LayerOptions()
     for wrong, name, sentence in (
         (
             many and (asked.with_text or source.names_one),
@@ -99,7 +92,7 @@ def patch(
 
     heads = parse_heads(cause.head, attention)
     to = None if asked.to is None else Receiver.parse(asked.to)
-    check_picture(output.out, picture.cmap, one=True, signed=True)
+    options.check_picture(output.out, picture.cmap, one=True, signed=True)
     if asked.pairs is not None:
         lines = read_pairs(read_file(asked.pairs), cause.target, cause.against)
         loaded = load_model(model, predicting=True)

@@ -370,3 +370,28 @@ def most_on_way(weights: Array) -> Array:
         best = along + np.maximum.accumulate(enter - before, -1)
     last: Array = best[..., -1]
     return last
+
+
+def likeliest_states(scores: Array, ids: Sequence[int], blank: int) -> Array | None:
+    """The likeliest way of CTC through all letters of a text.  [frame, letter] -> [frame]
+
+    State ``2 i + 1`` is letter ``i``, states between them are blanks: one may be left out where two letters
+    differ (Graves et al. 2006). ``None`` where there are too few frames for the letters.
+    """
+    letters = np.full(2 * len(ids) + 1, blank)
+    letters[1::2] = ids
+    over = np.zeros(len(letters), bool)  # states that are entered from the one before the last one, too
+    over[3::2] = letters[3::2] != letters[1:-2:2]
+    best = np.full(len(letters), -np.inf)
+    best[:2] = scores[0, letters[:2]]
+    came = np.zeros((len(scores), len(letters)), np.int8)
+    for frame in range(1, len(scores)):
+        ways = np.full((3, len(letters)), -np.inf)
+        ways[0], ways[1, 1:], ways[2, 2:] = best, best[:-1], np.where(over[2:], best[:-2], -np.inf)
+        came[frame] = ways.argmax(0)
+        best = ways.max(0) + scores[frame, letters]
+    path = np.zeros(len(scores), np.int64)
+    path[-1] = len(letters) - 2 + best[-2:].argmax()
+    for frame in range(len(scores) - 1, 0, -1):
+        path[frame - 1] = path[frame] - came[frame, path[frame]]
+    return path if np.isfinite(best[-2:].max()) else None

@@ -54,11 +54,13 @@ class SoundPart(NamedTuple):
 class Letters:
     """What a CTC head reads in a sound: the likeliest token of each of its frames, of ``seconds`` each.
 
-    ``blank`` is the token that says nothing, ``read`` is how the others read, ``boundary`` stands between
-    words if it is not ``None``, and those in ``begin`` begin a word.
+    ``scores`` are the logarithms of the probabilities of all tokens in each frame. ``blank`` is the token
+    that says nothing, ``read`` is how the others read, ``boundary`` stands between words if it is not
+    ``None``, and those in ``begin`` begin a word.
     """
 
     ids: Array  # [frame of the head]
+    scores: Array  # [frame of the head, token]
     seconds: float
     blank: int
     read: Mapping[int, str]

@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from attnscope.attention import Head, Site, Token
 from attnscope.axes import Array
 from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.observers.rows import Rows, Sample
-from attnscope.comparison import first_columns, most_on_way
+from attnscope.comparison import first_columns, likeliest_states, most_on_way
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.sounds import SpeechModel
@@ -41,6 +42,16 @@ WIDEST = 99
 
 Begin = Annotated[float, Meaning("when it begins, in seconds")]
 End = Annotated[float, Meaning("when it ends")]
+Confidence = Annotated[
+    float | None,
+    Meaning("the model's mean probability of its tokens, or of its letters' frames; null if unknown"),
+]
+
+PAUSE = 0.1
+"""Seconds of quiet at the edge of a word that are a pause, and no part of it."""
+
+QUIET = 0.25
+"""What lies this far between the 5 % of frames that are faintest and the 5 % that are loudest is quiet."""
 
 
 @record("a token")
@@ -51,6 +62,7 @@ class SpokenToken:
     token: Annotated[Token, Parts(text="as a person reads it", id="its number in the vocabulary")]
     begin: Begin
     end: End
+    confidence: Confidence = None
 
 
 @record("a word")
@@ -61,6 +73,7 @@ class SpokenWord:
     text: Annotated[str, Meaning("the word, with the punctuation at it")]
     begin: Begin
     end: End
+    confidence: Confidence = None
 
 
 @record("when each word is said")
@@ -196,10 +209,39 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     frames = first_columns(-smooth.astype("float64"))
     times = [round(heard.begin + int(frame) * heard.seconds, 6) for frame in frames]
     spoken = spoken_tokens(prepared)[result.first + 1 :]
-    tokens = tuple(map(SpokenToken, spoken, times, times[1:]))  # a row looks for the token after its own
-    words = join_words(tokens, speech.reader.vocabulary)
+    sure = _probabilities(speech, prepared, result.first)
+    tokens = tuple(map(SpokenToken, spoken, times, times[1:], sure))  # a row looks for the token after it
+    words = _without_pauses(join_words(tokens, speech.reader.vocabulary), heard)
     spoken_text = _spoken_text(model, prepared, tokens, words, result.heads, way)
     return replace(spoken_text, picture=_draw(spoken_text, heard, smooth[:-1], frames))
+
+
+def _probabilities(speech: SpeechModel, prepared: ModelInput, first: int) -> list[float | None]:
+    """How likely the model finds each token that is said; ``None`` without its output head."""
+    ids = torch.tensor([token.id for token in spoken_tokens(prepared)[first + 1 :]])
+    if speech.writer is None:
+        return [None] * len(ids)
+    at = torch.arange(first, first + len(ids))
+    with torch.inference_mode(), speech.threads(prepared):
+        shares = speech.logits(prepared, torch.zeros_like(at), at).float().softmax(-1).cpu()
+    return [*shares.gather(-1, ids[:, None])[:, 0].tolist()]
+
+
+def _without_pauses(words: tuple[SpokenWord, ...], heard: Heard) -> tuple[SpokenWord, ...]:
+    """The words without the pauses at their edges, by how loud the sound is: a path of tokens has no gaps."""
+    if heard.bands is None:
+        return words
+    loud = loudness(heard.bands[:, : heard.frames]).max(0)
+    low, high = np.quantile(loud, (0.05, 0.95))
+    times = heard.begin + np.flatnonzero(loud > low + QUIET * (high - low)) * heard.seconds
+    cut = []
+    for word in words:
+        inside = times[(times > word.begin - heard.seconds / 2) & (times < word.end - heard.seconds / 2)]
+        begin, end = (inside[0], inside[-1] + heard.seconds) if len(inside) else (word.begin, word.end)
+        begin = begin if begin - word.begin >= PAUSE else word.begin
+        end = end if word.end - end >= PAUSE else word.end
+        cut.append(replace(word, begin=round(float(begin), 6), end=round(float(end), 6)))
+    return tuple(cut)
 
 
 def _spoken_text(
@@ -280,34 +322,46 @@ def reads_letters(prepared: ModelInput) -> bool:
     return prepared.heard is not None and prepared.heard.letters is not None
 
 
-def align_letters(model: Model, prepared: ModelInput) -> SpokenText:
+def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -> SpokenText:
     """When each word is said that the CTC head reads: from its first letter's first frame to its last's end.
 
-    Repeated letters are one, and blanks none, as transformers decodes it. Raises ``InputError`` where the
-    head reads nothing.
+    Repeated letters are one, and blanks none, as transformers decodes it. Of a ``text``, the letters lie
+    where the head finds them likeliest in this order. Raises ``InputError`` where the head reads nothing, or
+    where the sound is too short for the text.
     """
     heard = prepared.heard
     assert heard is not None
     letters = heard.letters
     assert letters is not None
+    count = round(heard.frames * heard.seconds / letters.seconds)
+    scores, path = letters.scores[:count], letters.ids[:count]
+    ids, way = None, "the letters of the CTC head, frame by frame"
+    if text is not None:
+        assert isinstance(model, SpeechModel)
+        letters = model.spell_said(text, letters)
+        ids, way = letters.ids.tolist(), "the likeliest way of the CTC head through the letters of the text"
+        states = likeliest_states(scores, ids, letters.blank)
+        if states is None:
+            raise InputError(f"{len(ids):,} letters do not fit into the {count:,} frames that are heard")
+        path = states
     tokens, at = [], 0
-    for id_, frames in groupby(letters.ids[: round(heard.frames * heard.seconds / letters.seconds)].tolist()):
+    for state, frames in groupby(path.tolist()):
         begin, at = at, at + len(list(frames))
+        id_ = state if ids is None else ids[state // 2] if state % 2 else letters.blank
         if id_ != letters.blank:
-            times = (round(heard.begin + edge * letters.seconds, 6) for edge in (begin, at))
-            tokens.append(SpokenToken(Token(letters.read[id_], id_), *times))
+            first, last = (round(heard.begin + edge * letters.seconds, 6) for edge in (begin, at))
+            sure = float(np.exp(scores[begin:at, id_]).mean())
+            tokens.append(SpokenToken(Token(letters.read[id_], id_), first, last, sure))
     pieces, apart = [], True
     for one in tokens:
         if one.token.id != letters.boundary:
             begins = apart or one.token.id in letters.begin or is_wide(one.token.text)
-            pieces.append((one.token.text, begins, one.begin, one.end))
+            pieces.append((one.token.text, begins, [one]))
         apart = one.token.id == letters.boundary
     words = _join(pieces)
     if not words:
         raise InputError(f"nothing is said, as {model.name} hears it: its CTC head reads no letter")
-    return _spoken_text(
-        model, prepared, tuple(tokens), words, (), "the letters of the CTC head, frame by frame"
-    )
+    return _spoken_text(model, prepared, tuple(tokens), words, (), way)
 
 
 # words
@@ -326,20 +380,29 @@ def join_words(tokens: Sequence[SpokenToken], vocabulary: Vocabulary) -> tuple[S
             continue
         spelled = vocabulary.spell([waiting[0].token.id])[0] or ""
         begins = text[:1].isspace() or spelled.startswith(MARK) or is_wide(text)
-        pieces.append((text, begins, waiting[0].begin, waiting[-1].end))
+        pieces.append((text, begins, waiting))
         waiting = []
     return _join(pieces)
 
 
-def _join(pieces: Sequence[tuple[str, bool, float, float]]) -> tuple[SpokenWord, ...]:
-    """The words of pieces: their text, whether they begin a word, and their times."""
-    words: list[SpokenWord] = []
-    for text, begins, begin, end in pieces:
+def _join(pieces: Sequence[tuple[str, bool, list[SpokenToken]]]) -> tuple[SpokenWord, ...]:
+    """The words of pieces: their text, whether they begin a word, and their tokens."""
+    words: list[tuple[str, list[SpokenToken]]] = []
+    for text, begins, tokens in pieces:
         if begins or not words:
-            words.append(SpokenWord(text, begin, end))
+            words.append((text, [*tokens]))
         else:
-            words[-1] = SpokenWord(words[-1].text + text, words[-1].begin, end)
-    return tuple(replace(word, text=word.text.strip()) for word in words if word.text.strip())
+            words[-1] = words[-1][0] + text, words[-1][1] + tokens
+    return tuple(
+        SpokenWord(text.strip(), tokens[0].begin, tokens[-1].end, _mean([one.confidence for one in tokens]))
+        for text, tokens in words
+        if text.strip()
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def is_wide(text: str) -> bool:

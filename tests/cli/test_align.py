@@ -31,7 +31,7 @@ def test_each_word_has_a_line_with_its_times(run, whisper, tone, answer):
     assert (ran.code, ran.err) == (0, "")
     assert "6 words in 1.30 seconds" in ran.out
     assert "by the alignment heads that the model names: L0H1, L1H0" in ran.out
-    lines = re.findall(r"^ +(\d+\.\d\d) +(\d+\.\d\d)  (\S+)", ran.out, re.M)
+    lines = re.findall(r"^ +(\d+\.\d\d) +(\d+\.\d\d) +\d+% +(\S+)", ran.out, re.M)
     assert [line[2] for line in lines] == TEXT.split()
     assert [line[:2] for line in lines] == [
         (f"{word['begin']:.2f}", f"{word['end']:.2f}") for word in answer["words"]

@@ -40,3 +40,11 @@ def test_align_prints_what_the_letters_say(run, folder, noise):
     assert answer["heads"] == []
     assert " --> " in run("align", noise, "-m", folder, "--format", "srt").out
     assert "aligns no words by its heads" in run("align", noise, "-m", folder, "--rank").err
+
+
+def test_align_finds_a_given_text_and_says_how_sure_it_is(run, folder, noise):
+    ran = run("align", noise, "ah ha", "-m", folder)
+    assert (ran.code, ran.err) == (0, "")
+    assert re.findall(r"% +(\w+)", ran.out) == ["ah", "ha"]
+    assert "the likeliest way of the CTC head through the letters of the text" in ran.out
+    assert "no letters for 'xyz'" in run("align", noise, "xyz", "-m", folder).err

@@ -1,11 +1,15 @@
 """What CTC heads read, in the names of frames and as words with their times, against transformers' own."""
 
+import itertools
+
+import numpy as np
 import pytest
 import soundfile
 import torch
 import transformers
 
 from attnscope.axes import join_places, places
+from attnscope.comparison import likeliest_states
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import SoundPart
@@ -134,3 +138,45 @@ def test_without_a_vocabulary_frames_have_their_times_and_a_note_says_why(tmp_pa
     prepared = load(speech.encoder(tmp_path, "wav2vec2")).prepare_audio(noise)
     assert prepared.tokens[1].text == "0.02 s"
     assert prepared.notes == ("no letters: the CTC head has no vocabulary here",)
+
+
+def ways(frames, ids, blank):
+    """Every way of CTC through some letters, letter by letter and frame by frame."""
+    for way in itertools.product(range(-1, len(ids)), repeat=frames):  # -1: a blank
+        said = [state for state, _ in itertools.groupby(way) if state >= 0]
+        letters = [blank if state < 0 else ids[state] for state in way]
+        read = [id_ for id_, _ in itertools.groupby(letters) if id_ != blank]
+        if said == list(range(len(ids))) and read == list(ids):
+            yield [2 * state + 1 if state >= 0 else -1 for state in way], letters
+
+
+@pytest.mark.parametrize("ids", [(1,), (1, 2), (1, 1), (2, 1, 1), (1, 2, 1)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_is_aligned_as_the_best_of_all_ways(ids, seed):
+    scores = np.log(np.random.default_rng(seed).dirichlet(np.ones(3), 6))
+    best, _ = max(ways(6, ids, 0), key=lambda way: sum(scores[at, id_] for at, id_ in enumerate(way[1])))
+    found = likeliest_states(scores, ids, 0)
+    assert [state if state % 2 else -1 for state in found] == best
+
+
+def test_letters_that_do_not_fit_have_no_way():
+    scores = np.log(np.full((3, 3), 1 / 3))
+    assert likeliest_states(scores, (1, 1), 0).tolist() == [1, 2, 3]
+    assert likeliest_states(scores, (1, 1, 2), 0) is None
+
+
+def test_a_given_text_has_its_words_in_order_wherever_the_head_finds_them(folder, noise):
+    model = load(folder)
+    prepared = model.prepare_audio(noise)
+    found = align_letters(model, prepared, "ah, ha aha.")
+    assert [word.text for word in found.words] == ["ah", "ha", "aha"]
+    assert all(0 <= word.confidence <= 1 for word in found.words)
+    shares = np.exp(prepared.heard.letters.scores)
+    for one in found.tokens:
+        frames = slice(round(one.begin / 0.02), round(one.end / 0.02))
+        assert one.confidence == pytest.approx(shares[frames, one.token.id].mean(), rel=1e-5)
+    assert all(one.end <= later.begin for one, later in itertools.pairwise(found.tokens))
+    with pytest.raises(InputError, match="no letters for 'xyz'"):
+        align_letters(model, prepared, "xyz")
+    with pytest.raises(InputError, match="do not fit into the"):
+        align_letters(model, prepared, "aha" * 100)

@@ -245,3 +245,37 @@ def test_bytes_of_one_letter_are_one_word():
         return bytes(letters[id_] for id_ in ids).decode("utf-8", "replace")
 
     assert words_of("x", "y", "z", decode=decode) == [("é", 0, 3)]
+
+
+def test_a_pause_is_no_part_of_a_word(planted, tmp_path):
+    """The path of the tokens has no gaps; the sound begins at 0.15 s, and pauses in the last word's end."""
+    samples = 0.1 * np.random.default_rng(0).standard_normal(32000)
+    for begin, end in ((0.0, 0.15), (0.68, 0.90)):
+        samples[round(begin * 16000) : round(end * 16000)] = 0
+    soundfile.write(tmp_path / "a.wav", samples, 16000)
+    model = load(planted, generative=True)
+    seen = align_words(model, model.prepare_audio(tmp_path / "a.wav", LONG), [Head(1, 1)])
+    assert [one.end for one in seen.tokens][:-1] == [one.begin for one in seen.tokens][1:]
+    first, *others, last = seen.words
+    assert (first.begin, last.end) == (pytest.approx(0.15, abs=0.03), pytest.approx(0.70, abs=0.04))
+    assert seen.tokens[0].begin < 0.05
+    assert seen.tokens[-1].end > 0.8
+    times = {one.begin for one in seen.tokens} | {one.end for one in seen.tokens}
+    assert {edge for word in others for edge in (word.begin, word.end)} <= times
+
+
+def test_a_word_is_as_sure_as_the_model_finds_its_tokens_likely(folder, tone):
+    model = load(folder, generative=True)
+    prepared = model.prepare_audio(tone, LONG)
+    seen = align_words(model, prepared)
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        shares = theirs(**prepared.inputs).logits[0].softmax(-1)
+    ids = prepared.inputs["decoder_input_ids"][0].tolist()
+    start = len(ids) - len(seen.tokens)
+    expected = [float(shares[at - 1, ids[at]]) for at in range(start, len(ids))]
+    assert [one.confidence for one in seen.tokens] == pytest.approx(expected, rel=1e-4)
+    spelled = model.reader.vocabulary.spell(ids[start:])
+    starts = [at for at, text in enumerate(spelled) if text.startswith("Ġ")]
+    groups = [expected[start:end] for start, end in itertools.pairwise([*starts, len(expected)])]
+    assert [word.confidence for word in seen.words] == pytest.approx(list(map(np.mean, groups)), rel=1e-4)

@@ -70,7 +70,9 @@ def align(
     """Print when each word of a recording is said, by cross attention.
 
     The attention of heads that follow the sound is smoothed, averaged, and followed by dynamic time warping,
-    as transformers does it for Whisper. A model with a CTC head says it itself, by the letters of its frames.
+    as transformers does it for Whisper; pauses of a tenth of a second are no part of words. A model with a
+    CTC head says it itself, by the letters of its frames; a given text lies where that head finds its letters
+    likeliest. The percentage is the mean probability of a word's tokens, or of its letters' frames.
     Needs soundfile: pip install 'attnscope[audio]'.
 
     Examples:
@@ -84,6 +86,8 @@ def align(
     attnscope align speech.wav -m my-whisper --rank
 
     attnscope align speech.wav -m facebook/wav2vec2-base-960h
+
+    attnscope align speech.wav "The cat sat on the mat." -m facebook/wav2vec2-base-960h
     """
     heads = _heads(asked.heads)
     table = output.format == "table"
@@ -116,13 +120,18 @@ def align(
         write = partial(_write, loaded, asked)
         result = study.align_windows(loaded, asked.sound, write, heads, part)
     else:
-        prepared = loaded.prepare_audio(asked.sound, text, part)
+        written = (
+            text if getattr(loaded, "encoder_decoder", True) else None
+        )  # a CTC head reads no text, but can look for one
+        prepared = loaded.prepare_audio(asked.sound, written, part)
+        if text is not None and written is None and not study.reads_letters(prepared):
+            raise InputError(f"{loaded.name} has neither a decoder that reads the text nor a CTC head")
         prepared = prepared if given else _write(loaded, asked, prepared)
         with reading(loaded, prepared):
             if asked.rank:
                 result = study.rank_monotone(loaded, prepared)
             elif study.reads_letters(prepared) and not heads:
-                result = study.align_letters(loaded, prepared)
+                result = study.align_letters(loaded, prepared, text)
             else:
                 result = study.align_words(loaded, prepared, heads)
     if isinstance(result, study.MonotoneHeads):
@@ -187,7 +196,8 @@ def _print_words(result: SpokenText) -> None:
     print_view(Table(title=title, subtitle=by), console)
     print()
     for word in result.words:
-        text = f"{word.begin:7.2f} {word.end:7.2f}  {visible(word.text):<{longest}}  "
+        sure = "   –  " if word.confidence is None else f"{word.confidence:5.0%} "
+        text = f"{word.begin:7.2f} {word.end:7.2f} {sure} {visible(word.text):<{longest}}  "
         width, length = console.width - len(text), result.seconds - result.begin
         first, last = (round((edge - result.begin) * width / length) for edge in (word.begin, word.end))
         bar = "━" * max(1, last - first) if width >= NARROWEST else ""

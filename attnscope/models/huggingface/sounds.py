@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -199,8 +200,8 @@ def is_ctc(config: Any) -> bool:
     return made is not None and made.__name__ in (config.architectures or ())
 
 
-def spell_letters(ids: Array, seconds: float, tokenizer: Any) -> Letters | None:
-    """What is heard in each frame of ``seconds``; ``None`` where the folder has no token for nothing."""
+def spell_letters(ids: Array, scores: Array, seconds: float, tokenizer: Any) -> Letters | None:
+    """Tokens that are heard in frames of ``seconds``, or said; ``None`` where no token stands for nothing."""
     blank = getattr(tokenizer, "pad_token_id", None)  # that is the blank of transformers' CTC tokenizers
     if not isinstance(blank, int):
         return None
@@ -209,7 +210,7 @@ def spell_letters(ids: Array, seconds: float, tokenizer: Any) -> Letters | None:
     begin = frozenset(id_ for id_, spelling in spellings if (spelling or "").startswith(BEGINS))
     read = {token.id: token.text for token in tokens_of_ids(tokenizer, heard, ())}
     boundary = getattr(tokenizer, "word_delimiter_token_id", None)
-    return Letters(ids, seconds, blank, read, boundary if isinstance(boundary, int) else None, begin)
+    return Letters(ids, scores, seconds, blank, read, boundary if isinstance(boundary, int) else None, begin)
 
 
 def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]:
@@ -289,15 +290,30 @@ class SpeechModel(HuggingFaceModel):
         prepared = ModelInput(inputs, axes, tokens, notes, settings, heard=known, entry=self.entry)
         return self._read_letters(prepared, known) if is_ctc(self.module.config) else prepared
 
+    def spell_said(self, text: str, letters: Letters) -> Letters:
+        """A text as the CTC head would write it, for its frames. Raises ``InputError`` for what it cannot."""
+        tokenizer = self.reader.tokenizer
+        plain = " ".join("".join(each for each in text if each.isalnum() or each in " '").split())
+        for said in (
+            each for whole in (text.strip(), plain) for each in (whole, whole.upper(), whole.lower())
+        ):
+            ids = tokenizer(said, add_special_tokens=False).input_ids
+            if ids and tokenizer.unk_token_id not in ids:
+                spelled = spell_letters(numpy.array(ids), letters.scores, letters.seconds, tokenizer)
+                assert spelled is not None
+                return spelled
+        raise InputError(f"the CTC head of {self.name} has no letters for {plain or text!r}")
+
     def _read_letters(self, prepared: ModelInput, heard: Heard) -> ModelInput:
         """The same with what the CTC head reads at each frame in the names of the frames: one pass."""
         if self.reader.tokenizer is None or self.writer is None:
             lacks = "vocabulary" if self.writer is not None else "weights"
             return replace(prepared, notes=(*prepared.notes, f"no letters: the CTC head has no {lacks} here"))
         with torch.inference_mode(), self.threads(prepared), self._quoting(prepared):
-            ids = self.writer(**prepared.inputs).logits[0].argmax(-1).cpu().numpy()
+            logits = self.writer(**prepared.inputs).logits[0].cpu()
+        ids, scores = logits.argmax(-1).numpy(), logits.float().log_softmax(-1).numpy()
         each = len(ids) // len(prepared.tokens)
-        letters = spell_letters(ids, heard.seconds / each, self.reader.tokenizer) if each else None
+        letters = spell_letters(ids, scores, heard.seconds / each, self.reader.tokenizer) if each else None
         if letters is None:
             why = "its vocabulary has no blank" if each else "its frames are longer than those of the encoder"
             return replace(prepared, notes=(*prepared.notes, f"no letters of the CTC head: {why}"))

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+MARKS = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
+]
+"""Of a file whose tests need a browser."""
 
 ACTING = {"Tab": 9, " ": 32}
 """Keys that do something in any page, and their numbers."""
@@ -63,6 +71,13 @@ class Browser:
             self._unread += part
         line, self._unread = self._unread.split(b"\0", 1)
         return json.loads(line)
+
+    def open_anew(self, path: Path, width: int, height: int) -> None:
+        """Load a page freshly in a light window."""
+        self.size(width, height)
+        self.dark(False)
+        self.send("Page.navigate", url="about:blank")
+        self.open(path)
 
     def size(self, width: int, height: int, scale: float = 1, mobile: bool = False) -> None:
         self.send(

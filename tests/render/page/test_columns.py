@@ -9,13 +9,10 @@ from attnscope.attention import Token
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
 from attnscope.render.page.page import Code, page
-from tests.render.page.browser import CHROMIUM
+from tests.render.page.browser import MARKS
 from tests.render.screen import random_head
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
-]
+pytestmark = MARKS
 
 WORDS = ("[CLS]", "the", "cat", "[SEP]", "it", "sat", "here", "[SEP]")
 COUNT, SECOND, HEADS = len(WORDS), 4, 5
@@ -46,10 +43,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def opened(chromium, path):
-    chromium.size(1400, 900)
-    chromium.dark(False)
-    chromium.send("Page.navigate", url="about:blank")
-    chromium.open(path)
+    chromium.open_anew(path, 1400, 900)
     yield chromium
     assert chromium.troubles == []
 

@@ -15,13 +15,10 @@ from attnscope.axes import weights
 from attnscope.render.colour import steps, table
 from attnscope.render.page.page import Code, page
 from attnscope.views import Described, Measured
-from tests.render.page.browser import CHROMIUM
+from tests.render.page.browser import MARKS
 from tests.render.screen import random_head, tokens
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
-]
+pytestmark = MARKS
 
 COUNT = 8
 TEXT = tokens("the", "<b>cat</b>", "</text>", "猫", "مرحبا", "sat", "\n", "🐱")
@@ -59,10 +56,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def opened(chromium, path):
-    chromium.size(1400, 900)
-    chromium.dark(False)
-    chromium.send("Page.navigate", url="about:blank")
-    chromium.open(path)
+    chromium.open_anew(path, 1400, 900)
     yield chromium
     assert chromium.troubles == []
 

@@ -13,13 +13,10 @@ from matplotlib.image import imread
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
 from attnscope.render.page.page import UP, Code, pack, page
-from tests.render.page.browser import CHROMIUM
+from tests.render.page.browser import MARKS
 from tests.render.screen import random_head, tokens
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
-]
+pytestmark = MARKS
 
 COUNT = 8
 TEXT = tokens("the", "<b>cat</b>", "$x$", "猫", "مرحبا", "sat", "\n", "🐱")
@@ -53,10 +50,7 @@ def path(tmp_path_factory):
 @pytest.fixture
 def opened(chromium, path):
     """The page, freshly loaded in a wide light window; nothing may go wrong in it during a test."""
-    chromium.size(1300, 900)
-    chromium.dark(False)
-    chromium.send("Page.navigate", url="about:blank")
-    chromium.open(path)
+    chromium.open_anew(path, 1300, 900)
     yield chromium
     assert chromium.troubles == []
 

@@ -17,12 +17,8 @@ from attnscope.axes import HEARD, PICTURED, places, weights
 from attnscope.render.page.page import LOSSLESS, SIDE, data_uri
 from attnscope.render.page.page import page as html_page
 from attnscope.views.token import Scene, SceneRegion
-from tests.render.page.browser import CHROMIUM
+from tests.render.page.browser import MARKS
 
-browsed = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
-]
 PATCHES = [Token(f"image 1 · {n // 2},{n % 2}", PICTURED + n) for n in range(4)]
 QUARTERS = {
     PICTURED + n: SceneRegion((n % 2) / 2, (n // 2) / 2, (n % 2 + 1) / 2, (n // 2 + 1) / 2) for n in range(4)
@@ -99,7 +95,7 @@ def click_word(page, text: str) -> None:
 
 @pytest.mark.browser
 class TestPage:
-    pytestmark = browsed
+    pytestmark = MARKS
 
     def test_a_word_that_is_clicked_lights_what_it_looks_at(self, opened):
         page = opened("text")

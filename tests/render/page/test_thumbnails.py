@@ -10,13 +10,10 @@ from attnscope.axes import shrink, weights
 from attnscope.render.colour import steps, table
 from attnscope.render.page.page import Code
 from attnscope.render.page.page import page as html_page
-from tests.render.page.browser import CHROMIUM
+from tests.render.page.browser import MARKS
 from tests.render.screen import tokens
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
-]
+pytestmark = MARKS
 
 COUNT = 512
 TEXT = tokens(*(f"word{number}" for number in range(COUNT)))
@@ -33,10 +30,7 @@ def thumbnail(page, path, values, heads, open_=None) -> np.ndarray:
     """The pixels of the first head's thumbnail, and of nothing around it.  [row, column, colour]"""
     layers = [(0, weights(np.stack([values] * heads), TEXT, TEXT, open_))]
     path.write_text(html_page({"decoder": layers}, title="a model"), "utf-8")
-    page.size(1300, 900)
-    page.dark(False)
-    page.send("Page.navigate", url="about:blank")
-    page.open(path)
+    page.open_anew(path, 1300, 900)
     assert page.troubles == []
     box = "((b) => [b.left, b.top, b.right, b.bottom])(overview.cells[0][0].getBoundingClientRect())"
     left, top, right, bottom = (round(edge) for edge in page.run(box))

@@ -15,13 +15,10 @@ from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.render.page.page import page as html_page
 from attnscope.render.page.page import save_page
-from tests.render.page.browser import CHROMIUM, browser
+from tests.render.page.browser import MARKS, browser
 from tests.render.screen import tokens
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
-]
+pytestmark = MARKS
 
 CAT = "The cat sat on the mat because it was tired."
 TEXTS = {

@@ -70,7 +70,7 @@ def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
     back = effects(f"patch {SWAPPED} {WORDS}", tmp_path)
     assert {head for head, share in back.items() if share > 0.5} == {looks, before}
     keys, queries = (
-        effects(f"patch {SWAPPED} {WORDS} --from {before} --to {looks}:{way}", tmp_path)[before]
+        effects(f"patch {SWAPPED} {WORDS} --head {before} --to {looks}:{way}", tmp_path)[before]
         for way in "kq"
     )
     assert keys > 0.3

@@ -17,6 +17,7 @@ import argparse
 import statistics
 import time
 import unicodedata
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -132,6 +133,22 @@ def measure(model, texts: list[str]):
     from attnscope.storage.corpus import ListedTexts
 
     return corpus_stats(model, ListedTexts(texts)).heads
+
+
+def batched(model, texts: list[str]) -> Callable[[], None]:
+    """The model alone on the batches that a corpus is measured in, ready to run."""
+    import torch
+
+    from attnscope.questions.corpus import batches
+
+    made = [batch.prepared.inputs for batch in batches(model.prepare_all([(text,) for text in texts]))]
+
+    @torch.inference_mode()
+    def run() -> None:
+        for inputs in made:
+            model.module(**inputs)
+
+    return run
 
 
 def main() -> None:

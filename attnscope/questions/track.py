@@ -33,6 +33,9 @@ LISTED = 6
 HALF = 0.5
 """A figure has appeared where it has gone this share of the way from its baseline to its last value."""
 
+NEAR = 0.005
+"""A figure that is less than this from even attention is printed as the same."""
+
 
 @record("a head over the checkpoints")
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ def courses_of(
     changed = ("checkpoints differ in their heads",) if len(layouts) > 1 else ()
     steps = tuple(found)
     count = f"{len(found):,} checkpoints · steps {min(steps):,} to {max(steps):,}"
+    if len(found) == 1:
+        count = f"1 checkpoint · step {steps[0]:,}"
     courses = tuple(_courses(found, measures))
     return Track(tuple(map(str, steps)), steps, courses, (*changed, *notes), f"{count} · {title}")
 
@@ -208,7 +213,10 @@ def _courses(found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str])
 def _appears(
     values: Sequence[float | None], baseline: Sequence[float | None], steps: Sequence[int]
 ) -> int | None:
-    """From which step on a figure stays half of its way from its baseline to its last value, or beyond."""
+    """From which step on a figure stays half of its way from its baseline to its last value, or beyond.
+
+    ``None`` for one that ends nearer to its baseline than ``NEAR``: half of nothing is noise.
+    """
     way = [
         None if value is None or even is None else value - even
         for value, even in zip(values, baseline, strict=True)
@@ -216,7 +224,7 @@ def _appears(
     last = next((each for each in reversed(way) if each is not None), 0.0)
     appeared = None
     for step, each in zip(steps, way, strict=True):
-        far = each is not None and last != 0 and each / last >= HALF
+        far = each is not None and abs(last) >= NEAR and each / last >= HALF
         appeared = (step if appeared is None else appeared) if far else None
     return appeared
 
@@ -228,7 +236,8 @@ def of_track(result: Track) -> Answer:
     for measure in dict.fromkeys(course.measure for course in result.courses):
         courses, unit = result.of(measure), MEASURES[measure].unit
         shown = courses[:LISTED]
-        notes = (f"the {len(shown)} of {len(courses)} heads that changed most", *result.notes)
+        most = f"the {len(shown)} of {len(courses)} heads that changed most"
+        notes = (most, *result.notes) if len(shown) < len(courses) else result.notes
         last = result.steps[-1] + max((b - a for a, b in pairwise(result.steps)), default=1)
         curves = tuple(Curve(each.head, each.values, each.baseline) for each in shown)
         pictures[measure] = Curves(
@@ -237,7 +246,7 @@ def of_track(result: Track) -> Answer:
         rows = tuple(
             (
                 each.head,
-                *(f"{value:.2f}" for value in (*each.ends, each.change)),
+                *(f"{round(value, 2) + 0.0:.2f}" for value in (*each.ends, each.change)),
                 "–" if each.appears is None else f"{each.appears:,}",
             )
             for each in shown

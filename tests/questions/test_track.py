@@ -73,6 +73,14 @@ def test_a_figure_appears_where_it_stays_past_half_of_its_way(run):
         assert course.appears == (200 if way[1] / way[2] >= 0.5 else 300)
 
 
+def test_a_figure_that_stays_at_even_attention_never_appears(run):
+    names = [str(run / "checkpoint-100")]
+    for course in follow(run, names).of("entropy"):
+        at_even = abs(course.values[0] - course.baseline[0]) < 0.005
+        assert (course.appears is None) == at_even
+    assert any(course.appears is None for course in follow(run, names).of("entropy"))
+
+
 def test_a_log_is_taken_up_and_its_checkpoints_are_not_run_again(run, tmp_path):
     log, names = tmp_path / "log.jsonl", [str(run / f"checkpoint-{step}") for step in (100, 200)]
     follow(run, names, log=log)

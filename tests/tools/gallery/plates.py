@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 from safetensors.torch import load_file, save_file
 
 from tests.models import folders, images, speech, vision_folders
+from tests.notebook.induction import learn
 
 CAT = "The cat sat on the mat because it was tired."
 DOG = "The dog lay on the mat because it was old."
@@ -57,7 +58,7 @@ def plates(place: Path) -> Iterator[Plate]:
         long = ("show", LONG, "-m", decoder, "--max-tokens", str(tokens))
         yield Plate(f"144-heads-{tokens}", long, (terminal,), (7.0,) if tokens == 13 else ())
     yield from figures()
-    yield from answers()
+    yield from answers(place)
     yield from senses(place)
     try:
         minilm = folders.minilm()
@@ -105,7 +106,7 @@ def figures() -> Iterator[Plate]:
     yield Plate("check", ("check", "L2H1.previous > 0.8", "count(first > 0.5) = 35", "--text", CAT))
 
 
-def answers() -> Iterator[Plate]:
+def answers(place: Path) -> Iterator[Plate]:
     """Pictures of questions: parts, flow, what is written to a word, and curves."""
     yield Plate("find", ("find", "it -> cat", "* -> -2", CAT))
     yield Plate("spans", ("spans", f"{CAT} {DOG} It slept by the fire."))
@@ -113,6 +114,10 @@ def answers() -> Iterator[Plate]:
     yield Plate("shares", ("spans", *king, "--generate", "9", "--written"), (), (7.0,))
     yield Plate("flow", ("flow", CAT), (), (3.3,))
     yield Plate("writes", ("logits", *king), ((80, "true"),), (7.0,))
+    place.joinpath("run").mkdir()
+    learn(place / "run")
+    track = ("track", str(place / "run"), "--texts", str(place / "run" / "probe.txt"))
+    yield Plate("track", (*track, "--measure", "induction"), ((80, "true"),), (7.0,))
     yield Plate("curves", ("stats", TEXTS["60"], "-m", "own-causal", "--by-position", "previous"), (), (3.3,))
 
 

@@ -1,0 +1,52 @@
+"""A model learns induction while it is watched: three ways to say at which step agree."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from tests.cli.run import runner
+from tests.notebook.induction import EVERY, HALF, STEPS, learn
+
+SAVED = range(0, STEPS, EVERY)
+
+
+def by_hand(folder):
+    """The mean weight of each head on what stood behind the same word, by eager attention: [step, head]."""
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "checkpoint-0")
+    ids = tokenizer((folder / "probe.txt").read_text().splitlines(), return_tensors="pt").input_ids
+    rows, steps = torch.arange(HALF, 2 * HALF), []
+    for step in SAVED:
+        model = hf.AutoModelForCausalLM.from_pretrained(
+            folder / f"checkpoint-{step}", attn_implementation="eager"
+        )
+        with torch.no_grad():
+            layers = model(input_ids=ids, output_attentions=True).attentions
+        weights = torch.cat(layers, 1)[:, :, rows, rows - HALF + 1]  # [text, head, row]
+        steps.append(weights.double().mean((0, 2)).numpy())
+    return np.array(steps), float((1 / (rows + 1.0)).mean())
+
+
+@pytest.mark.slow
+def test_the_step_at_which_induction_appears_is_that_of_checkpoints_and_of_a_script(
+    tmp_path, monkeypatch, capsys
+):
+    log = learn(tmp_path)
+    watched = {each.head: each for each in log.track.of("induction")}
+    run = runner(monkeypatch, capsys)
+    asked = ("track", tmp_path, "--texts", tmp_path / "probe.txt", "--measure", "induction", "--json")
+    followed = {each["head"]: each for each in json.loads(run(*asked).out)["courses"]}
+    figures, even = by_hand(tmp_path)
+    head = next(iter(watched))  # what changed most
+    number = ["L0H0", "L0H1", "L1H0", "L1H1"].index(head)
+    course = (figures[:, number] - even) / (figures[-1, number] - even)
+    appears = SAVED[max(np.flatnonzero(course < 0.5)) + 1]
+    assert head.startswith("L1")
+    assert figures[-1, number] > 3 * even
+    assert 0 < appears < STEPS - EVERY
+    for found in (watched[head].appears, followed[head]["appears"]):
+        assert abs(found - appears) <= EVERY
+    assert watched[head].values == pytest.approx(followed[head]["values"], abs=1e-6)
+    assert watched[head].values == pytest.approx(figures[:, number].tolist(), abs=1e-5)

@@ -96,7 +96,7 @@ INSTEAD = (
 
 PAST = "tokens reach each other past the attention that is shown, too: {names}: {details}"
 
-POOLED = "it multiplies values by their weights and sums them itself (pooling): its weights are not shown"
+POOLED = "it weighs values and sums them itself (pooling, or gathered keys): its weights are not shown"
 
 UNSEEN, NO_SOFTMAX = "no attention was seen in it", "no softmax in it weighed values"
 

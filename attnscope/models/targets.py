@@ -232,7 +232,8 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
 
 def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
     """The tokens on the side that is predicted; none where several texts are read together."""
-    axis = prepared.axes.get("decoder" if "decoder_input_ids" in prepared.inputs else "encoder")
+    decoder = "decoder_input_ids" in prepared.inputs or prepared.lead == "decoder"  # of text with a picture
+    axis = prepared.axes.get("decoder" if decoder else "encoder")
     return () if axis is None or isinstance(axis[0], range) else axis[0]
 
 

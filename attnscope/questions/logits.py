@@ -247,7 +247,10 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
         moved=tuple(
             MovedWords(
                 name(each.head),
-                *(tuple(Term(w.text, w.moved) for w in words) for words in (each.raised, each.lowered)),
+                *(
+                    tuple(Term(w.text if w.text.strip(" ") else "␣" * len(w.text), w.moved) for w in words)
+                    for words in (each.raised, each.lowered)
+                ),
             )
             for each in result.words
         ),

@@ -9,14 +9,17 @@ import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attnscope.attention import Head
+from attnscope.capture.stream.parts import Effects
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions.ablate import ablate
 from attnscope.questions.composition import find_feeds
-from attnscope.questions.logits import direct_effects
+from attnscope.questions.logits import Favours, Word, Writes, direct_effects, of_writes
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.models.folders import minilm
+from tests.models.images import save_noise
+from tests.models.vision_folders import vision_language
 from tests.questions.intervention.test_importance import saved
 from tests.tools.writes import try_type
 
@@ -142,6 +145,30 @@ def test_a_head_writes_what_is_missing_without_it_while_all_else_is_held(name, t
             assert seen.effects.heads[Head(layer, head, "decoder")] == pytest.approx(missing, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["llava", "llava_next"])
+def test_a_head_of_a_model_that_sees_writes_what_is_missing_without_it(name, tmp_path):
+    """What becomes of the picture is put among the embeddings, and is held like them."""
+    model = load(vision_language(tmp_path / "model", name), predicting=True)
+    prepared = model.prepare_image(save_noise(tmp_path / "a.png", 56, 56), "the cat sat")
+    seen = direct_effects(model, prepared, "cat", None)
+    at = max(number for number, token in enumerate(prepared.tokens) if not token.special)
+    assert f"token {at}, {prepared.tokens[at].text!r}" in seen.prediction
+    cat = model.reader.tokenizer.convert_tokens_to_ids("cat")
+    text = model.writer.config.text_config
+    size = text.hidden_size // text.num_attention_heads
+    with torch.no_grad():
+        whole = model.writer(**prepared.inputs).logits[0, at, cat]
+        assert seen.score == pytest.approx(float(whole), abs=1e-5)
+        for layer, head in ((0, 1), (1, 0)):
+            removed = {
+                "inputs": prepared.inputs,
+                "projection": f"model.language_model.layers.{layer}.self_attn.o_proj",
+                "slice": slice(size * head, size * head + size),
+            }
+            missing = float(whole - heldout(model.writer, removed)[0, at, cat])
+            assert seen.effects.heads[Head(layer, head, "decoder")] == pytest.approx(missing, abs=1e-5)
+
+
 def test_a_head_writes_what_its_slice_of_the_projection_makes_of_what_it_mixed(tmp_path):
     model = load(saved(tmp_path, CAUSAL["gpt2"]()), predicting=True)
     prepared = model.prepare(TEXT)
@@ -186,6 +213,14 @@ def test_a_word_is_moved_by_what_the_head_writes_to_it(tmp_path):
     for word in whole[:3]:
         effect = direct_effects(model, prepared, word.text, None).effects.heads[head]
         assert effect == pytest.approx(word.moved, abs=1e-5)
+
+
+def test_a_space_is_named():
+    word = Word(" ", 0.5), Word("the", 0.4), Word("  ", 0.3)
+    effects = Effects(heads={Head(0, 0): 1.0}, embeddings=0.0)
+    result = Writes(effects, (Favours(Head(0, 0), word, ()),), 1.0, 0.0, "", "", ())
+    (moved,) = of_writes(result).pictures["writes"].moved
+    assert [term.label for term in moved.raised] == ["␣", "the", "␣␣"]
 
 
 def test_words_of_the_largest_heads_are_told_unless_one_is_named(tmp_path):

@@ -30,7 +30,7 @@ LINEAR = frozenset((
     "Add", "Sub", "Rsub", "Neg", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "T", "Permute",
     "Unsqueeze", "Squeeze", "Slice", "Select", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Clone",
     "ToCopy", "Cat", "Stack", "Split", "SplitWithSizes", "Unbind", "Sum", "Mean", "Alias", "AsStrided",
-    "Narrow", "Flip", "Roll", "MaskedFill", "Unfold", "Diagonal", "Copy", "MaskedScatter", "LiftFresh",
+    "Narrow", "Flip", "Roll", "MaskedFill", "Unfold", "Diagonal", "Copy", "LiftFresh",
     "ConstantPadNd", "UnsafeSplit", "CopySlices", "IndexAdd", "IndexPut", "IndexCopy", "Scatter",
     "ScatterAdd",
 ))
@@ -275,7 +275,8 @@ Key = TypeVar("Key", Edge, Node)
 Ways: TypeAlias = "Callable[[tuple[Node | None, int]], bool]"
 
 LEAF = "AccumulateGrad"
-EMBEDDING = "Embedding"
+EMBEDDINGS = ("Embedding", "MaskedScatter")
+"""Where a stream begins: a table, or where what was made of a picture or a sound is put into a text."""
 
 
 class Lost(Exception):
@@ -308,7 +309,7 @@ class Stream:
         self._open: set[Node] = set()
         self._varies: dict[Node, bool] = {}
         for node in self.order:
-            self._varies[node] = kind(node) == EMBEDDING or any(
+            self._varies[node] = kind(node) in EMBEDDINGS or any(
                 self._varies[each] for each, _ in node.next_functions if each is not None
             )
         for _ in range(3):
@@ -323,7 +324,7 @@ class Stream:
         self._leads: dict[Node, bool] = {}
         self._heads: dict[Node, bool] = {}
         for node in self.order:
-            self._leads[node] = kind(node) == EMBEDDING or any(self._ways(node, self.streams))
+            self._leads[node] = kind(node) in EMBEDDINGS or any(self._ways(node, self.streams))
             self._heads[node] = not self._leads[node] and any(self._ways(node, self.mixes))
 
     def streams(self, edge: tuple[Node | None, int]) -> bool:
@@ -404,7 +405,7 @@ class Stream:
             if grads is None:
                 continue
             name = kind(node)
-            if name == EMBEDDING:
+            if name in EMBEDDINGS:
                 _add(parts.embeddings, (node, 0), grads[0])
                 continue
             if name == LEAF:

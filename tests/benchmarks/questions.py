@@ -34,7 +34,7 @@ def measure(tokens: int, layers: int, rounds: int, alone: bool) -> dict[str, flo
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"n_embd": 768, "n_head": 12, "n_layer": layers, "n_positions": tokens}
         model = load(gpt2(Path(folder) / "gpt2", **sizes))
-    prepared = model.prepare(SENTENCE * tokens, max_tokens=tokens)
+    prepared = model.prepare(SENTENCE * (tokens // 8), max_tokens=tokens)
     edges = [tokens * part // 10 for part in range(11)]
     spans = [Span(f"{part}", *edges[part : part + 2]) for part in range(10)]
     asked = parse_questions("it#9 -> cat#2")

@@ -17,6 +17,7 @@ from attnscope.questions.circuit import FoundCircuit
 from attnscope.questions.compare import Comparison, HeadComparison
 from attnscope.questions.composition import Feeds
 from attnscope.questions.copying import Copying
+from attnscope.questions.cost import LookCost
 from attnscope.questions.find import FindResult
 from attnscope.questions.flow import Flow
 from attnscope.questions.gold import GoldResult
@@ -56,7 +57,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "spans": (SpanMaps, WrittenAttention, FindResult),
     "align": (SpokenText, MonotoneHeads),
     "flow": (Flow, Faithful),
-    "info": (Survey, Audit, Copying),
+    "info": (Survey, Audit, Copying, LookCost),
     "check": (Checked,),
     "export": (Manifest,),
     "track": (Track,),

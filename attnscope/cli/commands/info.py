@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnscope.cli.command import argument, command, flag, is_typed, refuse
+from attnscope.cli.command import argument, command, flag, is_typed, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.settings import settings_table
@@ -33,6 +33,8 @@ class AuditOptions:
         "Prove that tokens are mixed by the attention that is shown, and name what else mixes."
     )
     copying: bool = flag("Say which heads copy the tokens they look at, from the weights (OV circuits).")
+    cost: bool = flag("Estimate memory and time of each command, from the config alone: see --tokens.")
+    tokens: int = option("With --cost: the tokens of a text.", min=1, default=512)
     defaults: bool = flag("List the defaults that you set, and where: see the README on configuration.")
     plugins: bool = flag("List what other packages add, and what of it cannot be loaded.")
 
@@ -80,6 +82,8 @@ def info(
     attnscope info model.py:Model --inputs inputs.npz --audit
 
     attnscope info openai-community/gpt2 --copying
+
+    attnscope info meta-llama/Llama-2-7b-hf --cost --tokens 8192
     """
     from attnscope.questions.answer import Answer
 
@@ -87,6 +91,17 @@ def info(
         refuse(output.as_json, "--json", "--defaults and --plugins print tables")
         table = settings_table() if asked.defaults else plugins_table()
         return deliver("info", Answer((table,), {}, dict), output)
+    refuse(asked.tokens != 512 and not asked.cost, "--tokens", "only valid with --cost")
+    if asked.cost:
+        from attnscope.models.huggingface.source import Source
+        from attnscope.questions.cost import estimate_cost, of_cost
+
+        name = named.first or model.name
+        refuse(
+            name in ("own", "own-causal") or ".py:" in name, "--cost", "name a folder or a model of the hub"
+        )
+        source_of = Source(name, model.revision, model.trust_remote_code)
+        return deliver("info", of_cost(estimate_cost(source_of, asked.tokens)), output)
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)
     elif named.first is not None:

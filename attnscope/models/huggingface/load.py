@@ -101,7 +101,7 @@ def load_huggingface(
         "use_safetensors": None if allow_pickle else True,
         **({} if device_map is None else {"device_map": device_map}),
     }
-    kind = classes or _pick_class(config, generative, predicting)
+    kind = classes or pick_class(config, generative, predicting)
     kind, loaded, missing = _load_weights(source, kind, options)
     if device_map is None:
         loaded.to(device)
@@ -157,7 +157,7 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
     return kind, loaded, missing
 
 
-def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
+def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     """The automatic class that loads what is wanted.
 
     Some types exist as masked and as causal models; what the folder says it was saved from decides, and a

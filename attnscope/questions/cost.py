@@ -1,0 +1,191 @@
+"""What a look at a model costs in memory and time, from its config alone: no weight is loaded.
+
+The model is built of tensors without contents, and runs a text of so many tokens; torch's own trackers count
+the memory that lives at once, and the operations.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+from weakref import finalize
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from attnscope.errors import ModelError, readable
+from attnscope.models.foreign import explained
+from attnscope.models.huggingface.load import pick_class
+from attnscope.models.huggingface.source import Source
+from attnscope.models.model import accepts
+from attnscope.questions.answer import Answer
+from attnscope.records import Meaning, Notes, record
+from attnscope.views.table import Column, Table
+
+OWN = 64 << 20
+"""Bytes of rows of weights that are looked at together, and what is made of them."""
+
+HEADS = 2 / 3
+"""A pass with one head changed begins at the head's layer: over all heads so much of a pass, on average."""
+
+LOOKS = (
+    ("show, stats, find, spans", 1.0, False),
+    ("logits", 3.0, True),
+    ("cut, patch, ablate", HEADS, False),
+)
+"""Commands, the passes that they take (the last ones a head), and whether a gradient is taken."""
+
+
+@record("what a command takes")
+@dataclass(frozen=True)
+class CommandCost:
+    """The memory that a command takes at once, how many passes it runs, and how long they take here."""
+
+    command: Annotated[str, Meaning("the commands")]
+    passes: Annotated[float, Meaning("forward passes")]
+    memory: Annotated[int, Meaning("bytes that it takes at once")]
+    seconds: Annotated[float, Meaning("how long it takes on this machine")]
+
+
+@record("what a look at a model costs (--cost), estimated from its config")
+@dataclass(frozen=True)
+class LookCost:
+    """The size of a model, and of a pass over so many tokens."""
+
+    title: str
+    parameters: Annotated[int, Meaning("its weights")]
+    weights: Annotated[int, Meaning("their bytes, in the type that they are stored in")]
+    activations: Annotated[int, Meaning("bytes that live at once in a pass, beside the weights")]
+    operations: Annotated[float, Meaning("floating-point operations of a pass")]
+    pace: Annotated[float, Meaning("floating-point operations a second, of a product measured here")]
+    commands: Annotated[tuple[CommandCost, ...], Meaning("what each command takes")]
+    notes: Notes
+
+
+def estimate_cost(source: Source, tokens: int) -> LookCost:
+    """The cost of looks at a text of so many tokens. Raises ``ModelError`` for a model that reads none."""
+    base, config = taken_memory(), source.load_config()
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    bare, dtype = pick_class(config, False, False), config.dtype or torch.float32
+    made = bare._model_mapping[type(config)]
+    names = [name for name in ("input_ids", "decoder_input_ids") if accepts(made, name)]
+    if "input_ids" not in names:
+        raise ModelError(f"{source.name} reads no tokens: --cost is of models of text")
+    with source.shielded(), explained(f"building {source.name}"):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            inputs = {name: torch.zeros(1, tokens, dtype=torch.long) for name in names}
+            module = bare.from_config(config, dtype=dtype).eval()
+            plain, work = run_empty(module, inputs, gradient=False)
+            predicting = pick_class(config, False, True).from_config(config, dtype=dtype).eval()
+            saved, _ = run_empty(predicting, inputs, gradient=True)
+    weights = sum(each.numel() * each.element_size() for each in module.parameters())
+    text = config.get_text_config()
+    heads = (text.num_attention_heads or 0) * (text.num_hidden_layers or 0)
+    pace = measure_pace(dtype)
+    costs = tuple(
+        CommandCost(
+            names,
+            passes if passes >= 1 else max(1.0, passes * heads),
+            base + weights + OWN + (saved if gradient else plain),
+            work * (passes if passes >= 1 else max(1.0, passes * heads)) / pace,
+        )
+        for names, passes, gradient in LOOKS
+    )
+    count = sum(each.numel() for each in module.parameters())
+    title = f"{source.name} · {count:,} weights, {str(dtype).removeprefix('torch.')} · {tokens:,} tokens"
+    notes = [
+        "estimated from the config: no weight was read",
+        f"time: {pace / 1e9:,.0f} GFLOP/s measured here",
+    ]
+    if isinstance(positions, int) and positions < tokens:
+        notes.append(f"the model has {positions:,} positions: a text of {tokens:,} tokens would be refused")
+    return LookCost(title, count, weights, plain, work, pace, costs, tuple(notes))
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors that live at once while it is on, but for those of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.most = 0
+        self.known: Any = WeakIdKeyDictionary()
+        for each in (*module.parameters(), *module.buffers()):
+            self.known[each.untyped_storage()] = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function, and count the storages that it made until they are gone."""
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            storage = each.untyped_storage() if isinstance(each, Tensor) else None
+            if storage is not None and storage not in self.known:
+                self.known[storage] = True
+                self._add(storage.nbytes())
+                finalize(storage, self._add, -storage.nbytes())
+        return result
+
+    def _add(self, size: int) -> None:
+        self.live += size
+        self.most = max(self.most, self.live)
+
+
+def run_empty(module: nn.Module, inputs: dict[str, Any], *, gradient: bool) -> tuple[int, float]:
+    """One pass of tensors without contents: the bytes that live at once beside the weights, and the work."""
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+    flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def attention_work(query: Any, key: Any, value: Any, *args: Any, **more: Any) -> int:
+        return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+    memory, work = LiveBytes(module), FlopCounterMode(display=False, custom_mapping={flash: attention_work})
+    with torch.set_grad_enabled(gradient), memory, work:
+        module(**inputs, **({"use_cache": False} if accepts(module, "use_cache") else {}))
+    return memory.most, float(work.get_total_flops())
+
+
+def measure_pace(dtype: torch.dtype, size: int = 1024, seconds: float = 0.3) -> float:
+    """Operations a second of a product of matrices on this machine."""
+    left, right = torch.ones(2, size, size, dtype=dtype)
+    left @ right
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        left @ right
+        done += 1
+    return 2 * size**3 * done / (time.perf_counter() - start)
+
+
+def taken_memory() -> int:
+    """Bytes that this process has taken, torch and transformers among them; 0 where nobody counts."""
+    with suppress(ImportError):
+        import resource
+        import sys
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most << 10
+    return 0
+
+
+def of_cost(cost: LookCost) -> Answer:
+    """What each command takes, as a table."""
+    rows = [
+        (each.command, f"{each.passes:,.0f}", readable(each.memory), _duration(each.seconds))
+        for each in cost.commands
+    ]
+    columns = tuple(
+        Column(name, name != "command", "keep") for name in ("command", "passes", "memory", "time")
+    )
+    sizes = f"weights {readable(cost.weights)}, a pass {readable(cost.activations)} beside them"
+    return Answer((Table(columns, tuple(rows), cost.title, sizes, notes=cost.notes),), {}, lambda: cost)
+
+
+def _duration(seconds: float) -> str:
+    units = ((1, "s"), (60, "min"), (3600, "h"))
+    size, unit = next((each for each in units if seconds < 90 * each[0]), units[-1])
+    return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"

@@ -1,0 +1,77 @@
+"""What a look will cost is told from a config, and is what a model that fits takes."""
+
+import json
+
+import pytest
+import torch
+from transformers import GPT2Config, LlamaConfig, T5Config
+
+from attnscope.errors import ModelError
+from attnscope.models.huggingface.source import Source
+from attnscope.questions.cost import estimate_cost, of_cost
+
+CONFIGS = {
+    "gpt2": GPT2Config(n_layer=3, n_head=4, n_embd=64, n_positions=256, vocab_size=100),
+    "llama": LlamaConfig(
+        hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, vocab_size=100,
+        max_position_embeddings=256, dtype="bfloat16",
+    ),
+    "t5": T5Config(d_model=32, d_ff=64, num_layers=2, num_heads=2, d_kv=16, vocab_size=100),
+}  # fmt: skip
+
+
+@pytest.fixture(params=CONFIGS)
+def config(request, tmp_path):
+    CONFIGS[request.param].save_pretrained(tmp_path)
+    return CONFIGS[request.param], Source(str(tmp_path), None, False)
+
+
+def test_weights_are_counted_as_a_model_that_is_built_has_them(config):
+    from transformers import AutoModel
+
+    settings, source = config
+    cost = estimate_cost(source, 100)
+    built = AutoModel.from_config(settings, dtype=settings.dtype or torch.float32)
+    assert cost.parameters == sum(each.numel() for each in built.parameters())
+    assert cost.weights == sum(each.numel() * each.element_size() for each in built.parameters())
+
+
+def test_operations_are_those_of_the_products_in_a_closed_form(tmp_path):
+    config, tokens = CONFIGS["gpt2"], 100
+    config.save_pretrained(tmp_path)
+    layer = 2 * tokens * 12 * config.n_embd**2 + 4 * tokens**2 * config.n_embd
+    assert estimate_cost(Source(str(tmp_path), None, False), tokens).operations == 3 * layer
+
+
+def test_longer_texts_take_more_and_gradients_most(config):
+    short, long = (estimate_cost(config[1], tokens) for tokens in (50, 200))
+    assert long.activations > short.activations
+    assert long.operations > 3 * short.operations
+    looks = {each.command: each for each in long.commands}
+    assert looks["logits"].memory > looks["show, stats, find, spans"].memory
+    assert looks["cut, patch, ablate"].passes > looks["logits"].passes - 2
+
+
+def test_a_text_longer_than_the_positions_is_said_to_be_refused(tmp_path):
+    CONFIGS["gpt2"].save_pretrained(tmp_path)
+    cost = estimate_cost(Source(str(tmp_path), None, False), 300)
+    assert any("256 positions" in note for note in cost.notes)
+
+
+def test_seventy_billion_weights_are_counted_without_one(tmp_path):
+    LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+        num_key_value_heads=8, dtype="bfloat16",
+    ).save_pretrained(tmp_path)  # fmt: skip
+    cost = estimate_cost(Source(str(tmp_path), None, False), 512)
+    assert cost.parameters == 68_714_504_192
+    assert cost.weights == 2 * cost.parameters
+    assert "139" in of_cost(cost).views[0].rows[0][2] or "138" in of_cost(cost).views[0].rows[0][2]
+
+
+def test_a_model_of_pictures_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "vit", "num_hidden_layers": 1, "image_size": 8, "patch_size": 4})
+    )
+    with pytest.raises(ModelError, match="reads no tokens: --cost is of models of text"):
+        estimate_cost(Source(str(tmp_path), None, False), 10)

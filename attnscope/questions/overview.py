@@ -45,10 +45,17 @@ class Overview:
     losses: Losses = None
 
 
-def overview(model: Model, prepared: ModelInput, selection: Selection, *, large: bool = False) -> Overview:
+def overview(
+    model: Model,
+    prepared: ModelInput,
+    selection: Selection,
+    *,
+    large: bool = False,
+    exact_kernel: bool = False,
+) -> Overview:
     """Run the model once, and coarsen and measure every head that is meant; a long text in the fused pass.
 
-    Its grids fit a screen; ``large`` ones do not.
+    Its grids fit a screen; ``large`` ones do not. ``exact_kernel`` never runs the fused pass.
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
@@ -57,7 +64,14 @@ def overview(model: Model, prepared: ModelInput, selection: Selection, *, large:
     as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
     if known is None and as_read:
         record = measuring_pass(
-            model, prepared, measured, selection, [prepared.tokens], maps=coarse, side=CELLS
+            model,
+            prepared,
+            measured,
+            selection,
+            [prepared.tokens],
+            exact_kernel=exact_kernel,
+            maps=coarse,
+            side=CELLS,
         )
     else:
         observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]

@@ -152,7 +152,7 @@ def curves_by_position(
             label = f"{head.site.kind} {head.name}" if several else head.name
             found.setdefault(label, [None] * len(measured))[part] = head.figures.get(name)
     curves = [
-        Curve(label, *(tuple(getattr(one, part, None) for one in figures) for part in ("value", "baseline")))
+        Curve(label, *(tuple(_finite(one, part) for one in figures) for part in ("value", "baseline")))
         for label, figures in found.items()
         if any(figures)
     ]
@@ -174,6 +174,12 @@ def curves_by_position(
             *record.notes,
         ),
     )
+
+
+def _finite(figure: Figure | None, part: str) -> float | None:
+    """The value or the baseline of a figure; ``None`` for no figure, and for what broken weights gave."""
+    number: float | None = getattr(figure, part, None)
+    return number if number is None or isfinite(number) else None
 
 
 @record("the figures of every head")

@@ -88,3 +88,14 @@ def test_labels_name_the_rows_of_a_file_and_nothing_else(run, heads, tmp_path):
     ran = run("show", "--from", tmp_path / "weights.npz", "--labels", labels, "--head", "L0H0", "--json")
     assert json.loads(ran.out)["keys"] == [f"joint{n}" for n in range(4)]
     assert "only valid with --inputs or --from" in run("show", TEXT, "--labels", labels).err
+
+
+def test_a_curve_has_a_gap_where_a_weight_is_no_number(run, tmp_path):
+    weights = np.full((1, 2, 60, 60), 1 / 60, np.float32)
+    weights[0, 0, 5, 3] = np.inf
+    np.savez(tmp_path / "odd.npz", weights)
+    ran = run("stats", "--from", tmp_path / "odd.npz", "--by-position", "entropy", "--json")
+    broken = next(curve for curve in json.loads(ran.out)["curves"] if curve["head"] == "L0H0")
+    assert broken["values"][2] is None
+    assert broken["values"][0] == pytest.approx(np.log(60), abs=1e-4)
+    assert run("stats", "--from", tmp_path / "odd.npz", "--by-position", "entropy").code == 0

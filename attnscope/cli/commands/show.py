@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import PICTURE, WHERE, command, flag, option, refuse, repeat
+from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.heads import parse_head, parse_heads, select
 from attnscope.cli.source import PassKind, SourceInput, read_file, read_source, reading, reopen
@@ -45,6 +45,7 @@ class ShowOutput(options.NumbersOptions):
     )
     loss: bool = flag("Show how badly each token is predicted, in nats, under the map.", panel=PICTURE)
     large: bool = flag("Show every head large, over several screens.", "--large", panel=PICTURE)
+    exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=MODEL)
 
 
 @command
@@ -119,7 +120,8 @@ def show(
 
     whole = output.out is not None and output.out.suffix.lower() in options.WHOLE
     every = selection.token is None and not heads and not whole
-    kind: PassKind = "fused" if every else "kernel"
+    exact = output.exact_kernel
+    kind: PassKind = "fused" if every and not exact else "kernel"
     loaded, prepared = given.open(predicting=output.loss, kind=kind, saving=output.out is not None)
     with reading(loaded, prepared):
         if whole and output.out is not None:
@@ -142,7 +144,7 @@ def show(
         else:
             again, anew = reopen(source, model)
             opening = repeat("show", again, axes, picture, anew)
-            seen = overview(loaded, prepared, selection, large=output.large)
+            seen = overview(loaded, prepared, selection, large=output.large, exact_kernel=exact)
             answer = of_overview(replace(seen, losses=losses), opening)
     if not output.as_json and output.out is None:
         print_written(prepared)

@@ -45,6 +45,17 @@ def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(read):
     np.testing.assert_allclose(figures, entropies, atol=1e-4)
 
 
+def test_the_models_own_kernel_runs_where_that_is_asked_for(read):
+    _, model, prepared = read
+    result, fused = (
+        overview(model, prepared, Selection(), exact_kernel=True),
+        overview(model, prepared, Selection()),
+    )
+    assert {site.kernel for site in result.record.sites} == {"sdpa"}
+    for one, other in zip(result.grids["decoder"].layers, fused.grids["decoder"].layers, strict=True):
+        np.testing.assert_allclose(one.values, other.values, atol=1e-4)
+
+
 def test_words_and_special_tokens_are_read_beside_the_kernel():
     text = "the cat sat on the mat because it was tired " * 60
     run = attnscope.load("own-causal").read(text, truncate=True)

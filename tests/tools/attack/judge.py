@@ -174,7 +174,6 @@ def unseen(printed: bytes) -> str:
 def unclean(path: Path) -> str:
     """What is wrong with a file that was written: XML that is none, JSON that is none, a formula in CSV."""
     import csv
-    import io
     import json
     from xml.etree import ElementTree
 
@@ -186,7 +185,9 @@ def unclean(path: Path) -> str:
         if path.suffix == ".html" and "<script>alert" in path.read_text("utf-8"):
             return "a script"
         if path.suffix == ".csv":
-            for row in csv.reader(io.StringIO(path.read_text("utf-8", newline=""))):
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.reader(file))
+            for row in rows:
                 for cell in row:
                     if cell[:1] in ("=", "+", "-", "@") and not _is_number(cell):
                         return f"a formula {cell!r:.40}"

@@ -149,6 +149,8 @@ def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) 
     names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
     ways = _ways(model, clean)
     notes = ["feed-forward parts belong to the edges", f"effects: {STEPS} gradients a pair; shares are run"]
+    if ran >= PASSES:
+        notes.append(f"the search stopped after {ran:,} passes: fewer edges may keep as much")
     return FoundCircuit(
         heads=tuple(
             CircuitHead(nodes[node - 1], float(scores[node].sum()), _role(figures.get(nodes[node - 1])))

@@ -241,3 +241,15 @@ def test_nothing_is_left_on_the_model(gpt2):
     for module in gpt2.writer.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
+
+
+def test_a_search_that_ends_early_says_so(monkeypatch):
+    module = Planted(0)
+    module.plant_copy((0, 1), at=2)
+    a, b, c, d, other = sample(0, 5)
+    pairs = [PairOfTexts(f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c)]
+    for place in ("edges", "circuit"):
+        monkeypatch.setattr(f"attnscope.questions.{place}.PASSES", 1)
+    assert any("stopped after" in note for note in find_circuit(wrap_planted(module), pairs).notes)
+    monkeypatch.undo()
+    assert not any("stopped after" in note for note in find_circuit(wrap_planted(module), pairs).notes)

@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from attnscope.capture.rows import scores
 from attnscope.figures import Weigh
 from attnscope.models import load
 from attnscope.models.weighed import weigh_model
@@ -35,6 +36,7 @@ class _Largest(TorchDispatchMode):
 @pytest.mark.parametrize("way", [*get_args(Weigh), *get_args(Method)])
 def test_no_tensor_is_ever_made_that_holds_all_heads_and_all_pairs_of_tokens(way, tmp_path, monkeypatch):
     monkeypatch.setattr(mixing, "BLOCK", 1 << 16)  # so that a short text has several blocks
+    monkeypatch.setattr(scores, "SHORT", 1 << 16)  # and its rows are not computed once for all who look
     model = load(
         gpt2(tmp_path, n_embd=2 * HEADS, n_head=HEADS, n_layer=2, n_positions=TOKENS), predicting=True
     )

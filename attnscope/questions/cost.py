@@ -6,6 +6,7 @@ the memory that lives at once, and the operations.
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,12 +34,8 @@ OWN = 64 << 20
 HEADS = 2 / 3
 """A pass with one head changed begins at the head's layer: over all heads so much of a pass, on average."""
 
-LOOKS = (
-    ("show, stats, find, spans", 1.0, False),
-    ("logits", 3.0, True),
-    ("cut, patch, ablate", HEADS, False),
-)
-"""Commands, the passes that they take (the last ones a head), and whether a gradient is taken."""
+WITH_GRADIENT = 3.0
+"""What a pass and its gradient take, in passes."""
 
 
 @record("what a command takes")
@@ -73,6 +70,7 @@ def estimate_cost(source: Source, tokens: int) -> LookCost:
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     bare, dtype = pick_class(config, False, False), config.dtype or torch.float32
     made = bare._model_mapping[type(config)]
+    made = made[0] if isinstance(made, tuple) else made  # of several, that which the library takes
     names = [name for name in ("input_ids", "decoder_input_ids") if accepts(made, name)]
     if "input_ids" not in names:
         raise ModelError(f"{source.name} reads no tokens: --cost is of models of text")
@@ -87,16 +85,16 @@ def estimate_cost(source: Source, tokens: int) -> LookCost:
             saved, _ = run_empty(predicting, inputs, gradient=True)
     weights = sum(each.numel() * each.element_size() for each in module.parameters())
     text = config.get_text_config()
-    heads = (text.num_attention_heads or 0) * (text.num_hidden_layers or 0)
+    layers, width = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
     pace = measure_pace(dtype)
+    looks = (
+        ("show, stats, find, spans", 1.0, plain),
+        ("logits", WITH_GRADIENT, saved),
+        ("cut, patch, ablate", max(1.0, HEADS * layers * width), plain),
+    )
     costs = tuple(
-        CommandCost(
-            names,
-            passes if passes >= 1 else max(1.0, passes * heads),
-            base + weights + OWN + (saved if gradient else plain),
-            work * (passes if passes >= 1 else max(1.0, passes * heads)) / pace,
-        )
-        for names, passes, gradient in LOOKS
+        CommandCost(names, passes, base + weights + OWN + live, work * passes / pace)
+        for names, passes, live in looks
     )
     count = sum(each.numel() for each in module.parameters())
     title = f"{source.name} · {count:,} weights, {str(dtype).removeprefix('torch.')} · {tokens:,} tokens"
@@ -165,7 +163,6 @@ def taken_memory() -> int:
     """Bytes that this process has taken, torch and transformers among them; 0 where nobody counts."""
     with suppress(ImportError):
         import resource
-        import sys
 
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most << 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections import Counter
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Annotated
 
 from attnscope.attention import Attention, Head, Token
@@ -386,7 +385,7 @@ def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: st
 def of_removals(result: Stats, top: int) -> Answer:
     """The ``top`` heads without which predictions lose most, as a table, and a map of all heads."""
     name = ABLATION if result.ablation else IMPORTANCE
-    heads = sorted(result.heads, key=lambda head: -found.value if (found := head.figure(name)) else math.inf)
+    heads = sorted(result.heads, key=lambda head: -found.value if (found := head.figure(name)) else inf)
     ordered = replace(result, heads=tuple(heads))
     several = len({head.site.kind for head in heads}) > 1
     values = _draw_column([head.figure(name) for head in heads[:top]], "loss")

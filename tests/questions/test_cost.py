@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, T5Config
+from transformers import FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5Config
 
 from attnscope.errors import ModelError
 from attnscope.models.huggingface.source import Source
@@ -67,6 +67,29 @@ def test_seventy_billion_weights_are_counted_without_one(tmp_path):
     assert cost.parameters == 68_714_504_192
     assert cost.weights == 2 * cost.parameters
     assert "139" in of_cost(cost).views[0].rows[0][2] or "138" in of_cost(cost).views[0].rows[0][2]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FunnelConfig(
+            block_sizes=[1, 1],
+            d_model=32,
+            n_head=2,
+            d_head=16,
+            d_inner=64,
+            vocab_size=100,
+            architectures=["FunnelModel"],
+        ),
+        MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=100),
+    ],
+    ids=["several classes", "no heads"],
+)
+def test_a_model_of_several_classes_or_without_heads_has_its_cost(config, tmp_path):
+    config.save_pretrained(tmp_path)
+    cost = estimate_cost(Source(str(tmp_path), None, False), 16)
+    assert cost.parameters > 0
+    assert all(each.passes >= 1 for each in cost.commands)
 
 
 def test_a_model_of_pictures_is_refused_in_a_sentence(tmp_path):

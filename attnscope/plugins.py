@@ -40,11 +40,16 @@ class Plugin:
 
 
 @cache
-def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, none of them loaded."""
+def _entry_points() -> Any:
+    """Those of all packages, which are read once: that takes some 3 ms for 200 packages."""
     from importlib.metadata import entry_points
 
-    return tuple(entry_points(group=f"attnscope.{group}"))
+    return entry_points()
+
+
+def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group, none of them loaded."""
+    return tuple(_entry_points().select(group=f"attnscope.{group}"))
 
 
 def package_of(entry: EntryPoint) -> str:

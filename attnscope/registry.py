@@ -20,12 +20,18 @@ class Registry(Mapping[str, Entry]):
     """Names to entries of one sort, in the order they were registered.
 
     ``noun`` names the sort in messages ("measure", "colour map"), ``retired`` today's name of each old one.
+    ``more`` registers what other packages add, and is called when an unknown name is looked up.
     Registering a name twice raises ``ValueError``; looking up a name that does not exist raises
     ``SelectionError``.
     """
 
-    def __init__(self, noun: str, retired: Mapping[str, str] | None = None) -> None:
-        self.noun, self.retired = noun, retired or {}
+    def __init__(
+        self,
+        noun: str,
+        retired: Mapping[str, str] | None = None,
+        more: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.noun, self.retired, self._more = noun, retired or {}, more
         self._entries: dict[str, Entry] = {}
         self._families: dict[str, tuple[re.Pattern[str], Callable[..., Entry]]] = {}
 
@@ -59,9 +65,16 @@ class Registry(Mapping[str, Entry]):
         return tuple(self._families)
 
     def __getitem__(self, name: str) -> Entry:
-        entry = self._entries.get(name) or self._member(name)
+        entry = self._find(name)
         if entry is None:
             raise SelectionError(self._no_such(name))
+        return entry
+
+    def _find(self, name: str) -> Entry | None:
+        entry = self._entries.get(name) or self._member(name)
+        if entry is None:
+            self._more()
+            entry = self._entries.get(name) or self._member(name)
         return entry
 
     def _member(self, name: str) -> Entry | None:
@@ -78,7 +91,7 @@ class Registry(Mapping[str, Entry]):
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries or (isinstance(name, str) and self._member(name) is not None)
+        return isinstance(name, str) and self._find(name) is not None
 
     def _no_such(self, name: str) -> str:
         if name in self.retired:

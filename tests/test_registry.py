@@ -44,3 +44,18 @@ def test_a_family_has_an_entry_for_each_name_that_fits_and_is_listed_once(shapes
     assert list(shapes) == ["square", "triangle"]
     with pytest.raises(SelectionError, match=r"there are square, triangle, polygon=N$"):
         shapes["polygon=x"]
+
+
+def test_more_entries_are_looked_for_when_an_unknown_name_is_asked_for(shapes):
+    asked = []
+
+    def add():
+        asked.append(1)
+        larger._entries.setdefault("circle", 0.5)
+
+    larger = Registry("shape", more=add)
+    larger.register("square")(4)
+    assert (larger["square"], list(larger), asked) == (4, ["square"], [])
+    assert "circle" in larger
+    with pytest.raises(SelectionError, match=r"there are square, circle$"):
+        larger["xyzzy"]

@@ -22,7 +22,7 @@ from typing import NoReturn
 import click
 
 from attnscope import __version__
-from attnscope.cli.command import CONTEXT, SETTINGS
+from attnscope.cli.command import CONTEXT, SETTINGS, split_words
 from attnscope.cli.commands import AllCommands
 from attnscope.cli.retired import RETIRED
 from attnscope.errors import AttnscopeError
@@ -228,6 +228,13 @@ def _explain(error: Exception) -> str:
     )
 
 
+def _asks_json(typed: list[str]) -> bool:
+    """Whether ``--json`` was typed as an option: it may be a text, too, or an option's value."""
+    found = commands.get_command(click.Context(commands), typed[0]) if typed else None
+    options, _ = split_words(typed, found.valued if found else ())
+    return ["--json"] in options
+
+
 def _fail(sentence: str) -> NoReturn:
     """One line on stderr, with nothing in it that a terminal would obey and no more than can be read.
 
@@ -238,7 +245,7 @@ def _fail(sentence: str) -> NoReturn:
     line = " ".join(sentence.split()).removesuffix(".")
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
     told = f"attnscope{which}: {shown}"
-    if "--json" in sys.argv:
+    if _asks_json(sys.argv[1:]):
         error = {
             "error": shown,
             "suggestion": shown.rpartition(": ")[2] if ": " in shown else None,

@@ -264,10 +264,16 @@ class Command(click.Command):
         with suppress(*[AttnscopeError] * ctx.resilient_parsing):  # Tab never complains
             ctx.meta[SETTINGS] = read_settings()
             ctx.default_map = defaults_of(ctx, ctx.meta[SETTINGS])
+        options, arguments = split_words(args, self.valued)
+        if any(word.startswith("-") and word != "-" for word in arguments):
+            args = [*(word for each in options for word in each), "--", *arguments]
+        return super().parse_args(ctx, args)
+
+    @property
+    def valued(self) -> set[str]:
+        """The options that take what follows them."""
         options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
-        return super().parse_args(
-            ctx, _behind_options(args, {name for each in options for name in each.opts})
-        )
+        return {name for each in options for name in each.opts}
 
     def invoke(self, ctx: click.Context) -> None:
         """Run the function on the groups of what was typed."""
@@ -332,23 +338,21 @@ def _said(names: list[str], say: Callable[[click.Context], object]) -> click.Opt
     return click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=heed)
 
 
-def _behind_options(typed: list[str], valued: Collection[str]) -> list[str]:
-    """The same with all arguments behind ``--``, where one begins with a minus and is no option.
+def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[str]], list[str]]:
+    """The options that were typed, each with its value, and the arguments, which may begin with a minus.
 
     ``valued`` are the options that take what follows them.
     """
-    options, arguments = list[str](), list[str]()
+    options, arguments = list[list[str]](), list[str]()
     words = iter(typed)
     for word in words:
         if word == "--":
             arguments += words
         elif OPTION.match(word):
-            options += [word, *([next(words, "")] if word in valued else [])]
+            options.append([word, *([next(words, "")] if word in valued else [])])
         else:
             arguments.append(word)
-    if not any(word.startswith("-") and word != "-" for word in arguments):
-        return typed
-    return [*options, "--", *arguments]
+    return options, arguments
 
 
 def repeat(name: str, *groups: Any) -> str | None:

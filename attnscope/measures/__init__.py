@@ -14,7 +14,6 @@ from attnscope.measures.explain import explain
 from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
 from attnscope.measures.measurement import DEFAULT, Measurement
 from attnscope.measures.roles import PATTERNS, ROLES, role, settle_roles, worth_a_look
-from attnscope.plugins import load_plugins
 
 __all__ = [
     "DEFAULT",
@@ -35,5 +34,3 @@ __all__ = [
     "settle_roles",
     "worth_a_look",
 ]
-
-load_plugins("measures")  # each declares its own, under @measure

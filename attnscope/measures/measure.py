@@ -14,6 +14,7 @@ from attnscope.attention import Token
 from attnscope.fused.request import Request
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.forms import Form, KeySum, PerRow
+from attnscope.plugins import load_plugins
 from attnscope.registry import Registry, docstring
 
 LACKING = {
@@ -57,7 +58,9 @@ class Measure:
 
 
 MEASURES: Registry[Measure] = Registry(
-    "measure", retired={"spread": "normalized_entropy", "span": "effective_keys", "sink": "no_key"}
+    "measure",
+    retired={"spread": "normalized_entropy", "span": "effective_keys", "sink": "no_key"},
+    more=lambda: load_plugins("measures"),  # each declares its own, under @measure
 )
 
 Function = TypeVar("Function", bound="Callable[..., Any]")

@@ -121,6 +121,7 @@ def test_no_module_is_imported_before_it_is_needed(run, monkeypatch, tmp_path):
 
     rows.append(("import attnscope", [], {"torch", "numpy", "rich"}, ""))
     rows.append(("import attnscope.cli.commands.train", [], TENSORS, ""))
+    rows.append(("import attnscope.measures", [], {"torch", "importlib.metadata"}, ""))
     rows.append(("import attnscope.render.terminal, attnscope.views", [], HEAVY, ""))
     rows.append((ENCODER, [], {"transformers", "matplotlib", "scipy", "torch._dynamo"}, ""))
     for typed, offered in TYPED.items():

@@ -67,6 +67,25 @@ def test_an_error_is_json_for_those_who_ask_for_json(run, words, error, suggesti
     assert told["exit_code"] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "is_json"),
+    [
+        (("show", TEXT, "--head", "L9H9", "--", "--json"), False),
+        (("show", "--head", "--json", TEXT), False),
+        (("show", "-m", "nowhere/at/all", "--", "--json"), False),
+        (("show", "--json", "--head", "L9H9", "--", "-1 -> --json"), True),
+        (("show", TEXT, "--no-such", "--json"), True),
+        (("show", TEXT, "--json", "-m"), True),
+        (("no-such-command", "--json"), True),
+        (("--json",), True),
+    ],
+)
+def test_an_error_is_json_only_where_json_was_typed_as_an_option(run, words, is_json):
+    ran = run(*words)
+    assert ran.code == 2
+    assert ran.err.startswith("{") == is_json
+
+
 def test_each_text_of_a_corpus_is_a_line_that_its_own_look_gives(run, tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(f"{TEXT}\n\nThe dog barked.\n")

@@ -230,10 +230,12 @@ def stats(
 def _explain(name: str | None) -> None:
     """Print what one measure or role means, or a line for each."""
     from attnscope.measures import MEASURES, explain
+    from attnscope.plugins import load_plugins
 
     if name is not None:
         print(explain(name))
         return
+    load_plugins("measures")
     width = max(len(name) for name in MEASURES)
     for name, measure in MEASURES.items():
         print(f"{name:{width}}  {measure.unit:6}  {measure.formula}")

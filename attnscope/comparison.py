@@ -289,8 +289,7 @@ def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
     return tuple((int(row), int(column)) for row, column in zip(rows, columns, strict=True))
 
 
-@record("the heads as points")
-@dataclass(frozen=True, eq=False)
+@record("the heads as points", eq=False)
 class Plane:
     """Points whose distances are as near as two axes can bring them to those between the heads.
 

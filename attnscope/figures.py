@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from attnscope.attention import Head, Site
@@ -13,8 +12,7 @@ Weigh: TypeAlias = Literal["raw", "norm", "norm-residual", "zeroing", "gradient"
 """What weights are weighed by, so that they say more; ``raw``: nothing."""
 
 
-@record("a measure of a head, averaged over the rows that count")
-@dataclass(frozen=True, slots=True)
+@record("a measure of a head, averaged over the rows that count", slots=True)
 class Figure:
     """A measure of one head, averaged over the rows that count.
 
@@ -29,7 +27,6 @@ class Figure:
     texts: int
     error: Annotated[float | None, Meaning("standard error over the texts of a corpus", optional=True)] = None
 
-    @property
     @derived("texts that had such rows", name="texts", optional=True, shape=int)
     def texts_of_error(self) -> int | None:
         """How many texts the error is over."""
@@ -45,8 +42,7 @@ WEAK = "weak "
 """How the name of a role begins that stands out among the model's heads, and not by itself."""
 
 
-@record("the strongest pattern of a head")
-@dataclass(frozen=True, slots=True)
+@record("the strongest pattern of a head", slots=True)
 class Role:
     """What a head does, by the strongest pattern that passes its threshold.
 
@@ -77,8 +73,7 @@ PREDICTIONS = (ABLATION, IMPORTANCE)
 """The columns that are no measures of attention: what the model's predictions lose with a head."""
 
 
-@record("how much the model's predictions depend on a head")
-@dataclass(frozen=True, slots=True)
+@record("how much the model's predictions depend on a head", slots=True)
 class Importance:
     """The mean over texts, and its standard error, ``None`` for a single text."""
 
@@ -87,8 +82,7 @@ class Importance:
     error: Annotated[float | None, Meaning("standard error over the texts")] = None
 
 
-@record("how much the loss of the model's predictions rises without a head")
-@dataclass(frozen=True, slots=True)
+@record("how much the loss of the model's predictions rises without a head", slots=True)
 class Removal:
     """How much the loss rises without a head, over all predictions, and what it is then.
 
@@ -101,8 +95,7 @@ class Removal:
     loss: Annotated[float, Meaning("the loss without the head")]
 
 
-@record("a head and its figures")
-@dataclass(frozen=True, slots=True)
+@record("a head and its figures", slots=True)
 class HeadFigures:
     """All figures of one head of one site.
 

@@ -1,12 +1,10 @@
 """Records: a field is declared once, with its meaning; JSON, its schema, tables and strict reading follow.
 
     @record("a figure that changed")
-    @dataclass(frozen=True)
     class Change:
         head: Annotated[Head, Meaning("its head")]
         before: Annotated[float | None, Meaning("in the snapshot")]
 
-        @property
         @derived("how far it moved")
         def moved(self) -> float: ...
 
@@ -17,6 +15,7 @@ and ``read`` a record of data that somebody else wrote. Fields without a meaning
 from __future__ import annotations
 
 import types
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
@@ -24,9 +23,18 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from attnscope.attention import Head, Kind
 
+if typing.TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**options: Any) -> Any:
+        """Nothing: it tells a type checker that ``record`` makes dataclasses."""
+        return lambda function: function
+
+
 Shape = dict[str, Any]
 Class = TypeVar("Class", bound=type)
-Method = TypeVar("Method", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 NUMBER: Shape = {"type": ["number", "null"], "description": "null where it is no finite number"}
 PLAIN: Mapping[Any, Shape] = {
@@ -84,24 +92,33 @@ ADDRESS = Parts(
 """A ``Head`` in whose place its numbers and its kind stand."""
 
 
-def record(sentence: str) -> Callable[[Class], Class]:
-    """A dataclass whose objects are ``sentence``."""
+@dataclass_transform(frozen_default=True)
+def record(sentence: str, **options: Any) -> Callable[[Class], Class]:
+    """A frozen dataclass whose objects are ``sentence``; the ``options`` are those of ``dataclass``."""
 
-    def mark(cls: Class) -> Class:
-        cls.__sentence__ = sentence  # type: ignore[attr-defined]
-        return cls
+    def make(cls: Class) -> Class:
+        made: Any = dataclass(frozen=True, **options)(cls)
+        made.__sentence__ = sentence
+        return made  # type: ignore[no-any-return]
 
-    return mark
+    return make
 
 
-def derived(text: str, **options: Any) -> Callable[[Method], Method]:
-    """A property that stands in data beside the fields; ``@property`` goes above."""
+class Derived(property):
+    """A property that stands in data beside the fields."""
 
-    def mark(method: Method) -> Method:
-        method.__meaning__ = Meaning(text, **options)  # type: ignore[attr-defined]
-        return method
+    meaning: Meaning
 
-    return mark
+
+def derived(text: str, **options: Any) -> Callable[[Callable[[Any], Value]], Value]:
+    """Make a method a property that stands in data beside the fields, as ``text`` says."""
+
+    def make(method: Callable[[Any], Value]) -> Any:
+        made = Derived(method)
+        made.meaning = Meaning(text, **options)
+        return made
+
+    return make
 
 
 def shaped(kind: Any, meaning: Meaning) -> Shape:
@@ -128,8 +145,9 @@ def members(kind: Any) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
                 ]
     for cls in reversed(kind.__mro__):
         for name, value in vars(cls).items():
-            if isinstance(value, property) and (meaning := getattr(value.fget, "__meaning__", None)):
-                found.append(((name,), get_type_hints(value.fget, include_extras=True)["return"], meaning))
+            if isinstance(value, Derived):
+                kind_ = get_type_hints(value.fget, include_extras=True)["return"]
+                found.append(((name,), kind_, value.meaning))
     return tuple(found)
 
 

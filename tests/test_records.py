@@ -12,7 +12,6 @@ from attnscope.records import NUMBER, Meaning, Parts, derived, flat, plain, read
 
 
 @record("a figure")
-@dataclass(frozen=True)
 class Figure:
     value: Annotated[float, Meaning("the figure")]
     error: Annotated[float | None, Meaning("its error", optional=True)] = None
@@ -28,7 +27,6 @@ MATRIX = {"type": "array", "items": {"type": "array", "items": NUMBER}}
 
 
 @record("a head")
-@dataclass(frozen=True)
 class Measured:
     head: Annotated[Head, Meaning("its address")]
     place: Annotated[Place, Parts(layer="its layer", kind="its kind")]
@@ -38,7 +36,6 @@ class Measured:
     note: Annotated[str | None, Meaning("a note")] = None
     secret: int = 0
 
-    @property
     @derived("twice its layer", name="double")
     def twice(self) -> int:
         return 2 * self.place.layer

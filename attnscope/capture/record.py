@@ -65,8 +65,7 @@ class CallFacts:
     ] = None
 
 
-@record("an attention call")
-@dataclass(frozen=True, kw_only=True)
+@record("an attention call", kw_only=True)
 class SiteRecord(CallFacts):
     """One attention call, without its weights.
 
@@ -86,7 +85,6 @@ class SiteRecord(CallFacts):
     step: int
     dtype: Annotated[str, Meaning("the type that it computed in")]
 
-    @property
     @derived("why weights times values were compared with nothing; null where they were")
     def unproved(self) -> str | None:
         """Why the weights were compared with nothing; None where they were."""
@@ -125,7 +123,6 @@ class SiteRecord(CallFacts):
 
 
 @record("a layer without attention")
-@dataclass(frozen=True)
 class LayerWithoutAttention:
     """A layer without attention that can be shown, and why."""
 
@@ -141,7 +138,6 @@ class LayerWithoutAttention:
 
 
 @record("a failure")
-@dataclass(frozen=True)
 class Failure:
     """A module at which the recording failed, and what it failed with; the model itself went on."""
 

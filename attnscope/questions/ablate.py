@@ -254,7 +254,6 @@ Likeliest: TypeAlias = tuple[tuple[str, float], ...]
 
 
 @record("a prediction, the one that changed most first")
-@dataclass(frozen=True)
 class Changed:
     """One prediction before and after: ``divergence`` is KL(before || after) in nats.
 
@@ -272,7 +271,6 @@ class Changed:
 
 
 @record("a head taken away (--head)")
-@dataclass(frozen=True)
 class Ablation:
     """What changed in a model's predictions, those that changed most first.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -141,7 +141,6 @@ def _rounded_cells(view: Heatmap) -> Any:
 
 
 @record("a head")
-@dataclass(frozen=True)
 class HeadChange:
     """How much a head changes from one text to the other."""
 
@@ -150,8 +149,7 @@ class HeadChange:
     error: Annotated[float, Meaning("its standard error")]
 
 
-@record("one model on two texts (--with-text)")
-@dataclass(frozen=True, eq=False)
+@record("one model on two texts (--with-text)", eq=False)
 class TextComparison:
     """What changes in every head from one text to the other.
 
@@ -178,7 +176,6 @@ class TextComparison:
     ]
     notes: Notes
 
-    @property
     @derived("tokens that belong together; null where a text has none")
     def tokens(self) -> tuple[tuple[str | None, str | None], ...]:
         """Both texts, side by side."""
@@ -187,7 +184,6 @@ class TextComparison:
             for one, other in self.aligned.steps
         )
 
-    @property
     @derived("how much each head changes", name="heads")
     def changes(self) -> tuple[HeadChange, ...]:
         """Every head, in the order of ``heads``."""
@@ -291,8 +287,7 @@ def _difference(
     )
 
 
-@record("two models (--with-model)")
-@dataclass(frozen=True, eq=False)
+@record("two models (--with-model)", eq=False)
 class ModelComparison:
     """The heads of one model and those of another, on the same texts.
 
@@ -317,7 +312,6 @@ class ModelComparison:
     subtitle: str
     notes: Notes
 
-    @property
     @derived(
         "each head from itself, where both models have the same heads",
         shape=tuple[float, ...] | None,

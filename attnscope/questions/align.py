@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -55,7 +55,6 @@ QUIET = 0.25
 
 
 @record("a token")
-@dataclass(frozen=True)
 class SpokenToken:
     """A token of what is said, and when it begins and ends, in seconds."""
 
@@ -66,7 +65,6 @@ class SpokenToken:
 
 
 @record("a word")
-@dataclass(frozen=True)
 class SpokenWord:
     """A word with the punctuation at it, and when it begins and ends, in seconds."""
 
@@ -76,8 +74,7 @@ class SpokenWord:
     confidence: Confidence = None
 
 
-@record("when each word is said")
-@dataclass(frozen=True, eq=False)
+@record("when each word is said", eq=False)
 class SpokenText:
     """When each token and each word is said, in seconds of the file; ``way`` says by which heads."""
 
@@ -93,7 +90,6 @@ class SpokenText:
 
 
 @record("a head")
-@dataclass(frozen=True)
 class MonotoneHead:
     """How much of a head's attention lies on the best way that only goes forward through the sound."""
 
@@ -106,7 +102,6 @@ class MonotoneHead:
 
 
 @record("heads that go forward (--rank)")
-@dataclass(frozen=True)
 class MonotoneHeads:
     """All heads by that, the most first."""
 

@@ -120,7 +120,6 @@ NUMBER_OR_NONE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 
 
 @record("an attention call")
-@dataclass(frozen=True)
 class FrozenCall:
     """A call whose output was the same in every pass."""
 
@@ -135,26 +134,22 @@ class FrozenCall:
 
 
 @record("whether all mixing of tokens is shown (--audit)")
-@dataclass(frozen=True)
 class Audit:
     """What was found: the attention calls that were held, and the modules that mix tokens past them."""
 
     sites: tuple[Site, ...]
     mixers: Annotated[tuple[Mixer, ...], Meaning("modules through which another token still moves")]
 
-    @property
     @derived("calls whose output was held still")
     def held(self) -> tuple[FrozenCall, ...]:
         """The attention calls."""
         return tuple(map(FrozenCall, self.sites))
 
-    @property
     @derived("whether it is")
     def complete(self) -> bool:
         """Whether all mixing between tokens goes through what is shown."""
         return not self.mixers
 
-    @property
     @derived("the same in words")
     def sentences(self) -> tuple[str, ...]:
         """The answer in plain words."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from torch import nn
@@ -67,7 +66,6 @@ NO_MIXING = ELEMENTWISE | {
 
 
 @record("a module")
-@dataclass(frozen=True)
 class Mixer:
     """A module through which tokens reach each other past the attention that is shown.
 

@@ -7,7 +7,7 @@ limit costs most are the ones that need the whole context (DuoAttention, Xiao et
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Annotated, NamedTuple, TypeAlias
@@ -62,7 +62,6 @@ class KeyHead(NamedTuple):
 
 
 @record("a key-value head, limited alone")
-@dataclass(frozen=True)
 class LimitedHead:
     """What it costs that a head sees the window alone."""
 
@@ -77,7 +76,6 @@ class LimitedHead:
 
 
 @record("some heads unlimited")
-@dataclass(frozen=True)
 class KeptHeads:
     """What is lost when some heads see everything, and all others the window alone."""
 
@@ -94,7 +92,6 @@ class KeptHeads:
 
 
 @record("the cost of a short cache")
-@dataclass(frozen=True)
 class CacheCost:
     """Every key-value head, the one that costs most first, and what keeping some of them costs."""
 

@@ -49,7 +49,6 @@ SAME = 1e-5
 
 
 @record("what a change does to the prediction")
-@dataclass(frozen=True)
 class Effect:
     """A prediction after a change."""
 
@@ -59,7 +58,6 @@ class Effect:
 
 
 @record("a head, changed alone")
-@dataclass(frozen=True)
 class ChangedHead(Effect):
     """A prediction after a change of one head."""
 
@@ -73,7 +71,6 @@ class ChangedHead(Effect):
 
 
 @record("an intervention: each head changed alone, and all of them at once")
-@dataclass(frozen=True)
 class Intervention:
     """What each head does to a prediction, the head that does most first.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -21,8 +21,7 @@ from attnscope.views import Ranked, Ranking
 from attnscope.views.heads import maps_by_kind
 
 
-@record("one measure in two models (--with-model --map)")
-@dataclass(frozen=True, eq=False)
+@record("one measure in two models (--with-model --map)", eq=False)
 class MeasureChange:
     """One measure of the heads that both models have: what it is in each, and how it rose or fell."""
 
@@ -34,7 +33,6 @@ class MeasureChange:
     title: Annotated[str, Meaning("the models")]
     notes: Notes
 
-    @property
     @derived("the second minus the first")
     def change(self) -> tuple[float, ...]:
         """How the figure of each head rose (+) or fell (-)."""

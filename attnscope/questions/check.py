@@ -24,7 +24,6 @@ COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
 
 
 @record("a claim")
-@dataclass(frozen=True)
 class Verdict:
     """Whether a claim holds, and the evidence in words."""
 
@@ -111,7 +110,6 @@ FORMAT = 1
 
 
 @record("a figure that changed")
-@dataclass(frozen=True)
 class Change:
     """A figure that differs by more than was tolerated; ``None`` where there is none."""
 
@@ -122,14 +120,12 @@ class Change:
 
 
 @record("claims and what became of them")
-@dataclass(frozen=True)
 class Checked:
     """Verdicts on claims, and what differs from a snapshot, if there was one to compare with."""
 
     claims: Annotated[tuple[Verdict, ...], Meaning("every claim")]
     changes: Annotated[tuple[Change, ...] | None, Meaning("with --against")] = None
 
-    @property
     @derived("whether every claim holds and no figure changed")
     def holds(self) -> bool:
         """Whether all is as it was said to be."""

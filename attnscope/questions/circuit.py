@@ -7,7 +7,6 @@ between two texts when all others carry what they carry in the other text. That 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
@@ -59,7 +58,6 @@ EMBEDDINGS, PREDICTION = "embeddings", "prediction"
 
 
 @record("a head of the circuit")
-@dataclass(frozen=True)
 class CircuitHead:
     """A head that the prediction needs."""
 
@@ -69,7 +67,6 @@ class CircuitHead:
 
 
 @record("an edge of the circuit")
-@dataclass(frozen=True)
 class CircuitEdge:
     """What one head gives on to a later one, or to the prediction."""
 
@@ -82,7 +79,6 @@ class CircuitEdge:
 
 
 @record("a circuit")
-@dataclass(frozen=True)
 class FoundCircuit:
     """The heads and edges that bring back a share of the difference between two texts."""
 

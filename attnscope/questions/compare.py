@@ -62,7 +62,6 @@ def in_nats(axes: str) -> Meaning:
 
 
 @record("two heads")
-@dataclass(frozen=True)
 class PairDistance:
     """Two heads, their distance in nats and its standard error (0 where every row was compared)."""
 
@@ -98,7 +97,6 @@ def pair_at(
 
 
 @record("rows")
-@dataclass(frozen=True)
 class RowCount:
     """How many rows were compared, of how many."""
 
@@ -106,8 +104,7 @@ class RowCount:
     of: Annotated[int, Meaning("of so many")]
 
 
-@record("all heads with each other")
-@dataclass(frozen=True, eq=False)
+@record("all heads with each other", eq=False)
 class Comparison:
     """The distances between all heads of one kind of attention.
 
@@ -131,19 +128,16 @@ class Comparison:
     subtitle: str
     notes: Notes
 
-    @property
     @derived("rows that were compared", name="rows")
     def row_count(self) -> RowCount:
         """How many rows were compared."""
         return RowCount(self.rows, self.of)
 
-    @property
     @derived("heads that are alike", name="groups")
     def alike(self) -> tuple[tuple[Head, ...], ...]:
         """The heads of each group."""
         return tuple(tuple(self.heads[head] for head in group) for group in self.groups.members)
 
-    @property
     @derived("the pairs that are most alike")
     def nearest(self) -> tuple[PairDistance, ...]:
         """The pairs of heads that are most alike, the nearest first."""
@@ -151,7 +145,6 @@ class Comparison:
         first = np.argsort(self.distances[rows, columns], kind="stable")[:NEAREST]
         return tuple(self.pair(int(rows[number]), int(columns[number])) for number in first)
 
-    @property
     @derived("heads that are like no other, with the nearest one")
     def singletons(self) -> tuple[PairDistance, ...]:
         """Each head that is in a group of its own, with the one nearest to it; the farthest first."""
@@ -357,7 +350,6 @@ MASKED: Any = Sequence[Sequence[float | None]]
 
 
 @record("a row")
-@dataclass(frozen=True)
 class RowDistance:
     """How far two heads are apart in one row."""
 
@@ -365,8 +357,7 @@ class RowDistance:
     distance: Annotated[float, Meaning(NATS)]
 
 
-@record("two heads (L1H2 L5H3)")
-@dataclass(frozen=True, eq=False)
+@record("two heads (L1H2 L5H3)", eq=False)
 class HeadComparison:
     """Two heads on one text.
 
@@ -397,19 +388,16 @@ class HeadComparison:
         ),
     ]
 
-    @property
     @derived("every row", name="rows")
     def row_distances(self) -> tuple[RowDistance, ...]:
         """How far apart the heads are in each row."""
         return tuple(map(RowDistance, self.rows, self.by_row.tolist()))
 
-    @property
     @derived("the rows' texts")
     def queries(self) -> tuple[str, ...]:
         """The texts of the rows."""
         return tuple(place.text for place in self.weights[0].queries)
 
-    @property
     @derived("the columns' texts")
     def keys(self) -> tuple[str, ...]:
         """The texts of the columns."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -27,7 +27,6 @@ TURNED = "positions turn queries and keys (rotary): Q and K are as at distance 0
 
 
 @record("a head")
-@dataclass(frozen=True)
 class HeadAddress:
     """A head as an object."""
 
@@ -40,7 +39,6 @@ def _addressed(text: str) -> Meaning:
 
 
 @record("one way of a pair of heads")
-@dataclass(frozen=True)
 class Feed:
     """One way in which a head feeds a later one; ``baseline`` is the score of random matrices.
 
@@ -60,8 +58,7 @@ class Feed:
         return self.score - self.baseline
 
 
-@record("which head feeds which (--composition)")
-@dataclass(frozen=True, eq=False)
+@record("which head feeds which (--composition)", eq=False)
 class Feeds:
     """Every way of every pair of heads, the one farthest above its baseline first, and what to know.
 

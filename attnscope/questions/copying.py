@@ -43,7 +43,6 @@ LISTED = 8
 
 
 @record("a head, and how it copies")
-@dataclass(frozen=True)
 class HeadCopying:
     """What a head's OV circuit does to the tokens that it looks at."""
 
@@ -56,7 +55,6 @@ class HeadCopying:
 
 
 @record("which heads copy, from the weights (--copying)")
-@dataclass(frozen=True)
 class Copying:
     """Every head that writes to the residual stream, the one that copies most tokens first."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Any
 from weakref import finalize
 
@@ -39,7 +38,6 @@ WITH_GRADIENT = 3.0
 
 
 @record("what a command takes")
-@dataclass(frozen=True)
 class CommandCost:
     """The memory that a command takes at once, how many passes it runs, and how long they take here."""
 
@@ -50,7 +48,6 @@ class CommandCost:
 
 
 @record("what a look at a model costs (--cost), estimated from its config")
-@dataclass(frozen=True)
 class LookCost:
     """The size of a model, and of a pass over so many tokens."""
 

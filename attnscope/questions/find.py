@@ -126,7 +126,6 @@ class ResolvedQuestion:
 
 
 @record("a head's answer")
-@dataclass(frozen=True)
 class HeadScore:
     """How much of what one head does answers a question.
 
@@ -224,7 +223,6 @@ NAMED = 6
 
 
 @record("a question")
-@dataclass(frozen=True)
 class QuestionResult:
     """All heads that a question is about, the one that looks most first, and what to know of the question."""
 
@@ -271,7 +269,6 @@ class QuestionResult:
 
 
 @record("heads by how much of one part of a text looks at another")
-@dataclass(frozen=True)
 class FindResult:
     """The answers to some questions about one text."""
 

@@ -131,8 +131,7 @@ MOST_FLOWS = 64
 """Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
 
 
-@record("the map of a layer")
-@dataclass(frozen=True, eq=False)
+@record("the map of a layer", eq=False)
 class FlowMap:
     """What the tokens of one layer are made of."""
 
@@ -146,8 +145,7 @@ class FlowMap:
     weights: Annotated[Array, Meaning("[query, key]", shape=MATRIX)]
 
 
-@record("how much each input token contributes to each position, layer by layer")
-@dataclass(frozen=True, eq=False)
+@record("how much each input token contributes to each position, layer by layer", eq=False)
 class Flow:
     """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's.
 
@@ -161,7 +159,6 @@ class Flow:
     notes: Annotated[tuple[str, ...], Meaning("what to know")]
     lead: str | None = None
 
-    @property
     @derived("every layer, from the first")
     def layers(self) -> tuple[FlowMap, ...]:
         """Every map with its labels."""

@@ -73,7 +73,6 @@ Error: TypeAlias = Annotated[float | None, Meaning("its standard error over text
 
 
 @record("a head's answers to the questions of a label")
-@dataclass(frozen=True)
 class GoldScore:
     """How well one head finds the answers of a label in one direction, over ``rows`` questions.
 
@@ -103,7 +102,6 @@ class GoldScore:
 
 
 @record("a label in one direction")
-@dataclass(frozen=True)
 class LabelScores:
     """All heads by how well they find the answers of one label in one direction, the best first."""
 
@@ -172,7 +170,6 @@ def _score(
 
 
 @record("heads by how many known answers they find (--gold)")
-@dataclass(frozen=True)
 class GoldResult:
     """Every label and direction, those with the most questions first, and what to know."""
 

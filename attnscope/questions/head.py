@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -64,8 +64,7 @@ READINGS = (
 """The measures that stand under a head's picture."""
 
 
-@record("one head (--head)")
-@dataclass(frozen=True, eq=False)
+@record("one head (--head)", eq=False)
 class OneHead:
     """One head's picture, its figures, and the call that it was seen in."""
 
@@ -74,25 +73,21 @@ class OneHead:
     site: Annotated[SiteRecord, Meaning("its attention call")]
     losses: Losses = None
 
-    @property
     @derived("what to know about the model, the text and the answer")
     def notes(self) -> tuple[str, ...]:
         """The notes of its picture."""
         return self.heatmap.notes
 
-    @property
     @derived("the rows' texts")
     def queries(self) -> list[str]:
         """What looks."""
         return [place.text for place in self.heatmap.weights.queries]
 
-    @property
     @derived("the columns' texts")
     def keys(self) -> list[str]:
         """What is looked at."""
         return [place.text for place in self.heatmap.weights.keys]
 
-    @property
     @derived("[query, key], rounded to 7 digits; null where masked or hidden")
     def weights(self) -> list[list[float | None]]:
         """Its weights as they are shown."""
@@ -102,22 +97,19 @@ class OneHead:
             for row in zip(self.heatmap.values, blank, strict=True)
         ]
 
-    @property
     @derived("[query, key], true where --min-weight hides a weight", optional=True)
     def hidden(self) -> list[list[bool]] | None:
         """Which of its weights are hidden, if any may be."""
         return self.heatmap.hidden.tolist() if self.heatmap.min_weight else None
 
 
-@record("several heads (--head L0H2,L1H5)")
-@dataclass(frozen=True, eq=False)
+@record("several heads (--head L0H2,L1H5)", eq=False)
 class SeveralHeads:
     """Heads side by side, with one scale."""
 
     heads: Annotated[tuple[OneHead, ...], Meaning("each head, in the order of --head")]
     view: HeadRow
 
-    @property
     @derived("what to know about the model, the text and the answer")
     def notes(self) -> tuple[str, ...]:
         """The notes of the picture."""

@@ -75,7 +75,6 @@ OWN_NAMES = {
 
 
 @record("an attention call")
-@dataclass(frozen=True)
 class Sighting:
     """One attention call: what it is, the range of its rows' sums, and whether the model reports it rightly.
 
@@ -89,7 +88,6 @@ class Sighting:
     report: Annotated[Verdict, Meaning("whether the model itself reports these weights", name="own_report")]
     fault: Annotated[str | None, Meaning("what it reports in their place", name="own_fault")] = None
 
-    @property
     @derived("the smallest and the largest sum of a row")
     def row_sums(self) -> tuple[float, float]:
         """The range of its rows' sums."""
@@ -97,7 +95,6 @@ class Sighting:
 
 
 @record("every attention call of a model")
-@dataclass(frozen=True)
 class Survey:
     """Every attention call of a pass, the layers that have none, what failed, and what to know."""
 

@@ -7,7 +7,6 @@ the place of what the last layer gave, and what is behind it runs as it does in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -31,7 +30,6 @@ LIKELIEST = 5
 
 
 @record("a prediction read off after a layer")
-@dataclass(frozen=True)
 class LayerPrediction:
     """What the final norm and the output head make of the residual stream after a layer."""
 
@@ -43,7 +41,6 @@ class LayerPrediction:
 
 
 @record("the logit lens (--by layer)")
-@dataclass(frozen=True)
 class Lens:
     """The prediction after every layer; that after the last one is the model's own."""
 

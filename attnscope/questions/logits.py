@@ -8,7 +8,7 @@ way to the score being that of this pass, each of them has a part in the score, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated
 
 import torch
@@ -37,7 +37,6 @@ WORDS = 8
 
 
 @record("a word")
-@dataclass(frozen=True)
 class Word:
     """A word of the vocabulary, and how far a head's output moves its logit."""
 
@@ -57,7 +56,6 @@ Effect = Annotated[float, Meaning("what it writes")]
 
 
 @record("a head")
-@dataclass(frozen=True)
 class HeadEffect:
     """A head, and what it writes to a score."""
 
@@ -67,7 +65,6 @@ class HeadEffect:
 
 
 @record("a layer")
-@dataclass(frozen=True)
 class LayerEffect:
     """What a layer adds to a score beside its attention."""
 
@@ -76,7 +73,6 @@ class LayerEffect:
 
 
 @record("a module")
-@dataclass(frozen=True)
 class ModuleEffect:
     """What another module that mixes tokens writes to a score."""
 
@@ -86,7 +82,6 @@ class ModuleEffect:
 
 
 @record("a head: the one that is named, or those that write most")
-@dataclass(frozen=True)
 class Favours:
     """The words whose logits a head's output raises and lowers most."""
 
@@ -96,7 +91,6 @@ class Favours:
 
 
 @record("what each part writes to the score of a token, in logits")
-@dataclass(frozen=True)
 class Writes:
     """The direct effects of all parts on one score, which they sum to, and the words of some heads.
 
@@ -112,19 +106,16 @@ class Writes:
     notes: Annotated[tuple[str, ...], Meaning("what to know of the numbers")]
     errors: Mapping[Head, float] = field(default_factory=dict)  # over prompts
 
-    @property
     @derived("every head")
     def heads(self) -> list[HeadEffect]:
         """What each head writes."""
         return [HeadEffect(*each, self.errors.get(each[0])) for each in self.effects.heads.items()]
 
-    @property
     @derived("what each layer adds beside its attention")
     def feed_forward(self) -> list[LayerEffect]:
         """What each layer adds beside its attention."""
         return [LayerEffect(*each) for each in sorted(self.effects.feed_forward.items())]
 
-    @property
     @derived("other modules that mix tokens")
     def mixers(self) -> list[ModuleEffect]:
         """What other modules that mix tokens write."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -25,7 +25,6 @@ AxisText = Annotated[int | None, Meaning("its place in texts; null where the axi
 
 
 @record("the model")
-@dataclass(frozen=True)
 class ExportedModel:
     """The model that ran."""
 
@@ -37,7 +36,6 @@ class ExportedModel:
 
 
 @record("a text")
-@dataclass(frozen=True)
 class ExportedText:
     """The tokens of a text."""
 
@@ -46,7 +44,6 @@ class ExportedText:
 
 
 @record("the axes of a kind")
-@dataclass(frozen=True)
 class ExportedAxes:
     """Which texts the rows and columns of a kind of attention are."""
 
@@ -55,7 +52,6 @@ class ExportedAxes:
 
 
 @record("a file")
-@dataclass(frozen=True)
 class ExportedFile:
     """A file, and the head or the layer that it shows, if it shows just one."""
 
@@ -68,7 +64,6 @@ class ExportedFile:
 
 
 @record("the manifest of an export")
-@dataclass(frozen=True)
 class Manifest:
     """All that an export holds, and what it came from, without anything that differs from run to run."""
 

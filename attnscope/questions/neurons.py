@@ -34,8 +34,7 @@ from attnscope.views.charts import Term, Terms
 ARROW = "->"
 
 
-@record("a dimension")
-@dataclass(frozen=True, slots=True)
+@record("a dimension", slots=True)
 class Dimension:
     """What one dimension of a head adds to a score."""
 
@@ -45,7 +44,6 @@ class Dimension:
 
 
 @record("a score by dimension (--neurons)")
-@dataclass(frozen=True)
 class Neurons:
     """How the score of a query and a key comes about, and what weight the softmax makes of it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from attnscope.attention import Head
@@ -33,8 +33,7 @@ FEWEST = 6
 """Tokens in which patterns are named, at least."""
 
 
-@record("every head")
-@dataclass(frozen=True, eq=False)
+@record("every head", eq=False)
 class Overview:
     """Thumbnails by kind of attention, the figures of every head, what ran, and what to know."""
 

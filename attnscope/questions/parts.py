@@ -230,7 +230,6 @@ LONGEST_NAME = 24
 
 
 @record("a part")
-@dataclass(frozen=True)
 class Span:
     """A named part: the tokens ``start`` to ``stop - 1``."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
@@ -36,8 +35,7 @@ SHORTEST_WIDENED = 128
 """With fewer tokens than this, rows are read beside the kernel for parts that it could sum itself, too."""
 
 
-@record("a head")
-@dataclass(frozen=True, eq=False)
+@record("a head", eq=False)
 class HeadSpans:
     """How much one head's parts look at each other, ``[part, part]``: rows averaged, columns summed."""
 
@@ -46,8 +44,7 @@ class HeadSpans:
     baseline: Annotated[Array, Meaning("the same on even attention", shape=MATRIX)]
 
 
-@record("how much the parts of a text look at each other")
-@dataclass(frozen=True, eq=False)
+@record("how much the parts of a text look at each other", eq=False)
 class SpanMaps:
     """How much the rows of each part look at each part: rows averaged, columns summed.
 
@@ -61,7 +58,6 @@ class SpanMaps:
     title: str
     notes: Notes = ()
 
-    @property
     @derived("every head", name="heads")
     def by_head(self) -> tuple[HeadSpans, ...]:
         """What is known of each head."""
@@ -264,8 +260,7 @@ class _Spans:
         return baseline
 
 
-@record("a head")
-@dataclass(frozen=True, eq=False)
+@record("a head", eq=False)
 class HeadLookback:
     """What each written token looks at in one head, and the head's lookback ratio."""
 
@@ -274,8 +269,7 @@ class HeadLookback:
     shares: Annotated[Array, Meaning("[written token, part]", shape=MATRIX)]
 
 
-@record("what each written token looks at (--written)")
-@dataclass(frozen=True, eq=False)
+@record("what each written token looks at (--written)", eq=False)
 class WrittenAttention:
     """How much each written token looks at each part, the last part being what was written.
 
@@ -292,7 +286,6 @@ class WrittenAttention:
     title: str
     notes: Notes
 
-    @property
     @derived("every head", name="heads")
     def by_head(self) -> tuple[HeadLookback, ...]:
         """What is known of each head."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from attnscope.records import Meaning, record
@@ -12,7 +11,6 @@ from attnscope.views.table import Column, Table
 
 
 @record("a token and its loss")
-@dataclass(frozen=True)
 class TokenLoss:
     """How badly a token is predicted."""
 

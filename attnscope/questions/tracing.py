@@ -6,7 +6,6 @@ Causal tracing (Meng et al. 2022): after each layer, the state of one token is t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -29,7 +28,6 @@ from attnscope.views.table import Column, Table
 
 
 @record("a layer's residual stream at a token, patched alone")
-@dataclass(frozen=True)
 class PatchedToken(Effect):
     """A prediction after the state of one token behind one layer was put there from another text."""
 
@@ -40,7 +38,6 @@ class PatchedToken(Effect):
 
 
 @record("the residual stream patched token by token (--by token)")
-@dataclass(frozen=True)
 class TokenTrace:
     """How much of the difference between two texts each token's state holds behind each layer."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -38,7 +38,6 @@ NEAR = 0.005
 
 
 @record("a head over the checkpoints")
-@dataclass(frozen=True)
 class Course:
     """One measure of one head at each checkpoint; ``None`` where it has no such figure there."""
 
@@ -69,7 +68,6 @@ class Course:
 
 
 @record("heads over the checkpoints of a run")
-@dataclass(frozen=True)
 class Track:
     """The course of every head, for each measure those first that changed most."""
 

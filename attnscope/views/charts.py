@@ -13,8 +13,7 @@ from attnscope.views.table import Titled
 from attnscope.views.token import FULL_BARS
 
 
-@record("a head")
-@dataclass(frozen=True, slots=True)
+@record("a head", slots=True)
 class Curve:
     """A head's averages over one run of rows after the other; ``None`` where no row of a run counts."""
 
@@ -32,8 +31,7 @@ class Curve:
         return sum(known) / len(known)
 
 
-@record("a measure along the text (--by-position)")
-@dataclass(frozen=True, slots=True)
+@record("a measure along the text (--by-position)", slots=True)
 class Curves:
     """One measure of several heads, best first; run ``i`` begins at the row or step ``edges[i]``."""
 
@@ -75,8 +73,7 @@ class Curves:
 AreaError = Annotated[float, Meaning("its standard error over random orders; 0 of one order")]
 
 
-@record("an order of the tokens, or the mean of random ones")
-@dataclass(frozen=True, slots=True)
+@record("an order of the tokens, or the mean of random ones", slots=True)
 class TokenOrder:
     """One order of the tokens: the probability of the prediction after each step, and the means of it.
 
@@ -99,8 +96,7 @@ class TokenOrder:
     insertion_error: AreaError = 0.0
 
 
-@record("which order of the tokens a prediction hangs on (--faithful)")
-@dataclass(frozen=True, slots=True)
+@record("which order of the tokens a prediction hangs on (--faithful)", slots=True)
 class Faithful:
     """Orders by several methods, the best first; ``taken`` is how many tokens each step has taken away."""
 

@@ -224,8 +224,7 @@ def _hidden(maps: Sequence[Heatmap]) -> tuple[str, ...]:
     return (f"hidden: cells below {maps[0].min_weight:g} (blank), {share:.0%} of the attention",)
 
 
-@record("a token where they part")
-@dataclass(frozen=True, slots=True)
+@record("a token where they part", slots=True)
 class Parting:
     """One token whose rows differ: how far (nats), and where each head looks most from there."""
 

@@ -16,8 +16,7 @@ from attnscope.records import Meaning, Notes, derived, plain, record
 Patches = Annotated[Array | None, Meaning("a weight a patch", shape=list[list[float]] | None)]
 
 
-@record("on the patches of an image")
-@dataclass(frozen=True, eq=False)
+@record("on the patches of an image", eq=False)
 class Overlay:
     """What a place looks at in a picture, and which patches look at it.
 
@@ -90,8 +89,7 @@ def _edges(box: Edges) -> list[float]:
     return [round(edge, 1) for edge in box]
 
 
-@record("a token and its weight")
-@dataclass(frozen=True, slots=True)
+@record("a token and its weight", slots=True)
 class Bar:
     """One ranked token: its label, its number in the text, and the weight between it and the focus.
 
@@ -142,7 +140,6 @@ def _ranked(side: str) -> Meaning:
 
 
 @record("the token")
-@dataclass(frozen=True)
 class TokenLabel:
     """A token as it is named, and where it stands."""
 
@@ -150,8 +147,7 @@ class TokenLabel:
     position: Annotated[int, Meaning("its number")]
 
 
-@record("one token (--token)")
-@dataclass(frozen=True, eq=False)
+@record("one token (--token)", eq=False)
 class TokenView:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
 
@@ -177,13 +173,11 @@ class TokenView:
         both = zip(self.verbs, (self.looks_at, self.looked_at_by), strict=True)
         return tuple((verb, bars) for verb, bars in both if bars is not None)
 
-    @property
     @derived("which it is")
     def token(self) -> TokenLabel:
         """The token that is looked at from both sides."""
         return TokenLabel(self.label, self.position)
 
-    @property
     @derived("with images: one each, of many those that have most", optional=True, shape=tuple[Overlay, ...])
     def patches(self) -> tuple[Overlay, ...] | None:
         """The overlays, if there are any."""

@@ -144,11 +144,15 @@ class ModelInput:
 
     @property
     def lead(self) -> Kind | None:
-        """The kind to show first: that of a text with a picture or sound in it; of a sound, what finds it."""
-        heard = self.axes["cross"][1] if "cross" in self.axes else ()
-        if heard and not isinstance(heard, range) and heard[0].id >= HEARD:
-            return "cross"
+        """The kind to show first: that of a text with a picture or sound in it.
+
+        Of a sound, and of pictures among other things that an encoder reads, what finds them.
+        """
+        found = self.axes["cross"][1] if "cross" in self.axes else ()
         inside = self.picture is not None and self.tokens != self.picture.tokens
+        heard = found and not isinstance(found, range) and found[0].id >= HEARD
+        if heard or (inside and found == self.tokens):
+            return "cross"
         inside |= self.heard is not None and any(token.id < HEARD for token in self.tokens)
         return "decoder" if inside else None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope import __version__
 from attnscope.attention import Attention, Axis, Kind
@@ -21,7 +21,7 @@ from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.words import measure_words
 from attnscope.models.inputs import ModelInput, text_axes
 from attnscope.models.kept import TracedModel, has_short_text, is_short
-from attnscope.models.labels import Label, tokens_of
+from attnscope.models.labels import Axes, Label, images_of_pass, place_images, tokens_of
 from attnscope.models.model import Model, find_device
 from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import Trace
@@ -229,14 +229,21 @@ class RecordedPasses:
         self.seen += 1
 
     def kept(
-        self, module: nn.Module, name: str, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]]
+        self,
+        module: nn.Module,
+        name: str,
+        record: Record,
+        axes: Axes,
+        images: Mapping[str, Any],
     ) -> list[Callable[[], TracedModel]]:
-        """What makes a trace of each pass. Raises ``ModelError`` if there is none."""
+        """What makes a trace of each pass. Raises ``ModelError`` if there is none.
+
+        ``images`` have a picture for all passes, or a list with one for each. Raises ``InputError``.
+        """
         if not self.seen:
             raise ModelError(f"{name} has no attention to show: {why_empty(module, record)}")
         count, about = len(self.steps) + self.dropped, describe_module(name, module)
         said = [DROPPED] if drops_out(module) else []
-        tokens = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
 
         def make(number: int) -> TracedModel:
             which = "the last" if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"
@@ -246,8 +253,12 @@ class RecordedPasses:
             texts = max(site.batch for site in sites)
             averaged = (f"figures are means over the {texts:,} texts of the batch",) if texts > 1 else ()
             notes = (*notes, *averaged, *said)
-            replay = self.steps[number].replay(replace(record, sites=sites), axes)
-            prepared = ModelInput({}, axes, tokens, notes, replay=replay)
+            seen = images_of_pass(images, number + self.dropped, count)
+            placed, pictures = place_images(axes, seen)
+            tokens = next((keys for _, keys in placed.values() if isinstance(keys, tuple)), ())
+            cut = (f"{each.name}: {' × '.join(map(str, each.grid or ()))} patches" for each in pictures)
+            replay = self.steps[number].replay(replace(record, sites=sites), placed)
+            prepared = ModelInput({}, placed, tokens, (*notes, *cut), replay=replay, pictures=pictures)
             return TracedModel(make_trace(replay.shown_to, prepared, about))
 
         return [partial(make, number) for number in range(len(self.steps))]

@@ -6,12 +6,14 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.axes import GROUPED
+from attnscope.axes import GROUPED, PICTURED, Array
 from attnscope.errors import InputError
-from attnscope.models.inputs import ModelInput, text_axes
+from attnscope.models.inputs import ModelInput, Picture, text_axes
 from attnscope.storage.files import read_lines
 
 COLUMNS = ("label", "group", "special")
@@ -21,6 +23,9 @@ YES = ("1", "true", "yes", "special")
 
 MOST_LABELS = 1 << 20
 """Positions that a file may label."""
+
+
+Axes: TypeAlias = Mapping[Kind, tuple[Axis, Axis]]
 
 
 class Label(NamedTuple):
@@ -98,3 +103,65 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
     named = relabel(prepared.tokens, tokens)
     assert not isinstance(named, range)
     return replace(prepared, axes=axes or text_axes(tokens), tokens=named or tokens)
+
+
+def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Picture, ...]]:
+    """Axes whose labels that name an image are its patches, row by row, and the images with their patches.
+
+    The grid is the one whose shape comes nearest to that of the image. Raises ``InputError``.
+    """
+    known = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
+    pictures, patches, first = list[Picture](), dict[str, tuple[Token, ...]](), PICTURED
+    for name, image in images.items():
+        pixels, count = _read_image(name, image), sum(token.text == name for token in known)
+        if not count:
+            raise InputError(f"no token is {name!r}: name it once a patch, tokens=['arm', *[{name!r}] * 300]")
+        grid = _find_grid(count, *pixels.shape[:2])
+        patches[name] = tuple(
+            Token(f"{name}{GROUPED}{at // grid[1]},{at % grid[1]}", first + at) for at in range(count)
+        )
+        pictures.append(Picture(pixels, grid, patches[name], name=name))
+        first += count
+
+    def place(axis: Axis) -> Axis:
+        left = {name: iter(tokens) for name, tokens in patches.items()}
+        return axis if isinstance(axis, range) else tuple(next(left.get(t.text, iter(())), t) for t in axis)
+
+    return {kind: (place(queries), place(keys)) for kind, (queries, keys) in axes.items()}, tuple(pictures)
+
+
+def images_of_pass(images: Mapping[str, Any], number: int, count: int) -> dict[str, Any]:
+    """What each camera saw in one of so many passes: its image, or one of a list. Raises ``InputError``."""
+    found = {}
+    for name, image in images.items():
+        each = image if isinstance(image, list) else [image] * count
+        if len(each) != count:
+            passes = "there was 1 pass" if count == 1 else f"there were {count:,} passes"
+            raise InputError(f"{name} has {len(each):,} images, and {passes}: give one for each")
+        found[name] = each[number]
+    return found
+
+
+def _read_image(name: str, image: Any) -> Array:
+    """An array, a tensor or an image of PIL, channels first or last, as bytes.  -> [row, column, 3]"""
+    array: Array = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
+    array = array[0] if array.ndim == 4 and len(array) == 1 else array
+    if array.ndim == 3 and array.shape[0] == 3 != array.shape[-1]:
+        array = np.moveaxis(array, 0, -1)
+    if array.ndim != 3 or array.shape[-1] != 3 or not array.size:
+        raise InputError(f"the image {name} has the shape {list(array.shape)}: give [row, column, 3]")
+    if array.dtype == np.uint8:
+        return array
+    if not (array.min() >= 0 and array.max() <= 1):
+        raise InputError(
+            f"the image {name} has numbers beyond 0 to 1: give it as it was before it was scaled"
+        )
+    rounded: Array = np.rint(255 * array).astype(np.uint8)
+    return rounded
+
+
+def _find_grid(count: int, rows: int, columns: int) -> tuple[int, int]:
+    """So many patches in rows and columns, as near to the shape of an image as can be."""
+    able = [each for each in range(1, count + 1) if count % each == 0]
+    best = min(able, key=lambda each: abs(np.log(each * each * columns / (count * rows))))
+    return best, count // best

@@ -168,21 +168,33 @@ def record(
     module: nn.Module,
     tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     *,
+    images: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> Iterator[Run]:
     """Watch whatever a module runs inside the block, training too; when it ends, the run can be looked at.
 
     ``tokens`` label the axes that have their length, those of ``encoder`` and ``decoder`` apart if you like.
+    ``images`` are what cameras saw: tokens of such a name are the patches of that image, row by row. It is
+    an array, a tensor or an image of PIL, [row, column, 3] or [3, row, column]; or a list, one for each pass.
     The steps of a generation are one pass, as long as each one's keys begin with those of the one before. Of
-    several passes the last is shown, and ``run.passes`` has each. Raises ``ModelError`` if no attention ran.
+    several passes the last is shown, and ``run.passes`` has each. Raises ``ModelError`` if no attention ran,
+    ``InputError`` for images that do not fit.
+
+    >>> seen, steps = ["arm", *["front"] * 300], [f"t+{n}" for n in range(100)]
+    >>> with attnscope.record(policy, {"encoder": seen, "decoder": steps}, images={"front": frame}) as run:
+    ...     policy(observation)
+    >>> run.token("t+0")
     """
     from attnscope.capture import recording
     from attnscope.models.keeping import RecordedPasses, axes_of_texts
+    from attnscope.models.labels import place_images
 
-    run, held, axes = Run(), RecordedPasses(), axes_of_texts(tokens)
+    run, held, axes, images = Run(), RecordedPasses(), axes_of_texts(tokens), images or {}
+    known = {name: image for name, image in images.items() if not isinstance(image, list)}
+    place_images(axes, known)  # what does not fit is refused before anything runs
     with recording(module, [held], axes) as record:
         yield run
-    *run.earlier, last = held.kept(module, name or type(module).__name__, record, axes)
+    *run.earlier, last = held.kept(module, name or type(module).__name__, record, axes, images)
     run.kept = last()
 
 

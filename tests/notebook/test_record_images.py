@@ -1,0 +1,140 @@
+"""A policy of a robot: what its cameras saw lies under what each action looks at."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import attnscope
+from attnscope.errors import InputError
+
+SIZE, HEADS, ROWS, COLUMNS = 16, 2, 3, 4
+JOINTS = ("shoulder", "elbow", "gripper")
+SEEN = [*JOINTS, *["front"] * (ROWS * COLUMNS), *["wrist"] * 4]
+STEPS = [f"t+{step}" for step in range(5)]
+LABELS = {"encoder": SEEN, "decoder": STEPS}
+
+
+class ChunkPolicy(nn.Module):
+    """Predicts actions in chunks from two cameras and the joints of an arm: ACT (Zhao et al. 2023)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.Conv2d(3, SIZE, 8, stride=8)
+        self.joints = nn.Linear(1, SIZE)
+        self.encoder = nn.TransformerEncoderLayer(SIZE, HEADS, 32, dropout=0.0, batch_first=True)
+        self.queries = nn.Parameter(torch.randn(len(STEPS), SIZE))
+        self.decoder = nn.TransformerDecoderLayer(SIZE, HEADS, 32, dropout=0.0, batch_first=True)
+        self.action = nn.Linear(SIZE, len(JOINTS))
+
+    def memory(self, joints, front, wrist):
+        patches = [self.backbone(each).flatten(2).transpose(1, 2) for each in (front, wrist)]
+        return self.encoder(torch.cat([self.joints(joints[..., None]), *patches], 1))
+
+    def forward(self, joints, front, wrist):
+        return self.action(self.decoder(self.queries[None], self.memory(joints, front, wrist)))
+
+    def own_weights(self, *seen):
+        """The weights of the cross-attention, by its own softmax.  -> [head, step, seen]"""
+        layer, memory, asked = self.decoder, self.memory(*seen), self.queries[None]
+        asked = layer.norm1(asked + layer.self_attn(asked, asked, asked, need_weights=False)[0])
+        cross = layer.multihead_attn
+        width = SIZE // HEADS
+        query, key = (
+            (states @ cross.in_proj_weight[part].T + cross.in_proj_bias[part])
+            .view(-1, HEADS, width)
+            .transpose(0, 1)
+            for states, part in ((asked[0], slice(0, SIZE)), (memory[0], slice(SIZE, 2 * SIZE)))
+        )
+        return (query @ key.mT / width**0.5).softmax(-1).detach().numpy()
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return ChunkPolicy().eval()
+
+
+def seen(seed=0):
+    """The joints, and what both cameras see."""
+    noise = torch.Generator().manual_seed(seed)
+    front, wrist = torch.rand(1, 3, 24, 32, generator=noise), torch.rand(1, 3, 16, 16, generator=noise)
+    return torch.rand(1, 3, generator=noise), front, wrist
+
+
+def as_bytes(image):
+    return (255 * image[0].permute(1, 2, 0)).round().to(torch.uint8).numpy()
+
+
+@pytest.mark.parametrize("how", [lambda each: each, as_bytes, lambda each: Image.fromarray(as_bytes(each))])
+def test_each_camera_lies_under_what_an_action_looks_at(policy, how):
+    joints, front, wrist = seen()
+    images = {"front": how(front), "wrist": how(wrist)}
+    with attnscope.record(policy, LABELS, images=images) as run:
+        policy(joints, front, wrist)
+    own = policy.own_weights(joints, front, wrist)  # [head, step, seen]
+    for head in range(HEADS):
+        overlays = run.token("t+2", head=f"cross L0H{head}").numbers["patches"]
+        assert [each["picture"] for each in overlays] == ["front", "wrist"]
+        patches = [np.array(each["looks_at"]) for each in overlays]
+        assert [each.shape for each in patches] == [(ROWS, COLUMNS), (2, 2)]
+        np.testing.assert_allclose(
+            np.concatenate([each.ravel() for each in patches]), own[head, 2, 3:], atol=1e-6
+        )
+    np.testing.assert_array_equal(run._pass.prepared.pictures[0].pixels, as_bytes(front))
+    assert "front: 3 × 4 patches" in run.notes
+
+
+def test_actions_are_shown_by_what_they_see_unless_another_head_is_named(policy):
+    joints, front, wrist = seen()
+    with attnscope.record(policy, LABELS, images={"front": front, "wrist": wrist}) as run:
+        policy(joints, front, wrist)
+    mean = policy.own_weights(joints, front, wrist).mean(0)[4, 3:15]
+    shown = run.token("t+4").numbers["patches"][0]["looks_at"]
+    np.testing.assert_allclose(np.ravel(shown), mean, atol=1e-6)
+    looked = run.token("front · 1,2", head="encoder L0H0").numbers["patches"]
+    assert [each["looked_at_by"] is not None for each in looked] == [True, True]
+    (question,) = run.find("t+4 -> front").numbers["questions"]
+    assert question["heads"][0]["weight"] == pytest.approx(
+        policy.own_weights(joints, front, wrist)[:, 4, 3:15].sum(-1).max(), abs=1e-6
+    )
+
+
+def test_each_call_of_the_policy_has_its_own_images(policy):
+    fronts = []
+    with attnscope.record(policy, LABELS, images={"front": fronts, "wrist": seen()[2]}) as run:
+        for step in range(3):
+            joints, front, wrist = seen(step)
+            policy(joints, front, wrist)
+            fronts.append(front)
+    assert len(run.passes) == 3
+    for step, each in enumerate(run.passes):
+        own = policy.own_weights(*seen(step))
+        shown = each.token("t+0", head="cross L0H1").numbers["patches"][0]["looks_at"]
+        np.testing.assert_allclose(np.ravel(shown), own[1, 0, 3:15], atol=1e-6)
+        np.testing.assert_array_equal(each._pass.prepared.pictures[0].pixels, as_bytes(fronts[step]))
+
+
+def test_a_saved_recording_keeps_what_the_cameras_saw(policy, tmp_path):
+    joints, front, wrist = seen()
+    with attnscope.record(policy, LABELS, images={"front": front, "wrist": wrist}) as run:
+        policy(joints, front, wrist)
+    run.save(tmp_path / "a.trace")
+    again = attnscope.open(tmp_path / "a.trace")
+    assert again.token("t+1").numbers["patches"] == run.token("t+1").numbers["patches"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "images", "sentence"),
+    [
+        (LABELS, {"side": torch.zeros(3, 8, 8)}, "no token is 'side': name it once a patch"),
+        (None, {"front": torch.zeros(3, 8, 8)}, "no token is 'front': name it once a patch"),
+        (LABELS, {"front": torch.zeros(8, 8)}, r"has the shape \[8, 8\]: give \[row, column, 3\]"),
+        (LABELS, {"front": torch.full((3, 8, 8), -1.5)}, "has numbers beyond 0 to 1"),
+        (LABELS, {"front": [torch.zeros(3, 8, 8)] * 2}, "front has 2 images, and there was 1 pass"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(policy, tokens, images, sentence):
+    with pytest.raises(InputError, match=sentence), attnscope.record(policy, tokens, images=images):
+        policy(*seen())

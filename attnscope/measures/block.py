@@ -125,6 +125,18 @@ class Block:
         return torch.arange(self.start, self.start + self.rows.shape[-2], device=self.rows.device)
 
     @cached_property
+    def gaps(self) -> Tensor:
+        """How far each key lies ahead of each row.  -> [row, key]"""
+        import torch
+
+        return torch.arange(self.rows.shape[-1], device=self.rows.device) - self.positions[:, None]
+
+    @property
+    def every_row(self) -> Tensor:
+        """That every row counts, bool.  -> [batch or 1, head or 1, row]"""
+        return self.open_keys >= 0
+
+    @cached_property
     def entropy(self) -> Tensor:
         """Shannon entropy in nats, with 0 log 0 = 0.  -> [batch, head, row]"""
         import torch

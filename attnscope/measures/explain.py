@@ -3,33 +3,9 @@
 from __future__ import annotations
 
 from attnscope.errors import SelectionError
-from attnscope.figures import WEAK
 from attnscope.measures.flow import METHODS
 from attnscope.measures.measure import MEASURES
-from attnscope.measures.roles import (
-    BEST,
-    BROAD,
-    CHANCE,
-    FEWEST_HEADS,
-    FEWEST_ROWS,
-    HARDLY,
-    LEAST_LIFT,
-    LEVEL,
-    NEAR,
-    NONE,
-    OUTLYING,
-    PART,
-    PATTERNS,
-    POSITION,
-    POSITIONAL,
-    RETRIEVES,
-    ROLES,
-    SHARP,
-    SHARP_ROLE,
-    SINK_PATTERNS,
-    STREAMS,
-    TIMES,
-)
+from attnscope.measures.roles import RETRIEVES, ROLES, STREAMS, explain_role
 from attnscope.measures.weighing import WEIGHINGS
 from attnscope.registry import nearest_name
 
@@ -40,13 +16,6 @@ NEEDS = {
     "scores": "the scores before the softmax, which a file of weights has not",
 }
 """What a measure cannot do without, in words."""
-
-
-CROWD = (
-    f";\n            among {FEWEST_HEADS} heads or more, only where chance puts as many there in at most\n"
-    f"            {LEVEL:.0%} of models, or at most {HARDLY:.0%} of the heads"
-)
-"""What more an attention sink takes."""
 
 PREDICTIONS = {
     "importance": (
@@ -101,7 +70,9 @@ def explain(name: str) -> str:
 
     Raises ``SelectionError`` naming what exists.
     """
-    parts = [text for text in (_measure(name), _role(name), _weighing(name), PREDICTIONS.get(name)) if text]
+    parts = [
+        text for text in (_measure(name), explain_role(name), _weighing(name), PREDICTIONS.get(name)) if text
+    ]
     if not parts:
         if name in MEASURES.retired:
             MEASURES[name]  # says what it is called now
@@ -130,39 +101,6 @@ def _measure(name: str) -> str:
         f"  source    {measure.source}",
     ]
     return "\n".join(lines)
-
-
-def _role(name: str) -> str:
-    if name in PATTERNS:
-        pattern = PATTERNS[name]
-        return (
-            f"  role      a head {pattern.words} when this is at least {pattern.threshold}, at least "
-            f"{LEAST_LIFT} and\n            {CHANCE} times what chance could do above the baseline, in "
-            f"{FEWEST_ROWS} rows or more with a choice,\n            and no other pattern stands farther "
-            "above its baseline"
-        ) + (CROWD if name in SINK_PATTERNS else "")
-    if name == POSITIONAL:
-        return (
-            f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; two "
-            "are always measured, farther ones when asked for, such as --sort offset=-3."
-        )
-    if name == "broad":
-        return f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD}."
-    if name == SHARP_ROLE:
-        return f"sharp: no pattern passes its threshold, and the normalized entropy is below {SHARP}."
-    if name == WEAK.strip() or (name.startswith(WEAK) and name in ROLES):
-        what = name.removeprefix(WEAK) if name in ROLES else "a pattern of position or of repeats"
-        return (
-            f"{name}: below the threshold of {what}, but at least {PART:g} of it and "
-            f"{TIMES} times the baseline,\n  and either {NEAR:g} of the threshold, or {OUTLYING} median "
-            f"deviations above the model's median head\n  and among its best {BEST:.0%}."
-        )
-    if name == NONE:
-        return (
-            "none: no pattern passes its threshold or is rare among the heads;\n"
-            f"  normalized entropy at most {BROAD}."
-        )
-    return ""
 
 
 def _weighing(name: str) -> str:

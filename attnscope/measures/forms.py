@@ -126,7 +126,7 @@ class OfTwoRows(OfWeights):
 
         before = block.rows if block.before is None else torch.cat([block.before.rows, block.rows], -2)
         value = self.function(before[..., 1:, :], before[..., :-1, :])
-        counts = torch.ones_like(block.open_keys, dtype=torch.bool)
+        counts = block.every_row.clone()
         if block.before is None:
             value = torch.nn.functional.pad(value, (1, 0))
             counts[..., 0] = False
@@ -144,13 +144,11 @@ class OfNextToken(OfWeights):
 
     def of_block(self, block: Block) -> PerRow:
         """Measure the rows of a block."""
-        import torch
-
         assert block.keys is not None
         size, row = block.rows.shape[-1], block.positions[:, None]
         ids = block.keys.ids
         wanted = ids[:, (block.positions + 1).clamp(max=size - 1)]  # [text, row]
-        earlier = (torch.arange(size, device=ids.device) <= row) & (row + 1 < size)  # [row, key]
+        earlier = (block.gaps <= 0) & (row + 1 < size)  # [row, key]
         match = ((ids[:, None] == wanted[..., None]) & earlier)[:, None]  # [text, 1, row, key]
         return PerRow(self.function(block.rows, match), (match & block.allowed).any(-1))
 
@@ -189,14 +187,12 @@ class OfRow(Form):
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
         """Measure all rows at once."""
-        import torch
-
         open_keys = statistics.runs.count[:, None].double()  # [batch or 1, 1, row]
         entropy, largest, total, top = (
             getattr(statistics, name).double() for name in ("entropy", "largest", "total", "top")
         )
         value = self.function(RowFigures(entropy.clamp_min(0), largest, total, open_keys, top))
-        ones = torch.ones_like(open_keys)
+        ones = open_keys / open_keys
         even = RowFigures(open_keys.log(), 1 / open_keys, ones, open_keys, 0 * ones)
         return by_rows(value, open_keys >= self.least, self.function(even))
 
@@ -221,9 +217,7 @@ class OfScores(OfEveryRow):
 
 def by_rows(value: Tensor, counts: Tensor, baseline: Tensor) -> Total:
     """The total of values that are known row by row."""
-    import torch
-
-    return Total(torch.where(counts, value, 0).sum(-1), counts, baseline, value)
+    return Total(value.where(counts, 0).sum(-1), counts, baseline, value)
 
 
 class AtKey(Form):
@@ -264,10 +258,7 @@ class ByGap(Form):
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
-        import torch
-
-        gap = torch.arange(block.rows.shape[-1], device=block.rows.device) - block.positions[:, None]
-        return KeySum(self.function(gap)[None], torch.ones_like(block.open_keys, dtype=torch.bool))
+        return KeySum(self.function(block.gaps)[None], block.every_row)
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
         """Ask for the sum over gaps."""
@@ -325,12 +316,9 @@ class InWindow(Form):
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
-        import torch
-
         sink, recent = self.function()
-        key, row = torch.arange(block.rows.shape[-1], device=block.rows.device), block.positions[:, None]
-        near = (key < sink) | ((row - key).abs() < recent)
-        return KeySum(near[None], torch.ones_like(block.open_keys, dtype=torch.bool))
+        first = block.gaps + block.positions[:, None] < sink  # [row, key]
+        return KeySum((first | (block.gaps.abs() < recent))[None], block.every_row)
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
         """Ask for the sum over far keys, and for the weight on each of the first ones where it is far."""
@@ -341,19 +329,17 @@ class InWindow(Form):
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
-        import torch
-
         sink, recent = self.function()
         if name not in statistics.gaps:
             return None
         runs, position, total = statistics.runs, statistics.positions, statistics.total.double()
-        first = sum(statistics.at[f"{name} {key}"].sum(-1, dtype=torch.float64) for key in range(sink))
+        first = sum(statistics.at[f"{name} {key}"].double().sum(-1) for key in range(sink))
 
-        def opened(low: Tensor, high: Tensor) -> Tensor:
-            return (torch.minimum(runs.high, high) - torch.maximum(runs.low, low)).clamp_min(0)
+        def opened(low: Tensor | int, high: Tensor | int) -> Tensor:
+            return (runs.high.clamp(max=high) - runs.low.clamp(min=low)).clamp(min=0)
 
-        low, high, end = position - recent + 1, position + recent, torch.tensor(sink)
-        near = opened(torch.tensor(0), end) + opened(low, high) - opened(low, torch.minimum(high, end))
+        low, high = position - recent + 1, position + recent
+        near = opened(0, sink) + opened(low, high) - opened(low, high.clamp(max=sink))
         near = near[:, None].double()  # [batch or 1, 1, row], open keys of the window
         value = total.sum(-1) - statistics.gaps[name] + first
         return Total(value, near >= 0, near / runs.count[:, None], total * near)
@@ -361,9 +347,7 @@ class InWindow(Form):
 
 def _far_key(key: int, recent: int) -> Callable[[Tensor], Tensor]:
     """That key for the rows that are so far away from it, none for others."""
-    import torch
-
-    return lambda position: torch.where((position - key).abs() >= recent, key, -1)
+    return lambda position: (0 * position + key).where((position - key).abs() >= recent, -1)
 
 
 class OnKeys(Form):
@@ -373,18 +357,13 @@ class OnKeys(Form):
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
-        import torch
-
-        number = self.function(block.keys)[:, None]
-        return KeySum(number, torch.ones_like(block.open_keys, dtype=torch.bool))
+        return KeySum(self.function(block.keys)[:, None], block.every_row)
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
         """Measure all rows at once."""
-        import torch
-
         number = self.function(facts).double()  # [text, key]
         value = (statistics.column.double() * number[:, None]).sum(-1)
-        return _of_runs(statistics, value, number, torch.zeros_like(statistics.positions))
+        return _of_runs(statistics, value, number, 0 * statistics.positions)
 
 
 class OnTokens(OnKeys):
@@ -418,15 +397,12 @@ class OnPairs(Form):
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
-        import torch
-
         pairs: Pairs = self.function(block.queries, block.keys)
-        key, row = torch.arange(block.rows.shape[-1], device=block.rows.device), block.positions[:, None]
         match = self._match(pairs.rows[:, :, None], pairs.keys[:, None])  # [text, row, key]
         if not pairs.itself:
-            match = match & (key != row)
+            match = match & (block.gaps != 0)
         if not pairs.ahead:
-            match = match & (key <= row)
+            match = match & (block.gaps <= 0)
         return KeySum(match, (match[:, None] & block.allowed).any(-1))
 
     @staticmethod
@@ -441,8 +417,8 @@ class OnPairs(Form):
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
-        sums = statistics.pairs.get(name)
-        if sums is None or not _equal(sums.pairs, self.function(facts, facts)):
+        sums, pairs = statistics.pairs.get(name), self.function(facts, facts)
+        if sums is None or not (sums.pairs.rows.equal(pairs.rows) and sums.pairs.keys.equal(pairs.keys)):
             return None
         count = sums.count[:, None].double()  # [batch, 1, row]
         return Total(sums.total, count > 0, count / statistics.runs.count[:, None], statistics.total.double())
@@ -465,17 +441,9 @@ class OnOthers(OnPairs):
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
-        import torch
-
-        nothing = torch.zeros_like(statistics.runs.count[:, None], dtype=torch.float64)
-        value = torch.zeros_like(statistics.column[..., 0], dtype=torch.float64)
+        nothing = 0 * statistics.runs.count[:, None].double()
+        value = statistics.column.new_zeros(statistics.column.shape[:2]).double()
         return Total(value, nothing > 0, nothing, nothing) if self._has_none(facts) else None
-
-
-def _equal(one: Pairs, other: Pairs) -> bool:
-    import torch
-
-    return torch.equal(one.rows, other.rows) and torch.equal(one.keys, other.keys)
 
 
 def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tensor) -> Total:
@@ -492,4 +460,4 @@ def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tenso
     before = torch.nn.functional.pad(number.cumsum(-1), (1, 0))  # of all places before each
     baseline = (before.gather(1, high) - before.gather(1, low)) / runs.count
     lone = statistics.total.double() * number.gather(1, low)[:, None]
-    return Total(value, torch.ones_like(baseline, dtype=torch.bool)[:, None], baseline[:, None], lone)
+    return Total(value, (runs.count > 0)[:, None].expand_as(baseline[:, None]), baseline[:, None], lone)

@@ -81,8 +81,6 @@ class Setting:
 
     def fits(self, block: Block, measures: Sequence[Measure]) -> bool:
         """Whether this is the setting of that block for these measures."""
-        import torch
-
         own = self.even
         return (
             own.start == block.start
@@ -90,7 +88,7 @@ class Setting:
             and list(self.measures) == list(measures)
             and _same(own.queries, block.queries)
             and _same(own.keys, block.keys)
-            and torch.equal(own.allowed, block.allowed)
+            and own.allowed.equal(block.allowed)
             and _same_open(own.before, block.before)
         )
 
@@ -127,19 +125,13 @@ def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
 
 
 def _same_open(one: Block | None, other: Block | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    import torch
-
-    return torch.equal(one.allowed, other.allowed)
+    return one is other if one is None or other is None else one.allowed.equal(other.allowed)
 
 
 def _same(one: TokenFacts | None, other: TokenFacts | None) -> bool:
-    import torch
-
     if one is None or other is None:
         return one is other
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(one.tensors, other.tensors, strict=True))
+    return all(mine.equal(theirs) for mine, theirs in zip(one.tensors, other.tensors, strict=True))
 
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:
@@ -318,30 +310,29 @@ class Measurement:
         return measurement
 
 
+@dataclass(eq=False)
 class _Reading:
     """One call, measured a block of rows at a time."""
 
-    def __init__(
-        self,
-        measurement: Measurement,
-        attention: Attention,
-        measures: Sequence[Measure],
-        absent: Mapping[str, str],
-        queries: TokenFacts | None,
-        keys: TokenFacts | None,
-        scores: ReadScores | None,
-    ) -> None:
+    measurement: Measurement
+    attention: Attention
+    measures: Sequence[Measure]
+    absent: Mapping[str, str]
+    queries: TokenFacts | None
+    keys: TokenFacts | None
+    scores: ReadScores | None
+    last: Block | None = None
+
+    def __post_init__(self) -> None:
         import torch
 
-        self.measurement, self.attention, self.absent = measurement, attention, absent
-        self.scores, self.top = scores, None if scores is None else torch.tensor(-torch.inf)
-        self.measures, self.queries, self.keys = measures, queries, keys
-        self.wanted = None if measures else ()
-        self.last: Block | None = None
-        wide = max(attention.heads, len(measures))  # a block's table has a column a measure beside its heads
-        self.step = measurement.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
+        attention, count = self.attention, len(self.measures)
+        self.top = None if self.scores is None else torch.tensor(-torch.inf)
+        self.wanted = None if count else ()
+        wide = max(attention.heads, count)  # a block's table has a column a measure beside its heads
+        self.step = self.measurement.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
         # [choice | lone, rows | value | baseline, measure, text, head]
-        self.sums = torch.zeros(2, 3, len(measures), attention.batch, attention.heads, dtype=torch.float64)
+        self.sums = torch.zeros(2, 3, count, attention.batch, attention.heads, dtype=torch.float64)
 
     def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         """Measure a block of rows."""

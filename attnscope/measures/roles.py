@@ -373,3 +373,44 @@ def _tail(count: int, least: int, chance: float) -> float:
     ways = (lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) for k in range(least, count + 1))
     logs = (way + k * log(chance) + (count - k) * log1p(-chance) for k, way in enumerate(ways, least))
     return sum(map(exp, logs))
+
+
+CROWD = (
+    f";\n            among {FEWEST_HEADS} heads or more, only where chance puts as many there in at most\n"
+    f"            {LEVEL:.0%} of models, or at most {HARDLY:.0%} of the heads"
+)
+"""What more an attention sink takes."""
+
+
+def explain_role(name: str) -> str:
+    """What a role means, or from when on a measure is one; nothing for a name that is neither."""
+    if name in PATTERNS:
+        pattern = PATTERNS[name]
+        return (
+            f"  role      a head {pattern.words} when this is at least {pattern.threshold}, at least "
+            f"{LEAST_LIFT} and\n            {CHANCE} times what chance could do above the baseline, in "
+            f"{FEWEST_ROWS} rows or more with a choice,\n            and no other pattern stands farther "
+            "above its baseline"
+        ) + (CROWD if name in SINK_PATTERNS else "")
+    if name == POSITIONAL:
+        return (
+            f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; two "
+            "are always measured, farther ones when asked for, such as --sort offset=-3."
+        )
+    if name == "broad":
+        return f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD}."
+    if name == SHARP_ROLE:
+        return f"sharp: no pattern passes its threshold, and the normalized entropy is below {SHARP}."
+    if name == WEAK.strip() or (name.startswith(WEAK) and name in ROLES):
+        what = name.removeprefix(WEAK) if name in ROLES else "a pattern of position or of repeats"
+        return (
+            f"{name}: below the threshold of {what}, but at least {PART:g} of it and "
+            f"{TIMES} times the baseline,\n  and either {NEAR:g} of the threshold, or {OUTLYING} median "
+            f"deviations above the model's median head\n  and among its best {BEST:.0%}."
+        )
+    if name == NONE:
+        return (
+            "none: no pattern passes its threshold or is rare among the heads;\n"
+            f"  normalized entropy at most {BROAD}."
+        )
+    return ""

@@ -5,27 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.fused.request import Pairs
+from attnscope.measures import forms
 from attnscope.measures.block import Block, TokenFacts, finest, number_of
-from attnscope.measures.forms import (
-    LEAST_PEAK,
-    ROUNDING,
-    AtKey,
-    ByGap,
-    InWindow,
-    IsPeak,
-    OfEveryRow,
-    OfNextToken,
-    OfRow,
-    OfScores,
-    OfTwoRows,
-    OfWeights,
-    OnKeys,
-    OnOthers,
-    OnPairs,
-    OnPatches,
-    OnTokens,
-    Row,
-)
 from attnscope.measures.measure import MEASURES, Measure, measure
 
 if TYPE_CHECKING:
@@ -40,40 +21,40 @@ COVERED = 0.9
 """The part of a row that ``coverage90`` waits for."""
 
 
-@measure("entropy", OfRow, unit="nats", bounds="0 to log n", formula="-Σ_j A log A", source=CLARK)
-def entropy(row: Row) -> Tensor:
+@measure("entropy", forms.OfRow, unit="nats", bounds="0 to log n", formula="-Σ_j A log A", source=CLARK)
+def entropy(row: forms.Row) -> Tensor:
     """Shannon entropy of the row.  -> [batch, head, row]"""
     return row.entropy
 
 
-@measure("normalized_entropy", OfRow, formula="entropy / log n_i", source=CLARK)
-def normalized_entropy(row: Row) -> Tensor:
+@measure("normalized_entropy", forms.OfRow, formula="entropy / log n_i", source=CLARK)
+def normalized_entropy(row: forms.Row) -> Tensor:
     """Entropy as a share of the most that the open keys allow.  -> [batch, head, row]"""
     return row.entropy / row.open_keys.clamp_min(2).log()
 
 
 @measure(
     "effective_keys",
-    OfRow,
+    forms.OfRow,
     unit="keys",
     bounds="1 to n",
     formula="exp(entropy)",
     source="perplexity of the row",
 )
-def effective_keys(row: Row) -> Tensor:
+def effective_keys(row: forms.Row) -> Tensor:
     """Effective number of keys.  -> [batch, head, row]"""
     return row.entropy.exp()
 
 
-@measure("confidence", OfRow, formula="max_j A", source=VOITA)
-def confidence(row: Row) -> Tensor:
+@measure("confidence", forms.OfRow, formula="max_j A", source=VOITA)
+def confidence(row: forms.Row) -> Tensor:
     """Largest weight of the row.  -> [batch, head, row]"""
     return row.largest
 
 
 @measure(
     "coverage90",
-    OfWeights,
+    forms.OfWeights,
     unit="keys",
     bounds="1 to n",
     formula="fewest keys whose weights reach 0.9 Σ_j A",
@@ -87,13 +68,13 @@ def coverage90(block: Block) -> Tensor:
     """
     rows = block.rows.to(finest(block.rows.device))
     reached = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
-    short = reached < (COVERED - ROUNDING) * reached[..., -1:]
+    short = reached < (COVERED - forms.ROUNDING) * reached[..., -1:]
     return (short.sum(-1) + 1).to(block.rows.dtype)
 
 
 @measure(
     "monotonic",
-    OfTwoRows,
+    forms.OfTwoRows,
     formula="share of rows whose largest key is at or after that of the row before",
     source="monotonic alignment: Raffel et al. 2017, Online and Linear-Time Attention",
 )
@@ -108,21 +89,21 @@ def monotonic(rows: Tensor, before: Tensor) -> Tensor:
     return (here * reached).sum(-1) / here.sum(-1)
 
 
-@measure("no_key", OfEveryRow, formula="1 - Σ_j A", source=OFF_KEYS)
-def no_key(row: Row) -> Tensor:
+@measure("no_key", forms.OfEveryRow, formula="1 - Σ_j A", source=OFF_KEYS)
+def no_key(row: forms.Row) -> Tensor:
     """Weight that no key of the row holds: a sink logit has it, for one.  -> [batch, head, row]"""
     return 1 - row.total
 
 
 @measure(
     "max_logit",
-    OfScores,
+    forms.OfScores,
     unit="logits",
     bounds="any number",
     formula="max_ij scale·q_i·k_j, with soft cap and position bias",
     source="QK-Clip: Kimi Team 2025, Kimi K2; Dehghani et al. 2023, Scaling ViTs to 22 Billion Parameters",
 )
-def max_logit(row: Row) -> Tensor:
+def max_logit(row: forms.Row) -> Tensor:
     """Largest score before the softmax, of any open key of any row.  -> [batch, head, row]"""
     assert row.top is not None
     return row.top
@@ -138,7 +119,7 @@ TWO_AWAY = ("offset=-2", "offset=2")
 """The distances that are measured beside the next ones: a head that looks two back is no `previous` one."""
 
 
-@measure("distance", ByGap, unit="tokens", bounds="0 to N - 1", formula="Σ_j A |i - j|", source=VIG)
+@measure("distance", forms.ByGap, unit="tokens", bounds="0 to N - 1", formula="Σ_j A |i - j|", source=VIG)
 def distance(gap: Tensor) -> Tensor:
     """Mean distance between a query and the keys it looks at.  -> [batch, head, row]"""
     return gap.abs()
@@ -146,7 +127,7 @@ def distance(gap: Tensor) -> Tensor:
 
 @measure(
     "offset",
-    ByGap,
+    forms.ByGap,
     unit="tokens",
     bounds="-(N - 1) to N - 1",
     formula="Σ_j A (j - i), negative looks back",
@@ -162,7 +143,7 @@ MEAN_DISTANCE = "mean attention distance: Dosovitskiy et al. 2021, An Image is W
 
 @measure(
     "distance2d",
-    OnPatches,
+    forms.OnPatches,
     unit="patches",
     bounds="0 to the diagonal",
     source=MEAN_DISTANCE,
@@ -185,29 +166,35 @@ def distance_in_pixels(name: str, side: str) -> Measure:
     )
     formula = f"{side} Σ A |p_i - p_j| / Σ A over patches j of the picture of i; [CLS] is left out"
     return Measure(
-        name, OnPatches(pixels), "pixels", "0 to the diagonal", formula, OnPatches.rows, MEAN_DISTANCE
+        name,
+        forms.OnPatches(pixels),
+        "pixels",
+        "0 to the diagonal",
+        formula,
+        forms.OnPatches.rows,
+        MEAN_DISTANCE,
     )
 
 
-@measure("self", AtKey, formula="A[i, i]", rows="rows whose own key exists", source=CLARK)
+@measure("self", forms.AtKey, formula="A[i, i]", rows="rows whose own key exists", source=CLARK)
 def self_(position: Tensor) -> Tensor:
     """Weight on the query's own token.  -> [batch, head, row]"""
     return position
 
 
-@measure("previous", AtKey, formula="A[i, i-1]", rows="rows after the first", source=CLARK)
+@measure("previous", forms.AtKey, formula="A[i, i-1]", rows="rows after the first", source=CLARK)
 def previous(position: Tensor) -> Tensor:
     """Weight on the token before the query.  -> [batch, head, row]"""
     return position - 1
 
 
-@measure("next", AtKey, formula="A[i, i+1]", rows="rows before the last key", source=CLARK)
+@measure("next", forms.AtKey, formula="A[i, i+1]", rows="rows before the last key", source=CLARK)
 def next_(position: Tensor) -> Tensor:
     """Weight on the token after the query.  -> [batch, head, row]"""
     return position + 1
 
 
-@measure("first", AtKey, formula="A[i, 0]", rows="rows after the first", source=SINKS)
+@measure("first", forms.AtKey, formula="A[i, 0]", rows="rows after the first", source=SINKS)
 def first(position: Tensor) -> Tensor:
     """Weight on the first token, where most attention sinks are.  -> [batch, head, row]"""
     import torch
@@ -217,8 +204,8 @@ def first(position: Tensor) -> Tensor:
 
 @measure(
     "sink_rate",
-    IsPeak,
-    formula=f"share of rows with A[i, 0] = max_j A > {LEAST_PEAK}",
+    forms.IsPeak,
+    formula=f"share of rows with A[i, 0] = max_j A > {forms.LEAST_PEAK}",
     rows="rows after the first",
     source="attention sinks: Gu et al. 2024, When Attention Sink Emerges in Language Models",
 )
@@ -238,7 +225,7 @@ def in_window(name: str, sink: str, recent: str) -> Measure:
         f"Weight on the first {int(sink):,} tokens and the last {int(recent):,}  -> [batch, head, row]"
     )
     formula = f"Σ A[i, j] over j < {int(sink)} and |i - j| < {int(recent)}"
-    return Measure(name, InWindow(window), "share", "0 to 1", formula, InWindow.rows, STREAMING)
+    return Measure(name, forms.InWindow(window), "share", "0 to 1", formula, forms.InWindow.rows, STREAMING)
 
 
 @MEASURES.register_family("offset=K", r"offset=([+-]?\d{1,7})")
@@ -254,17 +241,22 @@ def at_offset(name: str, step: str) -> Measure:
 
     key.__doc__ = f"Weight on what stands {way}  -> [batch, head, row]"
     formula = f"A[i, i{int(step):+d}]"
-    return Measure(name, AtKey(key), "share", "0 to 1", formula, "rows for which that key exists", VOITA)
+    return Measure(
+        name, forms.AtKey(key), "share", "0 to 1", formula, "rows for which that key exists", VOITA
+    )
 
 
-@measure("special", OnKeys, formula="Σ A[i, j] over special tokens j", source=CLARK)
+@measure("special", forms.OnKeys, formula="Σ A[i, j] over special tokens j", source=CLARK)
 def special(keys: TokenFacts) -> Tensor:
     """Weight on the tokenizer's special tokens.  -> [batch, head, row]"""
     return keys.special
 
 
 @measure(
-    "punctuation", OnKeys, formula="Σ A[i, j] over tokens j that hold nothing but punctuation", source=CLARK
+    "punctuation",
+    forms.OnKeys,
+    formula="Σ A[i, j] over tokens j that hold nothing but punctuation",
+    source=CLARK,
 )
 def punctuation(keys: TokenFacts) -> Tensor:
     """Weight on tokens that hold nothing but punctuation.  -> [batch, head, row]"""
@@ -280,12 +272,12 @@ def on_special(name: str, token: str) -> Measure:
 
     keys_with_it.__doc__ = f"Weight on the special token {token}  -> [batch, head, row]"
     formula = f"Σ A[i, j] over the tokens j that are {token}"
-    return Measure(name, OnTokens(keys_with_it), "share", "0 to 1", formula, OnTokens.rows, CLARK)
+    return Measure(name, forms.OnTokens(keys_with_it), "share", "0 to 1", formula, forms.OnTokens.rows, CLARK)
 
 
 @measure(
     "duplicate",
-    OnPairs,
+    forms.OnPairs,
     formula="Σ A[i, j] over open keys j ≠ i with the token id of i",
     source="TransformerLens, head detector (duplicate token heads)",
 )
@@ -296,7 +288,7 @@ def duplicate(queries: TokenFacts, keys: TokenFacts) -> Pairs:
 
 @measure(
     "induction",
-    OnPairs,
+    forms.OnPairs,
     formula="Σ A[i, j+1] over open keys j+1 where token j < i equals token i",
     source="Olsson et al. 2022, In-context Learning and Induction Heads (prefix matching)",
 )
@@ -310,7 +302,7 @@ def induction(queries: TokenFacts, keys: TokenFacts) -> Pairs:
 
 @measure(
     "retrieval",
-    OfNextToken,
+    forms.OfNextToken,
     formula="share of rows whose largest key j <= i holds the token that comes next, i+1",
     source="Wu et al. 2024, Retrieval Head Mechanistically Explains Long-Context Factuality (copy-paste)",
 )
@@ -329,7 +321,7 @@ NO_TOKEN = -(1 << 63)
 
 @measure(
     "segment",
-    OnOthers,
+    forms.OnOthers,
     formula="Σ A[i, j] over open keys j of the other segment",
     source="text pairs: Devlin et al. 2019, BERT",
 )

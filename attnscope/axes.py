@@ -378,24 +378,6 @@ def _overlap(sizes: tuple[int, ...], wanted: int) -> Array:
     return share
 
 
-__all__ = [
-    "Array",
-    "Coarsening",
-    "Place",
-    "Weights",
-    "coarsen",
-    "coarsen_axis",
-    "edges",
-    "fit",
-    "group_places",
-    "label_map",
-    "places",
-    "shrink",
-    "visible",
-    "weights",
-]
-
-
 def find_senses(tokens: Sequence[Token]) -> list[str | None]:
     """ "image 1", "frame 2" or "sound" for each token of one, ``None`` for words.
 

@@ -19,7 +19,6 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
-from attnscope.axes import visible
 from attnscope.errors import AttnscopeError
 from attnscope.questions.layers import AllHeads
 from attnscope.render.colour import OFFERED, SEQUENTIAL
@@ -28,7 +27,7 @@ from attnscope.render.terminal import PrintedView
 from attnscope.render.terminal.heatmap import token_at
 from attnscope.render.terminal.overlay import patch_under
 from attnscope.render.terminal.surface import Surface
-from attnscope.text import clean
+from attnscope.text import clean, visible
 from attnscope.views import SCALES, Drawable, TokenView
 
 T = TypeVar("T")

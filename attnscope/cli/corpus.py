@@ -131,7 +131,7 @@ class Report:
 
     def __call__(self, sentence: str) -> None:
         """Say what is wrong with one text."""
-        from attnscope.axes import visible
+        from attnscope.text import visible
 
         self.count += 1
         if self.count <= MOST_REPORTED:

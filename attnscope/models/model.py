@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakSet
 
-from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
 from attnscope.figures import Weigh
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, SoundPart, text_axes
 from attnscope.models.text.tokens import tokens_of_spellings
 from attnscope.progress import tell
-from attnscope.text import MOST_CHARACTERS
+from attnscope.text import MOST_CHARACTERS, visible
 
 if TYPE_CHECKING:
     import torch

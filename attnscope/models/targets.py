@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Token
-from attnscope.axes import visible
 from attnscope.errors import InputError, SelectionError
 from attnscope.models.huggingface.load import Classifier
 from attnscope.models.inputs import ModelInput
@@ -19,7 +18,7 @@ from attnscope.models.model import Model
 from attnscope.models.text.tokens import without_marks
 from attnscope.progress import tell
 from attnscope.registry import nearest_name
-from attnscope.text import per_cent, read_number
+from attnscope.text import per_cent, read_number, visible
 
 TURNS = 7
 """A masked model reads as many copies of a text, each with every seventh token masked: all are, once."""

@@ -18,6 +18,7 @@ from attnscope.models.kept import FileModel
 from attnscope.questions.answer import Answer
 from attnscope.records import ADDRESS, Meaning, plain, record
 from attnscope.views import View, head_map
+from attnscope.views.heads import layer_rows
 from attnscope.views.table import Column, Table
 
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
@@ -74,11 +75,8 @@ class Feeds:
 
     def by(self, way: str) -> Mapping[int, list[float]]:
         """How far each earlier head's score for the head stands above its baseline, by layer."""
-        table: dict[int, dict[int, float]] = {}
-        for each in self.feeds:
-            if (each.way, each.fed) == (way, self.fed):
-                table.setdefault(each.head.layer, {})[each.head.head] = each.lift
-        return {layer: [heads[head] for head in sorted(heads)] for layer, heads in table.items()}
+        mine = (each for each in self.feeds if (each.way, each.fed) == (way, self.fed))
+        return layer_rows({each.head: each.lift for each in mine})
 
 
 def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> Feeds:

@@ -33,6 +33,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.logits import Address
 from attnscope.records import Meaning, Notes, record
 from attnscope.views import head_map
+from attnscope.views.heads import layer_rows
 from attnscope.views.table import Column, Table
 
 MOST, CHUNK = 4096, 256
@@ -278,10 +279,7 @@ def _fold(
 
 def of_copying(result: Copying) -> Answer:
     """A map of the share of tokens that each head copies, and the heads that copy most."""
-    heads: dict[int, dict[int, float]] = {}
-    for each in result.heads:
-        heads.setdefault(each.head.layer, {})[each.head.head] = each.copies
-    shares = {layer: [of[head] for head in sorted(of)] for layer, of in heads.items()}
+    shares = layer_rows({each.head: each.copies for each in result.heads})
     map_ = head_map(shares, "copies", limits=(0.0, 1.0), title=f"OV copying · {result.title}")
     named = ("head", "copies", "positive", "eigenvalues")
     tried = f"{result.tokens:,} of " if result.tokens < result.vocabulary else "all "

@@ -33,7 +33,7 @@ from attnscope.questions.sentences import (
 from attnscope.records import ADDRESS, Meaning, Notes, record
 from attnscope.registry import nearest_name
 from attnscope.views import HeadMap, View, head_map
-from attnscope.views.heads import number
+from attnscope.views.heads import number, rows_by_kind
 from attnscope.views.table import Column, Table
 
 HELP = (
@@ -232,23 +232,16 @@ class QuestionResult:
 
     def maps(self, subtitle: str = "", notes: tuple[str, ...] = ()) -> dict[str, HeadMap]:
         """Every head's share as a map, one for each kind of attention."""
-        tables: dict[str, dict[int, dict[int, float]]] = {}
-        for each in self.heads:
-            layers = tables.setdefault(each.head.kind or "", {})
-            layers.setdefault(each.head.layer, {})[each.head.head] = each.weight
         return {
             kind: head_map(
-                {
-                    layer: [heads.get(head, float("nan")) for head in range(max(heads) + 1)]
-                    for layer, heads in layers.items()
-                },
+                rows,
                 "share",
                 limits=(0.0, 1.0),
                 title=f"{self.question} · {kind_title(kind)}",
                 subtitle=subtitle,
                 notes=notes,
             )
-            for kind, layers in tables.items()
+            for kind, rows in rows_by_kind({each.head: each.weight for each in self.heads}).items()
         }
 
     def table(self, top: int, notes: tuple[str, ...] = (), command: str = "") -> Table:

@@ -19,6 +19,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, require_selected
 from attnscope.views import HeadMap, head_map
+from attnscope.views.heads import layer_rows
 
 CELLS = 3 << 14
 """Weights of each head that are compared: 221 rows of 221 keys, or 96 of 512. More rows are sampled."""
@@ -126,10 +127,7 @@ def map_of_nats(
     Heads that were not compared stay empty.
     """
     small = float(values.max(initial=0)) < SMALL
-    widest = max(head.head for head in heads) + 1
-    layers = {head.layer: [float("nan")] * widest for head in heads}
-    for head, value in zip(heads, values, strict=True):
-        layers[head.layer][head.head] = float(value) * (1000 if small else 1)
+    layers = layer_rows(dict(zip(heads, (values * (1000 if small else 1)).tolist(), strict=True)))
     unit = "thousandths of a nat" if small else "nats"
     return head_map(layers, name, unit=unit, title=title, subtitle=subtitle, notes=notes)
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 from attnscope.attention import Attention, Head, Kind, Site
-from attnscope.axes import Array, Coarsening, Place, Weights, visible
+from attnscope.axes import Array, Coarsening, Place, Weights
 from attnscope.capture.observers.coarsen import Axes, Coarsen, Reading, SharedRows
 from attnscope.errors import InputError, SelectionError
 from attnscope.fused.fused_pass import MOST_CELLS, FusedPass
@@ -26,6 +26,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected
 from attnscope.questions.stats import what_ran
 from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
+from attnscope.text import visible
 from attnscope.views import Heatmap, heatmap
 from attnscope.views.charts import Stack
 from attnscope.views.heads import number

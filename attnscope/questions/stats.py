@@ -31,6 +31,7 @@ from attnscope.registry import nearest_name
 from attnscope.text import round_short
 from attnscope.views import HeadMap, head_map
 from attnscope.views.charts import Curve, Curves
+from attnscope.views.heads import rows_by_kind
 from attnscope.views.table import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -286,13 +287,8 @@ def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
 
 def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     """One measure of all heads, or their importance, a map for each kind of attention that has it."""
-    tables: dict[str, dict[int, list[float]]] = {}
-    for head in result.heads:
-        found = head.figure(name)
-        row = tables.setdefault(head.site.kind, {}).setdefault(head.site.layer, [])
-        row.append(float("nan") if found is None else found.value)
-    known = {kind: rows for kind, rows in tables.items() if any(x == x for row in rows.values() for x in row)}
-    if not known:
+    known = {head.address: found.value for head in result.heads if (found := head.figure(name)) is not None}
+    if not any(value == value for value in known.values()):
         raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
     unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
     maps = {
@@ -306,7 +302,7 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
             subtitle=result.title,
             notes=(result.ran, *result.notes),
         )
-        for kind, rows in known.items()
+        for kind, rows in rows_by_kind(known).items()
     }
     return {kind: replace(view, by_layer=len(view.layers) > 1) for kind, view in maps.items()}
 

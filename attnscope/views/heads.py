@@ -132,27 +132,41 @@ def head_map(
     )
 
 
+def layer_rows(values: Mapping[Head, float]) -> dict[int, list[float]]:
+    """The numbers of each layer's heads; NaN for a head without one."""
+    layers: dict[int, dict[int, float]] = {}
+    for head, value in values.items():
+        layers.setdefault(head.layer, {})[head.head] = value
+    return {
+        layer: [heads.get(number, math.nan) for number in range(max(heads) + 1)]
+        for layer, heads in layers.items()
+    }
+
+
+def rows_by_kind(values: Mapping[Head, float]) -> dict[str, dict[int, list[float]]]:
+    """The same for each kind of attention."""
+    kinds = dict.fromkeys(head.kind for head in values)
+    return {
+        kind or "": layer_rows({head: value for head, value in values.items() if head.kind == kind})
+        for kind in kinds
+    }
+
+
 def maps_by_kind(
     values: Mapping[Head, float], name: str, *, unit: str = "", lead: str = ""
 ) -> dict[str, HeadMap]:
     """A signed map of heads for each kind of attention, all on one scale; ``lead`` begins each title."""
-    kinds: dict[str, dict[int, dict[int, float]]] = {}
-    for head, value in values.items():
-        kinds.setdefault(head.kind or "", {}).setdefault(head.layer, {})[head.head] = value
-    top = max(map(abs, values.values()), default=0.0) or 1.0
+    kinds, top = rows_by_kind(values), max(map(abs, values.values()), default=0.0) or 1.0
     return {
         kind: head_map(
-            {
-                layer: [heads.get(head, float("nan")) for head in range(max(heads) + 1)]
-                for layer, heads in layers.items()
-            },
+            rows,
             name,
             unit=unit,
             limits=(-top, top),
             signed=True,
             title=f"{lead}every {kind} head" if len(kinds) > 1 else f"{lead}every head",
         )
-        for kind, layers in kinds.items()
+        for kind, rows in kinds.items()
     }
 
 

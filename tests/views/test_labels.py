@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.attention import Token
-from attnscope.axes import places, visible
+from attnscope.axes import places
+from attnscope.text import visible
 
 
 @pytest.mark.parametrize(

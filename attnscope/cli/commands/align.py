@@ -179,8 +179,8 @@ def _print_words(result: SpokenText) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from attnscope.axes import visible
     from attnscope.render.terminal import print_view
+    from attnscope.text import visible
     from attnscope.views.table import Table
 
     console = Console(highlight=False)

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Token
-from attnscope.axes import find_senses, visible
+from attnscope.axes import find_senses
 from attnscope.progress import tell
+from attnscope.text import visible
 
 if TYPE_CHECKING:
     import torch

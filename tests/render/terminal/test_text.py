@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from attnscope.axes import visible
 from attnscope.render.terminal.surface import (
     clusters,
     cut,
@@ -18,7 +17,7 @@ from attnscope.render.terminal.surface import (
     wrap_text,
 )
 from attnscope.render.wrapping import balance_lines
-from attnscope.text import isolate, isolate_lines, isolate_quotes
+from attnscope.text import isolate, isolate_lines, isolate_quotes, visible
 
 
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans())

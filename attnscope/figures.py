@@ -57,6 +57,11 @@ class Role:
     rows: int
     sentence: Annotated[str, Meaning("the role in words")]
 
+    @classmethod
+    def of(cls, name: str, figure: Figure, sentence: str) -> Role:
+        """The role that a figure tells of."""
+        return cls(name, figure.value, figure.baseline, figure.rows, sentence)
+
     @property
     def lift(self) -> float:
         """How far the score stands above its baseline: ``score - baseline``."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -232,6 +232,15 @@ def flat(value: Any, before: str = "") -> dict[str, Any]:
         elif not isinstance(each, list):
             row[before + name] = each
     return row
+
+
+def csv_rows(records: Iterable[Any]) -> Iterator[Sequence[object]]:
+    """Records as rows of a file, the names of their fields first."""
+    for number, each in enumerate(records):
+        row = plain(each)
+        if not number:
+            yield tuple(row)
+        yield tuple(row.values())
 
 
 def read(kind: Any, value: Any, where: str = "it") -> Any:

@@ -133,19 +133,19 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     if evenness is None:
         return None
     if evenness.value > BROAD:
-        words = f"spreads over all tokens (normalized entropy {evenness.value:.2f}, 1.00 is even)"
-        return Role("broad", evenness.value, evenness.baseline, evenness.rows, words)
+        return Role.of("broad", evenness, f"spreads over all tokens {_even_words(evenness)}")
     words = "no pattern stands out"
     if evenness.value < SHARP:
-        words = (
-            "looks at few tokens, by no known pattern "
-            f"(normalized entropy {evenness.value:.2f}, 1.00 is even)"
-        )
+        words = f"looks at few tokens, by no known pattern {_even_words(evenness)}"
     most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
     if most:
         name = max(most, key=lambda name: figures[name].lift)
         words += f"; most of all it {patterns[name].words} {score(figures[name])}"
-    return Role(_name_none(evenness), evenness.value, evenness.baseline, evenness.rows, words)
+    return Role.of(_name_none(evenness), evenness, words)
+
+
+def _even_words(evenness: Figure) -> str:
+    return f"(normalized entropy {evenness.value:.2f}, 1.00 is even)"
 
 
 def _name_none(evenness: Figure) -> str:
@@ -159,9 +159,8 @@ def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) ->
     if not passing:
         return None
     name = max(passing, key=lambda name: figures[name].lift)
-    figure = figures[name]
-    sentence = f"{pattern_words(patterns[name], figure)} {score(figure)}"
-    return Role(role_name(name), figure.value, figure.baseline, figure.rows, sentence)
+    sentence = f"{pattern_words(patterns[name], figures[name])} {score(figures[name])}"
+    return Role.of(role_name(name), figures[name], sentence)
 
 
 def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
@@ -308,7 +307,7 @@ def _least(lifts: Sequence[float]) -> float:
 def _name(name: str, pattern: Pattern, figure: Figure, rank: str) -> Role:
     words = replace(pattern, words=f"weakly {pattern.words}")
     sentence = f"{pattern_words(words, figure)} {score(figure)}, {rank} heads"
-    return Role(WEAK + role_name(name), figure.value, figure.baseline, figure.rows, sentence)
+    return Role.of(WEAK + role_name(name), figure, sentence)
 
 
 def _ordinal(number: int) -> str:
@@ -345,10 +344,10 @@ def _doubt(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
             continue
         known = {name: pattern for name, pattern in sure.items() if name in head.figures}
         words = f"{PATTERNS[role.name].words} {score(head.figures[role.name])}, as heads may by chance"
-        none = replace(role, name=NONE, sentence=f"no pattern stands out; most of all it {words}")
+        words = f"no pattern stands out; most of all it {words}"
+        none = replace(role, name=NONE, sentence=words)
         if evenness is not None:
-            none = replace(none, score=evenness.value, baseline=evenness.baseline, rows=evenness.rows)
-            none = replace(none, name=_name_none(evenness))
+            none = Role.of(_name_none(evenness), evenness, words)
         yield strongest(known, head.figures) or none
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -40,12 +40,11 @@ from attnscope.questions.compare import (
     in_nats,
     note_certainty,
     pair_at,
-    pair_rows,
 )
 from attnscope.questions.head_rows import CELLS, Choosing, evenly, head_rows, map_of_nats
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, require_selected
-from attnscope.records import Meaning, Notes, derived, record, rounded
+from attnscope.records import Meaning, Notes, csv_rows, derived, record, rounded
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, heatmap
 from attnscope.views.distances import DistanceMap, distance_map
 from attnscope.views.heads import AlignedTexts, Step, joint_difference
@@ -465,10 +464,6 @@ def of_texts(result: TextComparison, command: str | None) -> Answer:
     ]
     name, view = ("change", result.view) if result.difference is None else ("difference", result.difference)
 
-    def table() -> Iterator[Sequence[object]]:
-        yield "head", "change", "error"
-        yield from ((each.head.name, each.change, each.error) for each in ranked)
-
     def arrays() -> dict[str, Array]:
         found = {"heads": addresses(result.heads), "change": result.change, "error": result.error}
         if result.difference is None:
@@ -481,7 +476,7 @@ def of_texts(result: TextComparison, command: str | None) -> Answer:
         }
 
     views = (result.aligned, view, Ranking(tuple(listed), title="Heads that change most"))
-    return Answer(views, {name: view}, lambda: result, table, arrays)
+    return Answer(views, {name: view}, lambda: result, lambda: csv_rows(ranked), arrays)
 
 
 def of_models(result: ModelComparison) -> Answer:
@@ -510,7 +505,7 @@ def of_models(result: ModelComparison) -> Answer:
 
     view = result.view
     views = (view, Ranking(tuple(listed), title=title))
-    return Answer(views, {"models": view}, lambda: result, lambda: pair_rows(pairs), arrays)
+    return Answer(views, {"models": view}, lambda: result, lambda: csv_rows(pairs), arrays)
 
 
 def compare_passes(

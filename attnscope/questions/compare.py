@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -32,11 +32,11 @@ from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
-from attnscope.questions.head import LARGEST
+from attnscope.questions.head import LARGEST, pick_head
 from attnscope.questions.head_rows import even_rows, evenly, head_rows, oddities
 from attnscope.questions.selection import Selection, head_of
 from attnscope.questions.sentences import kind_title, name_pass, note_hidden, provenance, require_selected
-from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, plain, record, rounded
+from attnscope.records import MATRIX, Meaning, Notes, Parts, csv_rows, derived, record, rounded
 from attnscope.views import Ranked, Ranking, View
 from attnscope.views.distances import HeadDistances, distance_map
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
@@ -317,19 +317,12 @@ def of_heads(result: Comparison, command: str | None) -> Answer:
         found = {"distances": result.distances, "error": result.error, "points": result.plane.points}
         return {"heads": addresses(result.heads), **found, "groups": member}
 
-    return Answer(views, {"heads": view}, lambda: result, lambda: pair_rows(every), arrays)
+    return Answer(views, {"heads": view}, lambda: result, lambda: csv_rows(every), arrays)
 
 
 def addresses(heads: Iterable[Head]) -> Array:
     """The heads as arrays have them.  -> [head, layer | head]"""
     return np.array([(head.layer, head.head) for head in heads])
-
-
-def pair_rows(pairs: Iterable[PairDistance]) -> Iterator[Sequence[object]]:
-    """Pairs as rows of a table, the names of its columns first."""
-    yield "one", "other", "distance", "error"
-    for pair in pairs:
-        yield tuple(plain(pair).values())
 
 
 SAMPLED = 1 << 24
@@ -426,7 +419,7 @@ def compare_two_heads(
 
     record = model.run(prepared, [SharedRows([coarse, sample], select)])
     kind = _kind(heads, record, selection, prepared.lead if prepared.pictures else None)
-    both = [_SampledHead.of(head, kind, select, coarse, sample) for head in heads]
+    both = [_find_head(head, kind, select, coarse, sample) for head in heads]
     if any(len(each.sampled.values) > 1 for each in both):
         raise SelectionError("these heads see several pieces separately: compare all heads instead")
     sizes = [f"{len(each.sampled.queries)} × {len(each.sampled.keys)}" for each in both]
@@ -437,7 +430,8 @@ def compare_two_heads(
     queries, keys = map(selection.coarsening, (both[0].sampled.queries, both[0].sampled.keys))
     positions = evenly(len(queries.places), len(keys.places), SAMPLED)
     apart = divergence(both[0].rows, both[1].rows)  # [row]
-    shown, shares = zip(*(each.label() for each in both), strict=True)
+    labelled, shares = zip(*(each.map.label() for each in both), strict=True)
+    one_map, other_map = (pick_head(weights, 0) for weights in labelled)
     partings = tuple(
         _parting(queries.places[positions[row]], keys.places, [each.rows[row] for each in both], apart[row])
         for row in np.argsort(-apart.numpy(), kind="stable")[:PARTINGS]
@@ -454,7 +448,7 @@ def compare_two_heads(
     distance = float(apart.double().mean())
     view = head_pair(
         (heads[0].name, heads[1].name),
-        (shown[0], shown[1]),
+        (one_map, other_map),
         partings,
         scale=selection.scale,
         title=f"{heads[0].name} and {heads[1].name} · {name_pass(model, prepared)} · {kind_title(kind)}",
@@ -462,15 +456,11 @@ def compare_two_heads(
         notes=tuple(dict.fromkeys(notes)),
     )
     rows = tuple(queries.places[row].start for row in positions)
-    return HeadComparison(kind, heads, distance, error, rows, apart.numpy(), (shown[0], shown[1]), view)
+    return HeadComparison(kind, heads, distance, error, rows, apart.numpy(), (one_map, other_map), view)
 
 
 def of_two_heads(result: HeadComparison) -> Answer:
     """Two heads and their difference."""
-
-    def table() -> Iterator[Sequence[object]]:
-        yield "row", "distance"
-        yield from zip(result.rows, result.by_row.tolist(), strict=True)
 
     def arrays() -> dict[str, Array]:
         one, other = (weights.values for weights in result.weights)
@@ -485,35 +475,25 @@ def of_two_heads(result: HeadComparison) -> Answer:
             "keys": np.array(result.keys, np.str_),
         }
 
-    return Answer((result.view,), {"pair": result.view}, lambda: result, table, arrays)
+    return Answer(
+        (result.view,), {"pair": result.view}, lambda: result, lambda: csv_rows(result.row_distances), arrays
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class _SampledHead:
-    """One of the two: its call, its number among the heads that were passed on, and its rows."""
+class _SampledHead(NamedTuple):
+    """One of the two: its map, the call that it is of, and its rows, [row, key]."""
 
     map: CoarseMap
     sampled: Sampled
-    number: int
+    rows: Tensor
 
-    @classmethod
-    def of(cls, head: Head, kind: str, select: Select, coarse: Coarsen, sample: Sample) -> _SampledHead:
-        for made, sampled in zip(coarse.maps, sample.maps, strict=True):
-            if (made.site.kind, made.site.layer) == (kind, head.layer):
-                return cls(made, sampled, select(made.site, head.head + 1).index(head.head))
-        raise AssertionError(head)  # _kind has found it
 
-    @property
-    def rows(self) -> Tensor:
-        """[row, key]"""
-        return self.sampled.values[0, self.number].cpu()
-
-    def label(self) -> tuple[Weights, float]:
-        """Its weights, [query place, key place], and the share that was hidden."""
-        made, number = self.map, [self.number]
-        mask = made.open if made.open.shape[1] == 1 else made.open[:, number]
-        weights, share = replace(made, values=made.values[:, number], open=mask).label()
-        return replace(weights, values=weights.values[0], allowed=weights.allowed[0]), share
+def _find_head(head: Head, kind: str, select: Select, coarse: Coarsen, sample: Sample) -> _SampledHead:
+    for made, sampled in zip(coarse.maps, sample.maps, strict=True):
+        if (made.site.kind, made.site.layer) == (kind, head.layer):
+            number = select(made.site, head.head + 1).index(head.head)  # among those that were passed on
+            return _SampledHead(made.only(number), sampled, sampled.values[0, number].cpu())
+    raise AssertionError(head)  # _kind has found it
 
 
 def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str | None) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Site
 from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord
-from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.record import pattern
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
@@ -114,7 +113,7 @@ def survey_model(model: Model, prepared: ModelInput) -> Survey:
     outputs = _own_outputs(model, prepared)
     reported = {kind: _reported_weights(outputs, kind) for kind in OWN_NAMES}
     sums, compared = RowSums(), _Compared(reported, prepared.lead)
-    record = model.run(prepared, [SharedRows([sums, compared])])
+    record = model.run(prepared, [sums, compared])
     ranges = {row_sum.site: row_sum for row_sum in sums.sums}
     sightings = [
         Sighting(site, ranges[site.site].low, ranges[site.site].high, *compared.verdict(site.site))
@@ -130,22 +129,22 @@ def survey_model(model: Model, prepared: ModelInput) -> Survey:
 
 @dataclass(frozen=True, eq=False)
 class _Compared:
-    """Compares every call with what the model reported of it: of each kind the n-th with the n-th."""
+    """Observer: every call beside what the model reported of it, of each kind the n-th beside the n-th."""
 
     reported: Mapping[str, Sequence[Tensor | None]]
     lead: str | None = None  # the one kind that is reported where a picture is a part of the text
     met: Counter[str] = field(default_factory=Counter)
     faults: dict[Site, str | None] = field(default_factory=dict)
 
-    def begin(self, attention: Attention) -> _Whole | None:
-        theirs = self.reported[attention.site.kind]
-        number = self.met[attention.site.kind]
-        own = theirs[number] if number < len(theirs) else None
-        self.met[attention.site.kind] += 1
-        if own is None:
-            self.faults[attention.site] = "nothing for this call"
-            return None
-        return _Whole(self, attention, own)
+    def observe(self, attention: Attention) -> None:
+        site, size = attention.site, len(attention.queries)
+        theirs = self.reported[site.kind][self.met[site.kind] :]
+        self.met[site.kind] += 1
+        if not theirs or theirs[0] is None:
+            self.faults[site] = "nothing for this call"
+            return
+        alive = attention.allowed(0, size).any(-1, keepdim=True)
+        self.faults[site] = fault(theirs[0], attention.rows(0, size), alive)
 
     def verdict(self, site: Site) -> tuple[Verdict, str | None]:
         theirs, met = self.reported[site.kind], self.met[site.kind]
@@ -155,30 +154,6 @@ class _Compared:
         if len(theirs) != met:
             return "wrong", f"{len(theirs):,} tensors for {met:,} calls"
         return ("right", None) if self.faults[site] is None else ("wrong", self.faults[site])
-
-
-@dataclass(eq=False)
-class _Whole:
-    """Reads all rows of a call, and compares them with what the model reported of it."""
-
-    compared: _Compared
-    attention: Attention
-    own: Tensor
-    wanted: None = None
-    rows: list[Tensor] = field(default_factory=list)
-    alive: list[Tensor] = field(default_factory=list)
-
-    @property
-    def step(self) -> int:
-        return len(self.attention.queries)
-
-    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
-        self.rows.append(rows)
-        self.alive.append(allowed.any(-1, keepdim=True))
-
-    def end(self) -> None:
-        weights, alive = torch.cat(self.rows, 2), torch.cat(self.alive, 2)
-        self.compared.faults[self.attention.site] = fault(self.own, weights, alive)
 
 
 def _own_outputs(model: Model, prepared: ModelInput) -> Any:

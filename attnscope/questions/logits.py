@@ -14,7 +14,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from attnscope.attention import Head, Kind
+from attnscope.attention import Head
 from attnscope.capture import recording
 from attnscope.capture.record import tolerance
 from attnscope.capture.stream.parts import Effects, sum_parts
@@ -24,7 +24,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.models.text.tokens import without_marks
 from attnscope.questions.answer import Answer
-from attnscope.records import Meaning, Parts, derived, record
+from attnscope.records import ADDRESS, Meaning, Parts, derived, record
 from attnscope.views import View
 from attnscope.views.charts import MovedWords, Term, Terms
 from attnscope.views.heads import maps_by_kind
@@ -44,14 +44,7 @@ class Word:
     moved: Annotated[float, Meaning("how far its score is moved")]
 
 
-Address = Annotated[
-    Head,
-    Parts(
-        kind=Meaning("its kind of attention", shape=Kind),
-        layer="its layer",
-        head="its number in the layer",
-    ),
-]
+Address = Annotated[Head, ADDRESS]
 Effect = Annotated[float, Meaning("what it writes")]
 
 

@@ -50,7 +50,7 @@ class Token:
 
 
 Axis: TypeAlias = "tuple[Token, ...] | range"
-"""The tokens along one axis, or bare positions where the axis is no token axis."""
+"""The tokens along one axis, or bare positions where the axis is not a token axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Head:
             match = _HEAD.fullmatch(layer.strip())
             if match is None or head is not None:
                 raise SelectionError(
-                    f"{layer!r} is no head: write L5H3, 5.3 or 5-3, with a kind before it: cross L5H3"
+                    f"{layer!r} is not a head: write L5H3, 5.3 or 5-3, with a kind before it: cross L5H3"
                 )
             kind = kind if match[1] is None else match[1]  # type: ignore[assignment]
             layer, head = (int(number) for number in match.groups()[1:] if number is not None)
@@ -118,7 +118,7 @@ class AttentionCall:
     order: ``softcap`` (``c·tanh(s/c)``, Gemma-2); the ``biases`` (position bias and additive masks, where a
     very low number masks a key); the ``diagonal`` (row ``i`` sees the keys ``j <= i + diagonal``; ``None``:
     not causal); the ``masks``; and ``sinks``, a logit for each head [head] or row that takes part in the
-    softmax and owns no key. ``window`` is the sliding window that the kernel was told of; the masks hold it.
+    softmax and owns no key. ``window`` is the sliding window passed to the kernel; the masks hold it.
     """
 
     query: Tensor  # [batch, head, query, size]

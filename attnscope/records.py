@@ -36,7 +36,7 @@ Shape = dict[str, Any]
 Class = TypeVar("Class", bound=type)
 Value = TypeVar("Value")
 
-NUMBER: Shape = {"type": ["number", "null"], "description": "null where it is no finite number"}
+NUMBER: Shape = {"type": ["number", "null"], "description": "null where it is not a finite number"}
 PLAIN: Mapping[Any, Shape] = {
     str: {"type": "string"},
     Head: {"type": "string"},
@@ -271,7 +271,7 @@ def read(kind: Any, value: Any, where: str = "it") -> Any:
         return value
     if kind in (str, bool, type(None)) and type(value) is kind:
         return value
-    raise ValueError(f"{where} is {str(value)[:60]!r}, which it cannot be")
+    raise ValueError(f"{where} is {str(value)[:60]!r}, which it must not be")
 
 
 def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -294,7 +294,7 @@ def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             except ValueError:
                 if isinstance(value, list):
                     raise
-    raise ValueError(f"{where} is {str(value)[:60]!r}, which it cannot be")
+    raise ValueError(f"{where} is {str(value)[:60]!r}, which it must not be")
 
 
 @lru_cache(maxsize=256)

@@ -164,7 +164,7 @@ def orientations(weight: Tensor, rows: int, columns: int) -> Iterator[Tensor]:
 def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor]:
     """By site, how a score changes with what each head gives: of a pass that kept gradients.
 
-    It is the gradient behind the projection, taken back through its weight.  -> [batch, head, query, size]
+    It is the gradient after the projection, taken back through its weight.  -> [batch, head, query, size]
     """
     found = {site: each for site, each in projections.found.items() if each.edge is not None}
     edges = [each.edge for each in found.values() if each.edge is not None]

@@ -23,8 +23,8 @@ TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}
 TOLERANCE = 1e-4
 
 UNPROVED = {
-    "kernel": "the kernel returned nothing of the shape of heads and queries",
-    "recomputed": "the kernel drops weights at random, or returned nothing of the shape of heads and queries",
+    "kernel": "the kernel's output has no axes of heads and queries",
+    "recomputed": "the kernel drops weights at random, or its output has no axes of heads and queries",
     "softmax": "no one product of all weights and values was seen in their type, with heads and queries",
     "file": "a file holds no values",
 }
@@ -32,7 +32,7 @@ UNPROVED = {
 
 
 def tolerance(dtype: object) -> float:
-    """The difference up to which weights count as the kernel's, in the type that it computed in."""
+    """The difference up to which weights count as the kernel's, in the type it computes in."""
     return TOLERANCES.get(str(dtype).removeprefix("torch."), TOLERANCE)
 
 
@@ -41,13 +41,13 @@ class CallFacts:
     """What is known of one attention call, from its capture to its record.
 
     ``offset`` is the position of query 0 among the keys, None where there is none or nobody knows.
-    ``window`` is the sliding window that the kernel was told of, None where there is none or nobody said.
+    ``window`` is the sliding window passed to the kernel, None where there is none or nobody said.
     ``refusal`` says why the fused pass left this call to the kernel, None where it did not or was not asked.
     ``difference`` is the largest by which a few rows of weights @ values differ from what the kernel
     returned, of the largest value; None where nothing was compared.
     """
 
-    source: Annotated[Source, Meaning("how the weights were had")]
+    source: Annotated[Source, Meaning("where the weights come from")]
     kernel: Annotated[str, Meaning("what computed the layer's output")]
     batch: int
     heads: Annotated[int, Meaning("query heads")]
@@ -55,12 +55,13 @@ class CallFacts:
     queries: Annotated[int, Meaning("rows")]
     keys: Annotated[int, Meaning("columns")]
     offset: int | None = None
-    window: Annotated[int | None, Meaning("the sliding window that the kernel was told of")] = None
+    window: Annotated[int | None, Meaning("the sliding window passed to the kernel")] = None
     refusal: str | None = None
     difference: Annotated[
         float | None,
         Meaning(
-            "how far weights times values miss the kernel's output, of its largest value; null: not compared"
+            "largest difference of weights × values from the kernel's output, over its largest value; "
+            "null: not compared"
         ),
     ] = None
 
@@ -83,9 +84,9 @@ class SiteRecord(CallFacts):
         ),
     ]
     step: int
-    dtype: Annotated[str, Meaning("the type that it computed in")]
+    dtype: Annotated[str, Meaning("the type it computes in")]
 
-    @derived("why weights times values were compared with nothing; null where they were")
+    @derived("why weights × values were not compared; null where they were")
     def unproved(self) -> str | None:
         """Why the weights were compared with nothing; None where they were."""
         return UNPROVED[self.source] if self.difference is None else None

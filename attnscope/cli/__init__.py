@@ -212,7 +212,7 @@ def _explain_usage(error: click.ClickException) -> str:
         more = f"did you mean {near}?" if near else "--help-all lists every one"
         sentence = f"no option {error.option_name}: {more}"
     if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence):
-        sentence = f"{extra[1]!r} is one argument too many: put a text of several words into quotes"
+        sentence = f"{extra[1]!r} is one argument too many: quote a text of several words"
     return sentence
 
 

@@ -137,7 +137,7 @@ class Report:
         if self.count <= MOST_REPORTED:
             print(f"attnscope: skipped {visible(sentence)}", file=sys.stderr)
         elif self.count == MOST_REPORTED + 1:
-            print("attnscope: further texts that are skipped are only counted", file=sys.stderr)
+            print("attnscope: more texts are skipped, counted but not listed", file=sys.stderr)
 
 
 def watch_progress(size: int, limit: int | None, draw: Draw | None) -> Callable[[Progress], None]:

@@ -93,7 +93,9 @@ def latex_of(answer: Answer) -> str:
     if not tables and answer.table is not None:
         tables = [latex_of_rows(answer.table())]
     if not tables:
-        raise OutputError("this answer is no table: --latex prints those of stats, find, compare and ablate")
+        raise OutputError(
+            "this answer is not a table: --latex prints those of stats, find, compare and ablate"
+        )
     return "\n\n".join(tables)
 
 
@@ -123,7 +125,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
 
 
 def print_plain(numbers: Any, *, indent: int | None = None) -> None:
-    """Print dictionaries, lists, texts and numbers as JSON; what is no finite number is ``null`` there."""
+    """Print dictionaries, lists, texts and numbers as JSON; what is not a finite number is ``null`` there."""
     print(escape_json(json.dumps(_finite(numbers), ensure_ascii=False, allow_nan=False, indent=indent)))
 
 

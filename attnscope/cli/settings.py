@@ -66,7 +66,7 @@ def _of_project() -> Iterator[UserDefault]:
         runs_code = setting.name == "model" and ".py:" in str(setting.value)
         if runs_code or setting.name in USERS_OWN:
             raise InputError(
-                f"{path} sets {setting.name}: what runs code or writes files is set in {users_file()}"
+                f"{path} sets {setting.name}: options that run code or write files belong in {users_file()}"
             )
         yield setting
 
@@ -88,7 +88,7 @@ def _read(path: Path, table: tuple[str, ...]) -> Iterator[UserDefault]:
     for name in table:
         settings = settings.get(name, {}) if isinstance(settings, Mapping) else {}
     if not isinstance(settings, Mapping):
-        raise InputError(f"{path}: {'.'.join(table)} is no table")
+        raise InputError(f"{path}: {'.'.join(table)} is not a table")
     for name, value in settings.items():
         yield UserDefault(name.replace("_", "-"), value, str(path))
 

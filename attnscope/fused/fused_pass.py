@@ -427,7 +427,7 @@ class FusedPass:
             "it runs under autocast": torch.is_autocast_enabled("cpu"),
             "its heads or its batch differ between queries, keys and values": not shaped
             or bool(query.shape[1] % key.shape[1]),
-            "its mask is no single tensor over its keys": odd,
+            "its mask is not a single tensor over its keys": odd,
             "its scale or its causality is of a kind of its own": not isinstance(call.scale, float)
             or call.diagonal not in (None, 0),
         }

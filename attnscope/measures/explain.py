@@ -45,7 +45,7 @@ PREDICTIONS = {
     "streaming": (
         "streaming (attnscope cachecost): a head that needs the first tokens and the last ones alone.\n"
         "  formula   Σ A[i, j] over j < sink and i - j < recent: the measure window=S+R\n"
-        f"  role      at least {STREAMS:.0%} of its weight is there, and it is no retrieval head\n"
+        f"  role      at least {STREAMS:.0%} of its weight is there, and it is not a retrieval head\n"
         "  beware    Xiao et al. choose such heads by what their limit costs, with a gate that is trained\n"
         "            on outputs; cachecost measures that cost as a loss, exactly, head by head\n"
         "  source    Xiao et al. 2024, DuoAttention; Xiao et al. 2023, StreamingLLM"

@@ -119,7 +119,7 @@ WORTH = 5
 def role(figures: Mapping[str, Figure]) -> Role | None:
     """The role of a head, from its figures over rows with a choice; ``None`` if none of them counts.
 
-    A head with a figure that is no finite number, because a weight is none, has no role either.
+    A head with a figure that is not a finite number, because a weight is none, has no role either.
     Figures that do not exist for the head (positions in cross-attention) are simply not in ``figures``.
     For ``broad`` and ``none``, score and baseline are those of the normalized entropy.
     """
@@ -136,7 +136,7 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
         return Role.of("broad", evenness, f"spreads over all tokens {_even_words(evenness)}")
     words = "no pattern stands out"
     if evenness.value < SHARP:
-        words = f"looks at few tokens, by no known pattern {_even_words(evenness)}"
+        words = f"looks at few tokens, in no known pattern {_even_words(evenness)}"
     most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
     if most:
         name = max(most, key=lambda name: figures[name].lift)

@@ -22,7 +22,7 @@ def read_site(state: Mapping[str, Any]) -> Site:
     site = Site(**state)
     numbers = all(type(number) is int and 0 <= number < 1 << 31 for number in (site.call, site.layer))
     if not (numbers and isinstance(site.name, str) and site.kind in get_args(Kind)):
-        raise ValueError(f"{site} is no site")
+        raise ValueError(f"{site} is not a site")
     return site
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STILL = 1e-6
-"""A cosine distance that is no more than rounding."""
+"""A cosine distance that is not more than rounding."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Explanation:
 
 WEIGHINGS: dict[str, Explanation] = {
     "norm": Explanation(
-        "of its row in what the head adds: weight times the length of the key's value behind the projection",
+        "of its row in what the head adds: weight times the length of the key's value after the projection",
         "‖A[i, j] · v_j W_O,h‖₂, v_j with its bias, over the sum of its row; ‖A[i, j] · v_j‖₂ where no "
         "output projection is found, as the title says then",
         "Kobayashi et al. 2020, Attention is Not Only a Weight",
@@ -78,12 +78,12 @@ class Values:
         return Values(values, None if weight is None else _gram(weight))
 
     def measured(self) -> Tensor:
-        """The values, each times the metric, so that a product with another is that behind the projection."""
+        """The values, each times the metric, so that a product with another is that after the projection."""
         values = self.values.double()
         return values if self.metric is None else values @ self.metric
 
     def lengths(self) -> Tensor:
-        """How long each value is behind the projection.  -> [batch, head, key]"""
+        """How long each value is after the projection.  -> [batch, head, key]"""
         return (self.measured() * self.values).sum(-1).clamp(min=0).sqrt()
 
 

@@ -54,7 +54,7 @@ def load(
 
     name = os.fspath(name)
     if device_map is not None and device != "auto":
-        raise ModelError("a device map places the layers itself: leave out the device")
+        raise ModelError("a device map places the layers: leave out the device")
     place = choose_device(device)
     if dtype not in DTYPES:
         raise ModelError(f"no dtype {dtype!r}: there are {', '.join(DTYPES)}")
@@ -71,7 +71,7 @@ def load(
             loaded = load_module(name, device=place, dtype=kind)
         return ModuleModel(name, loaded, load_reader(tokenizer))
     if tokenizer != "own":
-        raise ModelError(f"{name} reads with its own tokenizer: another one is for models of FILE.py:NAME")
+        raise ModelError(f"{name} reads with its own tokenizer: --tokenizer is for models of FILE.py:NAME")
     if own:
         from attnscope.models.text.reader import load_own
 

@@ -95,7 +95,7 @@ def require_plain_files(folder: Path) -> None:
         if file.is_dir() or file.suffix not in (*VOCABULARIES, *WEIGHTS, ".jinja"):
             continue
         if file.exists() and not file.is_file():
-            raise ModelError(f"{folder} holds {file.name}, which is no regular file: take it away")
+            raise ModelError(f"{folder} holds {file.name}, which is not a regular file: take it away")
         most = LARGEST_CONFIG if file.name in CONFIGS or file.suffix == ".jinja" else LARGEST_VOCABULARY
         if file.suffix not in WEIGHTS and file.stat().st_size > most:
             size = readable(file.stat().st_size)
@@ -116,7 +116,7 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
         settings = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"{name} cannot be loaded: its {file.name} is no JSON ({first_line(error)})"
+            f"{name} cannot be loaded: its {file.name} is not JSON ({first_line(error)})"
         ) from error
     if not isinstance(settings, dict):
         raise ModelError(
@@ -152,5 +152,5 @@ def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
         if acts:
             raise ModelError(
                 f"the {file} of {name} names {value.strip()!r} ({field}), that would be fetched from the hub "
-                "or run: pass --trust-remote-code if you trust whoever made it"
+                "or run: pass --trust-remote-code if you trust its author"
             )

@@ -118,9 +118,9 @@ def _identify(folder: Path, path: Path, *, hashed: bool) -> tuple[Any, ...]:
     """What tells one file from all others. Raises ``ValueError`` for a large one that is being written."""
     found, name = path.stat(), str(path.relative_to(folder))
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     if hashed:
         return name, found.st_size, identify_file(path)
     if abs(time.time() - max(found.st_mtime, found.st_ctime)) < SETTLED or time.time() < found.st_ctime:
-        raise ValueError("it has just been written")
+        raise ValueError("it was written a moment ago")
     return name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev

@@ -229,7 +229,7 @@ class Model:
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
         """A sound file, alone or with what is said in it, as the model hears it. Raises ``InputError``."""
-        raise InputError(f"{self.name} hears nothing: leave out --audio, or choose a speech model")
+        raise InputError(f"{self.name} does not take sound: leave out --audio, or choose a speech model")
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ...
@@ -264,7 +264,9 @@ class Model:
         At temperature 0 each token is the likeliest one; above, it is drawn with ``seed``. Raises
         ``ModelError`` for a model that does not write, ``InputError`` without room for ``count`` tokens.
         """
-        raise ModelError(f"{self.name} does not write text: it has no output that is scores of a next token")
+        raise ModelError(
+            f"{self.name} does not generate text: it has no output that is scores of a next token"
+        )
 
     @property
     def objective(self) -> Objective:

@@ -90,7 +90,7 @@ class ModuleModel(ReaderModel):
         The module returns those behind every token or behind the last one, alone, as ``logits`` or before
         other results.
         """
-        scores = self._scores(ids, "does not write text")
+        scores = self._scores(ids, "does not generate text")
         return scores.reshape(-1, scores.shape[-1])[-1]
 
     @cached_property
@@ -208,7 +208,7 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
 
     def load_processor(kind: str) -> Any:
         if processor is None:
-            raise InputError(f"{name} was wrapped without what prepares images: give wrap a processor")
+            raise InputError(f"{name} was wrapped without an image processor: pass wrap a processor")
         return processor
 
     writes = getattr(module, "can_generate", None)

@@ -110,7 +110,7 @@ class InputRequest:
         if self.repeat_random is not None:
             return model.repeat_random(self.repeat_random, self.seed)
         if self.text is None:
-            raise InputError("what is to be read? give a text, an image, or tensors by name")
+            raise InputError("nothing to read: give a text, an image, or tensors by name")
         cut, truncate = self.max_tokens, self.truncate
         if chat is None:
             return model.prepare(self.text, self.second, max_tokens=cut, truncate=truncate)

@@ -30,7 +30,7 @@ def _select(head: Head | str | None = None, **asked: Any) -> Selection:
     from attnscope.questions.selection import Selection, head_of
 
     if head is not None and not isinstance(head, (Head, str)):
-        raise SelectionError(f"{head!r} is no head: write its address, like 'L2H1'")
+        raise SelectionError(f"{head!r} is not a head: write its address, like 'L2H1'")
     return Selection(None if head is None else head_of(head), **asked)
 
 
@@ -263,7 +263,7 @@ class Run(Display):
                 if predicting != self.source[0]:
                     raise InputError("the other run is of another model: read both texts with one reader")
             else:
-                raise InputError(f"{other!r} is no text and no run of a model: patch(model.read(text))")
+                raise InputError(f"{other!r} is neither a text nor a run of a model: patch(model.read(text))")
             pair = TextPair(request.prepare(model), theirs.prepare(model), target, against)
             if by == "token":
                 return Drawing(of_trace(trace_tokens(model, pair, noise=noise)), cmap)

@@ -24,7 +24,7 @@ HELD = 2
 
 INSTRUCTIONS = """Shows what the attention heads of a transformer do on a text. Begin with stats or show.
 A head is named by its address, L2H1. Every figure stands beside its baseline, what even attention would give.
-A pattern is no cause: cut says whether a prediction needs it."""
+A pattern is not a cause: cut says whether a prediction needs it."""
 
 
 class Folder:
@@ -73,7 +73,7 @@ def make_server(root: Path, *, device: str = "auto") -> MCPServer:
     from attnscope.render.terminal import print_view
 
     folder, lock = Folder(root), Lock()
-    os.chdir(folder.root)  # so that the name of a model of the hub is no folder elsewhere
+    os.chdir(folder.root)  # so that the name of a model of the hub is not a folder elsewhere
     server = MCPServer("attnscope", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
 
     @contextmanager

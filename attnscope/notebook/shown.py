@@ -62,10 +62,10 @@ class Drawing(Display):
     def frame(self) -> Any:
         """The numbers as a ``pandas.DataFrame``: what the command line prints with ``--csv``.
 
-        Raises ``AttnscopeError`` for an answer that is no table, or where there is no pandas.
+        Raises ``AttnscopeError`` for an answer that is not a table, or where there is no pandas.
         """
         if self._answer.table is None:
-            raise AttnscopeError("this answer is no table: read numbers")
+            raise AttnscopeError("this answer is not a table: read numbers")
         header, *rows = self._answer.table()
         return _pandas().DataFrame(rows, columns=header)
 

@@ -243,7 +243,7 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
     import torch
 
     if not hasattr(model, "_compiled_call_impl"):
-        raise ModelError("this release of torch calls modules in a way that cannot be watched: use record")
+        raise ModelError("this release of torch cannot be watched: use record")
     before = model._compiled_call_impl
 
     def put(how: Callable[..., Any] | None) -> None:

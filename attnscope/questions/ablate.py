@@ -270,7 +270,7 @@ class Changed:
     right: Annotated[tuple[float, float], Meaning("the wanted token's probability with and without the head")]
 
 
-@record("a head taken away (--head)")
+@record("a head removed (--head)")
 class Ablation:
     """What changed in a model's predictions, those that changed most first.
 
@@ -296,7 +296,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     """
     selection = selection_of(asked)
     if selection.head is None:
-        raise SelectionError("which head is to be taken away? name one, like L5H3")
+        raise SelectionError("which head is removed? name one, like L5H3")
     batch = join_texts([prepared])
     tokens = predicted_side(batch.labels)[0]
     vocabulary = model.objective.vocabulary

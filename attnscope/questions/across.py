@@ -111,7 +111,7 @@ def by_word(one: Axis, other: Axis) -> Pairs:
     pairs = find_shared_words(place_texts(mine), place_texts(theirs))
     if not pairs:
         raise InputError(
-            f"the two models read no word alike: one reads {_beginning(mine)}, the other {_beginning(theirs)}"
+            f"the two models share no word: one reads {_beginning(mine)}, the other {_beginning(theirs)}"
         )
     return [(mine.tokens(*my_words), theirs.tokens(*their_words)) for my_words, their_words in pairs]
 
@@ -370,12 +370,12 @@ def compare_models(
     """
     selection = selection or Selection()
     if not texts:
-        raise InputError("there is no text to compare models on: give one at least")
+        raise InputError("there is no text to compare models on: give at least one")
     kind = _common_kind(model, other, *texts[0], selection)
     results = [_one_text(model, other, *prepared, replace(selection, kind=kind), kind) for prepared in texts]
     first = results[0]
     if any((text.heads, text.others) != (first.heads, first.others) for text in results):
-        raise SelectionError("the texts run through different layers: compare the models on one at a time")
+        raise SelectionError("the texts use different layers: compare the models on one text at a time")
     mean = average_distances(results)
     notes = [
         f"from {model.title} to {other.title}",

@@ -159,7 +159,7 @@ def read_cross(model: Model, prepared: ModelInput, heads: Sequence[Head] | None)
     wanted = [Head(head.layer, head.head) for head in heads or ()]
     count = next((number for number, token in enumerate(spoken) if not token.special), len(spoken))
     if count == len(spoken):
-        raise InputError("nothing is said: give it as the text, or leave that out for the model to write it")
+        raise InputError("the transcript is empty: give one, or leave it out and the model transcribes")
     assert prepared.heard is not None
     chosen: dict[Site, list[int]] = {}
 
@@ -269,7 +269,7 @@ def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> Sou
         title=f"{result.title} · {len(result.words)} words",
         subtitle=f"by {result.way}{names and ': '}{names}",
         notes=(
-            "bright: smoothed attention above the tokens' mean; line: the path of dynamic time warping",
+            "bright: smoothed attention above the tokens' mean; line: the dynamic time warping path",
             *result.notes,
         ),
     )
@@ -334,7 +334,10 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
     if text is not None:
         assert isinstance(model, SpeechModel)
         letters = model.spell_said(text, letters)
-        ids, way = letters.ids.tolist(), "the likeliest way of the CTC head through the letters of the text"
+        ids, way = (
+            letters.ids.tolist(),
+            "the most likely path of the CTC head through the letters of the text",
+        )
         states = likeliest_states(scores, ids, letters.blank)
         if states is None:
             raise InputError(f"{len(ids):,} letters do not fit into the {count:,} frames that are heard")
@@ -450,7 +453,7 @@ def align_windows(
             heard.append(result)
         begin = following
     if not heard:
-        raise InputError(f"nothing is said in {path}, as {model.name} hears it")
+        raise InputError(f"no speech in {path}, as {model.name} hears it")
     notes = dict.fromkeys(note for each in heard for note in each.notes)
     return replace(
         heard[0],

@@ -78,7 +78,7 @@ def choose_perturbations(prepared: ModelInput) -> list[Perturbation]:
         _perturbations(prepared, dict(enumerate(prepared.arguments)))
     )
     if len(perturbations) < 2:
-        raise InputError("an audit changes one token after another: give it a text of some tokens")
+        raise InputError("an audit changes one token at a time: give a text of several tokens")
     return perturbations
 
 
@@ -140,7 +140,7 @@ class Audit:
     sites: tuple[Site, ...]
     mixers: Annotated[tuple[Mixer, ...], Meaning("modules through which another token still moves")]
 
-    @derived("calls whose output was held still")
+    @derived("calls whose output was frozen")
     def held(self) -> tuple[FrozenCall, ...]:
         """The attention calls."""
         return tuple(map(FrozenCall, self.sites))
@@ -165,7 +165,7 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
     Raises ``InputError`` for an input without tokens to change.
     """
     if prepared.replay is not None:
-        raise InputError("an audit runs the model on other tokens: give a text, not a pass that was recorded")
+        raise InputError("an audit runs the model again: give a text, not a recorded pass")
     search = Search(model, prepared)
     paths = search.find()
     ran, mixed = search.first.functions, search.find_functions(paths, Setup(search.held))

@@ -447,7 +447,9 @@ class Freeze(TorchFunctionMode):
         Of a product of weights and values, whose queries lie along ``axis``, nobody knows which moved.
         """
         if key not in self.first.calls:
-            raise ModelError("the model attends more often when one token is another: it cannot be audited")
+            raise ModelError(
+                "the number of attention calls changes with the tokens: the model cannot be audited"
+            )
         earlier, before = self.first.calls[key]
         held, now = [*find_tensors(before)], [*find_tensors(result)]
         if [each.shape for each in (*earlier, *held)] != [each.shape for each in (*given, *now)]:

@@ -85,7 +85,7 @@ class KeptHeads:
     loss: Annotated[float, Meaning("the rise of the loss with the heads kept that cost most")]
     mass: Annotated[float, Meaning("the same with those that miss most weight")]
     even: Annotated[float, Meaning("the same with heads spread evenly over the layers")]
-    random: Annotated[float, Meaning("the same with heads drawn at random, once")]
+    random: Annotated[float, Meaning("the same with heads drawn at random (one draw)")]
     recall: Annotated[
         tuple[float, ...], Meaning("the share of each needle that is recalled, of those that cost most")
     ]
@@ -239,7 +239,7 @@ def cachecost(
         tell("text", number, len(long))
         seen = measuring_pass(model, text, measured, Selection(), [text.tokens])
         if any(site.site.kind != "decoder" for site in seen.sites):
-            raise ModelError(f"{model.name} does not only look back: choose a causal model of text")
+            raise ModelError(f"{model.name} is not causal: choose a causal model of text")
         asked.append(_predicting(model, text))
         with torch.no_grad(), model.threads(text):
             before, rose = _limit_alone(model, text, change)

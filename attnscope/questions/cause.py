@@ -120,13 +120,13 @@ class Changes:
     def check(self, number: int, output: Tensor) -> Made | None:
         """The change of the call that returned ``output``, [batch, query, head, size], which proves it."""
         if number >= len(self.made):
-            raise ModelError("this attention is shown only after its layer has ended, and cannot be changed")
+            raise ModelError("this attention is known only after its layer has run, and cannot be changed")
         made = self.made[number]
         if made is None:
             return None
         given = output.detach().transpose(1, 2)
         if given.shape[:2] != made.before.shape[:2] or int(made.rows[-1]) >= given.shape[2]:
-            raise ModelError("the heads that are shown are not those that this layer adds up")
+            raise ModelError("the heads shown are not those that this layer sums")
         given = given[:, :, made.rows]
         size = float(given.abs().amax()) or 1.0
         if not float((made.before - given).abs().amax()) <= tolerance(output.dtype) * size:
@@ -247,7 +247,7 @@ def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: T
         if bool(alone.any()):
             at = attention.queries[first + int(picked[alone][0])]
             name = repr(at.text) if not isinstance(at, int) else f"token {at}"
-            raise InputError(f"{name} may look nowhere else: its row has no other key; pass --how zero")
+            raise InputError(f"{name} has no other key to look at: pass --how zero")
         # what a sink takes is no weight of a row, and stays in its sum
         total = weights.sum(-1, keepdim=True)
         sink = torch.where((total - 1).abs() < SAME, 0, 1 - total)

@@ -119,7 +119,7 @@ class Change:
     now: Annotated[float | None, Meaning("in this run")]
 
 
-@record("claims and what became of them")
+@record("claims and their outcome")
 class Checked:
     """Verdicts on claims, and what differs from a snapshot, if there was one to compare with."""
 
@@ -158,7 +158,7 @@ def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{path} is no snapshot that attnscope check saved") from None
+        raise InputError(f"{path} is not a snapshot that attnscope check saved") from None
     now = _figures(stats)
     changed = []
     for head in dict.fromkeys((*before, *now)):

@@ -376,7 +376,7 @@ class HeadComparison:
     view: Annotated[
         HeadPair,
         Parts(
-            partings="the tokens where they part most",
+            partings="the tokens where they differ most",
             notes="what to know about the model, the text and the answer",
         ),
     ]
@@ -421,7 +421,7 @@ def compare_two_heads(
     kind = _kind(heads, record, selection, prepared.lead if prepared.pictures else None)
     both = [_find_head(head, kind, select, coarse, sample) for head in heads]
     if any(len(each.sampled.values) > 1 for each in both):
-        raise SelectionError("these heads see several pieces separately: compare all heads instead")
+        raise SelectionError("these heads run on several pieces of the text: compare all heads instead")
     sizes = [f"{len(each.sampled.queries)} × {len(each.sampled.keys)}" for each in both]
     if sizes[0] != sizes[1]:
         raise SelectionError(
@@ -515,7 +515,7 @@ def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str
 
 
 def _parting(place: Place, keys: Sequence[Place], rows: Sequence[Tensor], apart: Tensor) -> Parting:
-    """One row that differs, with the heaviest key of each head."""
+    """One row that differs, with the key with the largest weight of each head."""
     heaviest = [int(row.argmax()) for row in rows]
     labels = [
         f"{keys[key].label} {keys[key].start}" if key < len(keys) else "a special token" for key in heaviest

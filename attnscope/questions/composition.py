@@ -59,7 +59,7 @@ class Feed:
         return self.score - self.baseline
 
 
-@record("which head feeds which (--composition)", eq=False)
+@record("how much later heads read of earlier ones (--composition)", eq=False)
 class Feeds:
     """Every way of every pair of heads, the one farthest above its baseline first, and what to know.
 
@@ -123,7 +123,9 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
         if layers:
             notes.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, sorted(layers)))}: {what}")
     if shared > 1:
-        notes.append(f"{shared} heads share each key and value: what feeds one of them its keys feeds all")
+        notes.append(
+            f"{shared} heads share each key and value: composition with one of them is composition with all"
+        )
     return Feeds(
         tuple(sorted(feeds, key=lambda each: -each.lift)),
         f"{model.title} · from the weights",
@@ -223,9 +225,9 @@ def _require(fed: Head, found: Mapping[Site, Circuit], circuits: Circuits) -> He
     if not here:
         layers = sorted({site.layer for site in same if site in found})
         if not layers:
-            raise ModelError("the weights of no layer can be told apart: composition cannot be had")
+            raise ModelError("no layer has separable head weights: composition cannot be computed")
         most = max(len(circuit.value) for circuit in found.values())
         raise SelectionError(f"no head {fed}: layers {layers[0]}-{layers[-1]} have heads 0-{most - 1}")
     if all(site.layer >= fed.layer for site in found):
-        raise SelectionError(f"no head stands before {fed}: name one of a later layer")
+        raise SelectionError(f"no head comes before {fed}: name one of a later layer")
     return Head(fed.layer, fed.head, here[0].kind)

@@ -187,7 +187,7 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
         layers = ", ".join(map(str, sorted(left_out)))
         notes.append(f"layer {layers}: no plain path from the embedding through its values: left out")
     if not found:
-        raise ModelError(f"no OV circuit of {model.name} can be told from its weights")
+        raise ModelError(f"no OV circuit of {model.name} can be read from its weights")
     found.sort(key=lambda each: (-each.copies, -each.eigenvalues))
     return Copying(tuple(found), len(rows), size, model.title, tuple(notes))
 

@@ -116,16 +116,14 @@ def _choose(
     where: str | int = "input_ids" if classifier or crossed else model.objective.input
     if mask is not None:
         ids = inputs[where] if isinstance(where, str) else prepared.arguments[where]
-        return "a mask token stands in its place", lambda kept: _copies(
+        return "a mask token takes its place", lambda kept: _copies(
             prepared, kept, {where: ids.expand(len(kept), -1).where(kept, mask)}
         )
     if isinstance(where, str) and accepts(model.module, "attention_mask"):
-        return "no other token can look at it", lambda kept: _copies(
+        return "no other token sees it", lambda kept: _copies(
             prepared, kept, {"attention_mask": kept.to(inputs.get("attention_mask", kept).dtype)}
         )
-    raise ModelError(
-        f"no token can be left out of what {model.name} reads: it has no mask token and no attention mask"
-    )
+    raise ModelError(f"no token can be removed: {model.name} has neither a mask token nor an attention mask")
 
 
 def _copies(prepared: ModelInput, kept: Tensor, changed: Mapping[str | int, Tensor]) -> ModelInput:

@@ -39,7 +39,7 @@ from attnscope.views.table import Column, Table
 HELP = (
     "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
     "special, punctuation, image, image 2, sound, /regex/, or *; on one side also a number of tokens from "
-    "the other (-2, +1); what has an arrow in it stands in quotes"
+    "the other (-2, +1); quote what contains an arrow"
 )
 
 CLOSED = r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|/(?:\\.|[^/\\])*/)(?:\#\d+)?"""
@@ -62,11 +62,11 @@ class Question:
 
 
 def parse_questions(text: str) -> tuple[Question, ...]:
-    """``it -> cat``, or both ways: ``it <-> cat``. Raises ``SelectionError`` for what is no question."""
+    """``it -> cat``, or both ways: ``it <-> cat``. Raises ``SelectionError`` for what is not a question."""
     sides = SIDES.fullmatch(text.strip())
     left, right = (sides[side].strip() if sides else "" for side in ("left", "right"))
     if sides is None or not left or not RIGHT.fullmatch(right):
-        raise SelectionError(f"{text!r} is no question: write FROM -> TO, like 'it -> cat'; {HELP}")
+        raise SelectionError(f"{text!r} is not a question: write FROM -> TO, like 'it -> cat'; {HELP}")
     one, other = part_of(left), part_of(right)
     if one.step is not None and other.step is not None:
         raise SelectionError(
@@ -415,7 +415,7 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
             notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
     blind = len(asked.rows) - max(each.rows for each in sums)
     if blind:
-        notes.append(f"{blind:,} of {len(asked.rows):,} rows cannot look there, and are left out")
+        notes.append(f"{blind:,} of {len(asked.rows):,} rows cannot look there and are left out")
     return notes
 
 

@@ -65,7 +65,7 @@ class Mixing:
         site = attention.site
         if attention.batch > 1:
             said = f"{site.name} of {self.name} attends in {attention.batch:,} parts"
-            self.in_parts.setdefault(site.kind, f"{said}: nothing can be followed through it")
+            self.in_parts.setdefault(site.kind, f"{said}: attention cannot be followed through it")
         if site.kind in self.in_parts:
             return
         step = rows_at_a_time(attention, BLOCK)

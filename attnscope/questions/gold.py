@@ -226,7 +226,7 @@ class _GoldWork(CorpusWork[GoldText]):
     def ask(self, texts: Sequence[ReadText[GoldText]]) -> dict[Kind, GoldQuestions]:
         """The questions about a batch."""
         if texts[0].entry.target is not None and "cross" not in texts[0].prepared.axes:
-            raise InputError(f"{self.model.name} is no encoder-decoder: it reads no text and its target")
+            raise InputError(f"{self.model.name} is not an encoder-decoder: it reads no text and its target")
         return ask_batch([self._meant(text) for text in texts], self.source, self.total.slots)
 
     def forward(self, batch: Batch, asked: dict[Kind, GoldQuestions]) -> tuple[GoldReading, Record]:
@@ -280,7 +280,7 @@ def _notes(work: _GoldWork) -> list[str]:
     notes = [*work.progress.left_out]
     if work.total.lost:
         notes.append(
-            f"{_count(work.total.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"
+            f"{_count(work.total.lost, 'pair')} could not be asked: a word shares its tokens with another or was cut off"
         )
     if work.total.skipped and work.total.sums.sites:
         notes.append(

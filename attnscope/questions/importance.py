@@ -81,7 +81,7 @@ class HeadSums:
         }
         sizes = [len(made.totals), *(len(sums) for sums in made.heads.values())]
         if sizes != [cls.sizes[0], *([cls.sizes[1]] * len(made.heads))] or not made.totals[0] >= 0:
-            raise ValueError("these are no sums of texts")
+            raise ValueError("these are not sums over texts")
         return made
 
 

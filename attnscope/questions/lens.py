@@ -100,7 +100,7 @@ def _keep_last_list(model: Model, kept: KeptLayers, seen: Record) -> None:
     names = [f"{site.site.name}." for site in seen.sites]
     attending = [at for at, ran in enumerate(kept.ran) if any(n.startswith(f"{ran.layer}.") for n in names)]
     if not attending:
-        raise ModelError(f"{model.name} has no list of layers to look behind")
+        raise ModelError(f"{model.name} has no list of layers to read after")
     stack = kept.ran[attending[-1]].stack
     last = max(at for at, ran in enumerate(kept.ran) if ran.stack == stack)
     del kept.ran[last + 1 :]
@@ -129,7 +129,7 @@ def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: 
     own = prediction.logits[0]
     near = tolerance(streams[-1].dtype) * max(1.0, float(own.abs().max()))
     if not float((logits[-1] - own).abs().max()) <= near:
-        raise ModelError(f"what {model.name} does behind its last layer is not done token by token")
+        raise ModelError(f"what {model.name} computes after its last layer is not done token by token")
     return logits
 
 

@@ -93,7 +93,7 @@ class Writes:
     effects: Annotated[Effects, Parts(embeddings="what the embeddings write", biases="what biases write")]
     words: Annotated[tuple[Favours, ...], Meaning("the words that heads move")]
     score: Annotated[float, Meaning("the score, which all parts sum to")]
-    rest: Annotated[float, Meaning("what rounding leaves of the score")]
+    rest: Annotated[float, Meaning("the part of the score lost to rounding")]
     prediction: Annotated[str, Meaning("whose score it is, in words")]
     title: Annotated[str, Meaning("the model")]
     notes: Annotated[tuple[str, ...], Meaning("what to know of the numbers")]
@@ -164,7 +164,7 @@ def direct_effects(
     if head is not None and not chosen:
         layers = sorted({each.layer for each in effects.heads})
         if not layers:
-            raise SelectionError("no head of this model is told apart from its layer")
+            raise SelectionError("no head of this model can be separated from its layer")
         most = max(each.head for each in effects.heads)
         raise SelectionError(f"no head {head}: layers {layers[0]}-{layers[-1]} have heads 0-{most}")
     words = tuple(_favours(model, each, effects.slopes(each, seed)) for each in chosen)
@@ -174,7 +174,7 @@ def direct_effects(
     notes = [f"in logits; frozen at this pass's values, so that the parts sum to the score: {frozen}"]
     for told, what in (
         (effects.mixed, "some heads cannot be separated; their sum is shown"),
-        (effects.silent, "its heads reach the score only through later layers: direct effect 0"),
+        (effects.silent, "its heads reach the score only through later layers: their direct effect is 0"),
     ):
         notes += [f"layer {', '.join(map(str, sorted(told)))}: {what}"] if told else []
     notes += [*model.notes, *prepared.notes, *record.notes]

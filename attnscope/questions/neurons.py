@@ -92,7 +92,7 @@ class _Pair:
         named = f"{self.head} ({attention.kernel})"
         call = attention.read.call if isinstance(attention.read, (ScoredRows, HeldRows)) else None
         if call is None:
-            raise ModelError(f"{named} shows weights without its queries and keys: nothing to take apart")
+            raise ModelError(f"the queries and keys of {named} are unknown, so its scores cannot be split")
         if attention.batch > 1:
             raise ModelError(f"{named} runs over {attention.batch} windows: no pair of tokens is one score")
         query, key = at
@@ -100,7 +100,7 @@ class _Pair:
         made = read.rows(query, query + 1, [head])[0, 0, 0]
         if not torch.allclose(made, weights.to(made.dtype), rtol=0, atol=tolerance(call.query.dtype)):
             raise ModelError(
-                f"{named} makes its weights otherwise than from query × key: nothing to take apart"
+                f"the weights of {named} are not made from query × key, so its scores cannot be split"
             )
         looks, looked_at = (
             f"{axis[place].label} {axis[place].start}" for axis, place in zip(axes, at, strict=True)
@@ -108,7 +108,7 @@ class _Pair:
         scores = read.scores(query, query + 1, [head])[0, 0, 0].tolist()  # [key]
         allowed = attention.allowed(query, query + 1).expand(1, attention.heads, 1, -1)[0, head, 0].tolist()
         if not allowed[key]:
-            raise SelectionError(f"{looks} cannot look at {looked_at}: the mask closes it")
+            raise SelectionError(f"{looks} cannot look at {looked_at}: the mask hides it")
         own = call.query[0, head, query].cpu().double()  # [size]
         other = call.key[0, head * call.key.shape[1] // call.query.shape[1], key].cpu().double()  # [size]
         scale, place = _at(call.scale, head, query, 0), (head, query, key)
@@ -160,7 +160,9 @@ def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: s
     """
     names = [name.strip() for name in pair.split(ARROW)]
     if len(names) != 2 or selection.head is None:
-        raise SelectionError(f'{pair!r} is no pair: write two tokens of the text, such as "it {ARROW} cat"')
+        raise SelectionError(
+            f'{pair!r} is not a pair: write two tokens of the text, such as "it {ARROW} cat"'
+        )
     observer = _Pair(selection, selection.head, (names[0], names[1]), name_pass(model, prepared))
     record = model.run(prepared, [observer])
     require_selected(list(observer.found), record, selection)

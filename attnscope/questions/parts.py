@@ -133,7 +133,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     except RecursionError:
         raise SelectionError(f"{text[:60]} is nested too deep for a regular expression") from None
     except (re.error, OverflowError, MemoryError) as error:
-        raise SelectionError(f"{text[:60]} is no regular expression: {error}") from error
+        raise SelectionError(f"{text[:60]} is not a regular expression: {error}") from error
     except OutOfTime as late:
         raise _too_slow(text, late) from None
 
@@ -386,19 +386,19 @@ def cut_input(
             f"a text is cut by {', '.join(CUTS)}, segment, modality, role or group, not by {by!r}"
         )
     if begins is None and by == "modality" and all(token.id < SEPARATOR for token in read):
-        raise InputError("what was read is text alone: cut by modality what holds a picture or a sound, too")
+        raise InputError("the input is text only: --by modality needs a picture or a sound, too")
     if begins is None and by in ("segment", "modality"):
         cut = segments(read)
     elif begins is None and by == "group":
         if not any(GROUPED in token.text for token in read):
-            raise InputError("no position has a group: give --labels FILE with the columns label and group")
+            raise InputError("no position has a group: give --labels FILE with columns label and group")
         cut = _runs([(0, token.text.partition(GROUPED)[0]) for token in read])
     elif begins is None and by == "role":
         if not prepared.messages:
-            raise InputError("what was read holds no chat that could be cut: give the text")
+            raise InputError("the input holds no chat: give the text with --chat")
         cut, rest = spans_of_roles(read, prepared.messages), "assistant"
     elif prepared.text is None:
-        raise InputError("what was read holds no plain text that could be cut: give the text")
+        raise InputError("the input holds no plain text to cut: give the text")
     else:
         text = prepared.text[:MOST_CHARACTERS]  # no token stands for what is behind them
         cut = spans_of(read, text, cut_text(text, by) if begins is None else begins)

@@ -207,9 +207,7 @@ def patch(
     if len(units) > 1:
         raise InputError("some pairs have a word against the target and some have none: give all or none")
     if abs(sum(each.whole for each in found)) < SAME * count:
-        raise InputError(
-            f"both texts give the same score ({first.reference:.4g}): choose a target that they tell apart"
-        )
+        raise InputError(f"both texts give the same score ({first.reference:.4g}): choose another target")
     whole, single = sum(each.whole for each in found), count == 1
     named = PARTS[what][0]
     if to is not None:

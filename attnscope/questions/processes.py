@@ -84,4 +84,4 @@ def _lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise ModelError("another process of this job ended; the reason is what that one says") from error
+        raise ModelError("another process of this job failed: see its message") from error

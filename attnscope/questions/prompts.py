@@ -72,7 +72,7 @@ def read_prompts(
         own, other = (None if word is None else fill(word) for word in (target, against))
         prompts.append(Prompt(fill(template), own, other, tuple(slots)))
     if not prompts:
-        raise InputError("the file has no line below the names of its columns")
+        raise InputError("the file has no rows below its header")
     return prompts
 
 

@@ -37,7 +37,7 @@ class Selection:
         if self.head is not None and self.head.kind is not None:
             if self.kind not in (None, self.head.kind):
                 raise SelectionError(
-                    f"{self.head} is no head of {self.kind} attention: leave one of them out"
+                    f"{self.head} is not a head of {self.kind} attention: leave one of them out"
                 )
             object.__setattr__(self, "kind", self.head.kind)
 

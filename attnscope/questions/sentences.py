@@ -58,7 +58,7 @@ def quote_text(prepared: ModelInput) -> str:
 
 
 def provenance(sites: Sequence[SiteRecord]) -> str:
-    """What ran, in one line: sizes, kernel, type, and how the weights were had."""
+    """What ran, in one line: sizes, kernel, type, and where the weights come from."""
     sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in sites))
     tokens = " and ".join(sizes) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
     return " · ".join([extent(sites), f"{tokens} tokens", describe_kernels(sites), *note_differences(sites)])
@@ -105,7 +105,7 @@ def extent(sites: Sequence[SiteRecord]) -> str:
 
 
 def describe_kernels(sites: Sequence[SiteRecord]) -> str:
-    """Kernel, type, and how the weights were had."""
+    """Kernel, type, and where the weights come from."""
     kernels = " and ".join(dict.fromkeys(site.kernel for site in sites))
     types = " and ".join(dict.fromkeys(site.dtype for site in sites))
     had = " and ".join(dict.fromkeys(_HAD[site.source] for site in sites))

@@ -154,7 +154,7 @@ def span_maps(
     )
 
 
-ONE = "all of the text is one part, so that nothing can be compared: cut it by another --by, such as sentence"
+ONE = "the whole text is one part: choose another --by, such as sentence"
 
 
 def _is_one(prepared: ModelInput, spans: Sequence[Span]) -> bool:

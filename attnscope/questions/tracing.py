@@ -67,11 +67,11 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
         before, mine, seen = _run(scored)
         whole = float(scored.score(there) - scored.score(before))
         if abs(whole) < SAME:
-            raise InputError("both texts give the same score: choose a target that they tell apart")
+            raise InputError("both texts give the same score: choose another target")
         found = []
         layers = list(_layers(mine, seen))
         if not layers:
-            raise ModelError(f"{model.name} has no list of layers to look behind")
+            raise ModelError(f"{model.name} has no list of layers to read after")
         for done, (at, kind, layer) in enumerate(layers):
             tell("layer", done + 1, len(layers))
             queries, others = base.axes[kind][0], donor.axes[kind][0]

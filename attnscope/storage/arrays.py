@@ -147,7 +147,7 @@ def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
     for layer in description["layers"]:
         kind, number, name, labels = (layer[part] for part in ("kind", "layer", "array", "axes"))
         if kind not in KINDS:
-            raise ValueError(f"{kind!r:.40} is no kind of attention: there are {', '.join(KINDS)}")
+            raise ValueError(f"{kind!r:.40} is not a kind of attention: there are {', '.join(KINDS)}")
         if not is_number(number, MOST_LAYERS - 1) or number < 0 or number in kinds.get(kind, ()):
             raise ValueError(f"{kind} layer {number!s:.40} is out of 0-{MOST_LAYERS - 1}, or there twice")
         if not is_number(labels) or not 0 <= labels < len(axes):
@@ -253,7 +253,7 @@ def save_weights(kinds: Kinds, path: str | Path, *, title: str = "", notes: tupl
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         raise OutputError(
-            f"cannot write {path}: {path.suffix!r} is no data format; there are {', '.join(FORMATS)}"
+            f"cannot write {path}: {path.suffix!r} is not a data format; there are {', '.join(FORMATS)}"
         )
     with open_whole(path) as file:
         FORMATS[form](kinds, LayersDescription(title, notes), file)

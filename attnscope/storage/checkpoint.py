@@ -50,7 +50,7 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise InputError(
-            f"{path} is no checkpoint of attnscope, or a damaged one: delete it, or name another file"
+            f"{path} is not a checkpoint of attnscope, or a damaged one: delete it, or name another file"
         ) from None
     differing = [name for name in identity if of.get(name) != json.loads(json.dumps(identity[name]))]
     if differing:

@@ -82,7 +82,7 @@ class _Lines(_File):
         try:
             fields = parse_json(text)
         except ValueError:
-            return CorpusText(where, "", "it is no JSON", done)
+            return CorpusText(where, "", "it is not JSON", done)
         if not isinstance(fields, dict) or self.field not in fields:
             has = f": it has {', '.join(islice(fields, FEW))}" if isinstance(fields, dict) and fields else ""
             return CorpusText(where, "", f"no field {self.field!r}{has}", done)
@@ -138,7 +138,7 @@ class _Folder(Corpus):
                     continue
                 yield _entry(where, content.decode("utf-8-sig"), number)
             except UnicodeDecodeError as error:
-                yield CorpusText(where, "", f"byte {error.start:,} is no UTF-8 text", number)
+                yield CorpusText(where, "", f"byte {error.start:,} is not UTF-8 text", number)
             except OSError as error:
                 yield CorpusText(where, "", f"it cannot be read: {error.strerror}", number)
 

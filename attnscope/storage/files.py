@@ -52,7 +52,7 @@ def read_lines(path: Path) -> Iterator[Line]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 yield Line(number, text, done)
             except UnicodeDecodeError as error:
-                yield Line(number, "", done, f"byte {error.start:,} is no UTF-8 text")
+                yield Line(number, "", done, f"byte {error.start:,} is not UTF-8 text")
 
 
 KINDS = {
@@ -97,7 +97,7 @@ def read_regular(path: Path, most: int) -> bytes:
 def read_json(path: Path, most: int = LARGEST_STATE) -> Any:
     """The data of a JSON file of at most so many bytes.
 
-    Raises ``ValueError`` for what is no JSON, and what ``read_regular`` raises.
+    Raises ``ValueError`` for what is not JSON, and what ``read_regular`` raises.
     """
     return parse_json(read_regular(path, most))
 

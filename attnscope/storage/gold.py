@@ -385,7 +385,7 @@ def _read_object(line: Line, where: str) -> GoldText:
     try:
         fields = parse_json(line.text)
     except ValueError:
-        raise ValueError("it is no JSON") from None
+        raise ValueError("it is not JSON") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
         raise ValueError(f"write {EXAMPLE}")
     text = _as_text(fields.get("text"))
@@ -502,7 +502,7 @@ def _read(line: str, links: str, where: str, done: int) -> GoldText:
     for link in linked:
         match = LINK.fullmatch(link)
         if match is None:
-            raise ValueError(f"{link[:20]!r} is no link: write 0-0, or 0?0 for a possible one")
+            raise ValueError(f"{link[:20]!r} is not a link: write 0-0, or 0?0 for a possible one")
         one, other = int(match[1]), int(match[3])
         if one >= len(words) or other >= len(target_words):
             raise ValueError(

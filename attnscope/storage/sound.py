@@ -73,9 +73,7 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
     Raises ``InputError`` for what is none, is too long, or is not there.
     """
     if not 0 <= begin < math.inf or (end is not None and not begin < end < math.inf):
-        raise InputError(
-            f"from {begin:g} to {end or math.inf:g} seconds there is nothing to hear: give a later end"
-        )
+        raise InputError(f"from {begin:g} to {end or math.inf:g} seconds there is no sound: give a later end")
     try:
         import soundfile
     except ModuleNotFoundError as error:
@@ -120,7 +118,9 @@ def _require_sound(path: Path) -> None:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     if not any(begin[:4] == first and begin[8:].startswith(then) for first, then in BEGINS):
-        raise InputError(f"{path} is no WAV or FLAC file" if begin else f"{path} is empty: it holds no sound")
+        raise InputError(
+            f"{path} is not a WAV or FLAC file" if begin else f"{path} is empty: it holds no sound"
+        )
 
 
 def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> int:

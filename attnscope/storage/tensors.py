@@ -168,7 +168,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"no such file: {path}") from None
     except Exception as error:  # three formats, each with exceptions of its own for a damaged file
         raise InputError(f"{path} cannot be read: {first_line(error)}") from error
-    raise InputError(f"{path} is no tensor file: its name must end in .safetensors, .npz or .pt")
+    raise InputError(f"{path} is not a tensor file: its name must end in .safetensors, .npz or .pt")
 
 
 TYPES = {
@@ -228,7 +228,7 @@ class TensorFile(Mapping[str, Array]):
             dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
             if dtype not in TYPES or not all(type(axis) is int and axis >= 0 for axis in shape):
                 raise ValueError(
-                    f"its array {name!r:.40} is {dtype!s:.20} {list(shape)!s:.60}, which it cannot be"
+                    f"its array {name!r:.40} is {dtype!s:.20} {list(shape)!s:.60}, which it must not be"
                 )
             if start != end or stop - start != math.prod(shape) * np.dtype(TYPES[dtype]).itemsize:
                 raise ValueError(f"its array {name!r:.40} does not fill its place in the file")
@@ -376,7 +376,7 @@ def _to_array(name: str, nested: Any) -> Array:
             return np.array([str(text) for text in nested], object)
         return np.array(nested, np.float64)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{name} is no array of numbers") from None
+        raise ValueError(f"{name} is not an array of numbers") from None
 
 
 READERS: Mapping[str, Callable[[Path], tuple[dict[str, Array], Any]]] = {

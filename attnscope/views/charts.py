@@ -96,7 +96,7 @@ class TokenOrder:
     insertion_error: AreaError = 0.0
 
 
-@record("which order of the tokens a prediction hangs on (--faithful)", slots=True)
+@record("which order of tokens a prediction depends on (--faithful)", slots=True)
 class Faithful:
     """Orders by several methods, the best first; ``taken`` is how many tokens each step has taken away."""
 

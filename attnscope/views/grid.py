@@ -110,12 +110,12 @@ class Grid(Titled):
             said.append(f"{line} above columns: written by the model, from token {self.written:,} on")
         if self.shown_scale == "head":
             auto = self.scale == "auto"
-            why, not_one = (f"nearly nothing is above {FAINT}: ", ", not 1") if auto else ("", "")
+            why, not_one = (f"hardly anything is above {FAINT}: ", ", not 1") if auto else ("", "")
             aside = any(not choosing_rows(~layer.masked).all() for layer in self.layers)
             said.append(f"{why}full colour is each head's largest weight{WHERE if aside else ''}{not_one}")
         if self.top < 1:
             said.append(
-                f"hardly a cell is above {QUARTER}: full colour is the largest, {self.top:.2g}, not 1"
+                f"hardly any cell is above {QUARTER}: full colour is the largest, {self.top:.2g}, not 1"
             )
         if self.without_attention:
             said.append(

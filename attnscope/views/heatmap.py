@@ -210,7 +210,7 @@ def _beyond(values: Array, limits: tuple[float, float]) -> tuple[str, ...]:
     """What to say about values that the colour map does not reach."""
     low, high = limits
     beyond = int(((values < low - 1e-4) | (values > high + 1e-4)).sum())
-    return (f"{beyond} values lie beyond {low:g} to {high:g}",) if beyond else ()
+    return (f"{beyond} values are outside {low:g} to {high:g}",) if beyond else ()
 
 
 def _hidden(maps: Sequence[Heatmap]) -> tuple[str, ...]:
@@ -224,14 +224,14 @@ def _hidden(maps: Sequence[Heatmap]) -> tuple[str, ...]:
     return (f"hidden: cells below {maps[0].min_weight:g} (blank), {share:.0%} of the attention",)
 
 
-@record("a token where they part", slots=True)
+@record("a token where they differ most", slots=True)
 class Parting:
     """One token whose rows differ: how far (nats), and where each head looks most from there."""
 
     label: Annotated[str, Meaning("its label", name="token")]
     position: Annotated[int, Meaning("its number")]
     distance: Annotated[float, Meaning("Jensen-Shannon divergence, in nats")]
-    keys: Annotated[tuple[str, str], Meaning("the heaviest key of each head", name="look_at")]
+    keys: Annotated[tuple[str, str], Meaning("the key with the largest weight of each head", name="look_at")]
     weights: tuple[float, float]
 
 

@@ -241,7 +241,7 @@ def rank_places(
 ) -> Bars:
     """The unmasked places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]
 
-    A sum of weights that is no finite number has no place among them.
+    A sum of weights that is not a finite number has no place among them.
     ``boxes`` has, by the id of a place, the part of a picture that it stands for.
     """
     order = [i for i in np.argsort(-values, kind="stable") if allowed[i] and np.isfinite(values[i])]

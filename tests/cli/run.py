@@ -57,7 +57,7 @@ class Loader:
 
 
 def times(name: str):
-    """Path, size and time of change of what a model is made of; ``None`` for what is no folder."""
+    """Path, size and time of change of what a model is made of; ``None`` for what is not a folder."""
     if name in BUNDLED:
         return ()
     files = sorted(path for path in Path(name).rglob("*") if path.is_file()) if Path(name).is_dir() else []

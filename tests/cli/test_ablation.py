@@ -119,4 +119,4 @@ def test_rows_leave_the_predictions_that_are_made_at_them(run):
         "no rows 300-301: rows are 0-12, one per token\n"
     )
     refused = run("ablate", text, "-m", "own-causal", "--rows", "3-5", "--head", "L1H0")
-    assert (refused.code, "leave --head away" in refused.err.replace("\n", " ")) == (2, True)
+    assert (refused.code, "leave --rows out" in refused.err.replace("\n", " ")) == (2, True)

@@ -130,14 +130,14 @@ def test_what_cannot_be_aligned_ends_in_a_sentence(run, whisper, tone, tmp_path)
     encoder, gpt2 = speech.encoder(tmp_path / "encoder", "hubert"), folders.gpt2(tmp_path / "gpt2")
     for arguments, sentence in (
         ([tone, "-m", encoder], "aligns no words"),
-        ([tone, TEXT, "-m", gpt2], "hears nothing"),
+        ([tone, TEXT, "-m", gpt2], "does not take sound"),
         ([tmp_path / "none.wav", TEXT, "-m", whisper], "no such file"),
         ([tone, TEXT, "-m", whisper, "--heads", "L7H0"], "no cross-attention head L7H0"),
-        ([tone, TEXT, "-m", whisper, "--heads", "encoder L0H0"], "is no head of cross attention"),
+        ([tone, TEXT, "-m", whisper, "--heads", "encoder L0H0"], "is not a head of cross attention"),
         ([tone, TEXT, "-m", whisper, "--rank", "--format", "srt"], "it ranks all heads"),
-        ([tone, TEXT, "-m", whisper, "--rank", "-o", tmp_path / "map.png"], "a picture alone"),
+        ([tone, TEXT, "-m", whisper, "--rank", "-o", tmp_path / "map.png"], "saves a picture"),
         ([tone, TEXT, "-m", whisper, "-o", tmp_path / "map.html"], "its name must end in .png"),
-        ([tone, TEXT, "-m", whisper, "--generate", "4"], "what is said is given"),
+        ([tone, TEXT, "-m", whisper, "--generate", "4"], "the transcript is given"),
         (
             [speech.sound(tmp_path / "long.wav", 3.0), TEXT, "-m", whisper],
             "without the text the model writes",

@@ -79,7 +79,7 @@ def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
         (["patch", TEXT], "give the other text"),
         (["patch", TEXT, "--with-text", "The dog sat", "-m", "own-causal"], "needs the same number"),
         (["patch", TEXT, "--with-text", TEXT, "--fast", "--what", "q"], "--fast estimates"),
-        (["cut", "on -> cat", TEXT, "--head", "H3"], "is no head"),
+        (["cut", "on -> cat", TEXT, "--head", "H3"], "is not a head"),
         (["patch", TEXT, *OTHER, "--pairs", "pairs.tsv"], "the file has the texts"),
         (["cut", "on -> cat", TEXT, "--how", "mean"], "add --texts"),
         (["cut", "on -> cat", TEXT, "--texts", "corpus.txt"], "only valid with --how mean"),

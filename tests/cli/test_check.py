@@ -55,7 +55,7 @@ def test_a_snapshot_is_saved_and_compared_with(run, corpus, tmp_path):
     ("arguments", "sentence"),
     [
         (["L2H1.previous > 0.8"], "give --texts CORPUS, --text or --file"),
-        (["--text", "a"], "claim something, or give --save or --against"),
+        (["--text", "a"], "give a claim, --save or --against"),
         (["L0H0.self > 0", "--text", "a", "--texts", "b.txt"], "give a text or --texts, not both"),
         (["L0H0.self > 0", "--text", "a", "--strict"], "--strict goes with --texts"),
         (["L9H0.self > 0", "--text", "a"], "no head L9H0: there are L0H0 to L3H7"),
@@ -94,11 +94,11 @@ def test_a_line_that_cannot_be_read_is_reported_and_skipped_or_ends_the_run(run,
     corpus.write_bytes(corpus.read_bytes() + b"\n\xff\x1b[31m\n")
     ran = run("stats", "--texts", corpus, "--top", "1")
     assert ran.code == 0
-    assert ran.err == "attnscope: skipped line 4: byte 0 is no UTF-8 text\n"
+    assert ran.err == "attnscope: skipped line 4: byte 0 is not UTF-8 text\n"
     assert "1 text could not be read: line 4" in ran.out
     strict = run("stats", "--texts", corpus, "--strict")
     assert (strict.code, strict.out) == (2, "")
-    assert "texts.txt, line 4: byte 0 is no UTF-8 text" in strict.err
+    assert "texts.txt, line 4: byte 0 is not UTF-8 text" in strict.err
 
 
 def test_a_flood_of_bad_lines_is_counted_not_listed(run, tmp_path):

@@ -226,8 +226,8 @@ def test_what_cannot_be_done_is_one_sentence(run, arguments, sentence):
     [
         ([TEXT, "L0H1"], "name two heads"),
         ([TEXT, "L0H1", "L1H1", "L2H1"], "name two heads"),
-        ([TEXT, "L0H1", "first"], "'first' is no head"),
-        ([TEXT, "L0H1", "L1H1", "--layer", "2"], "say their layers"),
+        ([TEXT, "L0H1", "first"], "'first' is not a head"),
+        ([TEXT, "L0H1", "L1H1", "--layer", "2"], "name their layers"),
         ([TEXT, "--with-text", OTHER, "--with-model", "own"], "choose one of"),
         ([TEXT, "--head", "L1H1"], "one head alone"),
         ([TEXT, "--with-text", OTHER, "--head", "3"], "which layer?"),
@@ -243,7 +243,7 @@ def test_what_says_nothing_together_is_wrong_usage(run, arguments, sentence):
 
 def test_a_corpus_that_cannot_be_read_says_where(run, tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
-    assert "line 2: byte 0 is no UTF-8 text" in run("compare", "--texts", tmp_path / "bad.txt").err
+    assert "line 2: byte 0 is not UTF-8 text" in run("compare", "--texts", tmp_path / "bad.txt").err
     (tmp_path / "empty.txt").write_text("\n\n")
     assert "holds no text" in run("compare", "--texts", tmp_path / "empty.txt").err
 

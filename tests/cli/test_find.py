@@ -17,7 +17,7 @@ def test_a_question_is_answered_by_a_map_of_all_heads_and_a_table_of_the_best(ru
         ["L2H1", "0.97", "0.08", "1"],
         ["L1H3", "0.95", "0.08", "1"],
     ]
-    assert "· 1 of 13 rows cannot look there, and are left out" in lines
+    assert "· 1 of 13 rows cannot look there and are left out" in lines
     assert lines[-1] == f"· attnscope show '{TEXT}' --head L2H1"
 
 

@@ -92,10 +92,10 @@ def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run,
     folder = vision_language(tmp_path / "llava", "llava")
     image = picture(tmp_path / "picture.png")
     asked = ("flow", "what is on the mat ?", "-m", folder, "--image", image)
-    assert "attends in 2 parts: nothing can be followed through it" not in flat(run(*asked).out)
+    assert "attends in 2 parts: attention cannot be followed through it" not in flat(run(*asked).out)
     both = run(*asked, "--image", image, "--token", "mat")
     assert "decoder attention" in both.out
-    assert "attends in 2 parts: nothing can be followed through it" in flat(both.out)
+    assert "attends in 2 parts: attention cannot be followed through it" in flat(both.out)
 
 
 def flat(text):

@@ -73,7 +73,7 @@ def test_what_is_no_number_is_null_in_json_which_every_program_can_read(run, tmp
     np.savez(tmp_path / "odd.npz", **{"encoder.00": weights})
 
     def refuse(name):
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     ran = run("show", "--from", tmp_path / "odd.npz", *arguments, "--json")
     assert ran.code == 0

@@ -1,4 +1,4 @@
-"""A model folder is the text of whoever made it: its name and its vocabulary steer nothing."""
+"""A model folder is the text of its author: its name and its vocabulary steer nothing."""
 
 import shutil
 import unicodedata

@@ -46,5 +46,5 @@ def test_align_finds_a_given_text_and_says_how_sure_it_is(run, folder, noise):
     ran = run("align", noise, "ah ha", "-m", folder)
     assert (ran.code, ran.err) == (0, "")
     assert re.findall(r"% +(\w+)", ran.out) == ["ah", "ha"]
-    assert "the likeliest way of the CTC head through the letters of the text" in ran.out
+    assert "the most likely path of the CTC head through the letters of the text" in ran.out
     assert "no letters for 'xyz'" in run("align", noise, "xyz", "-m", folder).err

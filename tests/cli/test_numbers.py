@@ -70,7 +70,7 @@ def test_a_number_is_a_few_ascii_digits():
 
 def test_a_head_has_a_number_that_can_be_read():
     assert Head("L000000001H3") == Head(1, 3)
-    with pytest.raises(SelectionError, match="is no head"):
+    with pytest.raises(SelectionError, match="is not a head"):
         Head("L0H" + "0" * 10_000)
 
 

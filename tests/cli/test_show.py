@@ -370,7 +370,7 @@ def test_a_score_by_dimension_is_saved_as_a_picture_with_the_largest_dimensions(
         (["--pair", "it -> cat", "--neurons"], "name the head: --head L2H0"),
         ([*NEURONS[1:], "--token", "cat"], "not valid with --neurons"),
         ([*NEURONS[1:], "--words"], "no --words"),
-        ([*NEURONS[1:], "--weigh", "norm"], "scores are those of the softmax"),
+        ([*NEURONS[1:], "--weigh", "norm"], "which shows the softmax's scores"),
         ([*NEURONS[1:], "-o", "score.npz"], "its name must end in .png"),
     ],
 )
@@ -411,7 +411,7 @@ def test_the_mean_of_a_head_over_prompts_stands_on_the_slots_of_their_template(r
     assert run(*asked, "-o", tmp_path / "mean.png").code == 0
     for wrong in (asked[:-2], (*asked, "--loss"), (*asked, "--token", "1"), (*asked, "--words")):
         ran = run(*wrong)
-        assert (ran.code, "shows the mean of one head" in ran.err) == (2, True)
+        assert (ran.code, "averages one head" in ran.err) == (2, True)
 
 
 def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):

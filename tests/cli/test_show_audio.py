@@ -64,9 +64,9 @@ def test_a_sound_is_measured_and_kept(run, whisper, tone, tmp_path):
 
 def test_what_does_not_go_together_is_told_so(run, encoder, whisper, tone, tmp_path):
     for arguments, sentence in (
-        (["The cat sat.", "-m", whisper], "give it a sound with --audio FILE"),
-        (["The cat sat.", "--audio", tone, "-m", encoder], "reads no text"),
-        (["--audio", tone], "hears nothing"),
+        (["The cat sat.", "-m", whisper], "give it with --audio FILE"),
+        (["The cat sat.", "--audio", tone, "-m", encoder], "takes sound, not text"),
+        (["--audio", tone], "does not take sound"),
         (["--audio", tmp_path / "none.wav", "-m", encoder], "no such file"),
         (["--audio", tone, "-m", encoder, "--chat"], "the text is its transcript"),
         (["--audio", tone, "-m", encoder, "--generate", "3"], "transcribes without a decoder"),

@@ -161,4 +161,4 @@ def test_words_without_quotes_are_answered_with_quotes(run):
     ran = run("show", "The", "cat", "sat")
     assert (ran.code, ran.out) == (2, "")
     assert "'sat'" in ran.err
-    assert "put a text of several words into quotes" in ran.err
+    assert "quote a text of several words" in ran.err

@@ -74,4 +74,4 @@ def test_a_picture_has_no_parts(run, tmp_path):
 @pytest.mark.parametrize(("by", "one"), [("paragraph", True), ("line", True), ("sentence", False)])
 def test_a_text_of_one_part_is_said_to_be_one(run, by, one):
     out = run("spans", "One sentence. Another one.", "--by", by).out
-    assert ("all of the text is one part" in out) == one
+    assert ("the whole text is one part" in out) == one

@@ -71,7 +71,7 @@ def test_latex_sets_what_is_written_literally(text, expected):
 def test_an_answer_without_a_table_is_refused_as_latex(run):
     ran = run("show", TEXT, "--latex")
     assert (ran.code, ran.out) == (2, "")
-    assert "this answer is no table" in ran.err
+    assert "this answer is not a table" in ran.err
 
 
 def test_the_map_of_a_measure_has_the_mean_of_each_layer_beside_it(run, eager):
@@ -274,4 +274,4 @@ def test_curves_refuse_conditions_and_an_order_that_they_would_ignore(run):
     for more in (["--where", "entropy<1"], ["--sort", "entropy"]):
         ran = run("stats", "The cat sat.", "--by-position", "entropy", *more)
         assert ran.code == 2
-        assert "an order of their own" in " ".join(ran.err.replace("│", " ").split())
+        assert "a fixed order" in " ".join(ran.err.replace("│", " ").split())

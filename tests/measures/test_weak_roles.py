@@ -87,7 +87,7 @@ def test_a_head_two_tokens_back_at_47_is_weak() -> None:
 def test_a_head_without_a_pattern_is_named_by_how_sharp_it_is(evenness: float, name: str) -> None:
     found = last([head() for _ in range(9)] + [head() | {"normalized_entropy": Figure(evenness, 1, 100, 1)}])
     assert (found.name, found.score) == (name, evenness)
-    assert ("looks at few tokens, by no known pattern" in found.sentence) == (name == "sharp")
+    assert ("looks at few tokens, in no known pattern" in found.sentence) == (name == "sharp")
 
 
 def test_a_weak_head_two_tokens_back_is_not_called_previous() -> None:

@@ -208,13 +208,15 @@ def test_a_module_of_your_own_writes_if_it_returns_scores():
     last = text.tokens[len(prompt.tokens) - 2].id
     assert [token.id for token in text.tokens[-4:]] == [last + step for step in range(1, 5)]
     model.module = nn.Embedding(reader.tokenizer.get_vocab_size(), 8)
-    with pytest.raises(ModelError, match=r"does not write text: it returns \[1, 7, 8\], not scores over"):
+    with pytest.raises(ModelError, match=r"does not generate text: it returns \[1, 7, 8\], not scores over"):
         model.generate(prompt, 4)
 
 
 def test_what_does_not_write_says_so(folder_of):
     own = load("own")
-    with pytest.raises(ModelError, match="reads in both directions and does not write on: own-causal does"):
+    with pytest.raises(
+        ModelError, match="reads in both directions and cannot continue a text: own-causal does"
+    ):
         own.generate(own.prepare(TEXT), 3)
     with pytest.raises(ModelError, match="has no language-model head"):
         load(folders.minilm(), generative=True)
@@ -229,7 +231,7 @@ def test_a_masked_language_model_is_told_from_one_that_writes(tmp_path):
     config.vocab_size = len(tokenizer)
     folder = folders.save(tmp_path, transformers.BertForMaskedLM(config), tokenizer)
     model = load(folder, generative=True)
-    with pytest.raises(ModelError, match="reads in both directions and does not write on"):
+    with pytest.raises(ModelError, match="reads in both directions and cannot continue a text"):
         model.generate(model.prepare(TEXT), 3)
 
 

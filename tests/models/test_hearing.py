@@ -71,7 +71,7 @@ def test_a_tower_hears_beside_one_that_reads(tmp_path, tone):
     found = maps(model, model.prepare_audio(tone))
     assert found
     assert all("audio_model" in kept.site.name for kept in found)
-    with pytest.raises(InputError, match="hears a sound alone"):
+    with pytest.raises(InputError, match="takes sound only"):
         model.prepare_audio(tone, "the cat")
 
 

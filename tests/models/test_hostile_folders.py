@@ -83,8 +83,12 @@ def odd_files(place):
     os.truncate(made["large"], 1 << 30)
     made["nested"].write_text(NESTED)
     made["objects"].write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
-    said = {"pipe": "no regular file", "endless": "no regular file", "large": "at most 8.39 MB are read"}
-    return [(path.parent, said.get(name, "is no JSON")) for name, path in made.items()]
+    said = {
+        "pipe": "not a regular file",
+        "endless": "not a regular file",
+        "large": "at most 8.39 MB are read",
+    }
+    return [(path.parent, said.get(name, "is not JSON")) for name, path in made.items()]
 
 
 def own_folders(place):
@@ -100,7 +104,7 @@ def own_folders(place):
     os.mkfifo(piped / "tokenizer.json")
     (endless / "config.json").symlink_to("/dev/zero")
     (nested / "config.json").write_text(NESTED)
-    said = ("no regular file", "no regular file", "is no JSON", "a named pipe")
+    said = ("not a regular file", "not a regular file", "is not JSON", "a named pipe")
     return list(zip(made, said, strict=True))
 
 

@@ -90,7 +90,7 @@ def test_what_names_a_repository_is_refused_with_its_field_and_reaches_nothing(t
         assert sentence is not None, changes
         assert f"the {file} of" in sentence
         assert f"({field}" in sentence
-        assert sentence.endswith("pass --trust-remote-code if you trust whoever made it")
+        assert sentence.endswith("pass --trust-remote-code if you trust its author")
         assert outcome["tried"] == []
 
 

@@ -145,5 +145,5 @@ def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder_of, tmp_path):
 def test_what_does_not_go_together_is_told_so(folder_of, tone, tmp_path):
     with pytest.raises(InputError, match="reads a text beside the sound"):
         load(folder_of(hearing.qwen2_audio)).prepare_audio(tone)
-    with pytest.raises(InputError, match="hears nothing"):
+    with pytest.raises(InputError, match="does not take sound"):
         load(folders.gpt2(tmp_path)).prepare_audio(tone)

@@ -156,9 +156,9 @@ def test_files_that_are_no_usable_image_are_refused_in_a_sentence(tmp_path):
     for name, sentence in {
         "none.png": "no such file",
         "": "is a folder",
-        "text.png": "is no image: it can be PNG",
-        "empty.png": "is no image",
-        "ghost.eps": "is no image",
+        "text.png": "is not an image: it can be PNG",
+        "empty.png": "is not an image",
+        "ghost.eps": "is not an image",
         "cut.png": "cannot be read as an image",
     }.items():
         with pytest.raises(InputError, match=sentence):
@@ -186,7 +186,7 @@ def test_what_hears_takes_tensors_and_refuses_a_text(tmp_path):
     config = transformers.ASTConfig(**sizes, max_length=32, num_mel_bins=16)
     transformers.ASTModel(config).save_pretrained(tmp_path)
     model = load(str(tmp_path))
-    with pytest.raises(InputError, match="hears: give it a sound with --audio FILE"):
+    with pytest.raises(InputError, match="takes sound: give it with --audio FILE"):
         model.prepare("The cat")
     assert len(model.run(model.prepare_tensors({"input_values": torch.zeros(1, 32, 16)}), []).sites) == 1
 

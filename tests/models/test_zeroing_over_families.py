@@ -49,7 +49,7 @@ def test_a_cell_is_how_far_the_output_of_a_head_turns_when_the_value_is_really_z
             without = values.clone()
             without[:, :, key] = 0
             turned[..., key] = 1 - torch.cosine_similarity(whole, weights @ without @ projection, dim=-1)
-        turned = turned.where((turned > STILL) & (weights > 0), 0)  # less is no more than rounding
+        turned = turned.where((turned > STILL) & (weights > 0), 0)  # less is not more than rounding
         total = turned.sum(-1, keepdim=True)
         assert (total > 0).double().mean() > 0.8
         torch.testing.assert_close(rows.double(), turned / total.where(total > 0, 1), atol=1e-6, rtol=0)

@@ -204,7 +204,7 @@ def test_what_a_trainer_logs_to_gets_every_figure(tmp_path):
 
 def test_a_trainer_that_compiles_runs_the_watched_steps_uncompiled(tmp_path):
     called = attnscope.callback(every=3)
-    with pytest.warns(UserWarning, match="watched uncompiled"):
+    with pytest.warns(UserWarning, match="run uncompiled"):
         Transformers(tmp_path).run(called, torch_compile=True, torch_compile_backend="eager")
     assert list(called.history.figures) == [0, 3, 6]
 

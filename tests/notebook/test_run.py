@@ -364,7 +364,7 @@ def test_an_image_is_read_and_shown(tmp_path):
     ("call", "sentence"),
     [
         (lambda run: run.head("L9H9"), "no head L9H9: this model has layers 0-3, heads 0-7"),
-        (lambda run: run.head(3), "3 is no head: write its address, like 'L2H1'"),
+        (lambda run: run.head(3), "3 is not a head: write its address, like 'L2H1'"),
         (lambda run: run.token(99), "no token '99'"),
         (lambda run: run.compare("x"), "'x' is no run"),
         (lambda run: run.find(3), "3 is no text: write a question"),

@@ -147,7 +147,7 @@ def test_weights_that_are_no_numbers_are_an_alarm_that_names_step_and_layer(tmp_
     with pytest.warns(UserWarning, match=named), attnscope.watch(model, path=path) as log:
         learn(model, 1)
     assert all("L1H" in each for each in log.alarms)
-    figures = json.loads(path.read_text(), parse_constant=pytest.fail)["figures"]  # NaN is no JSON
+    figures = json.loads(path.read_text(), parse_constant=pytest.fail)["figures"]  # NaN is not JSON
     assert figures[2]["figures"]["entropy"][0] is None
     assert figures[0]["figures"]["entropy"][0] is not None
     assert log.track.of("entropy")
@@ -171,7 +171,7 @@ def test_a_compiled_model_runs_uncompiled_while_it_is_watched_and_says_so_once(h
             for _ in range(5):
                 called(input_ids=ids, labels=ids).loss.backward()
     assert list(log.figures) == [0, 2, 4]
-    assert sum("watched uncompiled" in str(each.message) for each in said) == 1
+    assert sum("run uncompiled" in str(each.message) for each in said) == 1
     compiled_for_labels = counting.frame_count
     called(input_ids=ids, labels=ids)
     assert counting.frame_count == compiled_for_labels  # and it is compiled still

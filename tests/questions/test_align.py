@@ -209,7 +209,7 @@ def test_one_token_and_silence_have_times_too(folder, tmp_path):
 
 def test_what_says_nothing_cannot_be_aligned(folder, tone, tmp_path):
     model = load(folder, generative=True)
-    with pytest.raises(InputError, match="nothing is said"):
+    with pytest.raises(InputError, match="the transcript is empty"):
         align_words(model, model.prepare_audio(tone))
     encoder = load(speech.encoder(tmp_path, "hubert"))
     with pytest.raises(InputError, match="aligns no words"):

@@ -119,5 +119,5 @@ def test_a_figure_that_became_no_number_has_changed(tmp_path):
 def test_a_file_that_is_no_snapshot_is_refused(tmp_path, content):
     path = tmp_path / "before.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="is no snapshot that attnscope check saved"):
+    with pytest.raises(InputError, match="is not a snapshot that attnscope check saved"):
         changes(stats(), path, 0.1)

@@ -158,7 +158,7 @@ def test_the_picture_lists_the_largest_products_and_maps_them_all() -> None:
 @pytest.mark.parametrize(
     ("head", "pair", "said"),
     [
-        ("L1H1", "cat -> sat", "cat 2 cannot look at sat 3: the mask closes it"),
+        ("L1H1", "cat -> sat", "cat 2 cannot look at sat 3: the mask hides it"),
         ("L1H1", "cat sat", 'write two tokens of the text, such as "it -> cat"'),
         ("L1H1", "sat -> dog", "no token 'dog': the text has"),
         ("L1H9", "sat -> cat", "no head L1H9: this model has layers 0-2, heads 0-3"),
@@ -174,7 +174,7 @@ def test_what_cannot_be_taken_apart_is_said(head, pair, said) -> None:
 def test_a_head_whose_queries_nobody_saw_is_not_taken_apart(tmp_path) -> None:
     bloom = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=8192, hidden_size=32, n_layer=2, n_head=4))
     model = load(saved(tmp_path, bloom))
-    with pytest.raises(ModelError, match=r"L1H2 \(softmax\) shows weights without its queries and keys"):
+    with pytest.raises(ModelError, match=r"the queries and keys of L1H2 \(softmax\) are unknown"):
         take_apart(model, model.prepare(TEXT), chosen(), "sat -> cat")
 
 

@@ -30,8 +30,8 @@ def test_rows_fill_the_slots_of_the_text_and_of_both_words():
         ("no slot", TABLE, "has no slot"),
         ("{A} {D}", TABLE, "no column 'D' in the file: it has A, B, C"),
         ("{A} {B}", "A\tB\nking\n", "line 2 of the file has no B"),
-        ("{A}", "A\tB\n", "no line below"),
-        ("{A}", "", "no line below"),
+        ("{A}", "A\tB\n", "no rows below"),
+        ("{A}", "", "no rows below"),
     ],
 )
 def test_what_cannot_be_filled_is_said(template, table, sentence):

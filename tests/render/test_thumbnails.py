@@ -16,7 +16,7 @@ from tests.render.screen import pixels, printed
 def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that_is_said() -> None:
     even = weights(np.full((2, 12, 12), 0.08), range(12), range(12))
     assert grid([(0, even)], scale="auto").shown_scale == "head"
-    assert "nearly nothing is above 0.1: full colour is each head's largest weight" in " ".join(
+    assert "hardly anything is above 0.1: full colour is each head's largest weight" in " ".join(
         printed(grid([(0, even)], scale="auto")).split()
     )
     assert grid([(0, even)], scale="fixed").shown_scale == "fixed"

@@ -195,7 +195,9 @@ def test_what_cannot_be_read_says_why(tmp_path) -> None:
 
 
 def test_what_cannot_be_written_says_why(tmp_path) -> None:
-    with pytest.raises(OutputError, match=r"'.xls' is no data format; there are npz, safetensors, json, csv"):
+    with pytest.raises(
+        OutputError, match=r"'.xls' is not a data format; there are npz, safetensors, json, csv"
+    ):
         save_weights(kinds(), tmp_path / "maps.xls")
     with pytest.raises(OutputError, match="there is no folder"):
         save_weights(kinds(), tmp_path / "nowhere" / "maps.npz")

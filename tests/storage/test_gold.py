@@ -184,7 +184,7 @@ def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):
         ("a cat", "0-0", "write source ||| target"),
         ("a ||| b ||| c", "0-0", "write source ||| target"),
         ("a ||| b", "0-1", "outside of 1 source and 1 target words"),
-        ("a ||| b", "0:0", "'0:0' is no link"),
+        ("a ||| b", "0:0", "'0:0' is not a link"),
     ],
 )
 def test_links_that_lead_nowhere_are_said(tmp_path, text, links, fault):

@@ -21,7 +21,7 @@ def test_a_line_that_is_too_long_is_passed_over_and_the_next_is_read(short_lines
     one, long, broken, last = read_lines(path)
     assert one == Line(1, "one", 8)
     assert long == Line(2, "", 359, "it has more than 100 bytes")
-    assert (broken.number, broken.fault) == (3, "byte 0 is no UTF-8 text")
+    assert (broken.number, broken.fault) == (3, "byte 0 is not UTF-8 text")
     assert last == Line(4, "last", path.stat().st_size)
 
 

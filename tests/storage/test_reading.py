@@ -156,5 +156,5 @@ def test_a_kind_that_is_none_is_refused(kind: str, tmp_path) -> None:
         "layers": [{"kind": kind, "layer": 0, "array": "a", "axes": 0}],
     }  # fmt: skip
     np.savez(tmp_path / "odd.npz", attnscope=np.array(json.dumps(description)), a=drawn(1, 2, 2))
-    with pytest.raises(InputError, match="is no kind of attention: there are encoder, decoder, cross"):
+    with pytest.raises(InputError, match="is not a kind of attention: there are encoder, decoder, cross"):
         read_weights(tmp_path / "odd.npz")

@@ -75,15 +75,15 @@ def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled()
 def test_pooled_values_beyond_the_limits_are_told() -> None:
     view = heatmap(weights(np.full((4, 4), 0.9), range(4), range(4)))
     assert view.notes == ()
-    assert view.fit(2, 2).notes[-1] == "4 values lie beyond 0 to 1"
+    assert view.fit(2, 2).notes[-1] == "4 values are outside 0 to 1"
 
 
 def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> None:
     values = np.eye(8) / 50
     values[0, 0] = 1  # a row that cannot choose
     view = heatmap(weights(values, range(8), range(8), np.tri(8, dtype=bool)), scale="head")
-    assert view.notes == ("1 values lie beyond 0 to 0.02",)
-    assert [note for note in view.fit(4, 4).notes if "beyond" in note] == ["1 values lie beyond 0 to 0.02"]
+    assert view.notes == ("1 values are outside 0 to 0.02",)
+    assert [note for note in view.fit(4, 4).notes if "beyond" in note] == ["1 values are outside 0 to 0.02"]
 
 
 @pytest.mark.parametrize("least", [0.3, 0.35, 0.45, 1.1])
@@ -187,7 +187,7 @@ def test_full_colour_of_pooled_maps_is_the_largest_cell_where_hardly_any_is_brig
     assert view.top == pytest.approx(top)
     assert thumbnail_levels(view.layers[0], view).max() == pytest.approx(1)
     assert view.scale_ends() == ("0", f"{top:g}")
-    assert f"hardly a cell is above 0.25: full colour is the largest, {top:g}, not 1" in view.legend()
+    assert f"hardly any cell is above 0.25: full colour is the largest, {top:g}, not 1" in view.legend()
     short = grid([(0, weights(values[:, :48, :48], range(48), range(48)))], scale="auto")
     for other in (replace(view, scale="fixed"), short):
         assert other.top == 1

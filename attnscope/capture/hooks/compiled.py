@@ -14,7 +14,7 @@ from torch import nn
 
 from attnscope.capture.hooks.functions import Tap
 
-COMPILED = "compiled code was watched uncompiled: what it computes when compiled may differ in rounding"
+COMPILED = "compiled code was run uncompiled: compiled results may differ in rounding"
 
 FLEX = "torch.nn.attention.flex_attention"
 

@@ -37,7 +37,7 @@ from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, is_mapped, masked_keys
 from attnscope.capture.tracker import Pass, Tracker
 
-MEMORY = "it attends to vectors that were learned, not to tokens"
+MEMORY = "it attends to learned vectors, not to tokens"
 PROJECTING = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d", "conv3d"}
 
 

@@ -31,7 +31,7 @@ from attnscope.capture.rows.kernels import (
 from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Tracker
 
-UNSEEN = "it ran inside of torch's fused encoder layer, which is not watched under a TorchDispatchMode"
+UNSEEN = "it ran inside torch's fused encoder layer, which cannot be watched under a TorchDispatchMode"
 
 # fmt: off
 LAYER = (

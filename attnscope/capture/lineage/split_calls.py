@@ -30,7 +30,7 @@ from attnscope.capture.rows.placed import Part, PlacedRows
 from attnscope.capture.rows.proof import join_differences
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
-AXES = "it attends in {} axes, and nothing tells which of them are its heads"
+AXES = "it attends over {} axes, and nothing tells which one holds the heads"
 PARTS = (
     "attention in {details} parts, more than there are texts (windows, frames or heads), and nothing tells "
     "where they lie, so a map is of one part, with the positions of that part: {names}"
@@ -44,7 +44,7 @@ BY_KEYS = (
     "nothing tells how the parts are weighed against each other: {names}"
 )
 CHANNELS = "it attends from channel to channel, not from token to token"
-INSIDE = "it attends among what stands at one token (streams, heads, experts), not from token to token"
+INSIDE = "it attends within one token (streams, heads, experts), not from token to token"
 JOINED = (
     "it attends over several sequences in a row, in windows or parts, and nothing tells where each part "
     "stands: its weights are not shown"

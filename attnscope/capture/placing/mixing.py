@@ -41,14 +41,14 @@ NO_SOFTMAX = (
     "weights are not shown"
 )
 SUMMED = "it sums products of two states over tokens (linear attention): no weights from token to token"
-RUNNING = "it adds up what tokens hold, one after another (a running sum): no weights from token to token"
+RUNNING = "it sums tokens one after another (a running sum): no weights from token to token"
 EDGES = "sums along the edges of a graph"
 TIMES = {"mul", "__mul__", "__rmul__", "multiply"}
 WAYS = (
     (re.compile(r"^(_?conv_?(transpose)?\dd|convolution)$"), "a convolution over tokens"),
     (re.compile(r"^(lstm|gru|rnn_tanh|rnn_relu)$"), "a recurrence"),
     (re.compile(r"^_?fft_"), "a Fourier transform"),
-    (re.compile(r"^grid_sample"), "it samples values at points that it chooses"),
+    (re.compile(r"^grid_sample"), "it samples values at points of its choice"),
     (re.compile(r"^(group|instance)_norm$"), "a normalization over tokens"),
     (
         re.compile(r"scatter_(add|reduce)|index_(add|reduce)|segment|sparse"),

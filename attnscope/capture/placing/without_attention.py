@@ -53,7 +53,7 @@ def _ops(module: nn.Module) -> Iterator[str]:
 
 
 def _unwatched(made: str, how: str) -> str:
-    return f"it is {made}, which {how}: watch the module that it was made from"
+    return f"it is {made}, which {how}: watch the original module"
 
 
 def _is_exported(module: GraphModule) -> bool:
@@ -73,7 +73,7 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
         if (reason := why_opaque(module)) is not None:
             return reason
     if not ran:
-        return "it was not called while it was watched, or not on the thread that watches"
+        return "it was not called while it was watched, or ran on another thread"
     if record.without_attention:
         layers = {layer.reason: layer for layer in reversed(record.without_attention)}  # the first of each
         return "; ".join(f"in {layer.name or 'it'}, {reason}" for reason, layer in reversed(layers.items()))
@@ -94,7 +94,7 @@ INSTEAD = (
 )
 """Names of token mixers that are no attention, and what they are; the first that fits is said."""
 
-PAST = "tokens reach each other past the attention that is shown, too: {names}: {details}"
+PAST = "tokens also mix outside the attention that is shown: {names}: {details}"
 
 POOLED = "it weighs values and sums them itself (pooling, or gathered keys): its weights are not shown"
 

@@ -301,7 +301,7 @@ def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capt
         return None, replace(capture, refusal=str(refusal))
     computed = capture.fused(statistics).proved(call.value, output)
     if computed.difference is not None and computed.difference > tolerance(call.query.dtype):
-        reason = f"rows of its output differ from their formula by {computed.difference:.2g}"
+        reason = f"rows of its output differ from the formula by {computed.difference:.2g}"
         return None, replace(capture, refusal=reason)
     return output, computed
 

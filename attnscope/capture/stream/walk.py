@@ -317,7 +317,7 @@ class Stream:
             if self._leads[self.root[0]]:
                 return
             self._open_head()
-        raise Lost("its output does not lead back to its embeddings")
+        raise Lost("its output cannot be traced back to its embeddings")
 
     def _look(self) -> None:
         """Say of every node whether it leads to the embeddings, and whether to heads."""

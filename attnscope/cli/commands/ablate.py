@@ -22,7 +22,7 @@ class AblateOptions:
     mean: bool = flag("With --texts: set each head to its mean output over the corpus, not to zero.")
     rows: str | None = option("Only the predictions made at these tokens: 30-46.")
     importance: bool = flag("Estimate it from gradients: two passes instead of one a head.")
-    top: int = option("List so many heads.", min=1, default=10)
+    top: int = option("List at most N heads.", min=1, default=10)
 
 
 @command
@@ -51,12 +51,12 @@ def ablate(
     """
     check_texts(corpus, source)
     refuse(asked.mean and corpus.texts is None, "--mean", "a mean is taken over a corpus: add --texts")
-    refuse(asked.mean and asked.importance, "--mean", "an estimate takes no head away: leave one out")
+    refuse(asked.mean and asked.importance, "--mean", "an estimate removes no head: leave one of them out")
     rows = parse_rows(asked.rows)
     refuse(rows and corpus.texts, "--rows", "only valid with one text, not with --texts")
     head = None if attention.head is None else parse_head(attention.head, attention)
     alone = head is not None and corpus.texts is None and not asked.importance
-    refuse(alone and rows, "--rows", "one head is printed with every prediction: leave --head away")
+    refuse(alone and rows, "--rows", "--head prints every prediction: leave --rows out")
     refuse(alone and (output.out or output.as_csv), "--out, --csv", "one head is printed, or --json")
     options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     selection = select(attention, head=head)

@@ -97,11 +97,11 @@ def align(
     refuse(
         drawn and (asked.rank or output.as_json or not table),
         "--out",
-        "a picture alone: no --rank, no other format",
+        "saves a picture: no --rank, no other format",
     )
     options.check_picture(output.out, picture.cmap, suffixes=options.PICTURES)
     given = asked.text is not None or asked.file is not None
-    refuse(given and asked.generate is not None, "--generate", "what is said is given: leave it out")
+    refuse(given and asked.generate is not None, "--generate", "the transcript is given: leave it out")
     from attnscope.models.inputs import SoundPart
     from attnscope.questions import align as study
     from attnscope.questions.answer import Answer
@@ -159,7 +159,7 @@ def _heads(spelled: str | None) -> tuple[Head, ...]:
 
     read = parse_heads(spelled)
     for head in read:
-        refuse(head.kind not in (None, "cross"), "--heads", f"{head} is no head of cross attention")
+        refuse(head.kind not in (None, "cross"), "--heads", f"{head} is not a head of cross attention")
     return tuple(dict.fromkeys(Head(head.layer, head.head) for head in read))
 
 

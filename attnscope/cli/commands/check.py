@@ -58,7 +58,7 @@ def check(
 
     claims = [claim(each) for each in asked.claims or ()]
     asks = claims or asked.save or asked.against
-    refuse(not asks, "CLAIMS", "claim something, or give --save or --against")
+    refuse(not asks, "CLAIMS", "give a claim, --save or --against")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
     selection = select(attention)
     check_texts(corpus, source)

@@ -31,7 +31,7 @@ class Contrast:
     """What is compared with what."""
 
     panel = WITH
-    heads: list[str] | None = argument("Two heads, L1H2 L5H3, to be compared with each other.")
+    heads: list[str] | None = argument("Two heads to compare, L1H2 L5H3.")
     with_text: str | None = option("The same model on another text: what changes in which head.")
     with_model: str | None = option(
         "Another model on the same text: how far each head drifted, or its best match."
@@ -172,7 +172,7 @@ def _check(
     refuse(contrast.measure and not model, "--map", "only valid with --with-model")
     refuse(asked > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace")
     second = named[0] if len(named) == 1 and not HEAD.fullmatch(named[0]) else None
-    refuse(second, "HEADS", f"a second text goes behind --with-text: --with-text {shlex.quote(str(second))}")
+    refuse(second, "HEADS", f"a second text goes after --with-text: --with-text {shlex.quote(str(second))}")
     refuse(
         named and len(named) != 2,
         "HEADS",
@@ -180,14 +180,14 @@ def _check(
         f"{', '.join(named)} (quote a text of several words)",
     )
     said = named and (numbered or not selection.every_layer)
-    refuse(said, "--head", "the two heads say their layers and numbers themselves")
+    refuse(said, "--head", "the two heads already name their layers and numbers")
     alone = named or contrast.with_text or contrast.with_trace
     refuse(many and alone, "--texts", "two heads, --with-text and --with-trace take one text")
     refuse(many and source.names_one, "TEXT", "give a text or --texts, not both")
     kept = source.saved is not None and (text or model)
     refuse(kept, "--from", "a file has one text and no model: compare it with --with-trace")
     refuse(text and numbered, "--head", f"which layer? write L0H{number}, or add --layer")
-    one = "one head alone has nothing to be compared with: name two, or give its number alone"
+    one = "one head alone cannot be compared: name two, or give its number alone"
     refuse(not asked and selection.head is not None, "--head", one)
 
 

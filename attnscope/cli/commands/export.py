@@ -28,7 +28,9 @@ class ExportedHeads(options.LayerOptions):
     """Layers and heads, several of each."""
 
     heads: str | None = option("Pictures of these heads of each layer only, like 0-3,7.", panel=WHERE)
-    token: str | None = option("One token in each head, and no whole heads: a word, its number, or a patch.")
+    token: str | None = option(
+        "One token in each head instead of whole heads: a word, its number, or a patch."
+    )
     keep_mass: float | None = option(
         "With --token: the fewest keys that hold this share of its weight (0.6), as a mask.", min=0, max=1
     )

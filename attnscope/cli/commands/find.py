@@ -33,13 +33,13 @@ class GoldOptions:
         "With --gold: a line of links for each of its lines, in Pharaoh format: 0-0 1-2, source first; "
         "2?3 is a possible link."
     )
-    relation: str | None = option("Ask for these labels alone, nsubj,obj; nsubj is nsubj:pass, too.")
+    relation: str | None = option("Only these labels: nsubj,obj; nsubj includes nsubj:pass.")
     coreference: bool = flag(
-        "Ask a treebank which earlier mention is meant (Entity in MISC), up to 128 words at a time."
+        "With a treebank: ask for the earlier mention (Entity in MISC), up to 128 words at a time."
     )
     held_out: bool = flag("Choose heads on every other text, and score them on the rest.")
     limit: int | None = option("Stop after so many texts.", min=1)
-    strict: bool = flag("End at the first text that cannot be read, not skip it.")
+    strict: bool = flag("Stop at the first text that cannot be read, instead of skipping it.")
     checkpoint: Path | None = option("Keep the sums in this file; the same command resumes from it.")
 
 
@@ -60,7 +60,7 @@ class QuestionOptions:
 class FindOutput(options.TableOutput):
     """How many heads are listed, and where the answer goes."""
 
-    top: int | None = option("List so many heads of each question: 8, or 1 with --gold.", min=1)
+    top: int | None = option("List at most N heads a question; default: 8, or 1 with --gold.", min=1)
 
 
 SOUNDS = re.compile(r'"audio"\s*:')

@@ -29,14 +29,14 @@ class ModelArgument:
 class AuditOptions:
     """What is asked of the model."""
 
-    audit: bool = flag(
-        "Prove that tokens are mixed by the attention that is shown, and name what else mixes."
+    audit: bool = flag("Prove that only the attention shown mixes tokens, and name what else does.")
+    copying: bool = flag(
+        "Rank heads by how much they copy the tokens they look at, from the weights (OV circuits)."
     )
-    copying: bool = flag("Say which heads copy the tokens they look at, from the weights (OV circuits).")
     cost: bool = flag("Estimate memory and time of each command, from the config alone: see --tokens.")
     tokens: int = option("With --cost: the tokens of a text.", min=1, default=512)
-    defaults: bool = flag("List the defaults that you set, and where: see the README on configuration.")
-    plugins: bool = flag("List what other packages add, and what of it cannot be loaded.")
+    defaults: bool = flag("List the defaults that you set, and where (README, Defaults).")
+    plugins: bool = flag("List what other packages add, and what failed to load.")
 
 
 def plugins_table() -> Table:

@@ -31,7 +31,7 @@ def mcp(asked: ServerOptions) -> None:
     attnscope mcp .
     """
     if not asked.folder.is_dir():
-        raise InputError(f"{asked.folder} is no folder: name the one that may be read")
+        raise InputError(f"{asked.folder} is not a folder: name the one that may be read")
     try:
         from attnscope.notebook.server import make_server
 

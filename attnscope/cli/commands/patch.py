@@ -22,12 +22,12 @@ class PatchOptions:
     """What is put where."""
 
     panel = MOST_USED
-    with_text: str | None = option("The other text, which differs in what the prediction hangs on.")
+    with_text: str | None = option("The other text, which differs in what the prediction depends on.")
     pairs: Path | None = option(
-        "Average over a file of pairs, a line each: text, other text, target and other word, tabs between."
+        "Average over a file of pairs, one per line, tab-separated: text, other text, target, other word."
     )
     what: Literal["output", "q", "k", "v", "pattern"] = option(
-        "What of a head is patched: its output, queries, keys, values, or its weights (pattern).",
+        "What to patch: a head's output, queries, keys, values, or weights (pattern).",
         default="output",
     )
     by: Literal["head", "token"] = option(

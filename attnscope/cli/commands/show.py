@@ -109,7 +109,7 @@ def show(
         refuse(
             not alone,
             "--prompts",
-            "shows the mean of one head: add --head, and no --token, --loss or --words",
+            "averages one head: add --head, without --token, --loss or --words",
         )
         return _show_prompts(given, many.prompts, selection, output, picture)
     from attnscope.questions.answer import Answer
@@ -180,8 +180,10 @@ def _show_neurons(
     refuse(not score.neurons, "--pair", "only valid with --neurons")
     refuse(attention.head is None, "--neurons", "name the head: --head L2H0")
     refuse(attention.token is not None, "--token", "not valid with --neurons, which has --pair")
-    refuse(axes.words or axes.hide_special, "--neurons", "tokens have scores: no --words, no --hide-special")
-    refuse(model.weigh != "raw", "--weigh", "not valid with --neurons: scores are those of the softmax")
+    refuse(
+        axes.words or axes.hide_special, "--neurons", "scores belong to tokens: no --words, no --hide-special"
+    )
+    refuse(model.weigh != "raw", "--weigh", "not valid with --neurons, which shows the softmax's scores")
     options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     given = read_source(source, model)
     from attnscope.questions.neurons import of_neurons, take_apart

@@ -109,7 +109,7 @@ def spans(
     options.check_picture(output.out, picture.cmap, one=True)
     check_cut(parts, source)
     loaded, prepared, cut = read_parts_of(read_source(source, model), parts)
-    refuse(parts.written and output.as_csv, "--written", "it is drawn here, or printed with --json")
+    refuse(parts.written and output.as_csv, "--written", "this one is drawn, or printed with --json")
     asked, one, exact = select_heads(attention), attention.head is not None, parts.exact_kernel
     with reading(loaded, prepared):
         if parts.written:

@@ -29,7 +29,7 @@ class MeasuredHeads(options.HeadOptions):
         "By a measure, role or head. Default: role figure minus its baseline.",
         complete=complete.measures,
     )
-    top: int | None = option("Only so many heads.", min=1)
+    top: int | None = option("List at most N heads.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +137,9 @@ def stats(
     for name in ("rows", "by_position", "pooled"):
         wrong = getattr(asked, name) and not one
         refuse(wrong, f"--{name.replace('_', '-')}", "only valid with one text, not with --texts")
-    refuse(curved and rows, "--by-position", "a curve has all rows: leave --rows away")
+    refuse(curved and rows, "--by-position", "a curve covers all rows: leave --rows out")
     ordered = attention.where or attention.sort
-    refuse(curved and ordered, "--where, --sort", "the curves come in an order of their own: leave it away")
+    refuse(curved and ordered, "--where, --sort", "the curves have a fixed order: leave it out")
     drawn = output.head_map is not None or curved or asked.faithful
     words = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
     refuse(output.out is not None and not drawn, "--out", words)

@@ -31,13 +31,13 @@ class ShapeOptions:
     causal: bool = flag("Predict each next token, not masked ones.")
     layers: int = option("Layers.", min=1, default=4)
     heads: int = option("Heads a layer; they divide the width.", min=1, default=8)
-    width: int = option("Numbers a token's vector has.", min=1, default=256)
+    width: int = option("Width of a token's vector.", min=1, default=256)
     hidden: int | None = option("Width inside feed-forward; 4 widths unless given.", min=1)
     positions: Literal["rotary", "sinusoidal", "none"] = option(
-        "How positions are told apart.", default="rotary"
+        "How positions are encoded.", default="rotary"
     )
     max_positions: int = option("Tokens of the longest text.", min=16, default=512)
-    segments: int = option("Texts told apart in one input.", min=0, max=2, default=2)
+    segments: int = option("Segments in one input.", min=0, max=2, default=2)
     start_from: Path | None = option("Start from an encoder's folder, with its shape and vocabulary.")
 
 
@@ -46,18 +46,20 @@ class DataOptions:
     """What it learns from."""
 
     panel = DATA
-    held_out: list[Path] | None = option(
-        "A file only tested on, one each; a twentieth of FILES unless given."
-    )
+    held_out: list[Path] | None = option("A held-out file (repeatable); default: a twentieth of FILES.")
     vocabulary: int = option("Tokens in the vocabulary.", min=64, default=8192)
-    tokenizer: Literal["wordpiece", "bpe"] = option("How text is cut.", default="wordpiece")
-    cased: bool = flag("Tell capitals from small letters.")
+    tokenizer: Literal["wordpiece", "bpe"] = option("How text is tokenized.", default="wordpiece")
+    cased: bool = flag("Keep upper and lower case apart.")
     length: int = option("Tokens in a training sequence.", min=16, default=128)
     batch: int = option("Sequences a step.", min=1, default=32)
     predicted: float | None = option(
-        "Share of tokens to predict; 0.3, or 1 if causal.", "--guessed", "--predicted", min=0.01, max=1.0
+        "Share of tokens to predict; default: 0.3, or 1 if causal.",
+        "--guessed",
+        "--predicted",
+        min=0.01,
+        max=1.0,
     )
-    short: float = option("Share of steps on quarter lengths.", min=0.0, max=1.0, default=0.25)
+    short: float = option("Share of steps on quarter-length sequences.", min=0.0, max=1.0, default=0.25)
     repeats: float = option(
         "Share of sequences that are repeated random tokens.", min=0.0, max=1.0, default=0.0
     )
@@ -69,15 +71,15 @@ class LearningOptions:
 
     panel = LEARNING
     rate: float = option("Peak learning rate.", min=0.0, default=0.001)
-    warmup: float = option("Share of the run up to it.", min=0.0, max=0.5, default=0.04)
-    weight_decay: float = option("How fast matrices shrink.", min=0.0, default=0.05)
-    dropout: float = option("Share of values dropped.", min=0.0, max=0.9, default=0.0)
+    warmup: float = option("Share of the run spent warming up.", min=0.0, max=0.5, default=0.04)
+    weight_decay: float = option("Weight decay of matrices.", min=0.0, default=0.05)
+    dropout: float = option("Dropout.", min=0.0, max=0.9, default=0.0)
     optimizer: Literal["adamw", "muon"] = option("muon learns faster; it needs torch 2.9.", default="adamw")
     causal_first: float = option(
-        "Share of a masked run that starts with next tokens.", min=0.0, max=1.0, default=0.0
+        "Share of a masked run that first predicts next tokens.", min=0.0, max=1.0, default=0.0
     )
     guide: list[str] | None = option("Ask a head for a pattern: L0H3=duplicate (or previous, next).")
-    guidance: float = option("How much that counts beside predicting.", min=0.0, default=0.1)
+    guidance: float = option("Weight of the guides in the loss.", min=0.0, default=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +87,12 @@ class RunOptions:
     """How long, where, and what is kept."""
 
     panel = RUN
-    steps: int | None = option("Train that many steps.", min=1)
-    minutes: float | None = option("Train that long; 10 unless --steps are given.", min=0.01)
-    seed: int = option("Decides all that is random.", min=0, largest=LARGEST_SEED, default=0)
+    steps: int | None = option("Train for N steps.", min=1)
+    minutes: float | None = option("Train for N minutes; default: 10, unless --steps is given.", min=0.01)
+    seed: int = option("The random seed.", min=0, largest=LARGEST_SEED, default=0)
     device: str = option("auto, cpu, cuda or mps.", default="auto")
     precision: Literal["auto", "float32", "bfloat16"] = option(
-        "auto: bfloat16 where it is fast.", default="auto"
+        "auto: bfloat16 where the device is fast at it.", default="auto"
     )
     evaluate_every: int = option("Steps between held-out losses.", min=1, default=500)
     save_minutes: float = option("Minutes between checkpoints.", min=0.0, default=3.0)

@@ -103,7 +103,7 @@ def _opened(path: Path) -> Iterator[Image]:
     except IsADirectoryError:
         raise InputError(f"{path} is a folder: give an image file") from None
     except UnidentifiedImageError:
-        raise InputError(f"{path} is no image: it can be {', '.join(FORMATS)}") from None
+        raise InputError(f"{path} is not an image: it can be {', '.join(FORMATS)}") from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         limit = Image.MAX_IMAGE_PIXELS or 0
         raise InputError(f"{path} has more than {limit:,} pixels, and is not opened: scale it down") from None

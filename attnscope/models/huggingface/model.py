@@ -244,7 +244,9 @@ class HuggingFaceModel(Model):
     ) -> ModelInput:
         """The text with up to ``count`` tokens that the model generates, recorded while it does."""
         if self.writer is None:
-            raise ModelError(f"{self.name} was loaded without what writes: load it with generative=True")
+            raise ModelError(
+                f"{self.name} was loaded without its generating head: load it with generative=True"
+            )
         sampling, ends = Sampling(temperature, seed), self._ends()
         side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
         start: tuple[Token, ...] = prepared.axes["decoder"][0]  # type: ignore[assignment]
@@ -260,11 +262,11 @@ class HuggingFaceModel(Model):
                     self.writer, self.module, inputs, side, count, sampling, ends
                 )
         except Exception as error:
-            raise ModelError(f"{self.name} cannot write on: {first_line(error)}") from error
+            raise ModelError(f"{self.name} cannot continue a text: {first_line(error)}") from error
         self._require_attention(record)
         if not any(layer.site.kind == "decoder" for layer in record.sites):
             raise ModelError(
-                f"{self.name} reads in both directions and does not write on: choose a decoder, "
+                f"{self.name} reads in both directions and cannot continue a text: choose a decoder, "
                 "such as own-causal"
             )
         whole = self.reader.vocabulary.extend(tokens, new)

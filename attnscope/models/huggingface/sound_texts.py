@@ -206,7 +206,7 @@ class HearingModel(HuggingFaceModel):
 
         towers = all(hasattr(self.module, name) for name in TOWERS)
         if towers and text is not None:
-            raise InputError(f"{self.name} hears a sound alone: leave out the text beside --audio")
+            raise InputError(f"{self.name} takes sound only: leave out the text beside --audio")
         writes = type(self.module.config) in AutoModelForSpeechSeq2Seq._model_mapping
         if not towers and not (writes and self.encoder_decoder):
             raise InputError(

@@ -248,12 +248,12 @@ class SpeechModel(HuggingFaceModel):
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
         """Raises ``InputError``: there is nothing to hear in a text."""
-        raise InputError(f"{self.name} hears: give it a sound with --audio FILE")
+        raise InputError(f"{self.name} takes sound: give it with --audio FILE")
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
         """A sound file as the model hears it, and ``text``, what is said, as its decoder reads it."""
         if text is not None and not self.encoder_decoder:
-            raise InputError(f"{self.name} hears and reads no text: leave out the text beside --audio")
+            raise InputError(f"{self.name} takes sound, not text: leave out the text beside --audio")
         part = part or SoundPart()
         sound, notes = self._listen(path, part)
         name = find_sound_input(self.module) or ""
@@ -389,7 +389,9 @@ class SpeechModel(HuggingFaceModel):
             heard = None if mask is None else int(mask[0].sum())
         for values in fields.values():
             if isinstance(values, Tensor) and not bool(torch.isfinite(values).all()):
-                raise InputError(f"the feature extractor of {self.name} makes what is no number of {path}")
+                raise InputError(
+                    f"the feature extractor of {self.name} makes values of {path} that are not numbers"
+                )
         if mask is not None and len(mask) > 1:
             raise InputError(
                 f"{self.name} cuts {path} into {len(mask)} pieces that it hears apart: choose a part with "
@@ -447,7 +449,7 @@ class SpeechModel(HuggingFaceModel):
     def objective(self) -> Objective:
         """Raises ``ModelError`` for a model that writes nothing on."""
         if not self.encoder_decoder:
-            raise ModelError(f"{self.name} hears and predicts no next token")
+            raise ModelError(f"{self.name} takes sound and predicts no next token")
         return super().objective
 
 

@@ -138,7 +138,7 @@ class ReaderModel(Model):
     ) -> ModelInput:
         """The text with up to ``count`` tokens more, by whole passes; one more pass shows them all."""
         if not prepared.tokens:
-            raise InputError("tensors cannot be written on: give a text")
+            raise InputError("tensors cannot be continued: give a text")
         sampling, ends = Sampling(temperature, seed), self.reader.ends
         tokens, notes = strip_end(prepared.tokens, ends)
         self._require_positions(len(tokens), count)
@@ -190,7 +190,9 @@ class OwnModel(ReaderModel):
     ) -> ModelInput:
         """The text with up to ``count`` tokens more, if the encoder is causal."""
         if not self.encoder.config.causal:
-            raise ModelError(f"{self.name} reads in both directions and does not write on: own-causal does")
+            raise ModelError(
+                f"{self.name} reads in both directions and cannot continue a text: own-causal does"
+            )
         return super().generate(prepared, count, temperature=temperature, seed=seed)
 
     def next_scores(self, ids: Tensor) -> Tensor:

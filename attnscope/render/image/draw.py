@@ -122,7 +122,7 @@ def save_image(
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
-        named = f"{path.suffix!r} is no image format" if path.suffix else "its name has no suffix"
+        named = f"{path.suffix!r} is not an image format" if path.suffix else "its name has no suffix"
         raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
     with drawing(view, cmap=cmap, width=width, font=font, annotate=annotate) as (figure, warnings):
         write_whole(path, encode(figure, form, dpi))

@@ -257,7 +257,7 @@ LABEL = 18
 
 
 def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
-    """Both heads, the first minus the second, and the tokens where they part most."""
+    """Both heads, the first minus the second, and the tokens where they differ most."""
     if surface.width >= BESIDE:
         half = (surface.width - 4) // 2
         blocks = [list(_titled(each, replace(surface, width=half))) for each in view.maps]

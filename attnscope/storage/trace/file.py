@@ -64,7 +64,7 @@ class TraceFile(TensorFile):
             raise ValueError(f"it has no array {name!r:.40}")
         dtype, shape, _ = self.entries[name]
         if KINDS.get(dtype) != kind or 0 in shape or axes not in (None, len(shape)):
-            raise ValueError(f"its array {name!r:.40} is {dtype} {list(shape)}, which it cannot be")
+            raise ValueError(f"its array {name!r:.40} is {dtype} {list(shape)}, which it must not be")
         return shape
 
 
@@ -133,7 +133,7 @@ def check_trace(trace: Trace, arrays: TraceFile) -> None:
     axes += [number for call in description.calls for number in (call.queries, call.keys)]
     axes += [image.tokens for image in description.images]
     if not all(0 <= number < len(description.axes) for number in axes):
-        raise ValueError(f"it speaks of an axis that it has not; there are {len(description.axes)}")
+        raise ValueError(f"it names an axis that it does not have; there are {len(description.axes)}")
     for image in description.images:
         arrays.shape(image.array, "u", 3)
         if not all(abs(edge) <= LONGEST for box in image.boxes for edge in box.edges):
@@ -154,9 +154,9 @@ def check_trace(trace: Trace, arrays: TraceFile) -> None:
     for call in description.calls:
         sizes = ((call.heads, MOST_HEADS), (call.batch, LONGEST), (call.layer + 1, MOST_LAYERS))
         if not all(0 < size <= most for size, most in sizes):
-            raise ValueError(f"{call.kind} layer {call.layer}, {call.heads} heads: such a layer cannot be")
+            raise ValueError(f"{call.kind} layer {call.layer}, {call.heads} heads: such a layer cannot exist")
         if call.dtype not in DTYPES:
-            raise ValueError(f"{call.dtype!r:.40} is no type of numbers: there are {', '.join(DTYPES)}")
+            raise ValueError(f"{call.dtype!r:.40} is not a type of numbers: there are {', '.join(DTYPES)}")
         _check_rows(call.rows, arrays, (call.batch, call.heads, *trace.size(call)))
 
 
@@ -206,11 +206,11 @@ def _check_scores(rows: TracedScores, arrays: TraceFile, shape: Shape) -> None:
     if query[1:3] != (heads, queries) or groups != heads or query[3] != key[3] or not whole:
         raise ValueError(f"{rows.query} and {rows.key} do not make up {queries} × {keys} in {heads} heads")
     if isinstance(rows.scale, str) and not _widens(arrays.shape(rows.scale, "f"), query):
-        raise ValueError(f"{rows.scale} is no scale of {rows.query}")
+        raise ValueError(f"{rows.scale} is not a scale of {rows.query}")
     if rows.sinks is not None:
         sinks = arrays.shape(rows.sinks, "f")
         if sinks != (heads,) and not (len(sinks) == 4 and _widens(sinks, (batch, heads, 1, 1))):
-            raise ValueError(f"{rows.sinks} is no sink of {heads} heads")
+            raise ValueError(f"{rows.sinks} is not a sink of {heads} heads")
     batches = {query[0], key[0], *(_check_mask(mask, arrays, shape) for mask in rows.masks)}
     batches |= {_check_bias(bias, arrays, shape) for bias in rows.biases}
     if not {1, batch} >= batches or max(query[0], key[0]) != batch:
@@ -287,7 +287,7 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
 
 def _read_description(metadata: Mapping[str, str]) -> TraceDescription:
     if KEY not in metadata:
-        raise ValueError("it is no trace: attnscope makes one with --keep")
+        raise ValueError("it is not a trace: attnscope makes one with --keep")
     content: Any = json.loads(metadata[KEY])
     version = content.get("trace") if isinstance(content, dict) else None
     if version != FORMAT:

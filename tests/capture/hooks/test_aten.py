@@ -100,7 +100,7 @@ def test_a_traced_or_exported_part_is_named_with_the_reason(how):
     (layer,) = record.without_attention
     assert (layer.name, layer.layer) == ("layers.1", 1)
     assert how in layer.reason
-    assert "watch the module that it was made from" in layer.reason
+    assert "watch the original module" in layer.reason
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

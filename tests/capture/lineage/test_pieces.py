@@ -295,7 +295,7 @@ def test_axes_that_nothing_tells_are_named():
     record, maps, _ = observe(nn.Sequential(FiveAxes()), torch.randn(2, 3, SIZE))
     assert not maps
     assert record.without_attention[0].reason == (
-        "it attends in 5 axes, and nothing tells which of them are its heads"
+        "it attends over 5 axes, and nothing tells which one holds the heads"
     )
 
 

@@ -179,4 +179,4 @@ def test_softmaxes_over_parts_of_the_keys_are_maps_of_parts_and_said_to_be():
 def test_a_softmax_that_weighs_some_values_by_a_product_and_some_by_a_sum_is_said_to_be_shown_in_part():
     _, maps, record = observe(neighbours_and_some_for_all)
     assert len(maps) == 1
-    assert [note for note in record.notes if POOLED in note and "past the attention that is shown" in note]
+    assert [note for note in record.notes if POOLED in note and "outside the attention that is shown" in note]

@@ -192,7 +192,7 @@ def test_attention_to_what_was_learned_alone_is_named():
         model(torch.randn(2, COUNT, SIZE))
     assert [site.site.name for site in record.sites] == ["0.inner"]
     assert [(layer.name, layer.reason) for layer in record.without_attention] == [
-        ("0", "it attends to vectors that were learned, not to tokens")
+        ("0", "it attends to learned vectors, not to tokens")
     ]
 
 

@@ -102,7 +102,7 @@ def test_what_mixes_beside_attention_in_one_layer_is_a_note_and_no_layer_without
     assert [site.site.name for site in record.sites] == ["layers.0.0", "layers.1.0"]
     assert not record.without_attention
     (note,) = record.notes
-    assert note.startswith("tokens reach each other past the attention that is shown, too: layers.*.*")
+    assert note.startswith("tokens also mix outside the attention that is shown: layers.*.*")
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""An audit names the modules that mix tokens past the attention that is shown, and no others."""
+"""An audit names the modules that mix tokens outside the attention that is shown, and no others."""
 
 import pytest
 import torch
@@ -196,13 +196,13 @@ def test_nothing_is_left_on_the_model_and_its_outputs_are_as_before():
 
 
 def test_an_input_without_tokens_is_refused():
-    with pytest.raises(InputError, match="a text of some tokens"):
+    with pytest.raises(InputError, match="a text of several tokens"):
         audit(Bare(nn.Linear(3, 3)), ModelInput({"x": torch.ones(1, 3)}, {}, ()))
 
 
 def test_a_recorded_pass_is_refused(tmp_path):
     model = load(gpt2(tmp_path), generative=True)
-    with pytest.raises(InputError, match="give a text, not a pass that was recorded"):
+    with pytest.raises(InputError, match="give a text, not a recorded pass"):
         audit(model, model.generate(model.prepare("The cat"), 2))
 
 

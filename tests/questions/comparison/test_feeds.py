@@ -64,7 +64,7 @@ def test_heads_that_are_not_there_or_have_none_before_them_are_refused(causal):
     prepared = causal.prepare("A cat.")
     with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
         find_feeds(causal, prepared, Head("L2H9"))
-    with pytest.raises(SelectionError, match="no head stands before L0H1"):
+    with pytest.raises(SelectionError, match="no head comes before L0H1"):
         find_feeds(causal, prepared, Head("L0H1"))
 
 

@@ -25,7 +25,7 @@ def test_a_line_that_is_no_utf8_has_a_fault_and_the_others_are_read(tmp_path):
     path.write_bytes(b"one\nab\xff\ntwo")
     assert read(path) == [
         ("line 1", "one", ""),
-        ("line 2", "", "byte 2 is no UTF-8 text"),
+        ("line 2", "", "byte 2 is not UTF-8 text"),
         ("line 3", "two", ""),
     ]
 
@@ -33,8 +33,8 @@ def test_a_line_that_is_no_utf8_has_a_fault_and_the_others_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("{", "it is no JSON"),
-        ("[" * 100_000, "it is no JSON"),
+        ("{", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
         ("[1]", "no field 'text'"),
         ('{"body": "x", "id": 1}', "no field 'text': it has body, id"),
         ('{"text": 5}', "it holds int, not text"),
@@ -67,7 +67,7 @@ def test_a_folder_has_a_text_in_every_file_in_the_order_of_their_names(tmp_path)
     assert read(tmp_path) == [
         ("a.txt", "one", ""),
         ("b.txt", "two\nlines", ""),
-        ("inside/c.txt", "", "byte 0 is no UTF-8 text"),
+        ("inside/c.txt", "", "byte 0 is not UTF-8 text"),
     ]
 
 

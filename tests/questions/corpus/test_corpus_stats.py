@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_run_is_refused(model, tmp_path, change, sentenc
 def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
     file = tmp_path / "sums.json"
     file.write_bytes(content)
-    with pytest.raises(InputError, match="is no checkpoint of attnscope"):
+    with pytest.raises(InputError, match="is not a checkpoint of attnscope"):
         corpus_stats(model, ListedTexts(TEXTS[:2]), run=CorpusRun(checkpoint=file))
     assert file.read_bytes() == content
 
@@ -169,7 +169,7 @@ def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(mo
     assert "reads at most 512" in said[1]
     assert "2 texts could not be read: line 2, line 3" in seen.notes
     assert_same(seen.heads, one_by_one(model, TEXTS[:2]))
-    with pytest.raises(InputError, match="line 2: it is no JSON"):
+    with pytest.raises(InputError, match="line 2: it is not JSON"):
         corpus_stats(model, read_corpus(path), run=CorpusRun(strict=True))
 
 

@@ -114,7 +114,7 @@ def test_an_order_is_measured_as_by_hand_with_mask_tokens():
     model = load("own")
     prepared = model.prepare("The [MASK] sat on the mat.")
     deletion = open_deletion(model, prepared, None)
-    assert deletion.said == "a mask token stands in its place"
+    assert deletion.said == "a mask token takes its place"
     assert deletion.places == (1, 3, 4, 5, 6, 7)
     order = np.array([[2, 0, 5, 1, 4, 3]])
     ours = measure_orders(deletion, order, np.arange(7))
@@ -134,7 +134,7 @@ def test_a_causal_model_looks_at_no_token_that_was_taken_away(tmp_path):
     model = load(gpt2(tmp_path), predicting=True)
     deletion = open_deletion(model, model.prepare(TEXT), None)
     last = len(deletion.prepared.tokens) - 1
-    assert deletion.said == "no other token can look at it"
+    assert deletion.said == "no other token sees it"
     assert last not in deletion.places
     kept = np.ones((1, len(deletion.places)), bool)
     kept[0, [1, 3]] = False

@@ -195,5 +195,5 @@ def test_some_layers_alone_are_asked(bank):
 def test_alignments_need_a_model_of_two_texts(tmp_path):
     (tmp_path / "texts").write_text("a cat ||| une chat\n")
     (tmp_path / "links").write_text("0-0 1-1\n")
-    with pytest.raises(InputError, match="own is no encoder-decoder"):
+    with pytest.raises(InputError, match="own is not an encoder-decoder"):
         find_gold(load("own"), read_gold(tmp_path / "texts", alignments=tmp_path / "links"))

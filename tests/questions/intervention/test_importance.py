@@ -252,7 +252,7 @@ def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused():
     model = load("own")
     with pytest.raises(SelectionError, match="no head L9H0: this model has layers 0-3"):
         ablate(model, model.prepare(TEXT), "L9H0")
-    with pytest.raises(SelectionError, match="which head is to be taken away"):
+    with pytest.raises(SelectionError, match="which head is removed"):
         ablate(model, model.prepare(TEXT), Selection(layers=(1,)))
     causal = load("own-causal")
     with pytest.raises(InputError, match="no token to predict"):

@@ -150,7 +150,7 @@ def test_the_trained_heads_that_look_one_token_back_are_found():
     (answer,) = find_heads(model, prepared, parse_questions("* -> -1")).answers
     assert [looking.head.name for looking in answer.heads[:2]] == ["L2H1", "L1H3"]
     assert all(looking.weight > 0.9 and looking.rank == 1 for looking in answer.heads[:2])
-    assert answer.notes == ("1 of 13 rows cannot look there, and are left out",)
+    assert answer.notes == ("1 of 13 rows cannot look there and are left out",)
 
 
 def test_a_phrase_is_all_its_words(model):

@@ -20,7 +20,7 @@ def test_an_expression_that_tries_every_way_is_stopped(pattern, monkeypatch):
     [
         ("a{1,99999999999}", "too large"),
         ("(?:" * 5000 + ")" * 5000, "nested too deep"),
-        ("[", "no regular expression"),
+        ("[", "not a regular expression"),
     ],
 )
 def test_what_is_no_expression_is_said_in_a_sentence(pattern, says):

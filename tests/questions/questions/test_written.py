@@ -231,4 +231,4 @@ def test_the_tiles_of_a_picture_are_one_part_and_two_pictures_are_two(run, tmp_p
 
 def test_a_text_alone_has_no_modalities_to_cut_by(run):
     assert run("spans", "The cat sat.", "--by", "modality").code == 2
-    assert "what was read is text alone" in run("spans", "The cat sat.", "--by", "modality").err
+    assert "the input is text only" in run("spans", "The cat sat.", "--by", "modality").err

@@ -302,7 +302,7 @@ def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
 
 def test_what_cannot_be_written_says_why(tmp_path) -> None:
     view = heatmap(random_head(2))
-    with pytest.raises(OutputError, match=r"'.gif' is no image format; there are png, svg, pdf"):
+    with pytest.raises(OutputError, match=r"'.gif' is not an image format; there are png, svg, pdf"):
         save_image(view, tmp_path / "a.gif")
     with pytest.raises(OutputError, match="its name has no suffix"):
         save_image(view, tmp_path / "a")

@@ -37,7 +37,7 @@ def write(path, kinds, scene) -> None:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A text with a picture in it, one that looks across at it, a picture alone, and a sound."""
+    """A text with a picture in it, one that looks across at it, saves a picture, and a sound."""
     folder = tmp_path_factory.mktemp("pages")
     both = [*PATCHES, *WORDS]
     causal = np.tril(np.ones((8, 8), bool))

@@ -185,7 +185,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
 
 def test_a_file_of_weights_by_the_name_of_a_trace_is_refused(tmp_path):
     (tmp_path / "a.trace").write_bytes(save({"encoder.00": np.zeros((1, 2, 2), np.float32)}))
-    with pytest.raises(InputError, match="it is no trace: attnscope makes one with --keep"):
+    with pytest.raises(InputError, match="it is not a trace: attnscope makes one with --keep"):
         read_trace(tmp_path / "a.trace")
 
 

@@ -160,7 +160,7 @@ def _temporary(place: Path) -> list[str]:
 
 
 def unseen(printed: bytes) -> str:
-    """The first thing in an output that a terminal obeys, or that is no UTF-8; else nothing."""
+    """The first thing in an output that a terminal obeys, or that is not UTF-8; else nothing."""
     try:
         text = printed.decode("utf-8")
     except UnicodeDecodeError as error:

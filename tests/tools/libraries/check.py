@@ -20,7 +20,7 @@ from tests.tools.libraries.units import EACH, Units
 
 CLOSE = 1e-5
 ORDERED_OTHERWISE = frozenset({"timm hiera_tiny_224", "timm nest_tiny"})
-"""Models whose blocks have tokens in an order of their own, where the maps have them as the picture does.
+"""Models whose blocks have tokens in a fixed order, where the maps have them as the picture does.
 
 By hand: of Hiera's first block, a change of a patch moves just those rows, put in the block's order. Behind
 its poolings, NesT's maps are open in squares of the picture, as its blocks are.

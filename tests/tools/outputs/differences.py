@@ -64,7 +64,7 @@ def _command(one: Path, other: Path) -> Iterator[str]:
 
 
 def _file(one: Path, other: Path, left: bytes, right: bytes) -> list[str]:
-    """What differs between two files whose bytes differ; nothing if it is no more than times."""
+    """What differs between two files whose bytes differ; nothing if it is not more than times."""
     kind = one.suffix.lower()
     try:
         if kind == ".npz":

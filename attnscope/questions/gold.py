@@ -280,7 +280,7 @@ def _notes(work: _GoldWork) -> list[str]:
     notes = [*work.progress.left_out]
     if work.total.lost:
         notes.append(
-            f"{_count(work.total.lost, 'pair')} could not be asked: a word shares its tokens with another or was cut off"
+            f"{_count(work.total.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"
         )
     if work.total.skipped and work.total.sums.sites:
         notes.append(

@@ -154,7 +154,7 @@ def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fau
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[1]", 'write {"text"'),
         ('{"text": "a cat"}', 'write {"text"'),
         ('{"text": "", "pairs": []}', "missing or empty"),

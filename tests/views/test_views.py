@@ -60,7 +60,7 @@ def test_broken_and_excessive_values_are_told() -> None:
     assert view.masked.tolist() == [[True, False]]
     assert [note.split()[0] for note in view.notes] == ["1", "1"]
     assert "not numbers" in view.notes[0]
-    assert "beyond 0 to 1" in view.notes[1]
+    assert "outside 0 to 1" in view.notes[1]
 
 
 def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled() -> None:
@@ -83,7 +83,7 @@ def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> No
     values[0, 0] = 1  # a row that cannot choose
     view = heatmap(weights(values, range(8), range(8), np.tri(8, dtype=bool)), scale="head")
     assert view.notes == ("1 values are outside 0 to 0.02",)
-    assert [note for note in view.fit(4, 4).notes if "beyond" in note] == ["1 values are outside 0 to 0.02"]
+    assert [note for note in view.fit(4, 4).notes if "outside" in note] == ["1 values are outside 0 to 0.02"]
 
 
 @pytest.mark.parametrize("least", [0.3, 0.35, 0.45, 1.1])

@@ -19,8 +19,8 @@ class PairsOptions:
 
     panel = MOST_USED
     pairs: Path = argument(
-        "A file with a pair a line, with tabs: the text, the other text, and, if this pair has its own, the "
-        "target and the other word.",
+        "A file of pairs, one per line, tab-separated: text, other text, and optionally target and other "
+        "word.",
         default=REQUIRED,
     )
     keep: float = option(

@@ -30,8 +30,8 @@ class GoldOptions:
         'or characters: [4, 7]. With a "target", a translation, from is a word of that.'
     )
     alignments: Path | None = option(
-        "With --gold: a line of links for each of its lines, in Pharaoh format: 0-0 1-2, source first; "
-        "2?3 is a possible link."
+        "With --gold: alignments in Pharaoh format, one line per pair: 0-0 1-2, source first; 2?3 is a "
+        "possible link."
     )
     relation: str | None = option("Only these labels: nsubj,obj; nsubj includes nsubj:pass.")
     coreference: bool = flag(

@@ -31,8 +31,8 @@ class FlowOptions:
         "A word, a token's number, or a patch as row,column: its sources, and where it goes."
     )
     faithful: bool = flag(
-        "Instead: which way of weighing or following attention ranks first the tokens that a prediction "
-        "really needs: they are taken away and given back, in each way's order and in random ones.",
+        "Instead: which way of weighing or following attention best ranks the tokens that a prediction "
+        "needs. Tokens are removed and restored in each way's order, and in random orders.",
         panel=WHERE,
     )
     target: str | None = option(

@@ -116,6 +116,21 @@ def most_memory() -> int | None:
     return size or taken + max(LEAST_MEMORY, int(SHARE * free))
 
 
+def free_memory() -> int | None:
+    """Bytes that this process may still take, by all its limits; ``None`` where nobody counts them."""
+    try:
+        import resource
+
+        limits = [(most_memory(), "VmData")]
+        for limit, field in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+            most, _ = resource.getrlimit(limit)
+            limits.append((None if most == resource.RLIM_INFINITY else most, field))
+        free = [most - (_kilobytes("/proc/self/status", field) << 10) for most, field in limits if most]
+    except (ImportError, OSError, StopIteration, ValueError):  # no Linux
+        return None
+    return max(0, min(free)) if free else None
+
+
 def _kilobytes(file: str, field: str) -> int:
     """What a file of the system says of itself in kB."""
     lines = Path(file).read_text(encoding="ascii", errors="replace").splitlines()

@@ -71,6 +71,17 @@ def test_the_limit_is_the_one_that_was_asked_for(monkeypatch, asked, size):
     assert limits.most_memory() == size
 
 
+@pytest.mark.parametrize(("limit", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
+def test_what_may_still_be_taken_is_what_the_tightest_limit_leaves(monkeypatch, limit, field):
+    monkeypatch.setenv("ATTNSCOPE_MEMORY", "off")
+    taken = limits._kilobytes("/proc/self/status", field) << 10
+    only = {getattr(resource, limit): taken + 10**9}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (only.get(which, resource.RLIM_INFINITY), -1))
+    assert limits.free_memory() == pytest.approx(10**9, rel=0.05)
+    monkeypatch.setenv("ATTNSCOPE_MEMORY", "600M")
+    assert limits.free_memory() < 6 * 10**8
+
+
 @pytest.mark.parametrize("name", ["ATTNSCOPE_MEMORY", "ATTNSCOPE_DEADLINE"])
 @pytest.mark.parametrize("asked", ["many", "-1", "0", "nan", "1e400", "9" * 500])
 def test_limits_that_are_none_are_refused_with_what_to_give(monkeypatch, name, asked):

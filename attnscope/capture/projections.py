@@ -127,9 +127,18 @@ def first_tensor(output: object) -> Tensor | None:
     return output if isinstance(output, Tensor) and not output.is_nested else None
 
 
+def weight_of(module: nn.Module, name: str = "weight") -> Tensor | None:
+    """A weight of a module; one that a device map keeps on disk is read there."""
+    weight = getattr(module, name, None)
+    files = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
+    if isinstance(weight, Tensor) and weight.is_meta and files is not None:
+        weight = files[name]
+    return weight if isinstance(weight, Tensor) else None
+
+
 def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> Projection | None:
     """The projection, if a module's own weight makes of the heads what was given out."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    weight = getattr(module, "weight", None)
     attention, places, mixed = pending
     batch, heads, _, size = mixed.shape
     queries, width = len(attention.queries), output.shape[-1]
@@ -137,7 +146,9 @@ def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> P
         return None
     if output.numel() != batch * queries * width or sorted(weight.shape) != sorted((heads * size, width)):
         return None
-    if not isinstance(bias, Tensor) or bias.shape != (width,):
+    weight, bias = weight_of(module), weight_of(module, "bias")
+    assert weight is not None
+    if bias is None or bias.shape != (width,):
         bias = None
     ways = [output.reshape(batch, queries, width)]
     ways += [output.transpose(0, 1)] if output.shape == (queries, batch, width) else []
@@ -248,15 +259,15 @@ def _ends(states: Tensor, length: int) -> Tensor:
 
 
 def _of_module(call: Call, output: Tensor, length: int) -> Iterator[_Map]:
-    weight, given = getattr(call.module, "weight", None), call.first
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or given is None or not weight.is_floating_point():
+    weight, given = weight_of(call.module), call.first
+    if weight is None or weight.ndim != 2 or given is None or not weight.is_floating_point():
         return
     width, out = given.shape[-1], output.shape[-1]
     ends, rows = _ends(output, length), _ends(given, length)
-    bias = getattr(call.module, "bias", None)
+    bias = weight_of(call.module, "bias")
     for lies in orientations(weight, out, width):
         made = rows @ lies.float().mT
-        made = made + bias.float() if isinstance(bias, Tensor) and bias.shape == (out,) else made
+        made = made + bias.float() if bias is not None and bias.shape == (out,) else made
         if torch.allclose(made[0], ends[0], atol=ALIKE * float(ends[0].abs().amax())):
             yield _Map(lies, ends)
             return

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.projections import RECENT, Projections, first_tensor
+from attnscope.capture.projections import RECENT, Projections, first_tensor, weight_of
 from attnscope.capture.record import tolerance
 
 NEAR = 1e-4
@@ -193,14 +193,14 @@ def _gap(total: Tensor, *parts: Tensor) -> float:
 
 def find_norm(call: Call, given: Tensor, gave: Tensor) -> Norm | None:
     """The norm that a module is, by its formulas: a layer norm, or by the root of the mean square."""
-    weight, bias = getattr(call.module, "weight", None), getattr(call.module, "bias", None)
+    weight, bias = weight_of(call.module), weight_of(call.module, "bias")
     eps = next((each for name in EPS if isinstance(each := getattr(call.module, name, None), float)), 1e-5)
-    if not isinstance(weight, Tensor) or weight.shape != given.shape[-1:] or gave.shape != given.shape:
+    if weight is None or weight.shape != given.shape[-1:] or gave.shape != given.shape:
         return None
     near = NEAR if gave.dtype in (torch.float32, torch.float64) else tolerance(gave.dtype)
     wide = given.detach().to(torch.promote_types(given.dtype, torch.float32))
     weight = weight.detach().to(wide)
-    added = bias.detach().to(wide) if isinstance(bias, Tensor) else torch.zeros_like(weight)
+    added = bias.detach().to(wide) if bias is not None else torch.zeros_like(weight)
     for centred in (True, False):
         vectors = wide - wide.mean(-1, keepdim=True) if centred else wide
         spread = torch.sqrt(vectors.square().mean(-1, keepdim=True) + eps)

@@ -96,7 +96,8 @@ class ModelOptions:
     tokenizer: str = option("For FILE.py:NAME: a model whose tokenizer is used, or a folder.", default="own")
     device: str = option("auto, cpu, cuda or mps.", default="auto")
     device_map: str | None = option(
-        "auto: split a model that is too large for one device across all of them (needs accelerate)."
+        "auto: split a model that is too large for one device across all of them, and read the rest from the "
+        "disk layer by layer. Needs accelerate: pip install 'attnscope[large]'."
     )
     dtype: str = option("auto, float32, float16 or bfloat16.", default="auto")
     revision: str | None = option("Branch, tag or commit on the hub.")

@@ -45,8 +45,8 @@ def load(
     ``allow_pickle``. ``generative`` brings the head with which a Hugging Face model writes on, for
     ``Model.generate``; ``predicting`` the one that it was trained with, for head importance and ablation.
 
-    ``device_map`` spreads a Hugging Face model that is too large for one device over all there are ("auto",
-    "balanced", "sequential", or a place for every module), and needs accelerate. Raises ``ModelError``.
+    ``device_map`` spreads a Hugging Face model that is too large for one device over all there are, and the
+    disk ("auto", "balanced", "sequential", or a place for every module). Raises ``ModelError``.
     """
     import torch
 

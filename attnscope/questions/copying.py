@@ -23,7 +23,7 @@ from attnscope.attention import Head, Site
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
 from attnscope.capture.observer import quietly
-from attnscope.capture.projections import ALIKE, Circuits, first_tensor, orientations
+from attnscope.capture.projections import ALIKE, Circuits, first_tensor, orientations, weight_of
 from attnscope.capture.residuals import Norm, find_norm
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
@@ -213,9 +213,11 @@ def _ends_of(
     Raises ``ModelError`` where logits are not a matrix times the normed residual stream.
     """
     tables = [
-        step.call.module.weight.detach()
+        weight.detach()
         for step in steps.ran
-        if isinstance(step.call.module, nn.Embedding) and _same(step.call.first, ids)
+        if isinstance(step.call.module, nn.Embedding)
+        and _same(step.call.first, ids)
+        and (weight := weight_of(step.call.module)) is not None
     ]
     if not tables:
         raise ModelError(f"the token embedding of {model.name} was not found")
@@ -236,10 +238,14 @@ def _matrix_of(step: _Step, size: int) -> Tensor | None:
     """The weight with which a module made scores.  -> [vocabulary, width]"""
     if step.given is None or len(step.gave) < size or not step.given.is_floating_point():
         return None
-    bias = getattr(step.call.module, "bias", None)
-    gave = step.gave.float() - (bias.detach().float() if isinstance(bias, Tensor) else 0)
-    for weight in step.call.module.parameters(recurse=False):
-        for lies in orientations(weight.detach(), len(gave), len(step.given)) if weight.ndim == 2 else ():
+    module = step.call.module
+    bias = weight_of(module, "bias")
+    gave = step.gave.float() - (bias.detach().float() if bias is not None else 0)
+    for name, _ in module.named_parameters(recurse=False):
+        weight = weight_of(module, name)
+        if weight is None or weight.ndim != 2:
+            continue
+        for lies in orientations(weight.detach(), len(gave), len(step.given)):
             made = lies.float() @ step.given.float()
             if torch.allclose(made, gave, atol=ALIKE * float(gave.abs().amax())):
                 return lies

@@ -1,5 +1,9 @@
 """A model whose layers live in different places is captured where each of them lives."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from attnscope.attention import Head
@@ -9,6 +13,7 @@ from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.storage.corpus import ListedTexts
+from tests.cli.run import runner
 from tests.models.folders import gpt2
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -41,9 +46,71 @@ def test_auto_finds_a_place_for_every_layer(folder):
     )
 
 
+@pytest.fixture
+def little_memory(monkeypatch):
+    """Half of the weights of the small model find no room."""
+    monkeypatch.setattr("attnscope.models.huggingface.offload.free_memory", lambda: 200_000)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("stats", TEXT),
+        ("stats", TEXT, "--weigh", "norm"),
+        ("stats", TEXT, "--weigh", "norm-residual"),
+        ("show", TEXT, "--weigh", "gradient"),
+        ("show", TEXT, "--token", "cat"),
+        ("logits", TEXT),
+        ("compare", TEXT, "--composition"),
+        ("info", TEXT, "--copying"),
+    ],
+    ids=" ".join,
+)
+def test_a_model_larger_than_memory_answers_as_one_that_fits(
+    folder, little_memory, monkeypatch, capsys, words
+):
+    run = runner(monkeypatch, capsys)
+    plain = json.loads(run(*words, "-m", folder, "--json").out)
+    read = json.loads(run(*words, "-m", folder, "--json", "--device-map", "auto").out)
+    assert any("kB of the weights stay on disk and are read in each pass" in note for note in read["notes"])
+    plain["notes"] = read["notes"] = []
+    assert read == approximate(plain)
+
+
+def approximate(answer):
+    """The same answer, every number within 1e-6."""
+    if isinstance(answer, dict):
+        return {name: approximate(each) for name, each in answer.items()}
+    if isinstance(answer, list):
+        return [approximate(each) for each in answer]
+    return pytest.approx(answer, abs=1e-6) if isinstance(answer, float) else answer
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")
+def test_no_file_of_weights_is_mapped_while_its_layers_run(folder, little_memory, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "alone")  # that nobody else reads
+    model, mapped = load(folder, device_map="auto"), []
+    assert any(each.is_meta for each in model.module.h.parameters())
+    model.module.h[1].register_forward_hook(lambda *_: mapped.append(Path("/proc/self/maps").read_text()))
+    corpus_stats(model, ListedTexts([TEXT]))
+    assert mapped
+    assert not any(str(folder) in each for each in mapped)
+
+
+def test_the_libraries_are_left_as_they_were(folder, little_memory):
+    from accelerate import big_modeling
+    from safetensors import safe_open
+    from transformers import modeling_utils
+
+    before = big_modeling.OffloadedWeightsLoader
+    load(folder, device_map="auto")
+    assert modeling_utils.safe_open is safe_open
+    assert big_modeling.OffloadedWeightsLoader is before
+
+
 def test_a_device_map_without_its_package_names_the_package(folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="needs the package accelerate: pip install accelerate"):
+    with pytest.raises(ModelError, match=r"needs accelerate, .*: pip install 'attnscope\[large\]'"):
         load(folder, device_map="auto")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from attnscope.errors import ModelError
 from attnscope.models.foreign import explained
 from attnscope.models.huggingface.model import HuggingFaceModel
+from attnscope.models.huggingface.offload import find_room, note_offloaded, unmapped
 from attnscope.models.huggingface.reader import NoTokenizer
 from attnscope.models.huggingface.sound_texts import (
     HearingModel,
@@ -81,14 +83,17 @@ def load_huggingface(
     """Load a hub id or a local folder. ``dtype`` ``None`` takes the type that the weights are stored in.
 
     ``generative`` loads the language-model head with which it generates, ``predicting`` the one that it was
-    trained with. ``device_map`` spreads the layers over devices (needs accelerate); then ``device`` says
-    nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded.
+    trained with. ``device_map`` spreads the layers over devices and the disk (needs accelerate); then
+    ``device`` says nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from
+    being loaded.
     """
     from transformers import AutoModel
 
     source = Source(name, revision, trust_remote_code)
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
-        raise ModelError("a device map needs the package accelerate: pip install accelerate")
+        raise ModelError(
+            "a device map needs accelerate, which is not installed: pip install 'attnscope[large]'"
+        )
     config = source.load_config()
     try:
         tokenizer = source.load_tokenizer(config)
@@ -100,9 +105,11 @@ def load_huggingface(
         "dtype": "auto" if dtype is None else dtype,
         "use_safetensors": None if allow_pickle else True,
         **({} if device_map is None else {"device_map": device_map}),
+        **({"max_memory": find_room()} if isinstance(device_map, str) else {}),
     }
     kind = classes or pick_class(config, generative, predicting)
-    kind, loaded, missing = _load_weights(source, kind, options)
+    with nullcontext() if device_map is None else unmapped():
+        kind, loaded, missing = _load_weights(source, kind, options)
     if device_map is None:
         loaded.to(device)
     module = loaded if kind is AutoModel else loaded.base_model
@@ -112,6 +119,7 @@ def load_huggingface(
     if kind is not AutoModel and (generative or predicting) and not is_ctc(config):
         _require_head(name, loaded, missing, of_tokens=classes is None)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
+    notes += note_offloaded(loaded)
     preferred = getattr(loaded, "generation_config", None)
     if preferred is not None and (generative or hears(module)):
         _forget_preferences(loaded)

@@ -10,37 +10,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope import comparison
 from attnscope.attention import Attention, Axis, Head, Kind
 from attnscope.axes import Array, Coarsening, coarsen_axis
 from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.observers.rows import Rows, Sample
-from attnscope.comparison import (
-    align_tokens,
-    divergence,
-    find_shared_words,
-    match_heads,
-    measure_distances,
-    sampling_error,
-)
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import FileModel
+from attnscope.questions import compare
 from attnscope.questions.answer import Answer
-from attnscope.questions.compare import (
-    MASKED,
-    NATS,
-    Compared,
-    Errors,
-    PairDistance,
-    Stability,
-    TextCount,
-    TextDistances,
-    addresses,
-    average_distances,
-    in_nats,
-    note_certainty,
-    pair_at,
-)
 from attnscope.questions.head_rows import CELLS, Choosing, evenly, head_rows, map_of_nats
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, require_selected
@@ -90,7 +69,7 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
 
     def pair(one: Axis, other: Axis) -> Pairs:
         mine, theirs = selection.coarsening(one), selection.coarsening(other)
-        pairs = align_tokens(place_texts(mine), place_texts(theirs)).pairs
+        pairs = comparison.align_tokens(place_texts(mine), place_texts(theirs)).pairs
         alike = [(i, j) for i, j in pairs if mine.places[i].text == theirs.places[j].text]
         if all(mine.places[i].special for i, _ in alike):
             raise InputError(
@@ -108,7 +87,7 @@ def by_word(one: Axis, other: Axis) -> Pairs:
     Raises ``InputError`` where they have no word in common.
     """
     mine, theirs = (coarsen_axis(axis, words=True, hide_special=True) for axis in (one, other))
-    pairs = find_shared_words(place_texts(mine), place_texts(theirs))
+    pairs = comparison.find_shared_words(place_texts(mine), place_texts(theirs))
     if not pairs:
         raise InputError(
             f"the two models share no word: one reads {_beginning(mine)}, the other {_beginning(theirs)}"
@@ -144,7 +123,7 @@ class HeadChange:
     """How much a head changes from one text to the other."""
 
     head: Annotated[Head, Meaning("its name")]
-    change: Annotated[float, Meaning(NATS)]
+    change: Annotated[float, Meaning(compare.NATS)]
     error: Annotated[float, Meaning("its standard error")]
 
 
@@ -158,7 +137,7 @@ class TextComparison:
     the first one's, of the head that was chosen.
     """
 
-    kind: Compared
+    kind: compare.Compared
     heads: tuple[Head, ...]
     change: NDArray[np.float64]  # [head]
     error: NDArray[np.float64]  # [head]
@@ -169,7 +148,7 @@ class TextComparison:
         Meaning(
             "with --head: its second map minus its first",
             optional=True,
-            shape=MASKED,
+            shape=compare.MASKED,
             plain=_rounded_cells,
         ),
     ]
@@ -217,9 +196,9 @@ def compare_texts(
     one, two = results
     asked = [site for site in one.sites if selection.heads(site.site, site.heads)]
     require_selected(asked, one.record, selection)
-    apart = divergence(one.rows, two.rows)  # [head, row]
+    apart = comparison.divergence(one.rows, two.rows)  # [head, row]
     count = len(pairs(one.kind)[0])
-    error = np.array([sampling_error(head, count) for head in apart])
+    error = np.array([comparison.sampling_error(head, count) for head in apart])
     change = apart.double().mean(1).numpy()
     queries, keys = (
         _steps(*axes, selection) for axes in zip(prepared.axes[one.kind], other.axes[one.kind], strict=True)
@@ -229,7 +208,7 @@ def compare_texts(
         *prepared.notes,
         *other.notes,
         *one.notes,
-        *note_certainty(apart.shape[1], count, error),
+        *compare.note_certainty(apart.shape[1], count, error),
     )
     notes = tuple(dict.fromkeys(notes))
     named = f"{quote_text(other)} minus {quote_text(prepared)}"
@@ -257,7 +236,7 @@ def _steps(one: Axis, other: Axis, selection: Selection) -> tuple[Step, ...]:
     mine, theirs = selection.coarsening(one), selection.coarsening(other)
     return tuple(
         (None if i is None else mine.places[i], None if j is None else theirs.places[j])
-        for i, j in align_tokens(place_texts(mine), place_texts(theirs)).steps
+        for i, j in comparison.align_tokens(place_texts(mine), place_texts(theirs)).steps
     )
 
 
@@ -296,17 +275,17 @@ class ModelComparison:
     distances is smallest, each head in one pair at most.
     """
 
-    kind: Compared
+    kind: compare.Compared
     heads: Annotated[tuple[Head, ...], Meaning("the heads of the first model")]
     others: Annotated[tuple[Head, ...], Meaning("the heads of the second")]
-    distances: Annotated[NDArray[np.float64], in_nats("[head, other]")]
-    error: Errors  # [head, other]
+    distances: Annotated[NDArray[np.float64], compare.in_nats("[head, other]")]
+    error: compare.Errors  # [head, other]
     matches: Annotated[
-        tuple[PairDistance, ...], Meaning("heads paired so that the sum of distances is smallest")
+        tuple[compare.PairDistance, ...], Meaning("heads paired so that the sum of distances is smallest")
     ]
     units: Annotated[Literal["tokens", "words"], Meaning("what the rows are")]
-    texts: TextCount
-    stability: Stability
+    texts: compare.TextCount
+    stability: compare.Stability
     title: str
     subtitle: str
     notes: Notes
@@ -321,12 +300,12 @@ class ModelComparison:
         return self.distances.diagonal() if self.heads == self.others else None
 
     @property
-    def ranking(self) -> tuple[PairDistance, ...]:
+    def ranking(self) -> tuple[compare.PairDistance, ...]:
         """Every head with the same one of the other model, or else with its match; the farthest first."""
         pairs = self.matches
         if self.heads == self.others:
             pairs = tuple(
-                pair_at((head, head), self.heads, self.others, self.distances, self.error)
+                compare.pair_at((head, head), self.heads, self.others, self.distances, self.error)
                 for head in range(len(self.heads))
             )
         return tuple(sorted(pairs, key=lambda pair: -pair.distance))
@@ -376,7 +355,7 @@ def compare_models(
     first = results[0]
     if any((text.heads, text.others) != (first.heads, first.others) for text in results):
         raise SelectionError("the texts use different layers: compare the models on one text at a time")
-    mean = average_distances(results)
+    mean = compare.average_distances(results)
     notes = [
         f"from {model.title} to {other.title}",
         *model.notes,
@@ -395,8 +374,8 @@ def compare_models(
         distances=mean.distances,
         error=mean.error,
         matches=tuple(
-            pair_at(cell, first.heads, first.others, mean.distances, mean.error)
-            for cell in match_heads(mean.distances)
+            compare.pair_at(cell, first.heads, first.others, mean.distances, mean.error)
+            for cell in comparison.match_heads(mean.distances)
         ),
         units=units,
         texts=len(texts),
@@ -409,7 +388,7 @@ def compare_models(
 
 def _one_text(
     model: Model, other: Model, mine: ModelInput, theirs: ModelInput, selection: Selection, kind: Kind
-) -> TextDistances:
+) -> compare.TextDistances:
     if _reads_alike(mine, theirs, kind):
         one, two = (head_rows(each, text, selection) for each, text in ((model, mine), (other, theirs)))
         of, tokens = one.of, True
@@ -419,8 +398,8 @@ def _one_text(
         two = head_rows(other, theirs, selection, paired_rows(pairs, 1))
         of, tokens = len(pairs(kind)[0]), False
     notes = (*mine.notes, *theirs.notes, *one.notes, *two.notes)
-    spread = measure_distances(one.rows, two.rows)
-    return TextDistances(kind, one.heads, spread, of, notes, others=two.heads, tokens=tokens)
+    spread = comparison.measure_distances(one.rows, two.rows)
+    return compare.TextDistances(kind, one.heads, spread, of, notes, others=two.heads, tokens=tokens)
 
 
 def _common_kind(
@@ -465,7 +444,7 @@ def of_texts(result: TextComparison, command: str | None) -> Answer:
     name, view = ("change", result.view) if result.difference is None else ("difference", result.difference)
 
     def arrays() -> dict[str, Array]:
-        found = {"heads": addresses(result.heads), "change": result.change, "error": result.error}
+        found = {"heads": compare.addresses(result.heads), "change": result.change, "error": result.error}
         if result.difference is None:
             return found
         weights = result.difference.weights
@@ -496,8 +475,8 @@ def of_models(result: ModelComparison) -> Answer:
     def arrays() -> dict[str, Array]:
         matches = [(result.heads.index(pair.one), result.others.index(pair.other)) for pair in result.matches]
         return {
-            "heads": addresses(result.heads),
-            "others": addresses(result.others),
+            "heads": compare.addresses(result.heads),
+            "others": compare.addresses(result.others),
             "distances": result.distances,
             "error": result.error,
             "matches": np.array(matches),
@@ -523,7 +502,7 @@ def compare_passes(
     return of_models(compare_models(model, rival, [(prepared, rival.prepared)], selection))
 
 
-def _now(match: PairDistance) -> str:
+def _now(match: compare.PairDistance) -> str:
     """What the head of the other model is that a head is most like, if it is another one."""
     if match.one == match.other:
         return ""

@@ -19,17 +19,10 @@ from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request
 from attnscope.fused.statistics import Statistics
 from attnscope.models import Model, ModelInput
+from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
 from attnscope.questions.parts import Group, TextPart, part_of, word_groups
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import (
-    kind_title,
-    kinds_of,
-    name_pass,
-    number_ranges,
-    provenance,
-    require_selected,
-)
 from attnscope.records import ADDRESS, Meaning, Notes, record
 from attnscope.registry import nearest_name
 from attnscope.views import HeadMap, View, head_map
@@ -237,7 +230,7 @@ class QuestionResult:
                 rows,
                 "share",
                 limits=(0.0, 1.0),
-                title=f"{self.question} · {kind_title(kind)}",
+                title=f"{self.question} · {sentences.kind_title(kind)}",
                 subtitle=subtitle,
                 notes=notes,
             )
@@ -324,7 +317,7 @@ def find_heads(
     rows = SharedRows([observer], selection.heads)
     record = model.run(prepared, [rows], fused) if fused else model.run(prepared, [rows])
     chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    require_selected(chosen, record, selection)
+    sentences.require_selected(chosen, record, selection)
     numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
     answers = []
     for place, question in enumerate(questions):
@@ -335,7 +328,7 @@ def find_heads(
         answers.append(QuestionResult(question, tuple(heads), tuple(notes)))
     if not any(answer.heads for answer in answers):
         raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
-    title = f"{name_pass(model, prepared)} · {provenance(chosen)}"
+    title = f"{sentences.name_pass(model, prepared)} · {sentences.provenance(chosen)}"
     return FindResult(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
 
 
@@ -410,7 +403,7 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
     left = question.left if question.left.step is None else question.right
     for part, groups, what in ((left, asked.left, "averaged"), (question.right, asked.right, "summed")):
         if len(groups) > 1 and not part.everything:
-            runs = number_ranges({group[0] for group in groups}).split(", ")
+            runs = sentences.number_ranges({group[0] for group in groups}).split(", ")
             at = ", ".join([*runs[:NAMED], *(["..."] if len(runs) > NAMED else [])])
             notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
     blind = len(asked.rows) - max(each.rows for each in sums)
@@ -421,7 +414,7 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
 
 def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) -> str:
     """Why a question has no answer: what does not exist, or what no row may look at."""
-    kinds = kinds_of(sites)
+    kinds = sentences.kinds_of(sites)
     sides = [axes for kind, axes in prepared.axes.items() if kind in kinds]
     parts = (question.left, question.right)
     for side, part in enumerate(parts):
@@ -437,7 +430,7 @@ def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Si
         ):
             way = "behind" if part.step > 0 else "before"
             return f"no token stands {abs(part.step):,} {way} {other.text!r}"
-    where = " and ".join(kind_title(kind) for kind in kinds)
+    where = " and ".join(sentences.kind_title(kind) for kind in kinds)
     left, right = question.left.text, question.right.text
     return f"{left!r} cannot look at {right!r} in {where}: those keys are masked"
 

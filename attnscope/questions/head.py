@@ -17,19 +17,9 @@ from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
 from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Heard
+from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, head_of, selection_of
-from attnscope.questions.sentences import (
-    kind_title,
-    kinds_of,
-    name_pass,
-    note_differences,
-    note_hidden,
-    note_maps,
-    note_pooling,
-    provenance,
-    require_selected,
-)
 from attnscope.questions.token_loss import Losses
 from attnscope.records import Meaning, derived, record
 from attnscope.views import Heatmap, Measured, heatmap
@@ -146,8 +136,8 @@ def several_heads(
                 f"{shown[0].figures.address} and {each.figures.address} have other rows or columns, so they "
                 "do not stand side by side: show each by itself"
             )
-    kinds = dict.fromkeys(kind_title(each.site.site.kind) for each in shown)
-    title = f"{name_pass(model, prepared)} · {' and '.join(kinds)}"
+    kinds = dict.fromkeys(sentences.kind_title(each.site.site.kind) for each in shown)
+    title = f"{sentences.name_pass(model, prepared)} · {' and '.join(kinds)}"
     maps = [
         replace(each.heatmap, title=str(named), subtitle=each.figures.role.name if each.figures.role else "")
         for each, named in zip(shown, named, strict=True)
@@ -177,8 +167,8 @@ def _see_heads(
     shown = []
     for head, one in zip(heads, asked, strict=True):
         maps = [made for made in coarse.maps if one.meets(made.site) and head.head in seen[made.site]]
-        require_selected(maps, record, one)
-        kinds = kinds_of((made.site for made in maps), prepared.lead)
+        sentences.require_selected(maps, record, one)
+        kinds = sentences.kinds_of((made.site for made in maps), prepared.lead)
         made = next(made for made in maps if made.site.kind == kinds[0])
         made = made.only(seen[made.site].index(head.head))
         mine = next(each for each in figures if (each.site, each.head) == (made.site, head.head))
@@ -200,9 +190,9 @@ def _show(
     site = next(each for each in record.sites if each.site == made.site)
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]
-    notes += note_hidden([hidden], selection, "its attention")
-    notes += note_maps([made], prepared)
-    notes += note_differences([site])
+    notes += sentences.note_hidden([hidden], selection, "its attention")
+    notes += sentences.note_maps([made], prepared)
+    notes += sentences.note_differences([site])
     spoken = None
     if selection.words and not selection.hide_special:
         of_trace = find_figures(prepared, DEFAULT) is not None and prepared.words
@@ -220,8 +210,8 @@ def _show(
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
-    notes += note_pooling(made, weights)
-    title = name_pass(model, prepared)
+    notes += sentences.note_pooling(made, weights)
+    title = sentences.name_pass(model, prepared)
     picture = head_picture(pick_head(weights, 0), figures, site, title, selection, tuple(notes))
     if made.site.kind == "decoder":
         picture = replace(picture, written=prepared.written)
@@ -271,8 +261,8 @@ def head_picture(
     """A head ``[query, key]`` with what was measured of it; ``title`` names the model and the text."""
     return heatmap(
         weights,
-        title=f"{figures.name} · {title} · {kind_title(site.site.kind)}",
-        subtitle=figures.role.sentence if figures.role else provenance([site]),
+        title=f"{figures.name} · {title} · {sentences.kind_title(site.site.kind)}",
+        subtitle=figures.role.sentence if figures.role else sentences.provenance([site]),
         scale=selection.scale,
         signed=bool((weights.values < 0).any()),
         notes=notes,

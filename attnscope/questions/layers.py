@@ -17,22 +17,10 @@ from attnscope.measures import HeadFigures, Measurement, settle_roles, worth_a_l
 from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
+from attnscope.questions import sentences
 from attnscope.questions.head import head_picture, pick_head, readings_of
 from attnscope.questions.scene import find_scene, pictures_of
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import (
-    SHARED,
-    describe_proof,
-    kind_title,
-    kinds_of,
-    name_pass,
-    note_hidden,
-    note_maps,
-    note_pooling,
-    pooling_note,
-    provenance,
-    require_selected,
-)
 from attnscope.questions.token import lay_over
 from attnscope.views import Described, Grid, Heatmap, TokenView, grid, token_view
 from attnscope.views.token import Scene, place_of
@@ -75,7 +63,7 @@ class WholeLayers:
         places: dict[tuple[str, int], list[SiteRecord]] = {}
         for site in self.record.sites:
             places.setdefault((site.site.kind, site.site.layer), []).append(site)
-        return {place: describe_proof(sites) for place, sites in places.items()}
+        return {place: sentences.describe_proof(sites) for place, sites in places.items()}
 
     @property
     def top(self) -> float:
@@ -100,16 +88,18 @@ def whole_layers(
     """
     coarse = selection.coarsen(LARGEST)
     record = model.run(prepared, [SharedRows([coarse, *observers], selection.heads)])
-    require_selected(coarse.maps, record, selection)
+    sentences.require_selected(coarse.maps, record, selection)
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in kinds_of((made.site for made in coarse.maps), prepared.lead):
+    for kind in sentences.kinds_of((made.site for made in coarse.maps), prepared.lead):
         maps = [made for made in coarse.maps if made.site.kind == kind]
         pairs, shares = zip(*(made.label() for made in maps), strict=True)
         kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]
-        notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
-        notes += note_pooling(maps[0], pairs[0])
-    ran = provenance(record.sites)
+        notes += sentences.note_hidden(
+            shares, selection, f"the {sentences.kind_title(kind)}"
+        ) + sentences.note_maps(maps, prepared)
+        notes += sentences.note_pooling(maps[0], pairs[0])
+    ran = sentences.provenance(record.sites)
     return WholeLayers(kinds, model.title, ran, tuple(dict.fromkeys(notes)), record, prepared.written)
 
 
@@ -117,7 +107,7 @@ CELLS = 256
 """Rows and columns of a map, at most."""
 
 HELD = {
-    "share": SHARED,
+    "share": sentences.SHARED,
     "mean": "a cell is the mean of the weights of its open pairs",
     "max": "a cell is the largest of its weights",
 }
@@ -130,13 +120,15 @@ def pooled_layers(pool: Coarsen, model: Model, prepared: ModelInput, record: Rec
     """
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in kinds_of((made.site for made in pool.maps), prepared.lead):
+    for kind in sentences.kinds_of((made.site for made in pool.maps), prepared.lead):
         maps = [made for made in pool.maps if made.site.kind == kind]
         kinds[kind] = [(made.site.layer, made.label()[0]) for made in maps]
         queries, keys = maps[0].queries.size, maps[0].keys.size
         if max(queries, keys) > CELLS:
-            notes.append(pooling_note(queries, keys, HELD[pool.how]))
-    return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)
+            notes.append(sentences.pooling_note(queries, keys, HELD[pool.how]))
+    return WholeLayers(
+        kinds, model.title, sentences.provenance(record.sites), tuple(dict.fromkeys(notes)), record
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +217,8 @@ class AllHeads:
         sites = [self._seen[kind, layer] for layer in layers]
         picture = grid(
             ((layer, self.weights[kind, layer]) for layer in layers),
-            title=f"{led}{self.name} · {kind_title(kind)}",
-            subtitle=provenance(sites),
+            title=f"{led}{self.name} · {sentences.kind_title(kind)}",
+            subtitle=sentences.provenance(sites),
             scale=self.selection.scale,
             notes=self.layers.notes,
         )
@@ -272,7 +264,7 @@ def of_layers(
         layers,
         figures,
         selection,
-        name_pass(model, prepared),
+        sentences.name_pass(model, prepared),
         prepared.written,
         find_scene(prepared),
         pictures_of(prepared),

@@ -16,16 +16,10 @@ from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
+from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
 from attnscope.questions.logits import Address
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import (
-    kinds_of,
-    name_pass,
-    note_differences,
-    number_ranges,
-    require_selected,
-)
 from attnscope.questions.token import find_place
 from attnscope.records import Meaning, Notes, record
 from attnscope.views import head_map
@@ -144,11 +138,10 @@ def _at(numbers: float | Tensor, *place: int) -> float:
 
 def _note_again(axis: Sequence[Place], at: int) -> Iterator[str]:
     """Where the text of a place stands too, which had been meant as well."""
-    again = [
-        place.start for number, place in enumerate(axis) if place.label == axis[at].label and number != at
-    ]
+    label, start = axis[at].label, axis[at].start
+    again = [place.start for place in axis if place.label == label and place.start != start]
     if again:
-        yield f"token {axis[at].start} is shown; {axis[at].label} stands at {number_ranges(again)} too"
+        yield f"token {start} is shown; {label} stands at {sentences.number_ranges(again)} too"
 
 
 def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: str) -> Neurons:
@@ -163,12 +156,12 @@ def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: s
         raise SelectionError(
             f'{pair!r} is not a pair: write two tokens of the text, such as "it {ARROW} cat"'
         )
-    observer = _Pair(selection, selection.head, (names[0], names[1]), name_pass(model, prepared))
+    observer = _Pair(selection, selection.head, (names[0], names[1]), sentences.name_pass(model, prepared))
     record = model.run(prepared, [observer])
-    require_selected(list(observer.found), record, selection)
-    lead = kinds_of(observer.found, prepared.lead)[0]
+    sentences.require_selected(list(observer.found), record, selection)
+    lead = sentences.kinds_of(observer.found, prepared.lead)[0]
     site, result = next((site, found) for site, found in observer.found.items() if site.kind == lead)
-    differences = note_differences([each for each in record.sites if each.site == site])
+    differences = sentences.note_differences([each for each in record.sites if each.site == site])
     notes = (*model.notes, *prepared.notes, *record.notes, *differences, *result.notes)
     return replace(result, notes=notes)
 

@@ -11,18 +11,10 @@ from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import RowObserver, SharedRows
 from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles, worth_a_look
 from attnscope.models import Model, ModelInput
+from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import (
-    kind_title,
-    kinds_of,
-    name_pass,
-    note_hidden,
-    note_maps,
-    provenance,
-    require_selected,
-)
 from attnscope.questions.stats import measuring_pass
 from attnscope.questions.token_loss import Losses, of_token_losses
 from attnscope.records import Meaning, Notes, Parts, record
@@ -75,10 +67,10 @@ def overview(
     else:
         observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
         record = model.look(prepared, [SharedRows(observers, selection.heads)])
-    require_selected(coarse.maps, record, selection)
+    sentences.require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in kinds_of((made.site for made in coarse.maps), prepared.lead):
+    for kind in sentences.kinds_of((made.site for made in coarse.maps), prepared.lead):
         maps = [made for made in coarse.maps if made.site.kind == kind]
         thumbnails, shares = zip(*(made.label() for made in maps), strict=True)
         layers = [(made.site.layer, weights) for made, weights in zip(maps, thumbnails, strict=True)]
@@ -86,14 +78,16 @@ def overview(
         calls = [site for site in record.sites if site.site in sites]
         picture = grid(
             layers,
-            title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
-            subtitle=provenance(calls),
+            title=f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(kind)}",
+            subtitle=sentences.provenance(calls),
             scale=selection.scale,
             large=large,
         )
         written = prepared.written if as_read and kind == "decoder" else None
         grids[kind] = replace(picture, whole=selection.every_layer, written=written)
-        notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
+        notes += sentences.note_hidden(
+            shares, selection, f"the {sentences.kind_title(kind)}"
+        ) + sentences.note_maps(maps, prepared)
     heads = measured.figures() if known is None else pick_figures(known, record, selection)
     return Overview(grids, settle_roles(heads), record, tuple(notes))
 

@@ -16,18 +16,9 @@ from attnscope.capture.observers.coarsen import Axes, CoarseMap, Coarsen, Shared
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
+from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import (
-    kind_title,
-    kinds_of,
-    layers_of,
-    name_pass,
-    note_differences,
-    note_maps,
-    number_ranges,
-    require_selected,
-)
 from attnscope.registry import nearest_name
 from attnscope.text import read_number
 from attnscope.views import Bars, Overlay, TokenView, rank_places
@@ -197,9 +188,9 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
     rows, columns = (Coarsen(_only(selection, column)) for column in (False, True))
     record = model.look(prepared, [SharedRows([rows, columns], selection.heads)])
     sites = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    require_selected(sites, record, selection)
+    sentences.require_selected(sites, record, selection)
     sized: dict[tuple[str, int, int], list[SiteRecord]] = {}  # towers and stages of other sizes: other tokens
-    for kind in kinds_of((site.site for site in sites), prepared.lead):
+    for kind in sentences.kinds_of((site.site for site in sites), prepared.lead):
         for site in sites:
             if site.site.kind == kind:
                 sized.setdefault((kind, site.queries, site.keys), []).append(site)
@@ -217,10 +208,12 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
         [made for made in side.maps if made.site in meant_sites] for side in (rows, columns)
     )
     notes = (*model.notes, *prepared.notes, *record.notes)
-    notes += (*note_maps(looks_at or looked_at_by, prepared), *note_differences(sites))
+    notes += (*sentences.note_maps(looks_at or looked_at_by, prepared), *sentences.note_differences(sites))
     if again:
-        notes += (f"token {place.start} is shown; the same text stands at {number_ranges(again)} too",)
-    title = f"{name_pass(model, prepared)} · {kind_title(sites[0].site.kind)}"
+        notes += (
+            f"token {place.start} is shown; the same text stands at {sentences.number_ranges(again)} too",
+        )
+    title = f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(sites[0].site.kind)}"
     return SeenToken(
         place,
         sites,
@@ -328,7 +321,7 @@ def _which(selection: Selection, sites: Sequence[SiteRecord]) -> str:
         return selection.head.name
     heads = sum(site.heads for site in sites)
     count = f"{len(sites)} layer{'s' * (len(sites) > 1)}"
-    where = count if selection.layers is None else layers_of(site.site for site in sites)
+    where = count if selection.layers is None else sentences.layers_of(site.site for site in sites)
     return f"mean of {heads} heads of {where}"
 
 

@@ -92,13 +92,22 @@ ADDRESS = Parts(
 """A ``Head`` in whose place its numbers and its kind stand."""
 
 
+PRINTED: dict[str, list[Any]] = {}
+"""The records that each command may print with ``--json``, of the modules that are imported."""
+
+
 @dataclass_transform(frozen_default=True)
-def record(sentence: str, **options: Any) -> Callable[[Class], Class]:
-    """A frozen dataclass whose objects are ``sentence``; the ``options`` are those of ``dataclass``."""
+def record(sentence: str, *commands: str, **options: Any) -> Callable[[Class], Class]:
+    """A frozen dataclass whose objects are ``sentence``, and which these ``commands`` print with ``--json``.
+
+    The ``options`` are those of ``dataclass``.
+    """
 
     def make(cls: Class) -> Class:
         made: Any = dataclass(frozen=True, **options)(cls)
         made.__sentence__ = sentence
+        for command in commands:
+            PRINTED.setdefault(command, []).append(made)
         return made  # type: ignore[no-any-return]
 
     return make

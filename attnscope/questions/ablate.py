@@ -270,7 +270,7 @@ class Changed:
     right: Annotated[tuple[float, float], Meaning("the wanted token's probability with and without the head")]
 
 
-@record("a head removed (--head)")
+@record("a head removed (--head)", "ablate")
 class Ablation:
     """What changed in a model's predictions, those that changed most first.
 

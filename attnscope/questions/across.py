@@ -127,7 +127,7 @@ class HeadChange:
     error: Annotated[float, Meaning("its standard error")]
 
 
-@record("one model on two texts (--with-text)", eq=False)
+@record("one model on two texts (--with-text)", "compare", eq=False)
 class TextComparison:
     """What changes in every head from one text to the other.
 
@@ -265,7 +265,7 @@ def _difference(
     )
 
 
-@record("two models (--with-model)", eq=False)
+@record("two models (--with-model)", "compare", eq=False)
 class ModelComparison:
     """The heads of one model and those of another, on the same texts.
 

@@ -74,7 +74,7 @@ class SpokenWord:
     confidence: Confidence = None
 
 
-@record("when each word is said", eq=False)
+@record("when each word is said", "align", eq=False)
 class SpokenText:
     """When each token and each word is said, in seconds of the file; ``way`` says by which heads."""
 
@@ -101,7 +101,7 @@ class MonotoneHead:
     baseline: Annotated[float, Meaning("the same of even attention")]
 
 
-@record("heads that go forward (--rank)")
+@record("heads that go forward (--rank)", "align")
 class MonotoneHeads:
     """All heads by that, the most first."""
 

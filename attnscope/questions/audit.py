@@ -133,7 +133,7 @@ class FrozenCall:
     ]
 
 
-@record("whether all mixing of tokens is shown (--audit)")
+@record("whether all mixing of tokens is shown (--audit)", "info")
 class Audit:
     """What was found: the attention calls that were held, and the modules that mix tokens past them."""
 

@@ -91,7 +91,7 @@ class KeptHeads:
     ]
 
 
-@record("the cost of a short cache")
+@record("the cost of a short cache", "cachecost")
 class CacheCost:
     """Every key-value head, the one that costs most first, and what keeping some of them costs."""
 

@@ -70,7 +70,7 @@ class ChangedHead(Effect):
     ] = None
 
 
-@record("an intervention: each head changed alone, and all of them at once")
+@record("an intervention: each head changed alone, and all of them at once", "cut", "patch")
 class Intervention:
     """What each head does to a prediction, the head that does most first.
 

@@ -21,7 +21,7 @@ from attnscope.views import Ranked, Ranking
 from attnscope.views.heads import maps_by_kind
 
 
-@record("one measure in two models (--with-model --map)", eq=False)
+@record("one measure in two models (--with-model --map)", "compare", eq=False)
 class MeasureChange:
     """One measure of the heads that both models have: what it is in each, and how it rose or fell."""
 

@@ -119,7 +119,7 @@ class Change:
     now: Annotated[float | None, Meaning("in this run")]
 
 
-@record("claims and their outcome")
+@record("claims and their outcome", "check")
 class Checked:
     """Verdicts on claims, and what differs from a snapshot, if there was one to compare with."""
 

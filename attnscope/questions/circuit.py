@@ -78,7 +78,7 @@ class CircuitEdge:
     baseline: Annotated[float | None, Meaning("the same of random weights")]
 
 
-@record("a circuit")
+@record("a circuit", "circuit")
 class FoundCircuit:
     """The heads and edges that bring back a share of the difference between two texts."""
 

@@ -104,7 +104,7 @@ class RowCount:
     of: Annotated[int, Meaning("of so many")]
 
 
-@record("all heads with each other", eq=False)
+@record("all heads with each other", "compare", eq=False)
 class Comparison:
     """The distances between all heads of one kind of attention.
 
@@ -350,7 +350,7 @@ class RowDistance:
     distance: Annotated[float, Meaning(NATS)]
 
 
-@record("two heads (L1H2 L5H3)", eq=False)
+@record("two heads (L1H2 L5H3)", "compare", eq=False)
 class HeadComparison:
     """Two heads on one text.
 

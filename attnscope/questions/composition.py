@@ -59,7 +59,7 @@ class Feed:
         return self.score - self.baseline
 
 
-@record("how much later heads read of earlier ones (--composition)", eq=False)
+@record("how much later heads read of earlier ones (--composition)", "compare", eq=False)
 class Feeds:
     """Every way of every pair of heads, the one farthest above its baseline first, and what to know.
 

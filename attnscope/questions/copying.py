@@ -55,7 +55,7 @@ class HeadCopying:
     ]
 
 
-@record("which heads copy, from the weights (--copying)")
+@record("which heads copy, from the weights (--copying)", "info")
 class Copying:
     """Every head that writes to the residual stream, the one that copies most tokens first."""
 

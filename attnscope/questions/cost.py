@@ -47,7 +47,7 @@ class CommandCost:
     seconds: Annotated[float, Meaning("how long it takes on this machine")]
 
 
-@record("what a look at a model costs (--cost), estimated from its config")
+@record("what a look at a model costs (--cost), estimated from its config", "info")
 class LookCost:
     """The size of a model, and of a pass over so many tokens."""
 

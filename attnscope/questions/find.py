@@ -254,7 +254,7 @@ class QuestionResult:
         return Table(tuple(columns), tuple(rows), notes=notes, command=command)
 
 
-@record("heads by how much of one part of a text looks at another")
+@record("heads by how much of one part of a text looks at another", "find", "spans")
 class FindResult:
     """The answers to some questions about one text."""
 

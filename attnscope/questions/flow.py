@@ -145,7 +145,7 @@ class FlowMap:
     weights: Annotated[Array, Meaning("[query, key]", shape=MATRIX)]
 
 
-@record("how much each input token contributes to each position, layer by layer", eq=False)
+@record("how much each input token contributes to each position, layer by layer", "flow", eq=False)
 class Flow:
     """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's.
 

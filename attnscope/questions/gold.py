@@ -169,7 +169,7 @@ def _score(
         )
 
 
-@record("heads by how many known answers they find (--gold)")
+@record("heads by how many known answers they find (--gold)", "find")
 class GoldResult:
     """Every label and direction, those with the most questions first, and what to know."""
 

@@ -54,7 +54,7 @@ READINGS = (
 """The measures that stand under a head's picture."""
 
 
-@record("one head (--head)", eq=False)
+@record("one head (--head)", "show", eq=False)
 class OneHead:
     """One head's picture, its figures, and the call that it was seen in."""
 
@@ -93,7 +93,7 @@ class OneHead:
         return self.heatmap.hidden.tolist() if self.heatmap.min_weight else None
 
 
-@record("several heads (--head L0H2,L1H5)", eq=False)
+@record("several heads (--head L0H2,L1H5)", "show", eq=False)
 class SeveralHeads:
     """Heads side by side, with one scale."""
 

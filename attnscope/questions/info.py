@@ -93,7 +93,7 @@ class Sighting:
         return self.low, self.high
 
 
-@record("every attention call of a model")
+@record("every attention call of a model", "info")
 class Survey:
     """Every attention call of a pass, the layers that have none, what failed, and what to know."""
 

@@ -40,7 +40,7 @@ class LayerPrediction:
     likeliest: Annotated[Likeliest, Meaning("the most likely tokens, and their probabilities")]
 
 
-@record("the logit lens (--by layer)")
+@record("the logit lens (--by layer)", "logits")
 class Lens:
     """The prediction after every layer; that after the last one is the model's own."""
 

@@ -83,7 +83,7 @@ class Favours:
     lowered: Annotated[tuple[Word, ...], Meaning("those that it lowers most")]
 
 
-@record("what each part writes to the score of a token, in logits")
+@record("what each part writes to the score of a token, in logits", "logits")
 class Writes:
     """The direct effects of all parts on one score, which they sum to, and the words of some heads.
 

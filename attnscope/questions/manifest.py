@@ -63,7 +63,7 @@ class ExportedFile:
     head: Annotated[int | None, Meaning("the head that it shows", optional=True, shape=int)] = None
 
 
-@record("the manifest of an export")
+@record("the manifest of an export", "export")
 class Manifest:
     """All that an export holds, and what it came from, without anything that differs from run to run."""
 

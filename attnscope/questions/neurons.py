@@ -37,7 +37,7 @@ class Dimension:
     product: Annotated[float, Meaning("query × key × scale")]
 
 
-@record("a score by dimension (--neurons)")
+@record("a score by dimension (--neurons)", "show")
 class Neurons:
     """How the score of a query and a key comes about, and what weight the softmax makes of it.
 

@@ -25,7 +25,7 @@ FEWEST = 6
 """Tokens in which patterns are named, at least."""
 
 
-@record("every head", eq=False)
+@record("every head", "show", eq=False)
 class Overview:
     """Thumbnails by kind of attention, the figures of every head, what ran, and what to know."""
 

@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
-from attnscope.questions.ablate import Ablation
-from attnscope.questions.across import ModelComparison, TextComparison
-from attnscope.questions.align import MonotoneHeads, SpokenText
+import attnscope.questions
 from attnscope.questions.answer import name_schema
-from attnscope.questions.audit import Audit
-from attnscope.questions.cachecost import CacheCost
-from attnscope.questions.cause import Intervention
-from attnscope.questions.change import MeasureChange
-from attnscope.questions.check import Checked
-from attnscope.questions.circuit import FoundCircuit
-from attnscope.questions.compare import Comparison, HeadComparison
-from attnscope.questions.composition import Feeds
-from attnscope.questions.copying import Copying
-from attnscope.questions.cost import LookCost
-from attnscope.questions.find import FindResult
-from attnscope.questions.flow import Flow
-from attnscope.questions.gold import GoldResult
-from attnscope.questions.head import OneHead, SeveralHeads
-from attnscope.questions.info import Survey
-from attnscope.questions.lens import Lens
-from attnscope.questions.logits import Writes
-from attnscope.questions.manifest import Manifest
-from attnscope.questions.neurons import Neurons
-from attnscope.questions.overview import Overview
-from attnscope.questions.spans import SpanMaps, WrittenAttention
-from attnscope.questions.stats import Stats
-from attnscope.questions.tracing import TokenTrace
-from attnscope.questions.track import Track
-from attnscope.records import Meaning, schema, shaped
-from attnscope.views import TokenView
-from attnscope.views.charts import Curves, Faithful
+from attnscope.records import PRINTED, Meaning, schema, shaped
 
-ANSWERS: dict[str, tuple[Any, ...]] = {
-    "show": (Overview, OneHead, SeveralHeads, TokenView, Neurons),
-    "stats": (Stats, Curves, Faithful),
-    "logits": (Writes, Lens),
-    "ablate": (Ablation, Stats),
-    "cut": (Intervention,),
-    "patch": (Intervention, TokenTrace),
-    "circuit": (FoundCircuit,),
-    "cachecost": (CacheCost,),
-    "compare": (
-        Comparison,
-        HeadComparison,
-        TextComparison,
-        ModelComparison,
-        MeasureChange,
-        Feeds,
-    ),
-    "find": (FindResult, GoldResult),
-    "spans": (SpanMaps, WrittenAttention, FindResult),
-    "align": (SpokenText, MonotoneHeads),
-    "flow": (Flow, Faithful),
-    "info": (Survey, Audit, Copying, LookCost),
-    "check": (Checked,),
-    "export": (Manifest,),
-    "track": (Track,),
-}
+for module in iter_modules(attnscope.questions.__path__):
+    import_module(f"attnscope.questions.{module.name}")
+
+ANSWERS = dict(sorted(PRINTED.items()))
 """The records that each command may print with ``--json``."""
 
 UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")

@@ -45,7 +45,7 @@ class HeadSpans:
     baseline: Annotated[Array, Meaning("the same on even attention", shape=MATRIX)]
 
 
-@record("how much the parts of a text look at each other", eq=False)
+@record("how much the parts of a text look at each other", "spans", eq=False)
 class SpanMaps:
     """How much the rows of each part look at each part: rows averaged, columns summed.
 
@@ -270,7 +270,7 @@ class HeadLookback:
     shares: Annotated[Array, Meaning("[written token, part]", shape=MATRIX)]
 
 
-@record("what each written token looks at (--written)", eq=False)
+@record("what each written token looks at (--written)", "spans", eq=False)
 class WrittenAttention:
     """How much each written token looks at each part, the last part being what was written.
 

@@ -182,7 +182,7 @@ def _finite(figure: Figure | None, part: str) -> float | None:
     return number if number is None or isfinite(number) else None
 
 
-@record("the figures of every head", eq=False)
+@record("the figures of every head", "stats", "ablate", eq=False)
 class Stats:
     """The figures of the heads that are meant, what ran, and what to know.
 

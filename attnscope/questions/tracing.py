@@ -37,7 +37,7 @@ class PatchedToken(Effect):
     token: Annotated[str, Meaning("the token; with the other text's behind ← where they differ")]
 
 
-@record("the residual stream patched token by token (--by token)")
+@record("the residual stream patched token by token (--by token)", "patch")
 class TokenTrace:
     """How much of the difference between two texts each token's state holds behind each layer."""
 

@@ -67,7 +67,7 @@ class Course:
         return self.ends[1] - self.ends[0]
 
 
-@record("heads over the checkpoints of a run")
+@record("heads over the checkpoints of a run", "track")
 class Track:
     """The course of every head, for each measure those first that changed most."""
 

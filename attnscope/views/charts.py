@@ -31,7 +31,7 @@ class Curve:
         return sum(known) / len(known)
 
 
-@record("a measure along the text (--by-position)", slots=True)
+@record("a measure along the text (--by-position)", "stats", slots=True)
 class Curves:
     """One measure of several heads, best first; run ``i`` begins at the row or step ``edges[i]``."""
 
@@ -96,7 +96,7 @@ class TokenOrder:
     insertion_error: AreaError = 0.0
 
 
-@record("which order of tokens a prediction depends on (--faithful)", slots=True)
+@record("which order of tokens a prediction depends on (--faithful)", "stats", "flow", slots=True)
 class Faithful:
     """Orders by several methods, the best first; ``taken`` is how many tokens each step has taken away."""
 

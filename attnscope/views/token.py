@@ -147,7 +147,7 @@ class TokenLabel:
     position: Annotated[int, Meaning("its number")]
 
 
-@record("one token (--token)", eq=False)
+@record("one token (--token)", "show", eq=False)
 class TokenView:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from time import monotonic
@@ -19,15 +19,13 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import read_unknown, say_unknown
 from attnscope.questions.processes import Processes, together
 from attnscope.questions.selection import Selection
+from attnscope.records import read
 from attnscope.storage.checkpoint import fingerprint, read_checkpoint, write_checkpoint
 from attnscope.storage.corpus import CorpusText
 from attnscope.storage.gold import GoldText
 
 NAMED = 3
 """Places of texts that were left out which a note names."""
-
-MOST = 1 << 53
-"""A number above all counts of texts and tokens."""
 
 
 @dataclass
@@ -46,20 +44,20 @@ class Progress:
     texts: int = 0
     tokens: int = 0
     skipped: int = 0
-    places: list[str] = field(default_factory=list)
+    places: tuple[str, ...] = ()
     cut: int = 0
     unknown: int = 0
-    lacks: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    lacks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     taken: int = 0
     calls: int = 0
-    layout: list[str] = field(default_factory=list)
+    layout: tuple[str, ...] = ()
     batches: int = 0
 
     def skip(self, where: str) -> None:
         """Count a text that could not be read."""
         self.skipped += 1
-        self.places += [where] if len(self.places) < NAMED else []
+        self.places = (*self.places, where)[:NAMED]
 
     def note(self, notes: Sequence[str]) -> None:
         """Count a text that was cut, and unknown tokens; keep whatever else a model says of a text, once."""
@@ -69,9 +67,9 @@ class Progress:
                 self.cut += 1
             elif unknown is not None:
                 self.unknown += unknown[0]
-                self.lacks = [unknown[1]]
+                self.lacks = (unknown[1],)
             elif note not in self.notes:
-                self.notes.append(note)
+                self.notes += (note,)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -89,16 +87,11 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """What a file says. Raises ``ValueError`` or ``TypeError`` if that is nothing like it."""
-        found = cls(**state)
-        for each in fields(found):
-            value = getattr(found, each.name)
-            if isinstance(each.default, int):
-                sound = type(value) is int and 0 <= value < MOST
-            else:
-                sound = isinstance(value, list) and all(isinstance(text, str) for text in value)
-            if not sound or (each.name == "layout" and len(value) not in (0, 2)):
-                raise ValueError(f"{each.name} is {value!r}")
+        """What a file says. Raises ``ValueError`` if that is nothing like it."""
+        found: Progress = read(cls, state)
+        negative = any(isinstance(each, int) and each < 0 for each in vars(found).values())
+        if negative or len(found.layout) not in (0, 2):
+            raise ValueError("these are no counts")
         return found
 
 
@@ -347,7 +340,7 @@ class CorpusWork(ABC, Generic[Item]):
         Yields, whenever the sums have more batches, how far they are: as a run says that begins with the
         window again and leaves those batches out.
         """
-        progress, begun = self.progress, replace(self.progress, places=list(self.progress.places))
+        progress, begun = self.progress, replace(self.progress)
         read = list(self._read(window, processes))
         made = batches(text.prepared for text in read)
         jobs = [(batch, self.ask([read[number] for number in batch.numbers])) for batch in made]

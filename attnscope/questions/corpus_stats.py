@@ -147,7 +147,7 @@ class _StatsWork(CorpusWork[CorpusText]):
                 sums.removals.add(self.model, batch.prepared, batch.labels, self.selection)
         if not self.progress.layout:
             require_selected(measured.figures(), record, self.selection)
-            self.progress.layout = [extent(record.sites), describe_kernels(record.sites)]
+            self.progress.layout = extent(record.sites), describe_kernels(record.sites)
         taken = sum(call.kernel == FUSED for call in record.sites)
         return sums, taken, len(record.sites), record.notes
 

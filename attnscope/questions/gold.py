@@ -240,7 +240,7 @@ class _GoldWork(CorpusWork[GoldText]):
         if not self.progress.layout:
             chosen = [site for site in record.sites if self.selection.heads(site.site, site.heads)]
             require_selected(chosen, record, self.selection)
-            self.progress.layout = [extent(record.sites), ""]
+            self.progress.layout = extent(record.sites), ""
         lost = max((asked.lost for asked in reading.asked.values()), default=0)
         return reading.sums, reading.skipped, lost
 

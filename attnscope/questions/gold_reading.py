@@ -239,14 +239,9 @@ class GoldQuestions:
     rows: list[Grouping] = field(default_factory=list)  # by text
     keys: list[Grouping] = field(default_factory=list)
     one_sequence: bool = True  # whether rows and keys are the same groups
-    text: list[int] = field(default_factory=list)  # of each question
-    row: list[int] = field(default_factory=list)
-    unit: list[int] = field(default_factory=list)
-    question: list[int] = field(default_factory=list)  # of each answer
-    key: list[int] = field(default_factory=list)
-    offset: list[int] = field(default_factory=list)  # in words
-    slot: list[int] = field(default_factory=list)  # of each unit
-    more: list[int] = field(default_factory=list)  # what a unit counts beside its questions
+    questions: list[tuple[int, int, int]] = field(default_factory=list)  # text, row, unit
+    answers: list[tuple[int, int, int]] = field(default_factory=list)  # question, key, offset in words
+    units: list[tuple[int, int]] = field(default_factory=list)  # slot, what counts beside the questions
     lost: int = 0  # pairs without tokens of their own
 
     def ask(
@@ -282,7 +277,7 @@ class GoldQuestions:
         self._add(possible, slot)
         self._add(sure, slot, joined=True)
         counted = len(rows.of_word) + sum(map(len, sure.values()))
-        self.more[-1] = counted - len(possible) - len(sure)
+        self.units[-1] = slot, counted - len(possible) - len(sure)
 
     def _collect(
         self,
@@ -306,16 +301,10 @@ class GoldQuestions:
 
     def _add(self, questions: Mapping[int, Mapping[int, int]], slot: int, joined: bool = False) -> None:
         if not joined:
-            self.slot.append(slot)
-            self.more.append(0)
+            self.units.append((slot, 0))
         for row, answers in questions.items():
-            for key, offset in answers.items():
-                self.question.append(len(self.row))
-                self.key.append(key)
-                self.offset.append(offset)
-            self.text.append(len(self.rows) - 1)
-            self.row.append(row)
-            self.unit.append(len(self.slot) - 1)
+            self.answers += ((len(self.questions), key, offset) for key, offset in answers.items())
+            self.questions.append((len(self.rows) - 1, row, len(self.units) - 1))
 
 
 def ask_batch(texts: Sequence[ReadText[GoldText]], file: GoldFile, slots: Slots) -> dict[Kind, GoldQuestions]:
@@ -371,7 +360,7 @@ class GoldReading:
         site = attention.site
         heads = self.selection.heads(site, attention.heads)
         asked = self.asked.get(site.kind)
-        if not heads or asked is None or not asked.row:
+        if not heads or asked is None or not asked.questions:
             return
         lengths = len(asked.rows), len(asked.rows[0].of_token), len(asked.keys[0].of_token)
         if lengths != (attention.batch, len(attention.queries), len(attention.keys)):
@@ -407,11 +396,9 @@ class _Tables:
 
     def __init__(self, asked: GoldQuestions) -> None:
         self.asked = asked
-        self.text, self.row, self.unit = (torch.tensor(each) for each in (asked.text, asked.row, asked.unit))
-        self.question, self.key, self.offset = (
-            torch.tensor(each) for each in (asked.question, asked.key, asked.offset)
-        )
-        self.slot, self.more = torch.tensor(asked.slot), torch.tensor(asked.more)  # [unit]
+        self.text, self.row, self.unit = torch.tensor(asked.questions).T.contiguous()
+        self.question, self.key, self.offset = torch.tensor(asked.answers).T.contiguous()
+        self.slot, self.more = torch.tensor(asked.units).T.contiguous()  # [unit]
         self.of_row = torch.tensor([each.of_token for each in asked.rows])  # [text, row]
         self.of_key = torch.tensor([each.of_token for each in asked.keys])  # [text, key]
         self.keys = max(each.count for each in asked.keys)

@@ -1,250 +1,37 @@
-"""The layers of one pass, kept: those before a head that is taken away are computed once for all heads."""
+"""Heads taken away: what changes in the predictions, and how much the loss rises over texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 
-from attnscope.attention import Head, Kind, Site
-from attnscope.capture import Observer, Record, recording
-from attnscope.capture.hooks.gate import Edit, edited, replaced
-from attnscope.capture.projections import first_tensor
+from attnscope.attention import Axis, Head, Kind, Site
+from attnscope.capture import recording
+from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Removal
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.questions.answer import Answer
+from attnscope.questions.cause import Intervention, find_pairs, summarize_effects
 from attnscope.questions.corpus import batches, join_texts
+from attnscope.questions.find import Question, explain_nothing
 from attnscope.questions.importance import HeadSums, Labels, gated_sites, predicted_side
+from attnscope.questions.intervention import ChangedPasses, Fixed, Made, Scored, require_texts, sweep_heads
 from attnscope.questions.selection import Asked, Selection, selection_of
-from attnscope.questions.sentences import kind_title, name_pass, require_selected
+from attnscope.questions.sentences import kind_title, name_pass
 from attnscope.records import Meaning, Notes, record
 from attnscope.storage.corpus import CorpusText
 from attnscope.text import per_cent, visible
 from attnscope.views.table import Cell, Column, Table
-
-Forward = Callable[..., Any]
-
-
-class RanLayer(NamedTuple):
-    """One call of a layer: what it returned, and how many attention calls there were before and after it."""
-
-    layer: str
-    output: Any
-    before: int
-    after: int
-
-    @property
-    def stack(self) -> str:
-        """The path of the list that it is in."""
-        return self.layer.rpartition(".")[0]
-
-    @property
-    def states(self) -> Tensor | None:
-        """What it returned first: the residual stream, of most models."""
-        return first_tensor(self.output)
-
-    def with_states(self, changed: Tensor) -> RanLayer:
-        """The same with another stream."""
-        mine = self.states
-        return self._replace(output=tree_map(lambda part: changed if part is mine else part, self.output))
-
-
-@dataclass(eq=False)
-class KeptLayers:
-    """What every layer of a pass returned, in the order in which they ran.
-
-    A layer that ended before an attention call returns the same whatever is done to that call; so it need not
-    run again. A layer is a module with a number that is in no other such module: ``encoder.layer.3``. What it
-    returns is copied whenever it is kept or given, as a model may write into it.
-    """
-
-    module: nn.Module
-    ran: list[RanLayer] = field(default_factory=list)
-
-    @property
-    def layers(self) -> list[str]:
-        """The paths of the layers."""
-        named = ((name, name.split(".")) for name, _ in self.module.named_modules())
-        return [
-            name
-            for name, (*outside, last) in named
-            if last.isdecimal() and not any(part.isdecimal() for part in outside)
-        ]
-
-    @contextmanager
-    def keeping(self, count: Callable[[], int]) -> Iterator[None]:
-        """Keep what the layers return while the block runs; ``count`` tells the attention calls so far."""
-        self.ran.clear()
-        inside = 0
-
-        def keep(name: str, forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                nonlocal inside
-                before = count()
-                inside += 1
-                try:
-                    output = forward(*args, **kwargs)
-                finally:
-                    inside -= 1
-                if not inside:  # a layer that another one calls is a part of that
-                    self.ran.append(RanLayer(name, _copy(output), before, count()))
-                return output
-
-            return run
-
-        with self._forwards(keep):
-            yield
-
-    def skipped(self, call: int) -> int:
-        """How many attention calls are left out where all layers before one call are given."""
-        return sum(ran.after - ran.before for ran in self._given(call))
-
-    def verify(self, calls: Iterable[int], same: Callable[[], bool]) -> None:
-        """Forget what was kept unless passes that are given it end the ``same``: layers may keep more."""
-        for count, call in {self.skipped(call): call for call in calls}.items():
-            with self.giving(call):
-                kept = count == 0 or same()
-            if not kept:
-                self.ran.clear()
-
-    @contextmanager
-    def giving(self, call: int) -> Iterator[None]:
-        """Give what was kept of the layers that ended before an attention call, and run the others."""
-        with self.giving_first(self._given(call)):
-            yield
-
-    @contextmanager
-    def giving_first(self, ran: Sequence[RanLayer]) -> Iterator[None]:
-        """Give what these layers returned, the first ones that run, and run the others."""
-        given = iter(ran)
-
-        def give(name: str, forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                ran = next(given, None)
-                if ran is None:
-                    return forward(*args, **kwargs)
-                assert ran.layer == name
-                return _copy(ran.output)
-
-            return run
-
-        with self._forwards(give):
-            yield
-
-    def _given(self, call: int) -> list[RanLayer]:
-        return [ran for ran in self.ran if ran.after <= call]
-
-    @contextmanager
-    def _forwards(self, make: Callable[[str, Forward], Forward]) -> Iterator[None]:
-        """Put another forward in the place of each layer's; nothing of it stays behind."""
-        changed: list[tuple[nn.Module, Any]] = []
-        try:
-            for name in self.layers:
-                layer = self.module.get_submodule(name)
-                changed.append((layer, vars(layer).get("forward")))
-                vars(layer)["forward"] = make(name, layer.forward)
-            yield
-        finally:
-            for layer, own in reversed(changed):
-                if own is None:
-                    vars(layer).pop("forward", None)
-                else:
-                    vars(layer)["forward"] = own
-
-
-def _copy(output: Any) -> Any:
-    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, output)
-
-
-Calls: TypeAlias = Mapping[Head, Sequence[int]]
-"""The attention calls of every head that is meant, by number."""
-
-NEAR = 1e-3
-"""Nats by which a loss may differ when kept layers are given, not run: rounding is far below it."""
-
-
-def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -> Calls:
-    """The calls of each head that is meant: of ``heads``, or of all that are selected.
-
-    Raises ``SelectionError`` for heads that do not exist.
-    """
-    calls: dict[Head, list[int]] = {}
-    for asked in [selection.of(head) for head in heads] or [selection]:
-        found = [
-            (Head(each.site.layer, head, each.site.kind), call)
-            for call, each in enumerate(record.sites)
-            for head in asked.heads(each.site, each.heads) or ()
-        ]
-        require_selected(found, record, asked)
-        for head, call in found:
-            calls.setdefault(head, []).append(call)
-    return calls
-
-
-@dataclass(frozen=True, eq=False)
-class PlainPass:
-    """A pass as it is, whose layers are kept, so that those before a change need not run again."""
-
-    before: Tensor
-    sites: Sequence[Site]  # of each call
-    calls: Calls
-    kept: KeptLayers
-    record: Record
-
-    @classmethod
-    def run(
-        cls,
-        model: Model,
-        prepared: ModelInput,
-        predict: Callable[[], Tensor],
-        selection: Selection,
-        heads: Sequence[Head] = (),
-        *,
-        edit: Edit = lambda number, output: None,
-        observers: Sequence[Observer] = (),
-    ) -> PlainPass:
-        """Run ``predict`` and find the heads that are meant: those of ``heads``, or all that are selected.
-
-        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
-        """
-        kept = KeptLayers(model.module)
-        with (
-            recording(model.module, observers, prepared.axes, warn=False) as record,
-            edited(edit) as gates,
-            kept.keeping(lambda: len(gates.heads)),
-        ):
-            before = predict()
-        sites = gated_sites(model, record, gates)
-        calls = calls_of(record, selection, heads)
-        made = cls(before, sites, calls, kept, record)
-        made.verify([first for first, *_ in calls.values()], predict)
-        return made
-
-    def verify(self, calls: Iterable[int], predict: Callable[[], Tensor]) -> None:
-        """Give no layers before these calls unless that changes nothing."""
-        self.kept.verify(calls, lambda: torch.allclose(predict(), self.before, atol=NEAR, rtol=0))
-
-    @contextmanager
-    def edited_from(self, call: int, edit: Edit) -> Iterator[int]:
-        """Run layers from that of an attention call on; ``edit`` counts calls as a whole pass does.
-
-        The number of calls that are left out is given.
-        """
-        skipped = self.kept.skipped(call)
-        with self.kept.giving(call), edited(lambda number, output: edit(number + skipped, output)):
-            yield skipped
-
 
 LIKELIEST = 3
 """Predictions that are named at each token."""
@@ -270,7 +57,7 @@ class Changed:
     right: Annotated[tuple[float, float], Meaning("the wanted token's probability with and without the head")]
 
 
-@record("a head removed (--head)", "ablate")
+@record("heads removed (--head)", "ablate")
 class Ablation:
     """What changed in a model's predictions, those that changed most first.
 
@@ -287,27 +74,57 @@ class Ablation:
     notes: Notes
 
 
-def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
-    """Ask the model for its predictions as it is, and with the output of one head set to zero.
+MeanOutputs: TypeAlias = Mapping[Site, Tensor]
+"""The mean output of the heads of a site: [head, size]."""
 
-    A causal model predicts each next token; a masked one each token, hidden in turns. Raises ``ModelError``
+
+def take_away(
+    means: MeanOutputs | None = None,
+    axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
+    at: Question | None = None,
+) -> Fixed:
+    """Zeros in the place of what heads give, or their means; only in the rows of ``at``, if it is given."""
+
+    def give(number: int, site: Site, heads: int) -> Made | None:
+        rows: Tensor | slice = slice(None)
+        if at is not None and axes is not None:
+            pairs = find_pairs([at], *axes[site.kind])
+            if pairs is None:
+                return None
+            rows = pairs.any(1).nonzero()[:, 0]
+        mean = torch.zeros(heads, 1) if means is None else means[site]
+        return Made(rows, mean[None, :, None])
+
+    return Fixed(give)
+
+
+def ablate(
+    model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Head] = (), at: Question | None = None
+) -> Ablation:
+    """Ask the model for its predictions as it is, and with the output of one or more heads set to zero.
+
+    With ``at``, only at the tokens of its left side. A causal model predicts each next token; a masked one
+    each token, hidden in turns. Raises ``ModelError``
     for a model without an output head or whose heads cannot be gated, ``SelectionError`` for a head that does
     not exist, and ``InputError`` for a text with nothing to predict.
     """
     selection = selection_of(asked)
-    if selection.head is None:
+    heads = heads or [head for head in [selection.head] if head is not None]
+    if not heads:
         raise SelectionError("which head is removed? name one, like L5H3")
-    batch = join_texts([prepared])
+    batch, change = join_texts([prepared]), take_away(None, prepared.axes, at)
     tokens = predicted_side(batch.labels)[0]
     vocabulary = model.objective.vocabulary
     changes: list[Changed] = []
     losses: list[Tensor] = []
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.no_grad(), model.threads(predictions.prepared):
-            first = PlainPass.run(model, predictions.prepared, partial(predictions.logits, model), selection)
-            head, calls = next(iter(first.calls.items()))
-            with first.edited_from(calls[0], replaced(head.head, dict.fromkeys(calls))):
-                after = predictions.logits(model)
+            predict = partial(predictions.logits, model)
+            passes = ChangedPasses.run(model, predictions.prepared, predict, change, selection, heads)
+            first = passes.first
+            if not any(passes.made):
+                raise _nowhere(at, prepared, first.sites)
+            after = passes.together(first.calls)
         pair = (
             torch.stack([first.before, after]).double().cpu().log_softmax(-1)
         )  # [before | after, target, vocabulary]
@@ -336,18 +153,47 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
                     (one, other),
                 )
             )
+    kind = next(iter(first.calls)).kind or "encoder"
     was, is_ = torch.cat(losses, 1).mean(1).tolist()
     masked = model.objective.mask is not None
     turns = [f"a token is predicted while it and every {TURNS}th other token are masked"] if masked else []
     return Ablation(
-        head=selection.head.name,
-        kind=head.kind or "encoder",
-        title=f"{name_pass(model, prepared)} · {kind_title(head.kind or 'encoder')}",
+        head=", ".join(head.name for head in heads) + ("" if at is None else f" at {at.left.text}"),
+        kind=kind,
+        title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
         changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
         divergence=sum(one.divergence for one in changes) / len(changes),
         losses=(was, is_),
         notes=(*model.notes, *prepared.notes, *first.record.notes, *turns),
     )
+
+
+def _nowhere(at: Question | None, prepared: ModelInput, sites: Sequence[Site]) -> SelectionError:
+    return SelectionError("no head is changed" if at is None else explain_nothing(at, prepared, sites))
+
+
+def measure_ablation(
+    model: Model,
+    prepared: ModelInput,
+    selection: Selection,
+    *,
+    heads: Sequence[Head] = (),
+    at: Question | None = None,
+    target: str | None = None,
+    against: str | None = None,
+) -> Intervention:
+    """Set the output of each head to zero in turn, and of all of them: what one prediction loses.
+
+    Raises as ``ablate`` does, and as ``score_prediction`` for words that are not there.
+    """
+    require_texts(prepared)
+    with torch.no_grad(), model.threads(prepared):
+        scored = Scored.of(model, prepared, target, against)
+        swept = sweep_heads(scored, take_away(None, prepared.axes, at), selection, heads)
+    if not swept.heads:
+        raise _nowhere(at, prepared, [site.site for site in swept.record.sites])
+    changed = "set heads to zero" + ("" if at is None else f" at {at.left.text}")
+    return summarize_effects(scored, swept, changed, name_pass(model, prepared))
 
 
 LISTED = 8
@@ -406,9 +252,6 @@ def _read(vocabulary: Vocabulary, id_: int) -> str:
     return spelled if spelled.startswith("##") else without_marks(vocabulary.decode([id_])) or spelled
 
 
-Means: TypeAlias = Mapping[Site, Tensor]
-"""The mean output of the heads of a site: [head, size]."""
-
 Way: TypeAlias = Literal["zero", "mean"]
 """What stands in the place of a head that is taken away."""
 
@@ -425,7 +268,7 @@ class Removals(HeadSums):
 
     sizes = 4, 3
 
-    def __init__(self, means: Means | None = None) -> None:
+    def __init__(self, means: MeanOutputs | None = None) -> None:
         super().__init__()
         self.means = means
 
@@ -464,15 +307,9 @@ class Removals(HeadSums):
             logits = predictions.logits(model)
             return F.cross_entropy(logits.float(), ids.to(logits.device), reduction="none").cpu().double()
 
-        first, without = PlainPass.run(model, predictions.prepared, loss, selection), {}
-        for address, mine in first.calls.items():
-            values = {
-                call: None if self.means is None else self.means[first.sites[call]][address.head]
-                for call in mine
-            }
-            with first.edited_from(mine[0], replaced(address.head, values)):
-                without[address] = loss()
-        return first.before, without
+        passes = ChangedPasses.run(model, predictions.prepared, loss, take_away(self.means), selection)
+        calls = passes.first.calls
+        return passes.first.before, {head: passes.together({head: mine}) for head, mine in calls.items()}
 
     def figures(self) -> dict[Head, Removal]:
         """By head; the error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``."""

@@ -27,11 +27,18 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions
 from attnscope.progress import tell
-from attnscope.questions.ablate import KeptLayers, PlainPass
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import Change, Changes, Made, change_together, mix_rows
 from attnscope.questions.corpus import join_texts
 from attnscope.questions.importance import predicted_side
+from attnscope.questions.intervention import (
+    Change,
+    Changes,
+    KeptLayers,
+    Made,
+    PlainPass,
+    change_together,
+    mix_rows,
+)
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
 from attnscope.records import Meaning, Notes, record

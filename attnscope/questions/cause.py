@@ -1,35 +1,32 @@
-"""What a prediction needs: each head changed alone, and all of them; edges taken out of heads.
-
-An intervention replaces what a head gives at some rows. The rows come from the formula that every picture is
-drawn from, so a weight that is cut before the softmax is a weight that a mask had closed.
-"""
+"""What a prediction needs: each head changed alone, and all of them; edges taken out of heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from attnscope.attention import Attention, Axis, Head, RowSource, Site
-from attnscope.capture import Record, recording
-from attnscope.capture.hooks.gate import edited
-from attnscope.capture.record import tolerance
+from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture.rows.proof import mix
-from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.huggingface.load import Classifier
-from attnscope.models.targets import Prediction, score_prediction
-from attnscope.progress import tell
-from attnscope.questions.ablate import Calls, PlainPass
 from attnscope.questions.answer import Answer
 from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
+from attnscope.questions.intervention import (
+    BLOCK,
+    Change,
+    Effect,
+    Made,
+    Scored,
+    Swept,
+    mixed_values,
+    require_texts,
+    sweep_heads,
+)
 from attnscope.questions.logits import Address
-from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Meaning, Notes, record
@@ -41,20 +38,11 @@ How: TypeAlias = Literal["renormalize", "zero", "mean"]
 
 With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to zero."""
 
-BLOCK, LISTED = 512, 8
-"""Rows that are computed at a time, and heads that are listed; the map and the numbers have all of them."""
+LISTED = 8
+"""Heads that are listed; the map and the numbers have all of them."""
 
 SAME = 1e-5
 """Nats, or logits, by which two texts must differ for a share of the difference to mean anything."""
-
-
-@record("what a change does to the prediction")
-class Effect:
-    """A prediction after a change."""
-
-    effect: Annotated[float, Meaning("the change of the score; of a patch, the share that comes back")]
-    score: Annotated[float, Meaning("the score after the change")]
-    divergence: Annotated[float, Meaning("KL divergence of the prediction from before to after, in nats")]
 
 
 @record("a head, changed alone")
@@ -62,81 +50,140 @@ class ChangedHead(Effect):
     """A prediction after a change of one head."""
 
     head: Address
-    error: Annotated[
-        float | None, Meaning("the standard error of the effect over pairs of texts", optional=True)
-    ] = None
+    error: Annotated[float | None, Meaning("the standard error of the effect over texts", optional=True)] = (
+        None
+    )
     estimate: Annotated[
         float | None, Meaning("the linear estimate of the effect from one gradient", optional=True)
     ] = None
 
 
-@record("an intervention: each head changed alone, and all of them at once", "cut", "patch")
-class Intervention:
+@record("a prediction whose score is measured")
+class ScoreOutcome:
+    """Which prediction it is, and its score."""
+
+    prediction: Annotated[str, Meaning("the prediction whose score it is")]
+    unit: Annotated[str, Meaning("what the score is")]
+    score: Annotated[float, Meaning("the score of the pass as it is, or its mean over texts")]
+    reference: Annotated[float | None, Meaning("the score of the other text; null without one")]
+    title: Annotated[str, Meaning("the model and the text")]
+    notes: Notes
+
+
+@record("an intervention: each head changed alone, and all of them at once", "ablate", "cut", "patch")
+class Intervention(ScoreOutcome):
     """What each head does to a prediction, the head that does most first.
 
     ``together`` changes all of the heads in one pass. ``reference`` is the other text's score, for a patch.
     """
 
     changed: Annotated[str, Meaning("what was changed")]
-    prediction: Annotated[str, Meaning("the prediction whose score it is")]
-    unit: Annotated[str, Meaning("what the score is")]
-    score: Annotated[float, Meaning("the score of the pass as it is")]
-    reference: Annotated[float | None, Meaning("the score of the other text; null without one")]
     heads: Annotated[tuple[ChangedHead, ...], Meaning("every head, the one that does most first")]
     together: Annotated[
         Effect | None, Meaning("with all these heads changed at once; null where effects are estimated")
     ]
-    estimated: Annotated[bool, Meaning("whether effects are a linear estimate from one gradient")]
-    title: Annotated[str, Meaning("the model and the text")]
-    notes: Notes
+    estimated: Annotated[bool, Meaning("whether effects are a linear estimate from one gradient")] = False
     correlation: Annotated[
         float | None, Meaning("how the effects correlate with their estimates, over heads", optional=True)
     ] = None
 
-
-class Made(NamedTuple):
-    """What the heads of one call give at some rows instead, and what they gave.  [batch, head, row, size]"""
-
-    rows: Tensor  # [row]
-    outputs: Tensor
-    before: Tensor
+    @property
+    def whole(self) -> float:
+        """What effects are shares of: the difference from the other text, where there is one."""
+        return 1.0 if self.reference is None else self.reference - self.score
 
 
-Change: TypeAlias = Callable[[int, Attention], "Made | None"]
-"""What becomes of an attention call of this number; ``None`` leaves it alone."""
+def summarize_effects(
+    scored: Scored,
+    swept: Swept,
+    changed: str,
+    title: str,
+    reference: float | None = None,
+    estimates: Mapping[Head, float] | None = None,
+) -> Intervention:
+    """The heads by their effects, which are shares of the way to a ``reference``; ``estimates`` beside them.
+
+    Raises ``InputError`` where the reference is the score.
+    """
+    score = float(scored.score(swept.before))
+    whole = 1.0 if reference is None else reference - score
+    if abs(whole) < SAME:
+        raise InputError(f"both texts give the same score ({score:.4g}): choose another target")
+
+    def share(effect: Effect) -> Effect:
+        return replace(effect, effect=effect.effect / whole)
+
+    heads = [
+        ChangedHead(
+            **vars(share(effect)), head=head, estimate=None if estimates is None else estimates[head] / whole
+        )
+        for head, effect in swept.heads.items()
+    ]
+    return Intervention(
+        prediction=scored.prediction.description,
+        unit=scored.unit,
+        score=score,
+        reference=reference,
+        title=title,
+        notes=(*scored.model.notes, *scored.prepared.notes, *swept.record.notes),
+        changed=changed,
+        heads=sort_heads(heads),
+        together=None if swept.together is None else share(swept.together),
+        correlation=_correlate(heads),
+    )
 
 
-@dataclass(eq=False)
-class Changes:
-    """Observer: makes the change of every call while the pass runs."""
+def average_effects(found: Sequence[Intervention], prediction: str, title: str) -> Intervention:
+    """The same over several texts: the sum of effects over the sum of what they are shares of.
 
-    change: Change
-    made: list[Made | None] = field(default_factory=list)
+    The standard error of each head is that of such a ratio. Raises ``InputError`` for texts of which only
+    some have a word against the target, or whose differences sum to nothing.
+    """
+    first, count, wholes = found[0], len(found), [each.whole for each in found]
+    if len({each.unit for each in found}) > 1:
+        raise InputError("some texts have a word against the target and some have none: give all or none")
+    if abs(sum(wholes)) < SAME * count:
+        raise InputError("over all texts the scores are the same: name the target of each")
 
-    def observe(self, attention: Attention) -> None:
-        """Make the change of a call."""
-        self.made.append(self.change(len(self.made), attention))
+    def mean(effects: Sequence[Effect]) -> Effect:
+        moved = sum(each.effect * whole for each, whole in zip(effects, wholes, strict=True))
+        of = [(each.score, each.divergence) for each in effects]
+        return Effect(moved / sum(wholes), *(sum(values) / count for values in zip(*of, strict=True)))
 
-    def check(self, number: int, output: Tensor) -> Made | None:
-        """The change of the call that returned ``output``, [batch, query, head, size], which proves it."""
-        if number >= len(self.made):
-            raise ModelError("this attention is known only after its layer has run, and cannot be changed")
-        made = self.made[number]
-        if made is None:
-            return None
-        given = output.detach().transpose(1, 2)
-        if given.shape[:2] != made.before.shape[:2] or int(made.rows[-1]) >= given.shape[2]:
-            raise ModelError("the heads shown are not those that this layer sums")
-        given = given[:, :, made.rows]
-        size = float(given.abs().amax()) or 1.0
-        if not float((made.before - given).abs().amax()) <= tolerance(output.dtype) * size:
-            raise ModelError(
-                "weights × values do not reproduce this layer's output: its heads cannot be changed"
-            )
-        return made
+    by_head = [{each.head: each for each in one.heads} for one in found]
+    heads = []
+    for head in by_head[0]:
+        parts = [one[head] for one in by_head]
+        alone, estimates = mean(parts), [each.estimate for each in parts if each.estimate is not None]
+        apart = [whole * (each.effect - alone.effect) for each, whole in zip(parts, wholes, strict=True)]
+        squares = sum(each**2 for each in apart)
+        error = (squares * count / (count - 1)) ** 0.5 / abs(sum(wholes)) if count > 1 else None
+        guess = sum(one * whole for one, whole in zip(estimates, wholes, strict=False)) / sum(wholes)
+        heads.append(
+            ChangedHead(**vars(alone), head=head, error=error, estimate=guess if estimates else None)
+        )
+    together = [each.together for each in found if each.together is not None]
+    return replace(
+        first,
+        prediction=prediction,
+        score=sum(each.score for each in found) / count,
+        reference=None if first.reference is None else sum(each.reference or 0 for each in found) / count,
+        title=title,
+        notes=tuple(dict.fromkeys(note for each in found for note in each.notes)),
+        heads=sort_heads(heads),
+        together=mean(together) if together else None,
+        correlation=_correlate(heads),
+    )
 
 
-# what is changed
+def sort_heads(heads: Iterable[ChangedHead]) -> tuple[ChangedHead, ...]:
+    """The head that does most first."""
+    return tuple(sorted(heads, key=lambda each: -abs(each.effect)))
+
+
+def _correlate(heads: Sequence[ChangedHead]) -> float | None:
+    both = torch.tensor([(each.effect, each.estimate) for each in heads if each.estimate is not None])
+    return float(both.T.corrcoef()[0, 1]) if len(both) > 1 else None
 
 
 @dataclass(eq=False)
@@ -151,7 +198,7 @@ class _EdgePairs:
         """The pairs of a call, bool; ``None`` where there are none.  -> [query, key]"""
         axes = attention.queries, attention.keys
         if axes not in self._known:
-            self._known[axes] = _pairs(self.questions, *axes)
+            self._known[axes] = find_pairs(self.questions, *axes)
         return self._known[axes]
 
     def observe(self, attention: Attention) -> None:
@@ -213,7 +260,7 @@ def cut_edges(questions: Sequence[Question], how: How, means: Means | None = Non
     return change
 
 
-def _pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor | None:
+def find_pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor | None:
     """The pairs of tokens that are meant, bool; ``None`` where there are none.  -> [query, key]"""
     pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
     for question in questions:
@@ -256,139 +303,6 @@ def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: T
     return Made((picked + first).cpu(), mix(left, values), mix(weights, values))
 
 
-def mix_rows(read: RowSource, values: Tensor, first: int, count: int) -> Tensor:
-    """What the heads give at the rows from ``first`` on, ``count`` being all.  -> [batch, head, row, size]"""
-    blocks = (read.rows(at, min(at + BLOCK, count), None) for at in range(first, count, BLOCK))
-    return torch.cat([mix(block, values) for block in blocks], 2)
-
-
-def mixed_values(attention: Attention) -> Tensor:
-    """What the heads of a call mixed. Raises ``ModelError`` where nobody saw it."""
-    values = attention.values
-    if values is None or values.shape[2] != len(attention.keys):
-        raise ModelError(f"{attention.site.name} cannot be changed: the values that it mixes are not known")
-    return values
-
-
-# the passes
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """A prediction whose score is asked for again, in passes that are changed."""
-
-    model: Model
-    prepared: ModelInput
-    prediction: Prediction
-
-    def logits(self) -> Tensor:
-        """One pass.  -> [vocabulary] or [class], float64"""
-        at = self.prediction.at
-        if isinstance(self.model, Classifier):
-            scores = self.model.class_scores(self.prepared)[0]
-            scores = scores if at is None else scores[at]
-        else:
-            text, place = torch.tensor([0]), torch.tensor([at])
-            device = self.model.device
-            scores = self.model.logits(self.prepared, text.to(device), place.to(device))[0]
-        return scores.cpu().double()
-
-    @property
-    def unit(self) -> str:
-        """What the score is."""
-        return "log-probability" if self.prediction.against is None else "logit difference"
-
-    def score(self, logits: Tensor) -> Tensor:
-        """The log-probability of the prediction, or how far its logit is above the other word's."""
-        chosen, against = self.prediction.chosen, self.prediction.against
-        return logits.log_softmax(-1)[chosen] if against is None else logits[chosen] - logits[against]
-
-    def effect(self, before: Tensor, after: Tensor) -> Effect:
-        """The change of the score, the score, and the divergence, after a change."""
-        pair = torch.stack([before, after]).log_softmax(-1)
-        divergence = float(F.kl_div(pair[1], pair[0], reduction="sum", log_target=True))
-        score = float(self.score(after))
-        return Effect(score - float(self.score(before)), score, divergence)
-
-
-class Swept(NamedTuple):
-    """The prediction as it is, what becomes of it with each head changed alone, and with all at once."""
-
-    before: Tensor
-    heads: Mapping[Head, Effect]
-    together: Effect
-    record: Record
-
-
-def sweep_heads(scored: Scored, change: Change, selection: Selection, heads: Sequence[Head]) -> Swept:
-    """Change every head alone, and all of them at once; no head is found where nothing is changed.
-
-    A head's change comes from the first pass, as nothing before the head differs; the layers before it are
-    not run again.
-    """
-    made, changes = list[Made | None](), Changes(change)
-    first = PlainPass.run(
-        scored.model,
-        scored.prepared,
-        scored.logits,
-        selection,
-        heads,
-        edit=lambda number, output: made.append(changes.check(number, output)),
-        observers=[changes],
-    )
-    before, found = first.before, dict[Head, Effect]()
-    together = partial(change_together, scored.model, scored.prepared, scored.logits, change)
-    if not any(made[call] for mine in first.calls.values() for call in mine):
-        return Swept(before, found, Effect(0.0, 0.0, 0.0), first.record)
-    for done, (head, mine) in enumerate(first.calls.items()):
-        tell("head", done + 1, len(first.calls))
-        made_here = made[mine[0]]
-        if len(mine) > 1:
-            after = together({head: mine})
-        elif made_here is None:
-            after = before
-        else:
-            with first.edited_from(mine[0], partial(put_heads, {mine[0]: (made_here, [head.head])})):
-                after = scored.logits()
-        found[head] = scored.effect(before, after)
-    return Swept(before, found, scored.effect(before, together(first.calls)), first.record)
-
-
-def sort_heads(heads: Iterable[ChangedHead]) -> tuple[ChangedHead, ...]:
-    """The head that does most first."""
-    return tuple(sorted(heads, key=lambda each: -abs(each.effect)))
-
-
-def change_together(
-    model: Model, prepared: ModelInput, predict: Callable[[], Tensor], change: Change, calls: Calls
-) -> Tensor:
-    """What ``predict`` gives with several heads changed in one pass, each as it then is."""
-    changes = Changes(change)
-    chosen: dict[int, list[int]] = {}
-    for head, mine in calls.items():
-        for call in mine:
-            chosen.setdefault(call, []).append(head.head)
-
-    def edit(number: int, output: Tensor) -> Tensor | None:
-        made = changes.check(number, output)
-        return None if made is None else put_heads({number: (made, chosen.get(number, []))}, number, output)
-
-    with recording(model.module, [changes], prepared.axes, warn=False), edited(edit):
-        return predict()
-
-
-def put_heads(
-    changed: Mapping[int, tuple[Made, Sequence[int]]], number: int, output: Tensor
-) -> Tensor | None:
-    """The output of a call with some heads changed.  [batch, query, head, size] -> the same"""
-    if number not in changed:
-        return None
-    (made, heads), other = changed[number], output.clone()
-    for head in heads:
-        other[:, made.rows, head] = made.outputs[:, head].to(output)
-    return other
-
-
 def cut(
     model: Model,
     prepared: ModelInput,
@@ -413,49 +327,16 @@ def cut(
     model.show_kinds(prepared)
     means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
     with torch.no_grad(), model.threads(prepared):
-        prediction = score_prediction(model, prepared, target, against)
-        scored, change = Scored(model, prepared, prediction), cut_edges(questions, how, means)
-        before, found, together, record = sweep_heads(scored, change, selection, heads)
-    if not found:
-        sites = [site.site for site in record.sites if selection.meets(site.site)]
+        scored = Scored.of(model, prepared, target, against)
+        swept = sweep_heads(scored, cut_edges(questions, how, means), selection, heads)
+    if not swept.heads:
+        sites = [site.site for site in swept.record.sites if selection.meets(site.site)]
         raise SelectionError("; ".join(explain_nothing(question, prepared, sites) for question in questions))
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(
         how, f"set to its mean over {count:,} text{'s' * (count > 1)}"
     )
-    return Intervention(
-        changed=f"cut {', '.join(map(str, questions))} ({way})",
-        prediction=prediction.description,
-        unit=scored.unit,
-        score=float(scored.score(before)),
-        reference=None,
-        heads=sort_heads(ChangedHead(**vars(effect), head=head) for head, effect in found.items()),
-        together=together,
-        estimated=False,
-        title=name_pass(model, prepared),
-        notes=(*model.notes, *prepared.notes, *record.notes),
-    )
-
-
-def require_texts(one: ModelInput, other: ModelInput | None = None) -> None:
-    """Raise ``ModelError`` for a trace, ``InputError`` for two texts of different token counts."""
-    other = other or one
-    if one.replay is not None or other.replay is not None:
-        raise ModelError("a trace holds no weights of the model: give the model and the text")
-    if len(one.tokens) != len(other.tokens):
-        words = zip(word_groups(one.tokens), word_groups(other.tokens), strict=False)
-        why = (
-            f": {mine.label!r} has {_pieces(here)} and {theirs.label!r} {_pieces(there)}"
-            for (mine, here), (theirs, there) in words
-            if len(here) != len(there)
-        )
-        raise InputError(
-            f"the texts differ in their number of tokens, {len(one.tokens):,} and {len(other.tokens):,}"
-            f"{next(why, '')}; a patch needs the same number"
-        )
-
-
-def _pieces(group: Sized) -> str:
-    return "1 piece" if len(group) == 1 else f"{len(group):,} pieces"
+    changed = f"cut {', '.join(map(str, questions))} ({way})"
+    return summarize_effects(scored, swept, changed, name_pass(model, prepared))
 
 
 def of_intervention(result: Intervention) -> Answer:

@@ -19,40 +19,18 @@ from attnscope.figures import HeadFigures
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import SAME
+from attnscope.questions.cause import SAME, ScoreOutcome
 from attnscope.questions.composition import Feed, find_feeds
-from attnscope.questions.edges import PASSES, STEPS, Edge, PairOfTexts, TwoTexts, prune, sources_of
+from attnscope.questions.edges import PASSES, STEPS, Edge, TwoTexts, prune, sources_of
 from attnscope.questions.logits import Address
+from attnscope.questions.patching import TextPair
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.questions.stats import measure_heads
-from attnscope.records import Meaning, Notes, record
+from attnscope.records import Meaning, record
 from attnscope.views import Heatmap
 from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
 from attnscope.views.table import Column, Table
-
-
-def read_pairs(text: str, target: str | None = None, against: str | None = None) -> list[PairOfTexts]:
-    """A pair a line, with tabs between: the text, the other one, and its own target and other word.
-
-    Raises ``InputError`` for a line that has no two texts.
-    """
-    pairs = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        parts = [part.strip() for part in line.split("\t")]
-        if not 2 <= len(parts) <= 4 or not all(parts[:2]):
-            raise InputError(
-                f"line {number:,}: write two texts with a tab between them, and then the target and the "
-                "other word, if this pair has its own"
-            )
-        own = [*parts[2:], "", ""]
-        pairs.append(PairOfTexts(parts[0], parts[1], own[0] or target, own[1] or against))
-    if not pairs:
-        raise InputError("there is no pair of texts in the file")
-    return pairs
-
 
 EMBEDDINGS, PREDICTION = "embeddings", "prediction"
 
@@ -79,25 +57,24 @@ class CircuitEdge:
 
 
 @record("a circuit", "circuit")
-class FoundCircuit:
+class FoundCircuit(ScoreOutcome):
     """The heads and edges that bring back a share of the difference between two texts."""
 
     heads: Annotated[tuple[CircuitHead, ...], Meaning("its heads, by layer")]
     edges: Annotated[tuple[CircuitEdge, ...], Meaning("its edges, the one that carries most first")]
     faithfulness: Annotated[float, Meaning("the share that comes back with these edges alone")]
     completeness: Annotated[float, Meaning("the share that is lost without these heads alone")]
-    score: Annotated[float, Meaning("the mean score of the texts")]
-    other: Annotated[float, Meaning("the mean score of the other texts")]
-    unit: Annotated[str, Meaning("what the score is")]
-    prediction: Annotated[str, Meaning("the prediction of the first text")]
     pairs: Annotated[int, Meaning("the pairs of texts")]
     all_heads: Annotated[int, Meaning("the heads of the model")]
     all_edges: Annotated[int, Meaning("the edges that carry anything")]
-    title: Annotated[str, Meaning("the model and the first text")]
-    notes: Notes
+
+    def name(self, head: Head) -> str:
+        """The name of a head in the edges: with its kind where the model has several."""
+        ends = {end for each in self.edges for end in (each.source, each.target)}
+        return str(head) if str(head) in ends else head.name
 
 
-def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) -> FoundCircuit:
+def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> FoundCircuit:
     """The smallest circuit that brings back the difference between texts, but for 1 - ``keep`` of it.
 
     Raises ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for a model
@@ -106,17 +83,13 @@ def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) 
     contrasts = list[TwoTexts]()
     for number, pair in enumerate(pairs):
         tell("pair", number + 1, len(pairs))
-        clean, corrupt = (model.prepare(text) for text in (pair.clean, pair.corrupt))
-        with torch.no_grad(), model.threads(clean):
-            contrasts.append(TwoTexts.of(model, pair, clean, corrupt))
+        with torch.no_grad(), model.threads(pair.clean), pair.named():
+            contrasts.append(TwoTexts.of(model, pair))
     first = contrasts[0]
-    sites, seen = first.sites()
-    heads = [given.shape[2] for given in first.given]
-    if any([given.shape[2] for given in each.given] != heads for each in contrasts):
+    if any(each.heads != first.heads for each in contrasts):
         raise InputError("the passes of the texts have different attention calls")
-    nodes = [
-        Head(site.layer, head, site.kind) for site, of in zip(sites, heads, strict=True) for head in range(of)
-    ]
+    sites = first.clean.sites
+    nodes = [Head(sites[call].layer, head, sites[call].kind) for call, head in first.places]
     whole, last, ran = sum(each.whole for each in contrasts), len(nodes) + 1, 0
     if abs(whole) < SAME * len(contrasts):
         raise InputError("over all pairs the texts give the same score: name the target of each")
@@ -124,21 +97,21 @@ def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) 
     for number, each in enumerate(contrasts):
         tell("gradient", number + 1, len(contrasts))
         with torch.enable_grad(), model.threads(each.scored.prepared):
-            scores += each.attribute(heads) / whole
+            scores += each.attribute() / whole
 
     @cache
     def share(edges: frozenset[Edge]) -> float:
         nonlocal ran
         ran += len(contrasts) * len(set(sources_of(edges).values()))
         tell("pass", min(ran, PASSES), PASSES)
-        return sum(each.restored(edges, heads) - each.other for each in contrasts) / whole
+        return sum(each.restored(edges) - each.corrupt.score for each in contrasts) / whole
 
     order = [divmod(int(at), last + 1) for at in np.argsort(-np.abs(scores), axis=None, kind="stable")]
     edges = [edge for edge in order if scores[edge]]
     with torch.no_grad(), model.threads(first.scored.prepared):
         kept = prune(edges, last, share, keep, lambda: ran)
         chosen = sorted({node for edge in kept for node in edge} - {0, last})
-        left = sum(each.without(chosen, heads) - each.other for each in contrasts) / whole
+        left = sum(each.without(chosen) - each.corrupt.score for each in contrasts) / whole
     clean = first.scored.prepared
     figures = {each.address: each for each in measure_heads(model, clean, Selection()).heads}
     several = len({head.kind for head in nodes}) > 1
@@ -165,15 +138,15 @@ def find_circuit(model: Model, pairs: Sequence[PairOfTexts], keep: float = 0.8) 
         ),
         faithfulness=share(kept),
         completeness=1 - left,
-        score=sum(each.score for each in contrasts) / len(contrasts),
-        other=sum(each.other for each in contrasts) / len(contrasts),
+        score=sum(each.clean.score for each in contrasts) / len(contrasts),
+        reference=sum(each.corrupt.score for each in contrasts) / len(contrasts),
         unit=first.scored.unit,
         prediction=first.scored.prediction.description,
         pairs=len(contrasts),
         all_heads=len(nodes),
         all_edges=len(edges),
         title=name_pass(model, clean),
-        notes=(*notes, *model.notes, *clean.notes, *seen.notes),
+        notes=(*notes, *model.notes, *clean.notes, *first.clean.record.notes),
     )
 
 
@@ -202,13 +175,12 @@ def _best(
     return (None, None, None) if best is None else (best.way, best.score, best.baseline)
 
 
-def of_circuit(result: FoundCircuit, maps: Mapping[str, Heatmap] | None = None) -> Answer:
+def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None) -> Answer:
     """The circuit in a line, its edges and its heads, and the graph by layers; ``maps`` are for a page."""
-    several = len({each.head.kind for each in result.heads}) > 1
     count, edges = len(result.heads), len(result.edges)
     lines = [
         result.prediction,
-        f"{result.unit} {result.score:.3f}, {result.other:.3f} in the other text"
+        f"{result.unit} {result.score:.3f}, {result.reference:.3f} in the other text"
         + (f" (means of {result.pairs:,} pairs)" if result.pairs > 1 else ""),
         f"{count:,} of {result.all_heads:,} heads, {edges:,} of {result.all_edges:,} edges",
         f"faithfulness {result.faithfulness:.2f}: the share that comes back with these edges alone",
@@ -228,26 +200,21 @@ def of_circuit(result: FoundCircuit, maps: Mapping[str, Heatmap] | None = None) 
     )
     heads = Table(
         (Column("head"), Column("effect", True), Column("role")),
-        tuple(
-            (str(each.head) if several else each.head.name, f"{each.effect:+.2f}", each.role or "–")
-            for each in result.heads
-        ),
+        tuple((result.name(each.head), f"{each.effect:+.2f}", each.role or "–") for each in result.heads),
         notes=result.notes,
     )
-    graph = _graph(result, several, lines, maps or {})
+    graph = _graph(result, lines, maps or {})
     return Answer((lead, listed, heads), {"circuit": graph}, lambda: result, lambda: _csv_rows(result))
 
 
-def _graph(
-    result: FoundCircuit, several: bool, lines: Sequence[str], maps: Mapping[str, Heatmap]
-) -> LayerGraph:
+def _graph(result: FoundCircuit, lines: Sequence[str], maps: Mapping[Head, Heatmap]) -> LayerGraph:
     """The nodes by layers, from the embeddings to the prediction."""
     layers = sorted({each.head.layer for each in result.heads})
     columns = {layer: column for column, layer in enumerate(layers, 1)}
     nodes = [GraphNode(EMBEDDINGS, 0), GraphNode(PREDICTION, len(layers) + 1)]
     for each in result.heads:
-        name = str(each.head) if several else each.head.name
-        nodes.append(GraphNode(name, columns[each.head.layer], each.role or "", each.effect, maps.get(name)))
+        name, column = result.name(each.head), columns[each.head.layer]
+        nodes.append(GraphNode(name, column, each.role or "", each.effect, maps.get(each.head)))
     return LayerGraph(
         tuple(nodes),
         tuple(GraphEdge(each.source, each.target, each.effect, each.way or "") for each in result.edges),

@@ -12,7 +12,7 @@ from attnscope.capture import FUSED, Record
 from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model
-from attnscope.questions.ablate import Means, Removals, Way, corpus_means, describe_way
+from attnscope.questions.ablate import MeanOutputs, Removals, Way, corpus_means, describe_way
 from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, workers
 from attnscope.questions.importance import Importances
 from attnscope.questions.selection import Selection
@@ -120,7 +120,7 @@ class _StatsWork(CorpusWork[CorpusText]):
     importance: bool
     ablation: Way | None
     exact_kernel: bool
-    means: Means | None = None
+    means: MeanOutputs | None = None
 
     @property
     def threads(self) -> int:

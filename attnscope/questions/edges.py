@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,10 +24,11 @@ from attnscope.axes import Array
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError
-from attnscope.models import Model, ModelInput
-from attnscope.models.targets import score_prediction
-from attnscope.questions.cause import SAME, Scored, require_texts
+from attnscope.models import Model
+from attnscope.questions.cause import SAME
 from attnscope.questions.importance import gated_sites
+from attnscope.questions.intervention import Made, Scored, put_heads, require_texts
+from attnscope.questions.patching import TextPair
 
 STEPS = 5
 """Points on the way from one text's embeddings to the other's at which slopes are taken."""
@@ -39,15 +41,6 @@ PASSES = 4000
 
 Edge: TypeAlias = tuple[int, int]
 """Two nodes by number: 0 is the embeddings, then every head, last the prediction."""
-
-
-class PairOfTexts(NamedTuple):
-    """A text, the other one, and the words that are told apart; ``None`` for those of the command."""
-
-    clean: str
-    corrupt: str
-    target: str | None = None
-    against: str | None = None
 
 
 @contextmanager
@@ -67,50 +60,58 @@ def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor
         yield
 
 
-@dataclass(eq=False)
-class TwoTexts:
-    """Two texts of one length, what their passes gave, and passes in between."""
+class SeenPass(NamedTuple):
+    """A pass as it is: its score, what embeddings and heads gave, and its attention calls."""
 
-    scored: Scored
-    embeds: list[Tensor] = field(default_factory=list)
-    other_embeds: list[Tensor] = field(default_factory=list)
-    given: list[Tensor] = field(default_factory=list)  # by call, [batch, query, head, size]
-    other_given: list[Tensor] = field(default_factory=list)
-    score: float = 0.0
-    other: float = 0.0
+    score: float
+    embeds: Sequence[Tensor]
+    given: Sequence[Tensor]  # by call, [batch, query, head, size]
+    sites: Sequence[Site]
+    record: Record
 
     @classmethod
-    def of(cls, model: Model, pair: PairOfTexts, clean: ModelInput, corrupt: ModelInput) -> TwoTexts:
-        """Run both texts. Raises ``InputError`` for texts that the prediction does not tell apart."""
-        require_texts(clean, corrupt)
-        made = cls(Scored(model, clean, score_prediction(model, clean, pair.target, pair.against)))
-        made.score = float(made._run(made.embeds, made.given))
-        other = cls(Scored(model, corrupt, made.scored.prediction))
-        made.other = float(other._run(made.other_embeds, made.other_given))
-        if abs(made.score - made.other) < SAME:
-            raise InputError(f"{pair.clean!r} and {pair.corrupt!r} give the same score, {made.score:.4g}")
-        if not made.embeds:
+    def run(cls, scored: Scored) -> SeenPass:
+        """Run it. Raises ``ModelError`` where heads cannot be changed, or embeddings cannot be seen."""
+        model, embeds, given = scored.model, list[Tensor](), list[Tensor]()
+        model.show_kinds(scored.prepared)
+        with (
+            recording(model.module, [], scored.prepared.axes, warn=False) as seen,
+            embeddings_changed(model.module, lambda _, output: embeds.append(output.clone())),
+            edited(lambda _, output: given.append(output.clone())) as gates,
+        ):
+            score = float(scored.score(scored.logits()))
+        if not embeds:
             raise ModelError(f"{model.name} has no embedding of tokens that can be seen")
+        return cls(score, embeds, given, gated_sites(model, seen, gates), seen)
+
+
+@dataclass(frozen=True, eq=False)
+class TwoTexts:
+    """Two texts of one length, their passes, and passes in between."""
+
+    scored: Scored
+    clean: SeenPass
+    corrupt: SeenPass
+
+    @classmethod
+    def of(cls, model: Model, pair: TextPair) -> TwoTexts:
+        """Run both texts. Raises ``InputError`` for texts that the prediction does not tell apart."""
+        require_texts(pair.clean, pair.corrupt)
+        scored = Scored.of(model, pair.clean, pair.target, pair.against)
+        made = cls(scored, SeenPass.run(scored), SeenPass.run(replace(scored, prepared=pair.corrupt)))
+        if abs(made.whole) < SAME:
+            raise InputError(f"both texts give the same score, {made.clean.score:.4g}")
         return made
 
-    def _run(self, embeds: list[Tensor], given: list[Tensor]) -> Tensor:
-        with (
-            embeddings_changed(self.scored.model.module, lambda _, output: embeds.append(output.clone())),
-            edited(lambda _, output: given.append(output.clone())),
-        ):
-            return self.scored.score(self.scored.logits())
+    @property
+    def heads(self) -> list[int]:
+        """How many heads each call has."""
+        return [given.shape[2] for given in self.clean.given]
 
-    def sites(self) -> tuple[list[Site], Record]:
-        """The attention calls of a pass. Raises ``ModelError`` where heads cannot be changed."""
-        model, prepared = self.scored.model, self.scored.prepared
-        model.show_kinds(prepared)
-        with (
-            torch.no_grad(),
-            recording(model.module, [], prepared.axes, warn=False) as seen,
-            edited(lambda *_: None) as gates,
-        ):
-            self.scored.logits()
-        return gated_sites(model, seen, gates), seen
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The call and the number in it of every head."""
+        return [(call, head) for call, of in enumerate(self.heads) for head in range(of)]
 
     def run(self, embeds: Sequence[Tensor], edit: Callable[[int, Tensor], Tensor | None]) -> Tensor:
         """The score of a pass with other embeddings, and other outputs of attention calls."""
@@ -120,15 +121,16 @@ class TwoTexts:
     @property
     def whole(self) -> float:
         """How far the texts' scores are apart."""
-        return self.score - self.other
+        return self.clean.score - self.corrupt.score
 
-    def attribute(self, heads: Sequence[int]) -> Array:
+    def attribute(self) -> Array:
         """The score of every edge, on average over ``STEPS``.  -> [node, node]"""
+        heads = self.heads
         count = 2 + sum(heads)
         first = [1 + sum(heads[:call]) for call in range(len(heads))]
         scores = np.zeros((count, count))
-        moved = [one - other for one, other in zip(self.embeds, self.other_embeds, strict=True)]
-        apart = [one - other for one, other in zip(self.given, self.other_given, strict=True)]
+        moved = [one - other for one, other in zip(self.clean.embeds, self.corrupt.embeds, strict=True)]
+        apart = [one - other for one, other in zip(self.clean.given, self.corrupt.given, strict=True)]
 
         def add(node: int, slopes: Sequence[Tensor | None]) -> None:
             """Add what a node gets, by the slopes of all that stands before it."""
@@ -143,7 +145,7 @@ class TwoTexts:
             share = (step + 0.5) / STEPS
             mixed = [
                 (other + share * change).requires_grad_()
-                for other, change in zip(self.other_embeds, moved, strict=True)
+                for other, change in zip(self.corrupt.embeds, moved, strict=True)
             ]
             made, leaves = list[Tensor](), list[Tensor]()
 
@@ -173,12 +175,12 @@ class TwoTexts:
                             totals[before] = slope if known is None else known + slope
         return scores / STEPS
 
-    def restored(self, edges: frozenset[Edge], heads: Sequence[int]) -> float:
+    def restored(self, edges: frozenset[Edge]) -> float:
         """The score where these edges carry what the text gives, and all others what the other one does.
 
         A pass for each set of nodes that some node gets something from.
         """
-        places, last = places_of(heads), 1 + sum(heads)
+        places, last = self.places, 1 + len(self.places)
         given: dict[int, Tensor] = {}  # of the nodes of the circuit, [batch, query, size]
         passes: dict[frozenset[int], tuple[Tensor, list[Tensor]]] = {}
 
@@ -187,13 +189,13 @@ class TwoTexts:
 
             def put(call: int, output: Tensor) -> Tensor:
                 seen.append(output)
-                changed = self.other_given[call].clone()
+                changed = self.corrupt.given[call].clone()
                 for source in sources - {0}:
                     if places[source - 1][0] == call:
                         changed[:, :, places[source - 1][1]] = given[source]
                 return changed
 
-            return self.run(self.embeds if 0 in sources else self.other_embeds, put), seen
+            return self.run((self.clean if 0 in sources else self.corrupt).embeds, put), seen
 
         by_target = sources_of(edges)
         for node in sorted(by_target.keys() | {last}):
@@ -205,29 +207,19 @@ class TwoTexts:
                 given[node] = passes[sources][1][call][:, :, head]
         return float(passes[by_target.get(last, frozenset())][0])
 
-    def without(self, nodes: Sequence[int], heads: Sequence[int]) -> float:
+    def without(self, nodes: Sequence[int]) -> float:
         """The score of the text where some heads give what they give in the other one."""
-        places = places_of(heads)
-
-        def put(call: int, output: Tensor) -> Tensor:
-            changed = output.clone()
-            for at, head in (places[node - 1] for node in nodes):
-                if at == call:
-                    changed[:, :, head] = self.other_given[call][:, :, head]
-            return changed
-
-        return float(self.run(self.embeds, put))
+        changed: dict[int, tuple[Made, list[int]]] = {}
+        for call, head in (self.places[node - 1] for node in nodes):
+            made = Made(slice(None), self.corrupt.given[call].transpose(1, 2))
+            changed.setdefault(call, (made, []))[1].append(head)
+        return float(self.run(self.clean.embeds, partial(put_heads, changed)))
 
 
 def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> tuple[Tensor | None, ...]:
     if not of.requires_grad:
         return (None,) * len(sources)
     return torch.autograd.grad(of, list(sources), by, allow_unused=True, retain_graph=True)
-
-
-def places_of(heads: Sequence[int]) -> list[tuple[int, int]]:
-    """The call and the number in it of every head."""
-    return [(call, head) for call, of in enumerate(heads) for head in range(of)]
 
 
 def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:

@@ -18,8 +18,9 @@ from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, place_prediction, score_prediction
 from attnscope.models.text.tokens import without_marks
-from attnscope.questions.ablate import KeptLayers, Likeliest
+from attnscope.questions.ablate import Likeliest
 from attnscope.questions.answer import Answer
+from attnscope.questions.intervention import KeptLayers
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Meaning, Notes, record
 from attnscope.text import per_cent

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
@@ -11,31 +12,30 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, Head, Site
-from attnscope.capture import Record, recording
+from attnscope.capture import recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
-from attnscope.questions.ablate import Calls, PlainPass, calls_of
-from attnscope.questions.cause import (
-    SAME,
+from attnscope.questions.cause import Intervention, average_effects, summarize_effects
+from attnscope.questions.importance import gated_sites
+from attnscope.questions.intervention import (
+    Calls,
     Change,
-    ChangedHead,
     Effect,
-    Intervention,
+    Fixed,
     Made,
+    PlainPass,
     Scored,
     Swept,
+    calls_of,
     mix_rows,
     mixed_values,
     put_heads,
     require_texts,
-    sort_heads,
     sweep_heads,
 )
-from attnscope.questions.importance import gated_sites
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, quote_text
 
@@ -64,6 +64,39 @@ class TextPair:
     target: str | None = None
     against: str | None = None
     where: str = ""  # in a file of pairs: what an error begins with
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Let errors in the block say which pair of a file they are about."""
+        try:
+            yield
+        except (InputError, SelectionError) as error:
+            raise type(error)(f"{self.where}: {error}" if self.where else str(error)) from None
+
+
+def read_pairs(
+    table: str, read: Callable[[str], ModelInput], target: str | None = None, against: str | None = None
+) -> list[TextPair]:
+    """A pair a line, with tabs between: the text, the other one, and its own target and other word.
+
+    Raises ``InputError`` for a line that has no two texts.
+    """
+    pairs: list[TextPair] = []
+    for number, line in enumerate(table.splitlines(), 1):
+        if not line.strip():
+            continue
+        parts = [part.strip() for part in line.split("\t")]
+        if not 2 <= len(parts) <= 4 or not all(parts[:2]):
+            raise InputError(
+                f"line {number:,}: write two texts with a tab between them, and then the target and the "
+                "other word, if this pair has its own"
+            )
+        own, other = (*parts[2:], "", "")[:2]
+        where = f"pair {len(pairs) + 1:,}"
+        pairs.append(TextPair(read(parts[0]), read(parts[1]), own or target, other or against, where))
+    if not pairs:
+        raise InputError("there is no pair of texts in the file")
+    return pairs
 
 
 class Receiver(NamedTuple):
@@ -131,49 +164,36 @@ class _Pair:
     received: Sequence[AttentionCall]
 
     @classmethod
-    def run(cls, model: Model, pair: TextPair, prediction: Prediction, what: What, noise: bool) -> _Pair:
-        donor, base = (pair.corrupt, pair.clean) if noise else (pair.clean, pair.corrupt)
-        scored, outputs, calls = Scored(model, donor, prediction), list[Tensor](), _Calls()
+    def run(cls, model: Model, pair: TextPair, what: What, noise: bool) -> _Pair:
+        clean = Scored.of(model, pair.clean, pair.target, pair.against)
+        corrupt = replace(clean, prepared=pair.corrupt)
+        donor, base = (corrupt, clean) if noise else (clean, corrupt)
+        outputs, calls = list[Tensor](), _Calls()
 
         def keep(number: int, output: Tensor) -> None:
             outputs.append(output.detach().clone())
 
         observers = [] if what == "output" else [calls]
-        with recording(model.module, observers, donor.axes, warn=False), edited(keep):
-            reference = float(scored.score(scored.logits()))
-        return cls(Scored(model, base, prediction), scored, reference, outputs, calls.calls)
+        with recording(model.module, observers, donor.prepared.axes, warn=False), edited(keep):
+            reference = float(donor.score(donor.logits()))
+        return cls(base, donor, reference, outputs, calls.calls)
 
-    def change(self, what: What) -> Change:
+    def change(self, what: What) -> Change | Fixed:
         """Give every head what it had in the other pass: all of its output, or a part of what makes it."""
 
-        def change(number: int, attention: Attention) -> Made | None:
+        def give(number: int, site: Site, heads: int) -> Made:
             if number >= len(self.outputs):
                 raise InputError("the passes of the two texts have different numbers of attention calls")
+            return Made(slice(None), self.outputs[number].transpose(1, 2))
+
+        def change(number: int, attention: Attention) -> Made:
             count = len(attention.queries)
             before = mix_rows(attention.read, mixed_values(attention), 0, count)
-            rows = torch.arange(count)
-            if what == "output":
-                return Made(rows, self.outputs[number].transpose(1, 2), before)
+            given = give(number, attention.site, attention.heads)
             theirs = {name: getattr(self.received[number], name) for name in PARTS[what][1]}
-            return Made(rows, _mixed(replace(_call(attention), **theirs)), before)
+            return given._replace(outputs=_mixed(replace(_call(attention), **theirs)), before=before)
 
-        return change
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """What one pair of texts gave: changes of the score, not yet shares of a difference."""
-
-    pair: _Pair
-    score: float
-    heads: Mapping[Head, ChangedHead]
-    together: Effect | None
-    record: Record
-
-    @property
-    def whole(self) -> float:
-        """The difference that may come back."""
-        return self.pair.reference - self.score
+        return Fixed(give) if what == "output" else change
 
 
 def patch(
@@ -199,69 +219,13 @@ def patch(
     selection = selection or Selection()
     found = []
     for pair in pairs:
-        try:
+        with pair.named():
             found.append(_patch_pair(model, pair, selection, heads, what, to, noise, (fast, exact)))
-        except (InputError, SelectionError) as error:
-            raise type(error)(f"{pair.where}: {error}" if pair.where else str(error)) from None
-    first, count, units = found[0].pair, len(found), {each.pair.base.unit for each in found}
-    if len(units) > 1:
-        raise InputError("some pairs have a word against the target and some have none: give all or none")
-    if abs(sum(each.whole for each in found)) < SAME * count:
-        raise InputError(f"both texts give the same score ({first.reference:.4g}): choose another target")
-    whole, single = sum(each.whole for each in found), count == 1
-    named = PARTS[what][0]
-    if to is not None:
-        named = f"the way to {to}"
-    changed = sort_heads(
-        ChangedHead(
-            **vars(_average(parts := [each.heads[head] for each in found], whole)),
-            head=head,
-            error=_error([each.effect for each in parts], [each.whole for each in found]),
-            estimate=sum(each.estimate or 0.0 for each in parts) / whole if exact and fast else None,
-        )
-        for head in found[0].heads
+    if len(found) == 1:
+        return found[0]
+    return average_effects(
+        found, "the prediction of each pair", f"{model.title} · {len(found):,} pairs of texts"
     )
-    both = torch.tensor([(each.effect, each.estimate) for each in changed if each.estimate is not None])
-    title = f"{name_pass(model, first.base.prepared)} ← {quote_text(first.donor.prepared)}"
-    together = [each.together for each in found if each.together is not None]
-    return Intervention(
-        changed=f"patch {named} of {'the other text into this' if noise else 'this into the other'}",
-        prediction=first.base.prediction.description if single else "the prediction of each pair",
-        unit=first.base.unit,
-        score=sum(each.score for each in found) / count,
-        reference=sum(each.pair.reference for each in found) / count,
-        heads=changed,
-        together=_average(together, whole) if together else None,
-        estimated=fast and not exact,
-        title=title if single else f"{model.title} · {count:,} pairs of texts",
-        notes=tuple(
-            dict.fromkeys(
-                note
-                for each, pair in zip(found, pairs, strict=True)
-                for note in (*model.notes, *pair.clean.notes, *each.record.notes)
-            )
-        ),
-        correlation=float(both.T.corrcoef()[0, 1]) if len(both) > 1 else None,
-    )
-
-
-def _average(effects: Sequence[Effect], whole: float) -> Effect:
-    """The share of the sum of all differences that comes back; the mean score and divergence."""
-    count = len(effects)
-    return Effect(
-        effect=sum(each.effect for each in effects) / whole,
-        score=sum(each.score for each in effects) / count,
-        divergence=sum(each.divergence for each in effects) / count,
-    )
-
-
-def _error(moved: Sequence[float], wholes: Sequence[float]) -> float | None:
-    """The standard error of a ratio of sums over pairs; none of one pair."""
-    count, whole = len(moved), sum(wholes)
-    if count < 2:
-        return None
-    squares = sum((each - sum(moved) / whole * all_) ** 2 for each, all_ in zip(moved, wholes, strict=True))
-    return float((squares * count / (count - 1)) ** 0.5 / abs(whole))
 
 
 def _patch_pair(
@@ -273,36 +237,33 @@ def _patch_pair(
     to: Receiver | None,
     noise: bool,
     ways: tuple[bool, bool],
-) -> _Found:
+) -> Intervention:
     """What every head does in one pair; ``ways``: estimated, exact beside the estimate."""
     require_texts(pair.clean, pair.corrupt)
     fast, exact = ways
     with torch.no_grad(), model.threads(pair.clean):
-        prediction = score_prediction(model, pair.clean, pair.target, pair.against)
-        passes = _Pair.run(model, pair, prediction, what, noise)
-        if fast:
-            before, estimates, record = _estimate(passes, selection, heads)
-        if fast and not exact:
-            score = float(passes.base.score(before))
-            found = {
-                head: ChangedHead(moved, score + moved, float("nan"), head)
-                for head, moved in estimates.items()
-            }
-            return _Found(passes, score, found, None, record)
-        if to is None:
-            swept = sweep_heads(passes.base, passes.change(what), selection, heads)
-        else:
-            swept = _sweep_paths(passes, to, selection, heads)
-    found = {
-        head: ChangedHead(**vars(effect), head=head, estimate=estimates[head] if fast else None)
-        for head, effect in swept.heads.items()
-    }
-    return _Found(passes, float(passes.base.score(swept.before)), found, swept.together, swept.record)
+        passes = _Pair.run(model, pair, what, noise)
+        swept = _estimate(passes, selection, heads) if fast else None
+        estimates = None if swept is None else {head: each.effect for head, each in swept.heads.items()}
+        if swept is None or exact:
+            swept = (
+                sweep_heads(passes.base, passes.change(what), selection, heads)
+                if to is None
+                else _sweep_paths(passes, to, selection, heads)
+            )
+    named = PARTS[what][0] if to is None else f"the way to {to}"
+    result = summarize_effects(
+        passes.base,
+        swept,
+        f"patch {named} of {'the other text into this' if noise else 'this into the other'}",
+        f"{name_pass(model, passes.base.prepared)} ← {quote_text(passes.donor.prepared)}",
+        passes.reference,
+        estimates if exact else None,
+    )
+    return replace(result, estimated=fast and not exact)
 
 
-def _estimate(
-    pair: _Pair, selection: Selection, heads: Sequence[Head]
-) -> tuple[Tensor, Mapping[Head, float], Record]:
+def _estimate(pair: _Pair, selection: Selection, heads: Sequence[Head]) -> Swept:
     """The effect of each head's output from one gradient: the slope of the score times the difference."""
     scored, added, mine = pair.base, list[Tensor](), list[Tensor]()
 
@@ -315,14 +276,15 @@ def _estimate(
         before = scored.logits()
         slopes = torch.autograd.grad(scored.score(before), added, allow_unused=True)
     gated_sites(scored.model, record, gates)
-    heads_meant = calls_of(record, selection, heads)
-    moved = dict.fromkeys(heads_meant, 0.0)
-    for head, calls in heads_meant.items():
-        for call in calls:
-            slope, difference = slopes[call], pair.outputs[call] - mine[call]
-            if slope is not None:
-                moved[head] += float((slope * difference)[:, :, head.head].sum())
-    return before.detach(), moved, record
+    score, found = float(scored.score(before)), dict[Head, Effect]()
+    for head, calls in calls_of(record, selection, heads).items():
+        moved = sum(
+            float((slope * (pair.outputs[call] - mine[call]))[:, :, head.head].sum())
+            for call in calls
+            if (slope := slopes[call]) is not None
+        )
+        found[head] = Effect(moved, score + moved, float("nan"))
+    return Swept(before.detach(), found, None, record)
 
 
 def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequence[Head]) -> Swept:
@@ -367,7 +329,7 @@ def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequenc
             return logits
         own, theirs = received.calls[end], seen.calls[end - skipped]
         outcome = _mixed(replace(own, **{name: getattr(theirs, name) for name in to.parts}))
-        made = Made(torch.arange(outcome.shape[2]), outcome, outcome)
+        made = Made(slice(None), outcome)
         with first.edited_from(end, partial(put_heads, {end: (made, [to.head.head])})):
             return scored.logits()
 

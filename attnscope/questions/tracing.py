@@ -6,6 +6,7 @@ Causal tracing (Meng et al. 2022): after each layer, the state of one token is t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -15,14 +16,13 @@ from attnscope.attention import Axis, Kind
 from attnscope.capture import Record, recording
 from attnscope.errors import InputError, ModelError
 from attnscope.models.model import Model
-from attnscope.models.targets import score_prediction
 from attnscope.progress import tell
-from attnscope.questions.ablate import NEAR, KeptLayers, RanLayer
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import LISTED, SAME, Effect, Scored, require_texts
+from attnscope.questions.cause import LISTED, SAME, ScoreOutcome
+from attnscope.questions.intervention import NEAR, Effect, KeptLayers, RanLayer, Scored, require_texts
 from attnscope.questions.patching import TextPair
 from attnscope.questions.sentences import name_pass, quote_text
-from attnscope.records import Meaning, Notes, record
+from attnscope.records import Meaning, record
 from attnscope.views.heads import HeadMap, head_map, number
 from attnscope.views.table import Column, Table
 
@@ -38,17 +38,11 @@ class PatchedToken(Effect):
 
 
 @record("the residual stream patched token by token (--by token)", "patch")
-class TokenTrace:
+class TokenTrace(ScoreOutcome):
     """How much of the difference between two texts each token's state holds behind each layer."""
 
     changed: Annotated[str, Meaning("what was changed")]
-    prediction: Annotated[str, Meaning("the prediction whose score it is")]
-    unit: Annotated[str, Meaning("what the score is")]
-    score: Annotated[float, Meaning("the score of the pass as it is")]
-    reference: Annotated[float, Meaning("the score of the other text")]
     tokens: Annotated[tuple[PatchedToken, ...], Meaning("every token behind every layer, in their order")]
-    title: Annotated[str, Meaning("the model and the texts")]
-    notes: Notes
 
 
 def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenTrace:
@@ -61,9 +55,9 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
     require_texts(pair.clean, pair.corrupt)
     donor, base = (pair.corrupt, pair.clean) if noise else (pair.clean, pair.corrupt)
     with torch.no_grad(), model.threads(base):
-        prediction = score_prediction(model, pair.clean, pair.target, pair.against)
-        there, theirs, _ = _run(Scored(model, donor, prediction))
-        scored = Scored(model, base, prediction)
+        clean = Scored.of(model, pair.clean, pair.target, pair.against)
+        there, theirs, _ = _run(replace(clean, prepared=donor))
+        scored = replace(clean, prepared=base)
         before, mine, seen = _run(scored)
         whole = float(scored.score(there) - scored.score(before))
         if abs(whole) < SAME:
@@ -88,7 +82,7 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
                 )
     return TokenTrace(
         changed=f"patch states of {'the other text into this' if noise else 'this into the other'}",
-        prediction=prediction.description,
+        prediction=scored.prediction.description,
         unit=scored.unit,
         score=float(scored.score(before)),
         reference=float(scored.score(there)),

@@ -9,14 +9,19 @@ import transformers as hf
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.questions import edges as patching
-from attnscope.questions.circuit import find_circuit, read_pairs
-from attnscope.questions.edges import PairOfTexts, TwoTexts, connected, prune
+from attnscope.questions.circuit import find_circuit, of_circuit
+from attnscope.questions.edges import TwoTexts, connected, prune
+from attnscope.questions.patching import TextPair, read_pairs
 from tests.models.folders import mamba, minilm
 from tests.questions.intervention.test_importance import SIZES, saved
 from tests.questions.planted import WORDS, Planted, wrap_planted
 from tests.questions.test_writes import CAUSAL
 
 SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))]
+
+
+def pair_of(model, clean, corrupt, *words):
+    return TextPair(model.prepare(clean), model.prepare(corrupt), *words)
 
 
 def sample(seed, count):
@@ -28,11 +33,11 @@ def test_a_planted_copying_head_is_the_circuit(seed):
     layer, head = divmod(seed % 6, 3)
     module = Planted(seed)
     module.plant_copy((layer, head), at=2)
-    pairs = []
+    model, pairs = wrap_planted(module), []
     for each in range(2):
         a, b, c, d, other = sample(2 * seed + each, 5)
-        pairs.append(PairOfTexts(f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c))
-    found = find_circuit(wrap_planted(module), pairs)
+        pairs.append(pair_of(model, f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c))
+    found = find_circuit(model, pairs)
     name = f"L{layer}H{head}"
     assert [each.head.name for each in found.heads] == [name]
     assert {(each.source, each.target) for each in found.edges} == {
@@ -48,11 +53,11 @@ def test_a_planted_copying_head_is_the_circuit(seed):
 def test_two_planted_heads_in_sequence_are_the_circuit(seed):
     module, (first, second) = Planted(seed), divmod(seed % 9, 3)
     module.plant_induction((0, first), (1, second))
-    pairs = []
+    model, pairs = wrap_planted(module), []
     for each in range(2):
         a, b, c, d, other = sample(2 * seed + each, 5)
-        pairs.append(PairOfTexts(f"{a} {b} {c} {d} {a}", f"{other} {b} {c} {d} {a}", b, d))
-    found = find_circuit(wrap_planted(module), pairs)
+        pairs.append(pair_of(model, f"{a} {b} {c} {d} {a}", f"{other} {b} {c} {d} {a}", b, d))
+    found = find_circuit(model, pairs)
     before, behind = f"L0H{first}", f"L1H{second}"
     assert [each.head.name for each in found.heads] == [before, behind]
     assert {(each.source, each.target, each.way) for each in found.edges} == {
@@ -83,21 +88,28 @@ def gpt2(tmp_path_factory):
 
 
 def contrast(model):
-    pair = PairOfTexts(CLEAN, CORRUPT)
     with torch.no_grad():
-        made = TwoTexts.of(model, pair, model.prepare(CLEAN), model.prepare(CORRUPT))
-    return made, [given.shape[2] for given in made.given]
+        return TwoTexts.of(model, pair_of(model, CLEAN, CORRUPT))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, tmp_path):
     model = load(saved(tmp_path, MODELS[name]()), predicting=True)
-    made, heads = contrast(model)
-    last = 1 + sum(heads)
+    made = contrast(model)
+    last = 1 + len(made.places)
     every = [(source, target) for target in range(1, last + 1) for source in range(target)]
     with torch.no_grad():
-        assert made.restored(frozenset(every), heads) == pytest.approx(made.score, abs=1e-5)
-        assert made.restored(frozenset(), heads) == pytest.approx(made.other, abs=1e-5)
+        assert made.restored(frozenset(every)) == pytest.approx(made.clean.score, abs=1e-5)
+        assert made.restored(frozenset()) == pytest.approx(made.corrupt.score, abs=1e-5)
+
+
+def test_heads_of_several_kinds_have_one_name_in_edges_lists_and_the_graph(tmp_path):
+    model = load(saved(tmp_path, MODELS["t5"]()), predicting=True)
+    answer = of_circuit(find_circuit(model, [pair_of(model, CLEAN, CORRUPT)], keep=0.5))
+    graph = answer.pictures["circuit"]
+    ends = {end for edge in graph.edges for end in (edge.source, edge.target)}
+    assert ends == {node.name for node in graph.nodes}
+    assert any(" " in end for end in ends)
 
 
 class ByHand:
@@ -143,9 +155,9 @@ LAST = 9
 
 def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(gpt2, monkeypatch):
     monkeypatch.setattr(patching, "STEPS", 1)  # half-way between the texts
-    made, heads = contrast(gpt2)
+    made = contrast(gpt2)
     with torch.enable_grad():
-        scores = made.attribute(heads)
+        scores = made.attribute()
     hand = ByHand(gpt2)
     clean, corrupt = (hand.run(embeds, {})[1] for embeds in hand.embeds)
     half = (hand.embeds[0] + hand.embeds[1]) / 2
@@ -174,7 +186,7 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(gpt2, monke
 
 
 def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(gpt2):
-    made, heads = contrast(gpt2)
+    made = contrast(gpt2)
     hand = ByHand(gpt2)
     other = hand.run(hand.embeds[1], {})[1]
     edges = frozenset({(0, 1), (0, 3), (1, 6), (3, 6), (0, 7), (6, LAST), (7, LAST), (3, LAST)})
@@ -188,9 +200,9 @@ def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(gpt2):
             layer, head = PLACES[target - 1]
             given[target] = seen[layer][head]
     with torch.no_grad():
-        assert made.restored(edges, heads) == pytest.approx(score, abs=1e-9)
+        assert made.restored(edges) == pytest.approx(score, abs=1e-9)
         gone = {PLACES[node - 1]: other[PLACES[node - 1][0]][PLACES[node - 1][1]] for node in (1, 6)}
-        assert made.without([1, 6], heads) == pytest.approx(hand.run(hand.embeds[0], gone)[0], abs=1e-9)
+        assert made.without([1, 6]) == pytest.approx(hand.run(hand.embeds[0], gone)[0], abs=1e-9)
 
 
 def test_edges_that_lead_nowhere_are_no_part_of_a_circuit():
@@ -220,24 +232,27 @@ def test_texts_that_cannot_be_compared_are_refused(tmp_path):
     model = load("own-causal")
     for corrupt, sentence in (("The dog sat", "needs the same number"), (CLEAN, "give the same score")):
         with pytest.raises(InputError, match=sentence):
-            find_circuit(model, [PairOfTexts(CLEAN, corrupt)])
+            find_circuit(model, [pair_of(model, CLEAN, corrupt)])
     for folder, sentence in ((minilm(), "load it with predicting"), (mamba(tmp_path), "no attention")):
+        model = load(folder, predicting=folder != minilm())
         with pytest.raises(ModelError, match=sentence):
-            find_circuit(
-                load(folder, predicting=folder != minilm()), [PairOfTexts(CLEAN, CLEAN[:-3] + "cat")]
-            )
+            find_circuit(model, [pair_of(model, CLEAN, CLEAN[:-3] + "cat")])
 
 
 def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():
-    pairs = read_pairs("a\tb\n\nc\td\te\nf\tg\th\ti\n", "x", "y")
-    assert pairs == [("a", "b", "x", "y"), ("c", "d", "e", "y"), ("f", "g", "h", "i")]
+    pairs = read_pairs("a\tb\n\nc\td\te\nf\tg\th\ti\n", str.upper, "x", "y")
+    assert [(each.clean, each.corrupt, each.target, each.against) for each in pairs] == [
+        ("A", "B", "x", "y"),
+        ("C", "D", "e", "y"),
+        ("F", "G", "h", "i"),
+    ]
     for text, sentence in (("a b\n", "line 1"), ("a\tb\n\tc\n", "line 2"), ("\n", "no pair")):
         with pytest.raises(InputError, match=sentence):
-            read_pairs(text)
+            read_pairs(text, str)
 
 
 def test_nothing_is_left_on_the_model(gpt2):
-    find_circuit(gpt2, [PairOfTexts(CLEAN, CORRUPT)], keep=0.5)
+    find_circuit(gpt2, [pair_of(gpt2, CLEAN, CORRUPT)], keep=0.5)
     for module in gpt2.writer.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
@@ -246,10 +261,11 @@ def test_nothing_is_left_on_the_model(gpt2):
 def test_a_search_that_ends_early_says_so(monkeypatch):
     module = Planted(0)
     module.plant_copy((0, 1), at=2)
+    model = wrap_planted(module)
     a, b, c, d, other = sample(0, 5)
-    pairs = [PairOfTexts(f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c)]
+    pairs = [pair_of(model, f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c)]
     for place in ("edges", "circuit"):
         monkeypatch.setattr(f"attnscope.questions.{place}.PASSES", 1)
-    assert any("stopped after" in note for note in find_circuit(wrap_planted(module), pairs).notes)
+    assert any("stopped after" in note for note in find_circuit(model, pairs).notes)
     monkeypatch.undo()
-    assert not any("stopped after" in note for note in find_circuit(wrap_planted(module), pairs).notes)
+    assert not any("stopped after" in note for note in find_circuit(model, pairs).notes)

@@ -5,7 +5,7 @@ A gate of 1 changes nothing, a gate of 0 takes the head away, and the gradient a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -101,16 +101,3 @@ def gated(gate: Gate) -> Iterator[Gates]:
 
     with edited(edit) as gates:
         yield gates
-
-
-def replaced(head: int, values: Mapping[int, Tensor | None]) -> Edit:
-    """An edit that takes a head of some calls away: zeros in its place, or one value at every query."""
-
-    def edit(number: int, output: Tensor) -> Tensor | None:
-        if number not in values:
-            return None
-        other, value = output.clone(), values[number]
-        other[:, :, head] = 0 if value is None else value.to(output)
-        return other
-
-    return edit

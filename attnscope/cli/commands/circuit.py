@@ -54,19 +54,18 @@ def circuit(
 
     attnscope circuit pairs.tsv -m openai-community/gpt2 --keep 0.9 -o circuit.html
     """
-    from attnscope.questions.circuit import find_circuit, of_circuit, read_pairs
+    from attnscope.questions.circuit import find_circuit, of_circuit
     from attnscope.questions.head import one_head
+    from attnscope.questions.patching import read_pairs
 
     options.check_picture(output.out, picture.cmap, signed=True, suffixes=(*options.PICTURES, ".html"))
-    pairs = read_pairs(read_file(asked.pairs), score.target, score.against)
+    table = read_file(asked.pairs)
     loaded = load_model(model, predicting=True)
+    pairs = read_pairs(table, loaded.prepare, score.target, score.against)
     with waiting(f"{loaded.title} · {len(pairs):,} pairs"):
         result = find_circuit(loaded, pairs, asked.keep)
         maps = {}
         if output.out is not None and output.out.suffix.lower() == ".html":
-            prepared = loaded.prepare(pairs[0].clean)
-            several = len({each.head.kind for each in result.heads}) > 1
             for each in result.heads:
-                name = str(each.head) if several else each.head.name
-                maps[name] = one_head(loaded, prepared, each.head).heatmap
+                maps[each.head] = one_head(loaded, pairs[0].clean, each.head).heatmap
     deliver("circuit", of_circuit(result, maps), output, picture)

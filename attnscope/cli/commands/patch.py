@@ -85,8 +85,7 @@ def patch(
     ):
         refuse(wrong, name, sentence)
     from attnscope.questions.cause import of_intervention
-    from attnscope.questions.circuit import read_pairs
-    from attnscope.questions.patching import Receiver, TextPair
+    from attnscope.questions.patching import Receiver, TextPair, read_pairs
     from attnscope.questions.patching import patch as patch_heads
     from attnscope.questions.tracing import of_trace, trace_tokens
 
@@ -94,13 +93,10 @@ def patch(
     to = None if asked.to is None else Receiver.parse(asked.to)
     options.check_picture(output.out, picture.cmap, one=True, signed=True)
     if asked.pairs is not None:
-        lines = read_pairs(read_file(asked.pairs), cause.target, cause.against)
+        table = read_file(asked.pairs)
         loaded = load_model(model, predicting=True)
         read = partial(loaded.prepare, max_tokens=source.max_tokens, truncate=source.truncate)
-        pairs = [
-            TextPair(read(each.clean), read(each.corrupt), each.target, each.against, f"pair {number:,}")
-            for number, each in enumerate(lines, 1)
-        ]
+        pairs = read_pairs(table, read, cause.target, cause.against)
     else:
         loaded, prepared = read_source(source, model).open(predicting=True)
         another = replace(source, text=asked.with_text, file=None, line=None, keep=None)

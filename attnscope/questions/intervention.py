@@ -1,0 +1,494 @@
+"""Passes that are changed: heads give something else at some rows, each alone or several at once.
+
+The layers of the first pass are kept: those before a change are not run again for any head. What heads give
+instead is known before the pass (zeros, means, what they gave in another pass), or comes from the formula
+that every picture is drawn from, so a weight that is cut before the softmax is one that a mask had closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from attnscope.attention import Attention, Head, RowSource, Site
+from attnscope.capture import Observer, Record, recording
+from attnscope.capture.hooks.gate import Edit, edited
+from attnscope.capture.projections import first_tensor
+from attnscope.capture.record import tolerance
+from attnscope.capture.rows.proof import mix
+from attnscope.errors import InputError, ModelError
+from attnscope.models import Model, ModelInput
+from attnscope.models.huggingface.load import Classifier
+from attnscope.models.targets import Prediction, score_prediction
+from attnscope.progress import tell
+from attnscope.questions.importance import gated_sites
+from attnscope.questions.parts import word_groups
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import require_selected
+from attnscope.records import Meaning, record
+
+Forward = Callable[..., Any]
+
+BLOCK = 512
+"""Rows that are computed at a time."""
+
+
+class RanLayer(NamedTuple):
+    """One call of a layer: what it returned, and how many attention calls there were before and after it."""
+
+    layer: str
+    output: Any
+    before: int
+    after: int
+
+    @property
+    def stack(self) -> str:
+        """The path of the list that it is in."""
+        return self.layer.rpartition(".")[0]
+
+    @property
+    def states(self) -> Tensor | None:
+        """What it returned first: the residual stream, of most models."""
+        return first_tensor(self.output)
+
+    def with_states(self, changed: Tensor) -> RanLayer:
+        """The same with another stream."""
+        mine = self.states
+        return self._replace(output=tree_map(lambda part: changed if part is mine else part, self.output))
+
+
+@dataclass(eq=False)
+class KeptLayers:
+    """What every layer of a pass returned, in the order in which they ran.
+
+    A layer that ended before an attention call returns the same whatever is done to that call; so it need not
+    run again. A layer is a module with a number that is in no other such module: ``encoder.layer.3``. What it
+    returns is copied whenever it is kept or given, as a model may write into it.
+    """
+
+    module: nn.Module
+    ran: list[RanLayer] = field(default_factory=list)
+
+    @property
+    def layers(self) -> list[str]:
+        """The paths of the layers."""
+        named = ((name, name.split(".")) for name, _ in self.module.named_modules())
+        return [
+            name
+            for name, (*outside, last) in named
+            if last.isdecimal() and not any(part.isdecimal() for part in outside)
+        ]
+
+    @contextmanager
+    def keeping(self, count: Callable[[], int]) -> Iterator[None]:
+        """Keep what the layers return while the block runs; ``count`` tells the attention calls so far."""
+        self.ran.clear()
+        inside = 0
+
+        def keep(name: str, forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                nonlocal inside
+                before = count()
+                inside += 1
+                try:
+                    output = forward(*args, **kwargs)
+                finally:
+                    inside -= 1
+                if not inside:  # a layer that another one calls is a part of that
+                    self.ran.append(RanLayer(name, _copy(output), before, count()))
+                return output
+
+            return run
+
+        with self._forwards(keep):
+            yield
+
+    def skipped(self, call: int) -> int:
+        """How many attention calls are left out where all layers before one call are given."""
+        return sum(ran.after - ran.before for ran in self._given(call))
+
+    def verify(self, calls: Iterable[int], same: Callable[[], bool]) -> None:
+        """Forget what was kept unless passes that are given it end the ``same``: layers may keep more."""
+        for count, call in {self.skipped(call): call for call in calls}.items():
+            with self.giving(call):
+                kept = count == 0 or same()
+            if not kept:
+                self.ran.clear()
+
+    @contextmanager
+    def giving(self, call: int) -> Iterator[None]:
+        """Give what was kept of the layers that ended before an attention call, and run the others."""
+        with self.giving_first(self._given(call)):
+            yield
+
+    @contextmanager
+    def giving_first(self, ran: Sequence[RanLayer]) -> Iterator[None]:
+        """Give what these layers returned, the first ones that run, and run the others."""
+        given = iter(ran)
+
+        def give(name: str, forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                ran = next(given, None)
+                if ran is None:
+                    return forward(*args, **kwargs)
+                assert ran.layer == name
+                return _copy(ran.output)
+
+            return run
+
+        with self._forwards(give):
+            yield
+
+    def _given(self, call: int) -> list[RanLayer]:
+        return [ran for ran in self.ran if ran.after <= call]
+
+    @contextmanager
+    def _forwards(self, make: Callable[[str, Forward], Forward]) -> Iterator[None]:
+        """Put another forward in the place of each layer's; nothing of it stays behind."""
+        changed: list[tuple[nn.Module, Any]] = []
+        try:
+            for name in self.layers:
+                layer = self.module.get_submodule(name)
+                changed.append((layer, vars(layer).get("forward")))
+                vars(layer)["forward"] = make(name, layer.forward)
+            yield
+        finally:
+            for layer, own in reversed(changed):
+                if own is None:
+                    vars(layer).pop("forward", None)
+                else:
+                    vars(layer)["forward"] = own
+
+
+def _copy(output: Any) -> Any:
+    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, output)
+
+
+Calls: TypeAlias = Mapping[Head, Sequence[int]]
+"""The attention calls of every head that is meant, by number."""
+
+NEAR = 1e-3
+"""Nats by which a loss may differ when kept layers are given, not run: rounding is far below it."""
+
+
+def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -> Calls:
+    """The calls of each head that is meant: of ``heads``, or of all that are selected.
+
+    Raises ``SelectionError`` for heads that do not exist.
+    """
+    calls: dict[Head, list[int]] = {}
+    for asked in [selection.of(head) for head in heads] or [selection]:
+        found = [
+            (Head(each.site.layer, head, each.site.kind), call)
+            for call, each in enumerate(record.sites)
+            for head in asked.heads(each.site, each.heads) or ()
+        ]
+        require_selected(found, record, asked)
+        for head, call in found:
+            calls.setdefault(head, []).append(call)
+    return calls
+
+
+@dataclass(frozen=True, eq=False)
+class PlainPass:
+    """A pass as it is, whose layers are kept, so that those before a change need not run again."""
+
+    before: Tensor
+    sites: Sequence[Site]  # of each call
+    calls: Calls
+    kept: KeptLayers
+    record: Record
+
+    @classmethod
+    def run(
+        cls,
+        model: Model,
+        prepared: ModelInput,
+        predict: Callable[[], Tensor],
+        selection: Selection,
+        heads: Sequence[Head] = (),
+        *,
+        edit: Edit = lambda number, output: None,
+        observers: Sequence[Observer] = (),
+    ) -> PlainPass:
+        """Run ``predict`` and find the heads that are meant: those of ``heads``, or all that are selected.
+
+        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
+        """
+        kept = KeptLayers(model.module)
+        with (
+            recording(model.module, observers, prepared.axes, warn=False) as record,
+            edited(edit) as gates,
+            kept.keeping(lambda: len(gates.heads)),
+        ):
+            before = predict()
+        sites = gated_sites(model, record, gates)
+        calls = calls_of(record, selection, heads)
+        made = cls(before, sites, calls, kept, record)
+        made.verify([first for first, *_ in calls.values()], predict)
+        return made
+
+    def verify(self, calls: Iterable[int], predict: Callable[[], Tensor]) -> None:
+        """Give no layers before these calls unless that changes nothing."""
+        self.kept.verify(calls, lambda: torch.allclose(predict(), self.before, atol=NEAR, rtol=0))
+
+    @contextmanager
+    def edited_from(self, call: int, edit: Edit) -> Iterator[int]:
+        """Run layers from that of an attention call on; ``edit`` counts calls as a whole pass does.
+
+        The number of calls that are left out is given.
+        """
+        skipped = self.kept.skipped(call)
+        with self.kept.giving(call), edited(lambda number, output: edit(number + skipped, output)):
+            yield skipped
+
+
+class Made(NamedTuple):
+    """What the heads of one call give at some rows instead, and what they gave.  [batch, head, row, size]"""
+
+    rows: Tensor | slice  # [row]
+    outputs: Tensor
+    before: Tensor | None = None  # what proves that a change is of this call; none where it is known before
+
+
+Change: TypeAlias = Callable[[int, Attention], "Made | None"]
+"""What becomes of an attention call of this number, as it is in a pass; ``None`` leaves it alone."""
+
+
+class Fixed(NamedTuple):
+    """What becomes of an attention call, by its number, site and heads: the same in every pass."""
+
+    give: Callable[[int, Site, int], Made | None]
+
+
+@dataclass(eq=False)
+class Changes:
+    """Observer: makes the change of every call while the pass runs."""
+
+    change: Change
+    made: list[Made | None] = field(default_factory=list)
+
+    def observe(self, attention: Attention) -> None:
+        """Make the change of a call."""
+        self.made.append(self.change(len(self.made), attention))
+
+    def check(self, number: int, output: Tensor) -> Made | None:
+        """The change of the call that returned ``output``, [batch, query, head, size], which proves it."""
+        if number >= len(self.made):
+            raise ModelError("this attention is known only after its layer has run, and cannot be changed")
+        made = self.made[number]
+        if made is None or made.before is None:
+            return made
+        given = output.detach().transpose(1, 2)
+        fits = isinstance(made.rows, slice) or int(made.rows[-1]) < given.shape[2]
+        if given.shape[:2] != made.before.shape[:2] or not fits:
+            raise ModelError("the heads shown are not those that this layer sums")
+        given = given[:, :, made.rows]
+        size = float(given.abs().amax()) or 1.0
+        if not float((made.before - given).abs().amax()) <= tolerance(output.dtype) * size:
+            raise ModelError(
+                "weights × values do not reproduce this layer's output: its heads cannot be changed"
+            )
+        return made
+
+
+def mix_rows(read: RowSource, values: Tensor, first: int, count: int) -> Tensor:
+    """What the heads give at the rows from ``first`` on, ``count`` being all.  -> [batch, head, row, size]"""
+    blocks = (read.rows(at, min(at + BLOCK, count), None) for at in range(first, count, BLOCK))
+    return torch.cat([mix(block, values) for block in blocks], 2)
+
+
+def mixed_values(attention: Attention) -> Tensor:
+    """What the heads of a call mixed. Raises ``ModelError`` where nobody saw it."""
+    values = attention.values
+    if values is None or values.shape[2] != len(attention.keys):
+        raise ModelError(f"{attention.site.name} cannot be changed: the values that it mixes are not known")
+    return values
+
+
+def change_together(
+    model: Model, prepared: ModelInput, predict: Callable[[], Tensor], change: Change, calls: Calls
+) -> Tensor:
+    """What ``predict`` gives with several heads changed in one pass, each as it then is."""
+    changes, chosen = Changes(change), _by_call(calls)
+
+    def edit(number: int, output: Tensor) -> Tensor | None:
+        made = changes.check(number, output)
+        return None if made is None else put_heads({number: (made, chosen.get(number, []))}, number, output)
+
+    with recording(model.module, [changes], prepared.axes, warn=False), edited(edit):
+        return predict()
+
+
+def _by_call(calls: Calls) -> dict[int, list[int]]:
+    """The numbers of the heads of each call."""
+    chosen: dict[int, list[int]] = {}
+    for head, mine in calls.items():
+        for call in mine:
+            chosen.setdefault(call, []).append(head.head)
+    return chosen
+
+
+def put_heads(
+    changed: Mapping[int, tuple[Made, Sequence[int]]], number: int, output: Tensor
+) -> Tensor | None:
+    """The output of a call with some heads changed.  [batch, query, head, size] -> the same"""
+    if number not in changed:
+        return None
+    (made, heads), other = changed[number], output.clone()
+    for head in heads:
+        other[:, made.rows, head] = made.outputs[:, head].to(output)
+    return other
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedPasses:
+    """A pass as it is, and the same with heads changed."""
+
+    model: Model
+    prepared: ModelInput
+    predict: Callable[[], Tensor]
+    change: Change | Fixed
+    first: PlainPass
+    made: Sequence[Made | None]  # of each call of the first pass
+
+    @classmethod
+    def run(
+        cls,
+        model: Model,
+        prepared: ModelInput,
+        predict: Callable[[], Tensor],
+        change: Change | Fixed,
+        selection: Selection,
+        heads: Sequence[Head] = (),
+    ) -> ChangedPasses:
+        """Run the pass as it is, and see what its heads are to give. Raises as ``PlainPass.run`` does."""
+        if isinstance(change, Fixed):
+            first = PlainPass.run(model, prepared, predict, selection, heads)
+            made = [change.give(call, each.site, each.heads) for call, each in enumerate(first.record.sites)]
+            return cls(model, prepared, predict, change, first, made)
+        made, changes = [], Changes(change)
+        first = PlainPass.run(
+            model, prepared, predict, selection, heads,
+            edit=lambda number, output: made.append(changes.check(number, output)), observers=[changes],
+        )  # fmt: skip
+        return cls(model, prepared, predict, change, first, made)
+
+    def together(self, calls: Calls) -> Tensor:
+        """The prediction with some heads changed in one pass.
+
+        What changes first is as in the first pass, as nothing before it differs: no layer before it runs.
+        """
+        made = {call: each for call, each in enumerate(self.made) if each is not None}
+        chosen = {call: heads for call, heads in _by_call(calls).items() if call in made}
+        if not chosen:
+            return self.first.before
+        if isinstance(self.change, Fixed) or len(chosen) == 1:
+            edit = partial(put_heads, {call: (made[call], heads) for call, heads in chosen.items()})
+            with self.first.edited_from(min(chosen), edit):
+                return self.predict()
+        return change_together(self.model, self.prepared, self.predict, self.change, calls)
+
+
+@record("what a change does to the prediction")
+class Effect:
+    """A prediction after a change."""
+
+    effect: Annotated[float, Meaning("the change of the score; of a patch, the share that comes back")]
+    score: Annotated[float, Meaning("the score after the change")]
+    divergence: Annotated[float, Meaning("KL divergence of the prediction from before to after, in nats")]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A prediction whose score is asked for again, in passes that are changed."""
+
+    model: Model
+    prepared: ModelInput
+    prediction: Prediction
+
+    @classmethod
+    def of(cls, model: Model, prepared: ModelInput, target: str | None, against: str | None) -> Scored:
+        """The prediction that words name. Raises as ``score_prediction`` does."""
+        return cls(model, prepared, score_prediction(model, prepared, target, against))
+
+    def logits(self) -> Tensor:
+        """One pass.  -> [vocabulary] or [class], float64"""
+        at = self.prediction.at
+        if isinstance(self.model, Classifier):
+            scores = self.model.class_scores(self.prepared)[0]
+            scores = scores if at is None else scores[at]
+        else:
+            text, place = torch.tensor([0]), torch.tensor([at])
+            device = self.model.device
+            scores = self.model.logits(self.prepared, text.to(device), place.to(device))[0]
+        return scores.cpu().double()
+
+    @property
+    def unit(self) -> str:
+        """What the score is."""
+        return "log-probability" if self.prediction.against is None else "logit difference"
+
+    def score(self, logits: Tensor) -> Tensor:
+        """The log-probability of the prediction, or how far its logit is above the other word's."""
+        chosen, against = self.prediction.chosen, self.prediction.against
+        return logits.log_softmax(-1)[chosen] if against is None else logits[chosen] - logits[against]
+
+    def effect(self, before: Tensor, after: Tensor) -> Effect:
+        """The change of the score, the score, and the divergence, after a change."""
+        pair = torch.stack([before, after]).log_softmax(-1)
+        divergence = float(F.kl_div(pair[1], pair[0], reduction="sum", log_target=True))
+        score = float(self.score(after))
+        return Effect(score - float(self.score(before)), score, divergence)
+
+
+class Swept(NamedTuple):
+    """A prediction as it is, what becomes of it with each head changed alone, and with all at once."""
+
+    before: Tensor
+    heads: Mapping[Head, Effect]
+    together: Effect | None  # not estimated
+    record: Record
+
+
+def sweep_heads(scored: Scored, change: Change | Fixed, selection: Selection, heads: Sequence[Head]) -> Swept:
+    """Change every head alone, and all of them at once; no head is found where nothing is changed."""
+    passes = ChangedPasses.run(scored.model, scored.prepared, scored.logits, change, selection, heads)
+    first, found = passes.first, dict[Head, Effect]()
+    if not any(passes.made[call] for mine in first.calls.values() for call in mine):
+        return Swept(first.before, found, None, first.record)
+    for done, (head, mine) in enumerate(first.calls.items()):
+        tell("head", done + 1, len(first.calls))
+        found[head] = scored.effect(first.before, passes.together({head: mine}))
+    all_ = scored.effect(first.before, passes.together(first.calls))
+    return Swept(first.before, found, all_, first.record)
+
+
+def require_texts(one: ModelInput, other: ModelInput | None = None) -> None:
+    """Raise ``ModelError`` for a trace, ``InputError`` for two texts of different token counts."""
+    other = other or one
+    if one.replay is not None or other.replay is not None:
+        raise ModelError("a trace holds no weights of the model: give the model and the text")
+    if len(one.tokens) != len(other.tokens):
+        words = zip(word_groups(one.tokens), word_groups(other.tokens), strict=False)
+        why = (
+            f": {mine.label!r} has {_pieces(here)} and {theirs.label!r} {_pieces(there)}"
+            for (mine, here), (theirs, there) in words
+            if len(here) != len(there)
+        )
+        raise InputError(
+            f"the texts differ in their number of tokens, {len(one.tokens):,} and {len(other.tokens):,}"
+            f"{next(why, '')}; a patch needs the same number"
+        )
+
+
+def _pieces(group: Sized) -> str:
+    return "1 piece" if len(group) == 1 else f"{len(group):,} pieces"

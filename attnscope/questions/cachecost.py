@@ -41,7 +41,7 @@ from attnscope.questions.intervention import (
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
-from attnscope.records import Meaning, Notes, record
+from attnscope.records import Meaning, Notes, csv_rows, record
 from attnscope.views import Drawable
 from attnscope.views.charts import Curve, Curves
 from attnscope.views.heads import head_map
@@ -434,10 +434,4 @@ def of_cachecost(result: CacheCost) -> Answer:
         "loss", "nats", (*shares, shares[-1] + 1), curves, "rise of the loss", result.title, (), "% unlimited"
     )
     pictures: dict[str, Drawable] = {"heads": every, "memory": chart}
-    return Answer((heads, every, kept), pictures, lambda: result, table=lambda: _csv_rows(result))
-
-
-def _csv_rows(result: CacheCost) -> Iterator[tuple[object, ...]]:
-    yield "layer", "head", "loss", "missed", "retrieval", "role"
-    for each in result.heads:
-        yield each.layer, each.head, each.loss, each.missed, each.retrieval, each.role
+    return Answer((heads, every, kept), pictures, lambda: result, lambda: csv_rows(result.heads))

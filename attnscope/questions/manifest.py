@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -16,23 +15,13 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.keeping import describe_model
 from attnscope.questions.layers import WholeLayers
 from attnscope.records import Meaning, Notes, Parts, record
+from attnscope.storage.trace.layout import About
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")
 """What the bytes of an export may depend on; the manifest has their versions."""
 
 INTEGERS = {"type": "array", "items": {"type": "integer"}}
 AxisText = Annotated[int | None, Meaning("its place in texts; null where the axis is no text")]
-
-
-@record("the model")
-class ExportedModel:
-    """The model that ran."""
-
-    name: Annotated[str, Meaning("as it was named")]
-    class_: Annotated[str, Meaning("its Python class", name="class")]
-    revision: Annotated[str | None, Meaning("its commit on the hub")]
-    parameters: Annotated[int, Meaning("its weights")]
-    device: Annotated[str, Meaning("where it ran")]
 
 
 @record("a text")
@@ -70,7 +59,7 @@ class Manifest:
     attnscope: Annotated[str, Meaning("the release that wrote it")]
     command: Annotated[str | None, Meaning("what was typed")]
     weigh: Annotated[str | None, Meaning("what the weights are weighed by", optional=True)]
-    model: Annotated[ExportedModel, Meaning("the model")]
+    model: Annotated[About, Meaning("the model")]
     versions: Annotated[Mapping[str, str], Meaning("of what the bytes may depend on")]
     texts: Annotated[tuple[ExportedText, ...], Meaning("the texts on the axes")]
     kinds: Annotated[Mapping[Kind, ExportedAxes], Meaning("by kind of attention")]
@@ -107,7 +96,7 @@ def write_down(
         attnscope=__version__,
         command=command,
         weigh=None if model.weigh == "raw" else model.weigh,
-        model=ExportedModel(**asdict(describe_model(model))),
+        model=describe_model(model),
         versions=versions,
         texts=tuple(texts),
         kinds=kinds,

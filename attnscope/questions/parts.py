@@ -34,6 +34,9 @@ PICTURES = ("image", "video")
 SOUND = "sound"
 """All that stands for a moment of a sound; the same."""
 
+FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")
+"""The first picture, which a row and a column alone mean."""
+
 UNKNOWN = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
 """How a token ends that the vocabulary lacks: the text's own letters, and ``[UNK]`` or ``<unk>`` behind."""
 
@@ -161,14 +164,15 @@ def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
     """The places of a word: as it is written, or else in any case and without marks: ``mat.``, ``[CLS]``."""
     exact = tuple(group for place, group in words if name in (_known(place.text), place.label))
     folded = name.casefold()
-    return exact or tuple(group for place, group in words if folded in _names(place))
+    return exact or tuple(group for place, group in words if folded in place_names(place))
 
 
-def _names(place: Place) -> tuple[str, ...]:
+def place_names(place: Place) -> tuple[str, ...]:
+    """What a place may be called in small letters: as it is, without its marks, without its picture."""
     name = _known(place.text).casefold()
     if place.heard:
         return name, place.moment, place.letters.casefold() or name
-    alone = name.removeprefix("image 1 · ") if place.pictured else name.partition(GROUPED)[2] or name
+    alone = FIRST.sub("", name) if place.pictured else name.partition(GROUPED)[2] or name
     return name, name.strip(punctuation), name.removeprefix("patch "), alone
 
 

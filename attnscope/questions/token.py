@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,14 +17,12 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
+from attnscope.questions.parts import place_names
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
 from attnscope.text import read_number
 from attnscope.views import Bars, Overlay, TokenView, rank_places
 from attnscope.views.token import Edges, describe_box
-
-NUMBERED = re.compile(r"(image|frame)s? [0-9-]+ · ")
-"""Which picture a token stands for: its row and column alone mean the first."""
 
 
 def find_place(places: Sequence[Place], wanted: str) -> int:
@@ -48,17 +45,7 @@ def fit_exactly(places: Sequence[Place], wanted: str) -> list[int]:
 def fit_loosely(places: Sequence[Place], wanted: str) -> list[int]:
     """The places with that text in other letters, special tokens also without their brackets."""
     folded = wanted.casefold().removeprefix("patch ")
-    return [i for i, place in enumerate(places) if folded in _names(place)]
-
-
-def _names(place: Place) -> tuple[str, ...]:
-    """What a place may be called: its text, and a special token also without its brackets."""
-    name = place.text.strip().casefold()
-    if place.pictured:
-        return name, NUMBERED.sub("", name)
-    if place.heard:
-        return name, place.moment, place.letters.casefold() or name
-    return (name, name.strip("[]<>|")) if place.special else (name,)
+    return [i for i, place in enumerate(places) if folded in place_names(place)]
 
 
 MOST = 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from attnscope.attention import Kind, Site, Source, Token
 from attnscope.axes import Array
 from attnscope.capture.record import Failure, LayerWithoutAttention, SiteRecord
 from attnscope.figures import HeadFigures
+from attnscope.records import Meaning, record
 
 FORMAT = 5
 """The version of the layout. A reader refuses any other."""
@@ -128,15 +129,15 @@ class TracedCall(Site):
         return TracedCall(**facts.pop("site"), **facts | {"queries": queries, "keys": keys}, rows=rows)
 
 
-@dataclass(frozen=True)
+@record("the model")
 class About:
-    """The model that ran: its name, class, revision on the hub, number of weights, and device."""
+    """The model that ran."""
 
-    name: str
-    class_: str
-    revision: str | None
-    parameters: int
-    device: str
+    name: Annotated[str, Meaning("as it was named")]
+    class_: Annotated[str, Meaning("its Python class", name="class")]
+    revision: Annotated[str | None, Meaning("its commit on the hub")]
+    parameters: Annotated[int, Meaning("its weights")]
+    device: Annotated[str, Meaning("where it ran")]
 
 
 @dataclass(frozen=True)

@@ -46,32 +46,26 @@ CAPACITY = 1 << 24
 """The capacity of an edge with all of a row, as a whole number."""
 
 
-def with_residual(weights: Array) -> Array:
+def with_residual(weights: Array, crossed: bool = False) -> Array:
     """Half of each row from its own token, half by attention (Abnar & Zuidema 2020).  [query, key]
 
-    Rows are made to sum to 1 before; one without attention keeps its token.
+    Rows are made to sum to 1 before; one without attention keeps its token. Of cross attention (``crossed``)
+    the residual is one more column, the last one.
     """
-    return 0.5 * as_shares(weights) + 0.5 * np.eye(len(weights))
-
-
-def with_crossed_residual(weights: Array) -> Array:
-    """As ``with_residual``, of cross attention: the residual is the last column.  -> [query, key + 1]"""
+    if not crossed:
+        return 0.5 * as_shares(weights) + 0.5 * np.eye(len(weights))
     halves = 0.5 * _over_sums(weights)
     return np.hstack([halves, 1 - halves.sum(-1, keepdims=True)])
 
 
-def as_shares(rows: Array) -> Array:
-    """Rows over their sums; one that is all 0 is its own token's.  [query, key]"""
-    shares = _over_sums(rows)
-    empty = ~shares.any(-1)
-    shares[empty, empty.nonzero()[0]] = 1
-    return shares
+def as_shares(rows: Array, crossed: bool = False) -> Array:
+    """Rows over their sums; one that is all 0 is its own token's, or the last column's if ``crossed``.
 
-
-def as_crossed_shares(rows: Array) -> Array:
-    """Rows over their sums; one that is all 0 is the residual's, the last column.  [query, key + 1]"""
+    [query, key], the same
+    """
     shares = _over_sums(rows)
-    shares[~shares.any(-1), -1] = 1
+    empty = np.flatnonzero(~shares.any(-1))
+    shares[empty, -1 if crossed else empty] = 1
     return shares
 
 

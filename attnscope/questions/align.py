@@ -474,22 +474,20 @@ def align_windows(
 
 def write_srt(result: SpokenText) -> str:
     """Subtitles of one word each."""
-    return "\n".join(
-        f"{number}\n{_clock(word.begin)} --> {_clock(word.end)}\n{visible(word.text)}\n"
-        for number, word in enumerate(result.words, 1)
-    )
+    return "\n".join(f"{number}\n{block}" for number, block in enumerate(_blocks(result, ",", visible), 1))
 
 
 def write_vtt(result: SpokenText) -> str:
     """The same for pages, in which a text may not look like markup."""
-    blocks = (
-        f"{_clock(word.begin, '.')} --> {_clock(word.end, '.')}\n{escape(visible(word.text), quote=False)}\n"
-        for word in result.words
-    )
-    return "\n".join(("WEBVTT\n", *blocks))
+    return "\n".join(("WEBVTT\n", *_blocks(result, ".", lambda text: escape(visible(text), quote=False))))
 
 
-def _clock(seconds: float, point: str = ",") -> str:
+def _blocks(result: SpokenText, point: str, spell: Callable[[str], str]) -> Iterator[str]:
+    for word in result.words:
+        yield f"{_clock(word.begin, point)} --> {_clock(word.end, point)}\n{spell(word.text)}\n"
+
+
+def _clock(seconds: float, point: str) -> str:
     """``01:02:03,450``"""
     minutes, rest = divmod(round(seconds * 1000), 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"

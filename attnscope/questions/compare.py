@@ -11,23 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnscope import comparison
 from attnscope.attention import Head, Kind, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import CoarseMap, Coarsen, SharedRows
 from attnscope.capture.observers.rows import Sample, Sampled
-from attnscope.comparison import (
-    CUT,
-    Divergences,
-    Groups,
-    Plane,
-    average_over_texts,
-    divergence,
-    embed_in_plane,
-    group_heads,
-    measure_distances,
-    sampling_error,
-)
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -118,8 +107,8 @@ class Comparison:
     heads: Heads
     distances: Annotated[NDArray[np.float64], in_nats("[head, head]")]
     error: Errors  # [head, head]
-    groups: Annotated[Groups, Parts(silhouette="how well the groups are apart")]
-    plane: Annotated[Plane, Meaning("the heads as points")]
+    groups: Annotated[comparison.Groups, Parts(silhouette="how well the groups are apart")]
+    plane: Annotated[comparison.Plane, Meaning("the heads as points")]
     rows: int
     of: int
     texts: TextCount
@@ -165,8 +154,8 @@ class Comparison:
         """The table in the order of the groups, and the plane."""
         names = tuple(head.name for head in self.heads)
         groups = (
-            f"{len(self.groups.members)} groups: average linkage, cut at {CUT:g} times the median distance; "
-            f"mean silhouette {self.groups.silhouette:.2f}"
+            f"{len(self.groups.members)} groups: average linkage, cut at {comparison.CUT:g} times the median "
+            f"distance; mean silhouette {self.groups.silhouette:.2f}"
         )
         table = distance_map(
             self.distances,
@@ -211,8 +200,8 @@ def compare_all_heads(
         heads=first.heads,
         distances=mean.distances,
         error=mean.error,
-        groups=group_heads(mean.distances),
-        plane=embed_in_plane(mean.distances),
+        groups=comparison.group_heads(mean.distances),
+        plane=comparison.embed_in_plane(mean.distances),
         rows=mean.rows,
         of=mean.of,
         texts=len(given),
@@ -233,7 +222,7 @@ class TextDistances:
 
     kind: str
     heads: tuple[Head, ...]
-    spread: Divergences
+    spread: comparison.Divergences
     of: int
     notes: tuple[str, ...]
     ran: str = ""
@@ -255,7 +244,7 @@ class MeanDistances(NamedTuple):
 
 def average_distances(texts: Sequence[TextDistances]) -> MeanDistances:
     """The mean of what is known of each text."""
-    average = average_over_texts([text.spread.mean for text in texts]) if len(texts) > 1 else None
+    average = comparison.average_over_texts([text.spread.mean for text in texts]) if len(texts) > 1 else None
     one = texts[0]
     distances = one.spread.mean if average is None else average.mean
     error = one.spread.error(one.of) if average is None else average.error
@@ -276,7 +265,7 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextD
             f"at most {MOST_COMPARED:,} heads are compared, and {count}: pick some with --layer"
         )
     notes = (*prepared.notes, *result.notes)
-    spread, ran = measure_distances(result.rows), provenance(result.sites)
+    spread, ran = comparison.measure_distances(result.rows), provenance(result.sites)
     return TextDistances(result.kind, result.heads, spread, result.of, notes, ran)
 
 
@@ -429,14 +418,14 @@ def compare_two_heads(
         )
     queries, keys = map(selection.coarsening, (both[0].sampled.queries, both[0].sampled.keys))
     positions = evenly(len(queries.places), len(keys.places), SAMPLED)
-    apart = divergence(both[0].rows, both[1].rows)  # [row]
+    apart = comparison.divergence(both[0].rows, both[1].rows)  # [row]
     labelled, shares = zip(*(each.map.label() for each in both), strict=True)
     one_map, other_map = (pick_head(weights, 0) for weights in labelled)
     partings = tuple(
         _parting(queries.places[positions[row]], keys.places, [each.rows[row] for each in both], apart[row])
         for row in np.argsort(-apart.numpy(), kind="stable")[:PARTINGS]
     )
-    error = sampling_error(apart, len(queries.places))
+    error = comparison.sampling_error(apart, len(queries.places))
     notes = (
         *model.notes,
         *prepared.notes,

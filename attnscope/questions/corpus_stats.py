@@ -36,34 +36,29 @@ class Totals:
 
     def merge(self, other: Totals) -> None:
         """Add another batch."""
-        self.measured.merge(other.measured)
-        self.importances.merge(other.importances)
-        self.removals.merge(other.removals)
+        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
+            mine.merge(theirs)
 
     def __reduce__(self) -> tuple[Any, ...]:  # what another process is sent
         return Totals.from_state, (self.state(),)
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
-        return {name: getattr(self, name).state() for name in ("measured", "importances", "removals")}
+        return {name: sums.state() for name, sums in vars(self).items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Totals:
         """What ``state`` wrote down."""
-        return cls(
-            Measurement.from_state(state["measured"]),
-            Importances.from_state(state["importances"]),
-            Removals.from_state(state["removals"]),
-        )
+        kinds: dict[str, Any] = {"measured": Measurement, "importances": Importances, "removals": Removals}
+        return cls(**{name: kind.from_state(state[name]) for name, kind in kinds.items()})
 
 
 def read_totals(state: Mapping[str, Any], names: Sequence[str]) -> Totals:
     """What ``Totals.state`` wrote down, of the measures with these names; anything else raises an error."""
     totals = Totals.from_state(state)
     totals.measured.merge(Measurement(names))  # refuses another set of measures
-    totals.measured.figures()
-    totals.importances.figures()
-    totals.removals.figures()
+    for sums in vars(totals).values():
+        sums.figures()
     return totals
 
 

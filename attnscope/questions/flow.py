@@ -14,18 +14,8 @@ from attnscope.axes import Array, Coarsening, Weights, coarsen, weights
 from attnscope.capture.observers.coarsen import rows_at_a_time
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
+from attnscope.measures import flow
 from attnscope.measures.blocks import Contributions
-from attnscope.measures.flow import (
-    METHODS,
-    Both,
-    add_up_relevance,
-    as_crossed_shares,
-    as_shares,
-    max_flow,
-    roll_out,
-    with_crossed_residual,
-    with_residual,
-)
 from attnscope.measures.weighing import Amounts, Values, by_gradient
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
@@ -223,7 +213,7 @@ def follow_flow(
     apart = mixing.leave_out()
     said += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
     passed = (*model.notes, *prepared.notes, *record.notes)
-    notes = (METHODS[method].share, *passed, *apart, *([said] if said else []))
+    notes = (flow.METHODS[method].share, *passed, *apart, *([said] if said else []))
     maps: dict[str, list[tuple[int, Weights]]] = {}
     kinds = kinds_of(mixing.matrices)
     sides = [[site for site in mixing.matrices if site.kind == kind] for kind in kinds]
@@ -244,7 +234,7 @@ def follow_flow(
 
 def _flows(
     steps: Sequence[tuple[str, Array]], own: int, other: int, rows: Rows, of_other: Rows
-) -> Iterator[Array | Both]:
+) -> Iterator[Array | flow.Both]:
     """The largest flows up to each step, as ``roll_out``, of some tokens of either side or of all."""
     size = max(0 if rows is not None else own, 0 if of_other is not None else other)
     if size > MOST_FLOWS:
@@ -256,7 +246,7 @@ def _flows(
     for count, (kind, _) in enumerate(steps, 1):
         asked = (of_other, other) if kind == "encoder" else (rows, own)
         for row in range(asked[1]) if asked[0] is None else asked[0]:
-            flows = max_flow(steps[:count], own, other, row)
+            flows = flow.max_flow(steps[:count], own, other, row)
             if kind == "encoder":
                 encoded[row] = flows[:other]
             else:
@@ -283,9 +273,9 @@ def _through(
     for site in sites:
         matrix, across = mixing.matrices[site], site.kind == "cross"
         if method in ("rollout", "flow"):
-            matrix = (with_crossed_residual if across else with_residual)(matrix)
+            matrix = flow.with_residual(matrix, across)
         elif method == "alti":
-            matrix = (as_crossed_shares if across else as_shares)(matrix)
+            matrix = flow.as_shares(matrix, across)
         steps.append((site.kind if crossed else "encoder", matrix))
     if method == "flow":
         rows: list[Rows] = [None, None]  # those of a token in the texts that have it
@@ -296,7 +286,7 @@ def _through(
             rows = [() if one is None else one.tokens(0) for one in alone]
         found = list(_flows(steps, own, other, *rows))
     else:
-        found = (add_up_relevance if method == "relevance" else roll_out)(steps, own, other)
+        found = (flow.add_up_relevance if method == "relevance" else flow.roll_out)(steps, own, other)
     maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
     for site, made in zip(sites, found, strict=True):
         axes = mixing.axes[site]

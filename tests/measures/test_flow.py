@@ -6,11 +6,9 @@ from scipy.optimize import linprog
 
 from attnscope.measures.flow import (
     add_up_relevance,
-    as_crossed_shares,
     as_shares,
     max_flow,
     roll_out,
-    with_crossed_residual,
     with_residual,
 )
 
@@ -39,9 +37,9 @@ def test_a_row_without_attention_keeps_its_token():
 
 def test_a_row_across_without_attention_is_the_residual_alone():
     weights = np.array([[0.2, 0.2], [0.0, 0.0]])
-    np.testing.assert_allclose(with_crossed_residual(weights), [[0.25, 0.25, 0.5], [0, 0, 1]])
+    np.testing.assert_allclose(with_residual(weights, crossed=True), [[0.25, 0.25, 0.5], [0, 0, 1]])
     np.testing.assert_allclose(
-        as_crossed_shares(np.pad(weights, ((0, 0), (0, 1)))), [[0.5, 0.5, 0], [0, 0, 1]]
+        as_shares(np.pad(weights, ((0, 0), (0, 1))), crossed=True), [[0.5, 0.5, 0], [0, 0, 1]]
     )
 
 
@@ -74,7 +72,7 @@ def test_the_largest_flow_across_goes_to_both_texts_and_is_that_of_linear_progra
     other, own = 4, 3
     encoder = [with_residual(each) for each in _weights(2, other)]
     decoder = [with_residual(each) for each in _weights(2, own, causal=True)]
-    cross = [with_crossed_residual(random.random((own, other)) ** 4) for _ in range(2)]
+    cross = [with_residual(random.random((own, other)) ** 4, crossed=True) for _ in range(2)]
     steps = [("encoder", each) for each in encoder]
     for side, across in zip(decoder, cross, strict=True):
         steps += [("decoder", side), ("cross", across)]

@@ -26,7 +26,7 @@ from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.model import Model
 from attnscope.models.text.reader import ReaderModel
-from attnscope.models.text.tokens import Vocabulary
+from attnscope.models.text.tokens import NUMBERS
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record
@@ -41,9 +41,6 @@ FAILING = (IndexError, RuntimeError, ValueError)
 
 
 NUMBERED = "tokens are shown by their numbers: no tokenizer has read them"
-
-NUMBERS = Vocabulary(lambda ids: [None] * len(ids), lambda ids: " ".join(f"id {each}" for each in ids), ())
-"""The vocabulary of a module whose tokenizer is not known."""
 
 
 class ModuleModel(ReaderModel):

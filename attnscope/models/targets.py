@@ -171,7 +171,7 @@ def score_prediction(
         other = _id_of(model, against, logits[0].detach())
         score = score - logits[:, other].sum()
         over = f" over {visible(against.strip())!r}"
-    where = "behind" if objective.mask is None else "in the place of"
+    where = "after" if objective.mask is None else "in the place of"
     description = f"the prediction of each text: the most likely token {where} its token {at:,}"
     if not tokens:
         return Prediction(score, int(chosen[0]), other, description, logits, at)

@@ -16,6 +16,7 @@ from attnscope.axes import GROUPED, SEPARATOR, Place, coarsen_axis, find_senses
 from attnscope.errors import InputError, SelectionError
 from attnscope.limits import OutOfTime, deadline
 from attnscope.models.inputs import Message, ModelInput
+from attnscope.models.text.tokens import UNKNOWN_END
 from attnscope.questions.scene import locate_tokens
 from attnscope.records import Meaning, record
 from attnscope.text import MOST_CHARACTERS, read_number
@@ -36,9 +37,6 @@ SOUND = "sound"
 
 FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")
 """The first picture, which a row and a column alone mean."""
-
-UNKNOWN = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
-"""How a token ends that the vocabulary lacks: the text's own letters, and ``[UNK]`` or ``<unk>`` behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +205,7 @@ def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
 
 def _known(text: str) -> str:
     """What the text itself has of a token: without the vocabulary's sign for what it lacks."""
-    return UNKNOWN.sub("", text.strip())
+    return UNKNOWN_END.sub("", text.strip())
 
 
 def _belongs(place: Place, name: str) -> bool:

@@ -13,6 +13,7 @@ from attnscope.capture.observers.coarsen import CoarseMap
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.text.generation import spell_tokens
+from attnscope.models.text.tokens import UNKNOWN_END
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
 
@@ -47,10 +48,7 @@ def quote_text(prepared: ModelInput) -> str:
     """The beginning of a text in quotation marks; nothing of an image, a sound, or unknown tokens."""
     pictured = prepared.picture is not None or prepared.heard is not None
     known = [] if pictured else prepared.tokens[: 2 * QUOTED]
-    labels = (replace(token, text=token.text.rpartition(GROUPED)[2]) for token in known)
-    words = (
-        replace(token, text=(token.text.split() or [token.text])[0]) for token in labels
-    )  # without [UNK]
+    words = (replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUPED)[2])) for token in known)
     text = spell_tokens([token for token in words if not token.special])
     if len(text) > QUOTED:
         text = text[: QUOTED - 1].rstrip() + "…"

@@ -137,7 +137,7 @@ def test_the_rows_by_gradient_are_the_positive_part_of_weight_times_slope():
 
 @pytest.mark.parametrize(
     ("target", "said"),
-    [(None, "behind token 5, 'the'"), ("2", "behind token 2, 'cat'"), ("mat", "the prediction: 'mat'")],
+    [(None, "after token 5, 'the'"), ("2", "after token 2, 'cat'"), ("mat", "the prediction: 'mat'")],
 )
 def test_a_note_names_the_prediction(target, said):
     model = load("own-causal")

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from attnscope.capture import Keep
 from attnscope.errors import ModelError
 from attnscope.models import load
+from attnscope.models.targets import score_prediction
 from attnscope.models.text.tokens import tokens_of, tokens_of_spellings
 from tests.models.folders import gpt2, minilm, t5
 
@@ -38,6 +39,18 @@ def test_a_folder_without_its_tokenizers_files_is_refused(tmp_path):
         model.prepare("The cat sat.")
     prepared = model.prepare_tensors({"input_ids": torch.tensor([[1, 2, 3]])})  # which need none
     assert model.run(prepared, []).sites[0].queries == 3
+    assert [token.text for token in prepared.tokens] == ["id 1", "id 2", "id 3"]
+
+
+def test_a_prediction_without_a_tokenizer_is_named_by_its_number(tmp_path):
+    folder = gpt2(tmp_path)
+    for file in tmp_path.glob("*token*"):
+        file.unlink()
+    ids, model = torch.tensor([[1, 2, 3]]), load(str(folder), predicting=True)
+    prediction = score_prediction(model, model.prepare_tensors({"input_ids": ids}), None)
+    with torch.no_grad():
+        best = int(model.writer(ids).logits[0, -1].argmax())
+    assert prediction.description.startswith(f"the prediction: 'id {best}'")
 
 
 def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number(tmp_path):

@@ -18,7 +18,7 @@ from attnscope.capture import Record, Steps, recording
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
-from attnscope.models.huggingface.reader import FolderReader, NoTokenizer, start_token, write_chat
+from attnscope.models.huggingface.reader import FolderReader, start_token, write_chat
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.model import Model, accepts, hears
 from attnscope.models.regions import find_owners
@@ -223,7 +223,7 @@ class HuggingFaceModel(Model):
         ids = prepared.inputs.get("input_ids")
         if self.encoder_decoder:
             return replace(prepared, axes={}, tokens=(), settings=self.settings)
-        if ids is None or ids.ndim != 2 or len(ids) != 1 or isinstance(self.reader.tokenizer, NoTokenizer):
+        if ids is None or ids.ndim != 2 or len(ids) != 1:
             return replace(prepared, settings=self.settings)
         tokens = self.reader.vocabulary.extend((), ids[0].tolist())
         return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)

@@ -10,7 +10,7 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.foreign import explained, refusable
 from attnscope.models.model import Fit
-from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
+from attnscope.models.text.tokens import NUMBERS, Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
 from attnscope.text import MOST_CHARACTERS
 
 TOKENS_BEHIND = 64
@@ -104,6 +104,8 @@ class FolderReader:
     @property
     def vocabulary(self) -> Vocabulary:
         """How the tokenizer spells and reads numbers."""
+        if isinstance(self.tokenizer, NoTokenizer):
+            return NUMBERS
         return Vocabulary(
             self.tokenizer.convert_ids_to_tokens,
             lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)),

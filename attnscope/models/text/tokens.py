@@ -84,6 +84,10 @@ UNKNOWN = "unknown to the vocabulary:"
 """What a note says of tokens that a vocabulary lacks."""
 
 
+UNKNOWN_END = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
+"""How a token ends that the vocabulary lacks: the text's own letters, and ``[UNK]`` or ``<unk>`` behind."""
+
+
 def mark_unknown(
     tokens: tuple[Token, ...], unknown: int | None, spelling: str | None
 ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
@@ -213,6 +217,10 @@ class Vocabulary:
                 texts += [BROKEN] * len(waiting) + [without_marks(alone) or token.text]
                 waiting = []
         return texts + [BROKEN] * len(waiting)
+
+
+NUMBERS = Vocabulary(lambda ids: [None] * len(ids), lambda ids: " ".join(f"id {each}" for each in ids), ())
+"""The vocabulary of a model whose tokenizer is not known."""
 
 
 def repeat_random(frame: Encoded, vocabulary: Vocabulary, size: int, count: int, seed: int) -> Encoded:

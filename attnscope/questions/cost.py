@@ -63,7 +63,7 @@ class LookCost:
 
 def estimate_cost(source: Source, tokens: int) -> LookCost:
     """The cost of looks at a text of so many tokens. Raises ``ModelError`` for a model that reads none."""
-    base, config = taken_memory(), source.load_config()
+    config = source.load_config()
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     bare, dtype = pick_class(config, False, False), config.dtype or torch.float32
     made = bare._model_mapping[type(config)]
@@ -76,22 +76,27 @@ def estimate_cost(source: Source, tokens: int) -> LookCost:
 
         with FakeTensorMode():
             inputs = {name: torch.zeros(1, tokens, dtype=torch.long) for name in names}
-            module = bare.from_config(config, dtype=dtype).eval()
-            plain, work = run_empty(module, inputs, gradient=False)
             predicting = pick_class(config, False, True).from_config(config, dtype=dtype).eval()
+            module = predicting.base_model
+            if type(module) is not made:  # of some, the head is no part that can be left out
+                module = bare.from_config(config, dtype=dtype).eval()
+            plain, work = run_empty(module, inputs, gradient=False)
             saved, _ = run_empty(predicting, inputs, gradient=True)
-    weights = sum(each.numel() * each.element_size() for each in module.parameters())
+    base = taken_memory()  # with the library's code of this model
+    weights, headed = (
+        sum(each.numel() * each.element_size() for each in part.parameters()) for part in (module, predicting)
+    )
+    unread = sum(each.numel() * each.element_size() for each in {part.weight for part in _tables(module)})
     text = config.get_text_config()
     layers, width = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
     pace = measure_pace(dtype)
     looks = (
-        ("show, stats, find, spans", 1.0, plain),
-        ("logits", WITH_GRADIENT, saved),
-        ("cut, patch, ablate", max(1.0, HEADS * layers * width), plain),
+        ("show, stats, find, spans", 1.0, weights - unread + plain),  # rows of no token stay on the disk
+        ("logits", WITH_GRADIENT, headed + saved),
+        ("cut, patch, ablate", max(1.0, HEADS * layers * width), headed + plain),
     )
     costs = tuple(
-        CommandCost(names, passes, base + weights + OWN + live, work * passes / pace)
-        for names, passes, live in looks
+        CommandCost(names, passes, base + OWN + taken, work * passes / pace) for names, passes, taken in looks
     )
     count = sum(each.numel() for each in module.parameters())
     title = f"{source.name} · {count:,} weights, {str(dtype).removeprefix('torch.')} · {tokens:,} tokens"
@@ -130,6 +135,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.most = max(self.most, self.live)
 
 
+def _tables(module: nn.Module) -> list[nn.Embedding]:
+    return [part for part in module.modules() if isinstance(part, nn.Embedding)]
+
+
 def run_empty(module: nn.Module, inputs: dict[str, Any], *, gradient: bool) -> tuple[int, float]:
     """One pass of tensors without contents: the bytes that live at once beside the weights, and the work."""
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -140,8 +149,16 @@ def run_empty(module: nn.Module, inputs: dict[str, Any], *, gradient: bool) -> t
         return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
     memory, work = LiveBytes(module), FlopCounterMode(display=False, custom_mapping={flash: attention_work})
+    begun = list[Tensor]()
+    hooks = [
+        each.register_forward_hook(lambda part, given, made: begun.append(made)) for each in _tables(module)
+    ]
     with torch.set_grad_enabled(gradient), memory, work:
-        module(**inputs, **({"use_cache": False} if accepts(module, "use_cache") else {}))
+        made = module(**inputs, **({"use_cache": False} if accepts(module, "use_cache") else {}))
+        if gradient:
+            torch.autograd.grad(made[0][:, -1].float().sum(), begun, retain_graph=True, allow_unused=True)
+    for each in hooks:
+        each.remove()
     return memory.most, float(work.get_total_flops())
 
 

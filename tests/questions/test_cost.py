@@ -52,6 +52,17 @@ def test_longer_texts_take_more_and_gradients_most(config):
     assert looks["cut, patch, ablate"].passes > looks["logits"].passes - 2
 
 
+def test_gradients_keep_what_each_layer_gave_and_the_scores_of_all_tokens(tmp_path):
+    config, tokens = CONFIGS["gpt2"], 200
+    config.save_pretrained(tmp_path)
+    looks = {
+        each.command: each for each in estimate_cost(Source(str(tmp_path), None, False), tokens).commands
+    }
+    layer = tokens * 4 * (2 + 3 + 1 + 4 + 4) * config.n_embd  # norms, queries to values, heads, feed-forward
+    more = looks["logits"].memory - looks["cut, patch, ablate"].memory
+    assert more > config.n_layer * layer + tokens * 4 * config.vocab_size
+
+
 def test_a_text_longer_than_the_positions_is_said_to_be_refused(tmp_path):
     CONFIGS["gpt2"].save_pretrained(tmp_path)
     cost = estimate_cost(Source(str(tmp_path), None, False), 300)
@@ -66,7 +77,11 @@ def test_seventy_billion_weights_are_counted_without_one(tmp_path):
     cost = estimate_cost(Source(str(tmp_path), None, False), 512)
     assert cost.parameters == 68_714_504_192
     assert cost.weights == 2 * cost.parameters
-    assert "139" in of_cost(cost).views[0].rows[0][2] or "138" in of_cost(cost).views[0].rows[0][2]
+    embeddings = 2 * 32000 * 8192
+    show, logits, *_ = (each.memory for each in cost.commands)
+    assert cost.weights - embeddings < show < cost.weights + 3e9
+    assert logits > cost.weights + embeddings  # the output head
+    assert "GB" in of_cost(cost).views[0].rows[0][2]
 
 
 @pytest.mark.parametrize(

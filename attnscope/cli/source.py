@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from attnscope.cli.command import is_offered, refuse, untyped
-from attnscope.cli.options import ModelOptions, SecondNamed, SourceOptions, TextNamed, check_place
+from attnscope.cli.options import (
+    ModelOptions,
+    PromptsOptions,
+    SecondNamed,
+    SourceOptions,
+    TextNamed,
+    check_place,
+)
 from attnscope.cli.waiting import notify, waiting
 from attnscope.errors import InputError, readable
 from attnscope.figures import Weigh
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
     from attnscope.models.kept import TracedModel
     from attnscope.questions.find import Question
+    from attnscope.questions.prompts import Prompt
 
 
 MOST = 1 << 26
@@ -227,6 +235,10 @@ class SourceInput:
             return open_file(self.asked.saved, self.asked.labels)
         return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
 
+    def reader(self, model: Model) -> Callable[[str], ModelInput]:
+        """What prepares other texts as this one is prepared."""
+        return lambda text: replace(self, text=text).prepare(model)
+
     def prepare(self, model: Model) -> ModelInput:
         """The input as a model reads it, with what it generates; ``--keep`` writes its pass into a file.
 
@@ -334,6 +346,17 @@ def split_asked(words: list[str] | None, source: TextNamed, what: str) -> tuple[
     refuse(several, "ASKED", f"give one text; {what} has an arrow, ->")
     questions = [question for each in words if each not in texts for question in parse_questions(each)]
     return questions, replace(source, text=texts[0]) if texts else source
+
+
+def list_prompts(
+    given: SourceInput, many: PromptsOptions, target: str | None = None, against: str | None = None
+) -> list[Prompt]:
+    """The prompts that a table makes of the text, or the text itself where there is no table."""
+    from attnscope.questions.prompts import Prompt, read_prompts
+
+    if many.prompts is None:
+        return [Prompt(given.text, target, against)]
+    return read_prompts(given.text, read_file(many.prompts), target, against)
 
 
 def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attnscope.questions.cause import How
     from attnscope.questions.check import Verdict
     from attnscope.questions.layers import AllHeads
-    from attnscope.questions.patching import What
+    from attnscope.questions.patching import TextPair, What
     from attnscope.questions.selection import Selection
 
 
@@ -198,6 +198,22 @@ class Run(Display):
         with predicting() as model:
             yield model, request
 
+    def _pair(
+        self, model: Model, request: InputRequest, other: Run | str, target: str | None, against: str | None
+    ) -> TextPair:
+        """This text and another one, or that of another run of the same model."""
+        from attnscope.questions.patching import TextPair
+
+        if isinstance(other, str):
+            theirs = replace(request, text=other)
+        elif isinstance(other, Run) and other.source is not None and self.source is not None:
+            predicting, theirs = other.source
+            if predicting != self.source[0]:
+                raise InputError("the other run is of another model: read both texts with one reader")
+        else:
+            raise InputError(f"{other!r} is no text and no run of a model: patch(model.read(text))")
+        return TextPair(request.prepare(model), theirs.prepare(model), target, against)
+
     def cut(
         self,
         *edges: str,
@@ -249,27 +265,38 @@ class Run(Display):
         estimates, ``exact`` beside the exact effects. Raises ``InputError`` for texts of different lengths.
         """
         from attnscope.questions.cause import of_intervention
-        from attnscope.questions.patching import Receiver, TextPair, patch
+        from attnscope.questions.patching import Receiver, patch
         from attnscope.questions.tracing import of_trace, trace_tokens
 
         if by not in (known := ("head", "token")):
             raise SelectionError(f"no map by {by!r}: there are {' and '.join(known)}")
 
         with self._model_at_rest() as (model, request):
-            if isinstance(other, str):
-                theirs = replace(request, text=other)
-            elif isinstance(other, Run) and other.source is not None and self.source is not None:
-                predicting, theirs = other.source
-                if predicting != self.source[0]:
-                    raise InputError("the other run is of another model: read both texts with one reader")
-            else:
-                raise InputError(f"{other!r} is neither a text nor a run of a model: patch(model.read(text))")
-            pair = TextPair(request.prepare(model), theirs.prepare(model), target, against)
+            pair = self._pair(model, request, other, target, against)
             if by == "token":
                 return Drawing(of_trace(trace_tokens(model, pair, noise=noise)), cmap)
             end, heads = None if to is None else Receiver.parse(to), _heads(head)
             result = patch(model, [pair], heads=heads, what=what, to=end, noise=noise, fast=fast, exact=exact)
         return Drawing(of_intervention(result), cmap)
+
+    def circuit(
+        self,
+        other: Run | str,
+        *,
+        target: str | None = None,
+        against: str | None = None,
+        keep: float = 0.8,
+        cmap: str | None = None,
+    ) -> Drawing:
+        """The fewest heads and edges that bring back ``keep`` of the difference from another text or run.
+
+        Raises ``InputError`` for texts of different lengths or with the same score.
+        """
+        from attnscope.questions.circuit import find_circuit, of_circuit
+
+        with self._model_at_rest() as (model, request):
+            pair = self._pair(model, request, other, target, against)
+            return Drawing(of_circuit(find_circuit(model, [pair], keep)), cmap)
 
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None

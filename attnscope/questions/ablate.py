@@ -181,6 +181,7 @@ def measure_ablation(
     at: Question | None = None,
     target: str | None = None,
     against: str | None = None,
+    named: str = "",
 ) -> Intervention:
     """Set the output of each head to zero in turn, and of all of them: what one prediction loses.
 
@@ -192,7 +193,7 @@ def measure_ablation(
         swept = sweep_heads(scored, take_away(None, prepared.axes, at), selection, heads)
     if not swept.heads:
         raise _nowhere(at, prepared, [site.site for site in swept.record.sites])
-    changed = "set heads to zero" + ("" if at is None else f" at {at.left.text}")
+    changed = "set heads to zero" + ("" if at is None else f" at {named or at.left.text}")
     return summarize_effects(scored, swept, changed, name_pass(model, prepared))
 
 

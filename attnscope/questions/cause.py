@@ -314,6 +314,7 @@ def cut(
     texts: Iterable[ModelInput] = (),
     target: str | None = None,
     against: str | None = None,
+    named: str = "",
 ) -> Intervention:
     """Take edges out of each head in turn, and out of all of them.
 
@@ -335,7 +336,7 @@ def cut(
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(
         how, f"set to its mean over {count:,} text{'s' * (count > 1)}"
     )
-    changed = f"cut {', '.join(map(str, questions))} ({way})"
+    changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
     return summarize_effects(scored, swept, changed, name_pass(model, prepared))
 
 

@@ -24,7 +24,7 @@ from attnscope.capture.hooks.gate import Edit, edited
 from attnscope.capture.projections import first_tensor
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.proof import mix
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import Classifier
 from attnscope.models.targets import Prediction, score_prediction
@@ -470,6 +470,15 @@ def sweep_heads(scored: Scored, change: Change | Fixed, selection: Selection, he
         found[head] = scored.effect(first.before, passes.together({head: mine}))
     all_ = scored.effect(first.before, passes.together(first.calls))
     return Swept(first.before, found, all_, first.record)
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Let errors in the block say which text they are about."""
+    try:
+        yield
+    except (InputError, SelectionError) as error:
+        raise type(error)(f"{where}: {error}" if where else str(error)) from None
 
 
 def require_texts(one: ModelInput, other: ModelInput | None = None) -> None:

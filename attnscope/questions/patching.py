@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
@@ -32,6 +31,7 @@ from attnscope.questions.intervention import (
     calls_of,
     mix_rows,
     mixed_values,
+    naming,
     put_heads,
     require_texts,
     sweep_heads,
@@ -63,15 +63,7 @@ class TextPair:
     corrupt: ModelInput
     target: str | None = None
     against: str | None = None
-    where: str = ""  # in a file of pairs: what an error begins with
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Let errors in the block say which pair of a file they are about."""
-        try:
-            yield
-        except (InputError, SelectionError) as error:
-            raise type(error)(f"{self.where}: {error}" if self.where else str(error)) from None
+    where: str = ""  # among several pairs: what an error begins with
 
 
 def read_pairs(
@@ -219,7 +211,7 @@ def patch(
     selection = selection or Selection()
     found = []
     for pair in pairs:
-        with pair.named():
+        with naming(pair.where):
             found.append(_patch_pair(model, pair, selection, heads, what, to, noise, (fast, exact)))
     if len(found) == 1:
         return found[0]

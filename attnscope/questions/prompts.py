@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from typing import NamedTuple, TypeVar
@@ -19,7 +19,9 @@ from attnscope.figures import Figure
 from attnscope.measures.roles import role
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
+from attnscope.questions.cause import Intervention, average_effects
 from attnscope.questions.head import OneHead, head_picture, one_head
+from attnscope.questions.intervention import naming
 from attnscope.questions.lens import LayerPrediction, Lens
 from attnscope.questions.logits import Writes
 from attnscope.questions.scene import locate_tokens
@@ -37,6 +39,19 @@ class Prompt(NamedTuple):
     target: str | None
     against: str | None
     slots: tuple[tuple[str, int, int], ...] = ()  # each with where it begins and ends in the text
+    row: Mapping[str, str] | None = None  # of the table: what fills each slot; none where nothing does
+    line: int = 0
+
+    def fill(self, text: str) -> str:
+        """Another text with its slots filled. Raises ``InputError`` for one that the row does not fill."""
+        if self.row is None:
+            return text
+        for name in SLOT.findall(text):
+            if name not in self.row:
+                raise InputError(f"no column {name!r} in the file: it has {', '.join(self.row)}")
+            if not self.row[name]:
+                raise InputError(f"line {self.line:,} of the file has no {name}")
+        return SLOT.sub(lambda match: self.row[match[1]], text)  # type: ignore[index]
 
 
 def read_prompts(
@@ -55,22 +70,14 @@ def read_prompts(
     names, *rows = [[cell.strip() for cell in row] for row in read if any(map(str.strip, row))] or [[]]
     prompts = []
     for number, row in enumerate(rows, 2):
-        values = dict(zip(names, row, strict=False))
-
-        def fill(text: str, values: Mapping[str, str] = values, number: int = number) -> str:
-            for name in SLOT.findall(text):
-                if name not in names:
-                    raise InputError(f"no column {name!r} in the file: it has {', '.join(names)}")
-                if not values.get(name):
-                    raise InputError(f"line {number:,} of the file has no {name}")
-            return SLOT.sub(lambda match: values[match[1]], text)
-
-        places = [(found[0], found.start(), found.end()) for found in SLOT.finditer(template)]
-        slots = [
-            (name, len(fill(template[:begin])), len(fill(template[:end]))) for name, begin, end in places
-        ]
-        own, other = (None if word is None else fill(word) for word in (target, against))
-        prompts.append(Prompt(fill(template), own, other, tuple(slots)))
+        values = dict.fromkeys(names, "") | dict(zip(names, row, strict=False))
+        bare = Prompt("", None, None, row=values, line=number)
+        slots = tuple(
+            (found[0], len(bare.fill(template[: found.start()])), len(bare.fill(template[: found.end()])))
+            for found in SLOT.finditer(template)
+        )
+        own, other = (None if word is None else bare.fill(word) for word in (target, against))
+        prompts.append(bare._replace(text=bare.fill(template), target=own, against=other, slots=slots))
     if not prompts:
         raise InputError("the file has no rows below its header")
     return prompts
@@ -155,6 +162,23 @@ def _mean_figure(figures: Sequence[Figure | None]) -> Figure:
 
 def _describe(template: str, count: int) -> str:
     return f"{count:,} prompts of “{template}”"
+
+
+def mean_effects(
+    model: Model,
+    prompts: Sequence[Prompt],
+    read: Callable[[str], ModelInput],
+    template: str,
+    ask: Callable[[ModelInput, Prompt], Intervention],
+) -> Intervention:
+    """What is asked of each prompt, on average; an error says which prompt it is about."""
+    found, many = [], len(prompts) > 1
+    for number, prompt in enumerate(prompts, 1):
+        tell("prompt", number, len(prompts))
+        with naming(f"prompt {number:,}" * many):
+            found.append(ask(read(prompt.text), prompt))
+    title = f"{model.title} · {_describe(template, len(found))}"
+    return average_effects(found, "the prediction of each prompt", title) if many else found[0]
 
 
 def mean_writes(found: Sequence[Writes], template: str) -> Writes:

@@ -92,7 +92,7 @@ def test_the_loss_without_each_head_stands_beside_its_error(run, tmp_path):
     [
         (["ablate", TEXT, "--head", "L9H0"], "no head L9H0: this model has layers 0-3, heads 0-7"),
         (["ablate", TEXT, "--head", "L1H0", "-m", minilm()], "it has no language-model head"),
-        (["ablate", TEXT, "--head", "L1H0", "-o", "x.png"], "one head is printed"),
+        (["ablate", TEXT, "--head", "L1H0", "-o", "x.png"], "--head is printed"),
         (["ablate", TEXT, "--importance", "-m", minilm()], "it has no language-model head"),
         (["ablate", TEXT, "--mean"], "a mean is taken over a corpus: add --texts"),
     ],

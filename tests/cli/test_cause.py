@@ -72,6 +72,25 @@ def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        ["cut", "{B} -> {A}"],
+        ["patch", "--with-text", "The {B} saw the {A} and the", "--against", "{B}"],
+        ["ablate", "--head", "L0H0,L1H2", "--at", "{B}"],
+    ],
+)
+def test_prompts_of_a_template_are_averaged_with_standard_errors(run, tmp_path, asked):
+    (tmp_path / "words.tsv").write_text("A\tB\ncat\tdog\nman\tcat\n")
+    more = ["The {A} saw the {B} and the", "--prompts", tmp_path / "words.tsv", "--target", "{A}"]
+    answer = json.loads(run(*asked, *more, "-m", "own-causal", "--json").out)
+    assert answer["schema"] == f"urn:attnscope:{asked[0]}:1"
+    assert len(answer["heads"]) == (2 if asked[0] == "ablate" else 12)
+    assert all(each["error"] >= 0 for each in answer["heads"])
+    named = {"cut": "cut {B} -> {A}", "patch": "2 pairs of texts", "ablate": "zero at {B}"}[asked[0]]
+    assert named in " ".join(run(*asked, *more, "-m", "own-causal").out.split())
+
+
+@pytest.mark.parametrize(
     ("asked", "sentence"),
     [
         (["cut", TEXT], "name an edge"),
@@ -83,6 +102,10 @@ def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
         (["patch", TEXT, *OTHER, "--pairs", "pairs.tsv"], "the file has the texts"),
         (["cut", "on -> cat", TEXT, "--how", "mean"], "add --texts"),
         (["cut", "on -> cat", TEXT, "--texts", "corpus.txt"], "only valid with --how mean"),
+        (["ablate", TEXT, "--at", "cat"], "add --head or --target"),
+        (["ablate", TEXT, "--at", "dog", "--head", "L0H1"], "no 'dog' among the queries"),
+        (["ablate", TEXT, "--target", "mat", "--importance"], "a prediction is of one text"),
+        (["patch", "--pairs", "pairs.tsv", "--prompts", "words.tsv"], "give one of both"),
         (["patch", TEXT, *OTHER, "--exact"], "only valid with --fast"),
         (["patch", TEXT, *OTHER, "--to", "L1H1:q", "--what", "k"], "--to says what is patched"),
         (["patch", TEXT, *OTHER, "--from", "L0H1", "--to", "L2H3:q"], "now named by --head"),

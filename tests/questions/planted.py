@@ -77,6 +77,18 @@ class Planted(nn.Module):
         query[0, WHERE], key[0, WHERE.start + at] = 1, 1
         self.plant(place, query, key, OUT)
 
+    @torch.no_grad()
+    def plant_backup(self, place, at: int) -> None:
+        """A head that copies as ``plant_copy`` does, but for what is written to the output already.
+
+        It looks at the first position then, whose token must be unknown: that copies nothing.
+        """
+        query, key = torch.zeros(2, IDS, OUT.stop)
+        query[0, WHERE], key[0, WHERE.start + at], key[0, WHERE.start] = 1, 1, 0.5
+        query[1:, OUT], key[1:, WHO] = -torch.eye(IDS)[1:], torch.eye(IDS)[1:]
+        self.plant(place, 2 * query, key, OUT)
+        self.layers[place[0]].value.weight[IDS * place[1]] = 0
+
     def plant_induction(self, before, behind) -> None:
         """A head that copies who stands before each token, and one that finds that by its own token."""
         query, key = torch.zeros(2, IDS, OUT.stop)

@@ -5,10 +5,12 @@ import pytest
 
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
+from attnscope.questions.cause import cut
+from attnscope.questions.find import parse_questions
 from attnscope.questions.head import one_head
 from attnscope.questions.lens import logit_lens
 from attnscope.questions.logits import direct_effects
-from attnscope.questions.prompts import Prompt, mean_head, mean_lens, mean_writes, read_prompts
+from attnscope.questions.prompts import Prompt, mean_effects, mean_head, mean_lens, mean_writes, read_prompts
 from attnscope.questions.selection import Selection
 
 TEMPLATE = "The {A} saw the {B} and the {A} saw the"
@@ -18,7 +20,7 @@ TABLE = "A\tB\tC\nking\tqueen\tman\nhouse\triver\tgarden\nhorse\ttable\tdoor\n"
 def test_rows_fill_the_slots_of_the_text_and_of_both_words():
     found = read_prompts(TEMPLATE, TABLE, "{B}", "door")
     slots = (("{A}", 4, 9), ("{B}", 18, 23), ("{A}", 32, 37))
-    assert found[1] == Prompt("The house saw the river and the house saw the", "river", "door", slots)
+    assert found[1][:4] == ("The house saw the river and the house saw the", "river", "door", slots)
     assert [each.target for each in found] == ["queen", "river", "table"]
     commas = TABLE.replace("\t", ", ").replace("queen", '"the queen, too"')
     assert read_prompts(TEMPLATE, commas)[0].text.startswith("The king saw the the queen, too and")
@@ -84,3 +86,29 @@ def test_prompts_with_other_tokens_between_their_slots_have_no_mean_map():
     prompts = [Prompt("The cat sat", None, None), Prompt("The dog sat down", None, None)]
     with pytest.raises(SelectionError, match="prompt 2 has other tokens"):
         mean_head(model, [(each, model.prepare(each.text)) for each in prompts], "", Selection().of("L1H2"))
+
+
+def test_effects_are_means_over_prompts_whose_edges_are_filled_as_they_are():
+    model = load("own-causal", predicting=True)
+    prompts = read_prompts("The {A} saw the {B} and the", TABLE, "{A}", "{B}")
+
+    def ask(prepared, prompt):
+        return cut(
+            model,
+            prepared,
+            parse_questions(prompt.fill("{B} -> {A}")),
+            target=prompt.target,
+            against=prompt.against,
+        )
+
+    alone = [ask(model.prepare(each.text), each) for each in prompts]
+    assert len({each.changed for each in alone}) == 3
+    found = mean_effects(model, prompts, model.prepare, "The {A}", ask)
+    for each in found.heads:
+        effects = [next(one.effect for one in single.heads if one.head == each.head) for single in alone]
+        assert each.effect == pytest.approx(np.mean(effects))
+        assert each.error == pytest.approx(np.std(effects, ddof=1) / 3**0.5)
+    assert found.together.effect == pytest.approx(np.mean([each.together.effect for each in alone]))
+    wrong = [prompts[0], prompts[1]._replace(target="qqqqq")]
+    with pytest.raises(SelectionError, match=r"^prompt 2: no token 'qqqqq'"):
+        mean_effects(model, wrong, model.prepare, "The {A}", ask)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, command, flag, option, refuse
+from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.commands.stats import parse_rows
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_head, select
-from attnscope.cli.source import load_model, read_source, reading
+from attnscope.cli.heads import parse_heads, select
+from attnscope.cli.source import list_prompts, load_model, read_source, reading
 from attnscope.cli.waiting import waiting
 
 
@@ -20,6 +21,7 @@ class AblateOptions:
 
     panel = MOST_USED
     mean: bool = flag("With --texts: set each head to its mean output over the corpus, not to zero.")
+    at: str | None = option("Only at these tokens: a word, a token's number, or another part as in find.")
     rows: str | None = option("Only the predictions made at these tokens: 30-46.")
     importance: bool = flag("Estimate it from gradients: two passes instead of one a head.")
     top: int = option("List at most N heads.", min=1, default=10)
@@ -30,6 +32,8 @@ def ablate(
     source: options.SourceOptions,
     corpus: options.CorpusOptions,
     asked: AblateOptions,
+    score: ScoreOptions,
+    many: options.PromptsOptions,
     attention: options.HeadOptions,
     output: options.TableOutput,
     picture: options.PrintedOptions,
@@ -38,35 +42,53 @@ def ablate(
     """Measure what the model's predictions lose without each head.
 
     Each head's output is set to zero in turn, and the rise of the loss is listed, largest first. With --head:
-    the predictions that change most without that head. A causal model predicts each next token, a masked
-    model each token while it is masked.
+    the predictions that change most without those heads, all removed at once. With --target, --against or
+    --prompts: what one prediction loses without each head alone, and without all of them. A causal model
+    predicts each next token, a masked model each token while it is masked.
 
     Examples:
 
     attnscope ablate "The cat sat on the mat because it was tired."
 
-    attnscope ablate "The cat sat on the mat because it was tired." --head L2H1
+    attnscope ablate "The cat sat on the mat because it was tired." --head L2H1,L3H0 --at it
+
+    attnscope ablate "The {A} saw the {B} and the" --prompts words.tsv --target "{A}" --head L0H0,L1H0
 
     attnscope ablate --texts corpus.txt -m own-causal --mean --csv
     """
     check_texts(corpus, source)
-    refuse(asked.mean and corpus.texts is None, "--mean", "a mean is taken over a corpus: add --texts")
-    refuse(asked.mean and asked.importance, "--mean", "an estimate removes no head: leave one of them out")
-    rows = parse_rows(asked.rows)
-    refuse(rows and corpus.texts, "--rows", "only valid with one text, not with --texts")
-    head = None if attention.head is None else parse_head(attention.head, attention)
-    alone = head is not None and corpus.texts is None and not asked.importance
-    refuse(alone and rows, "--rows", "--head prints every prediction: leave --rows out")
-    refuse(alone and (output.out or output.as_csv), "--out, --csv", "one head is printed, or --json")
+    heads = parse_heads(attention.head, attention)
+    rows, texts = parse_rows(asked.rows), corpus.texts is not None
+    one = bool(score.target or score.against or many.prompts)
+    plain = not (texts or asked.importance)
+    for wrong, name, sentence in (
+        (asked.mean and not texts, "--mean", "a mean is taken over a corpus: add --texts"),
+        (asked.mean and asked.importance, "--mean", "an estimate removes no head: leave one of them out"),
+        (rows and texts, "--rows", "only valid with one text, not with --texts"),
+        (one and not plain, "--target", "a prediction is of one text: not with --texts or --importance"),
+        (len(heads) > 1 and not plain, "--head", "several heads are removed from one text: name one"),
+        (asked.at and not (plain and (heads or one)), "--at", "add --head or --target, without --texts"),
+        (plain and (heads or one) and rows, "--rows", "--head prints every prediction: leave --rows out"),
+        (
+            plain and heads and not one and (output.out or output.as_csv),
+            "--out, --csv",
+            "--head is printed, or --json",
+        ),
+    ):
+        refuse(wrong, name, sentence)
     options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
-    selection = select(attention, head=head)
+    selection = select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.measures import DEFAULT
-    from attnscope.questions.ablate import Way, of_ablation
-    from attnscope.questions.ablate import ablate as ablate_head
+    from attnscope.models import ModelInput
+    from attnscope.questions.ablate import Way, measure_ablation, of_ablation
+    from attnscope.questions.ablate import ablate as ablate_heads
+    from attnscope.questions.cause import Intervention, of_intervention
+    from attnscope.questions.find import parse_questions
     from attnscope.questions.processes import torchrun_processes
+    from attnscope.questions.prompts import Prompt, mean_effects
     from attnscope.questions.stats import measure_heads, of_removals
 
-    if corpus.texts is not None:
+    if texts:
         way: Way | None = None if asked.importance else "mean" if asked.mean else "zero"
         result = measure_corpus(
             corpus, source, lambda: load_model(model, predicting=True), selection, DEFAULT,
@@ -74,19 +96,36 @@ def ablate(
         )  # fmt: skip
         if torchrun_processes().number:
             return
-    else:
-        loaded, prepared = read_source(source, model).open(predicting=True)
-        if alone:
-            with waiting(f"{loaded.name} predicts with and without {head}"):
-                answer = of_ablation(ablate_head(loaded, prepared, selection))
-            return deliver("ablate", answer, output)
-        with reading(loaded, prepared):
-            result = measure_heads(
-                loaded,
-                prepared,
-                selection,
-                importance=asked.importance,
-                ablation=not asked.importance,
-                rows=rows,
-            )
+        return deliver("ablate", of_removals(result, asked.top), output, picture)
+    given = read_source(source, model)
+    prompts = list_prompts(given, many, score.target, score.against)
+    loaded = given.load(predicting=True)
+    at = None if asked.at is None else f"{asked.at} -> *"
+
+    def ask(prepared: ModelInput, prompt: Prompt) -> Intervention:
+        place = None if at is None else parse_questions(prompt.fill(at))[0]
+        return measure_ablation(
+            loaded, prepared, selection, heads=heads, at=place, target=prompt.target,
+            against=prompt.against, named=asked.at or "",
+        )  # fmt: skip
+
+    if one:
+        with waiting(f"{loaded.name} predicts without each head"):
+            effects = mean_effects(loaded, prompts, given.reader(loaded), given.text, ask)
+        return deliver("ablate", of_intervention(effects), output, picture)
+    prepared = given.prepare(loaded)
+    if heads and not asked.importance:
+        with waiting(f"{loaded.name} predicts with and without {', '.join(map(str, heads))}"):
+            place = None if at is None else parse_questions(at)[0]
+            answer = of_ablation(ablate_heads(loaded, prepared, selection, heads, place))
+        return deliver("ablate", answer, output)
+    with reading(loaded, prepared):
+        result = measure_heads(
+            loaded,
+            prepared,
+            selection,
+            importance=asked.importance,
+            ablation=not asked.importance,
+            rows=rows,
+        )
     deliver("ablate", of_removals(result, asked.top), output, picture)

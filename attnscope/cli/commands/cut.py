@@ -11,7 +11,7 @@ from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_heads, select
-from attnscope.cli.source import read_source, split_asked
+from attnscope.cli.source import list_prompts, read_source, split_asked
 from attnscope.cli.waiting import waiting
 
 
@@ -41,6 +41,7 @@ def cut(
     cause: CauseOptions,
     corpus: options.TextsOptions,
     source: options.TextNamed,
+    many: options.PromptsOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
     picture: options.PrintedOptions,
@@ -61,8 +62,13 @@ def cut(
     attnscope cut "* -> special" "The cat sat on the mat." --how zero --json
 
     attnscope cut "* -> -1" "The cat sat on the mat." --how mean --texts corpus.txt
+
+    attnscope cut "{B} -> {A}" "When {A} and {B} met, {B} gave" --prompts names.tsv --target "{A}"
     """
-    from attnscope.questions.cause import cut, of_intervention
+    from attnscope.models import ModelInput
+    from attnscope.questions.cause import Intervention, cut, of_intervention
+    from attnscope.questions.find import parse_questions
+    from attnscope.questions.prompts import Prompt, mean_effects
 
     questions, source = split_asked(edges.asked, source, "an edge")
     mean = edges.how == "mean"
@@ -70,18 +76,18 @@ def cut(
     refuse(not mean and corpus != options.TextsOptions(), "--texts", "only valid with --how mean")
     heads = parse_heads(cause.head, attention)
     options.check_picture(output.out, picture.cmap, one=True, signed=True)
-    loaded, prepared = read_source(source, model).open(predicting=True)
-    among = () if corpus.texts is None else prepare_corpus(loaded, corpus, source)
-    with waiting(f"{loaded.name} predicts without {', '.join(map(str, questions))}"):
-        result = cut(
-            loaded,
-            prepared,
-            questions,
-            select(attention),
-            heads=heads,
-            how=edges.how,
-            texts=among,
-            target=cause.target,
-            against=cause.against,
-        )
+    given = read_source(source, model)
+    prompts = list_prompts(given, many, cause.target, cause.against)
+    loaded, named = given.load(predicting=True), ", ".join(map(str, questions))
+    among = () if corpus.texts is None else tuple(prepare_corpus(loaded, corpus, source))
+
+    def ask(prepared: ModelInput, prompt: Prompt) -> Intervention:
+        filled = [each for asked in questions for each in parse_questions(prompt.fill(str(asked)))]
+        return cut(
+            loaded, prepared, filled, select(attention), heads=heads, how=edges.how, texts=among,
+            target=prompt.target, against=prompt.against, named=named,
+        )  # fmt: skip
+
+    with waiting(f"{loaded.name} predicts without {named}"):
+        result = mean_effects(loaded, prompts, given.reader(loaded), given.text, ask)
     deliver("cut", of_intervention(result), output, picture)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,7 @@ from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, command, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head
-from attnscope.cli.source import read_file, read_source, reading
+from attnscope.cli.source import list_prompts, read_source, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +75,15 @@ def logits(
     given = read_source(source, model)
     from attnscope.questions.lens import Lens, logit_lens, of_lens
     from attnscope.questions.logits import Writes, direct_effects, of_writes
-    from attnscope.questions.prompts import Prompt, mean_lens, mean_writes, read_prompts
+    from attnscope.questions.prompts import mean_lens, mean_writes
 
-    prompts = [Prompt(given.text, asked.target, asked.against)]
-    if many.prompts is not None:
-        refuse(head, "--head", "words are those of one text: not valid with --prompts")
-        prompts = read_prompts(given.text, read_file(many.prompts), asked.target, asked.against)
+    refuse(head and many.prompts, "--head", "words are those of one text: not valid with --prompts")
+    prompts = list_prompts(given, many, asked.target, asked.against)
     loaded = given.load(predicting=True)
     lenses, effects = list[Lens](), list[Writes]()
+    read = given.reader(loaded)
     for prompt in prompts:
-        prepared = replace(given, text=prompt.text).prepare(loaded)
+        prepared = read(prompt.text)
         with reading(loaded, prepared):
             if by_layer:
                 lenses.append(logit_lens(loaded, prepared, prompt.target, prompt.against))

@@ -13,7 +13,7 @@ from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_heads, select
 from attnscope.cli.retired import RETIRED
-from attnscope.cli.source import load_model, read_file, read_source
+from attnscope.cli.source import list_prompts, load_model, read_file, read_source
 from attnscope.cli.waiting import waiting
 
 
@@ -43,6 +43,7 @@ class PatchOptions:
 def patch(
     source: options.SecondNamed,
     asked: PatchOptions,
+    template: options.PromptsOptions,
     cause: CauseOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
@@ -73,7 +74,8 @@ def patch(
             "--pairs",
             "the file has the texts: leave out yours",
         ),
-        (many and token, "--by", "a map of tokens is of one pair: give two texts"),
+        (many and template.prompts, "--prompts", "--pairs has the texts: give one of both"),
+        ((many or template.prompts) and token, "--by", "a map of tokens is of one pair: give two texts"),
         (not many and asked.with_text is None, "--with-text", "give the other text, or --pairs FILE"),
         (asked.fast and asked.what != "output", "--what", "--fast estimates the effect of outputs alone"),
         (asked.exact and not asked.fast, "--exact", "only valid with --fast"),
@@ -95,13 +97,24 @@ def patch(
     if asked.pairs is not None:
         table = read_file(asked.pairs)
         loaded = load_model(model, predicting=True)
-        read = partial(loaded.prepare, max_tokens=source.max_tokens, truncate=source.truncate)
-        pairs = read_pairs(table, read, cause.target, cause.against)
+        read_line = partial(loaded.prepare, max_tokens=source.max_tokens, truncate=source.truncate)
+        pairs = read_pairs(table, read_line, cause.target, cause.against)
     else:
-        loaded, prepared = read_source(source, model).open(predicting=True)
+        given = read_source(source, model)
+        prompts = list_prompts(given, template, cause.target, cause.against)
+        loaded, single = given.load(predicting=True), template.prompts is None
         another = replace(source, text=asked.with_text, file=None, line=None, keep=None)
-        other = read_source(another, model).prepare(loaded)
-        pairs = [TextPair(prepared, other, cause.target, cause.against)]
+        read, read_other = given.reader(loaded), read_source(another, model).reader(loaded)
+        pairs = [
+            TextPair(
+                read(prompt.text),
+                read_other(prompt.fill(asked.with_text or "")),
+                prompt.target,
+                prompt.against,
+                "" if single else f"prompt {number:,}",
+            )
+            for number, prompt in enumerate(prompts, 1)
+        ]
     with waiting(f"{loaded.name} predicts with the heads of another text"):
         if token:
             answer = of_trace(trace_tokens(loaded, pairs[0], noise=asked.noise))

@@ -11,9 +11,12 @@ from attnscope.attention import Head
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
+from attnscope.questions.ablate import measure_ablation
 from attnscope.questions.cause import cut
+from attnscope.questions.circuit import find_circuit
 from attnscope.questions.find import parse_questions
 from attnscope.questions.patching import Receiver, TextPair, patch
+from attnscope.questions.selection import Selection
 from tests.models.folders import mamba, t5
 from tests.questions.intervention import shapes, test_importance
 from tests.questions.intervention.shapes import Hooked, close, sent
@@ -233,6 +236,27 @@ def test_of_two_heads_that_do_the_same_each_alone_is_missed_little(seed):
     assert set(those(found)) == {f"L{layer}H{head}" for layer, head in places}
     alone = [each.effect for each in found.heads[:2]]
     assert found.together.effect < 3 * min(alone) < 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_backup_head_shows_in_no_head_alone_but_in_both_together(seed):
+    module, (first, backup) = Planted(seed), ((0, seed % 3), (1, seed // 3 % 3))
+    module.plant_copy(first, at=3)
+    module.plant_backup(backup, at=3)
+    model, (a, b, c, d, other) = wrap_planted(module), sample(seed, 5)
+    clean, corrupt = (model.prepare(f"? {a} {b} {each} {d}") for each in (c, other))
+    both = [Head(*first), Head(*backup)]
+    cuts = cut(model, clean, parse_questions("4 -> 3"), how="zero", target=c)
+    gone = measure_ablation(model, clean, Selection(), heads=both, target=c)
+    at = measure_ablation(model, clean, Selection(), heads=both, at=parse_questions("4 -> *")[0], target=c)
+    for found in (cuts, gone, at):
+        assert those(found) == []
+        assert found.together.effect < -2
+    pair = TextPair(clean, corrupt, c)
+    assert those(patch(model, [pair])) == [f"L0H{first[1]}"]
+    circuit = find_circuit(model, [pair])
+    assert [(each.head.layer, each.head.head) for each in circuit.heads] == [first]
+    assert circuit.completeness < 0.3  # without the circuit, the backup brings most of it back
 
 
 def test_heads_that_are_named_are_changed_alone_and_together():

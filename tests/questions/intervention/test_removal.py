@@ -11,16 +11,19 @@ from attnscope.attention import Head
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.targets import batch_predictions
-from attnscope.questions.ablate import Removals, ablate
+from attnscope.questions.ablate import Removals, ablate, measure_ablation
 from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.find import parse_questions
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import t5
-from tests.questions.intervention import test_importance
+from tests.questions.intervention import shapes, test_importance
+from tests.questions.intervention.shapes import Hooked, close, sent
+from tests.questions.intervention.test_cause import chosen, places_of
 from tests.questions.intervention.test_importance import FOLDERS, TEXT, without
 
-model = test_importance.model
+model, shaped = test_importance.model, shapes.shaped
 
 TEXTS = [
     TEXT,
@@ -128,6 +131,46 @@ def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
     other = [predicted(causal, text) for text in texts]
     rise = (sum(map(sum, other)) - sum(map(sum, plain))) / sum(map(len, plain))
     assert seen[Head(1, 1, "decoder")].value == pytest.approx(rise, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped, everywhere):
+    side = shaped.edge.split(" -> ")[0]
+    at = None if everywhere else parse_questions(f"{side} -> *")[0]
+    found = measure_ablation(shaped.model, shaped.clean, Selection(), at=at)
+    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
+    here, count = hooked.score(shaped.clean), 1 + max(each.head.head for each in found.heads)
+
+    def zeroed(heads):
+        hooks = []
+        for each in heads:
+            (call, head), axes = sent(shaped, each.head), shaped.clean.axes[each.head.kind]
+            rows = slice(None) if everywhere else places_of(axes[0], side)
+
+            def change(given, rows=rows, head=head):
+                given = given.clone()
+                given.unflatten(-1, (count, -1))[:, rows, head] = 0
+                return given
+
+            hooks.append((shaped.projections[call], "input", change))
+        return hooked.score(shaped.clean, hooks)
+
+    assert len(found.heads) == count * len(shaped.projections)
+    for each in found.heads:
+        close(each.effect, zeroed([each]) - here)
+    close(found.together.score, zeroed(found.heads))
+
+
+def test_several_heads_are_removed_in_one_pass(model):
+    prepared = model.prepare(TEXT)
+    heads = [Head("L0H1"), Head("L1H2")]
+    found = ablate(model, prepared, Selection(), heads)
+    other = without(without(model, 0, 1), 1, 2)
+    plain, gone = (predicted(each, TEXT) for each in (model, other))
+    assert found.head == "L0H1, L1H2"
+    assert found.losses == pytest.approx((sum(plain) / len(plain), sum(gone) / len(gone)), abs=1e-5)
+    first, both = (ablate(model, prepared, Selection(), heads[:count]).divergence for count in (1, 2))
+    assert first != pytest.approx(both)
 
 
 def test_some_layers_alone_are_taken_away():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -141,6 +140,8 @@ def browser(folder: Path) -> Iterator[Browser]:
     assert CHROMIUM is not None
     command_end, commands = os.pipe()
     answers, answer_end = os.pipe()
+
+    import fcntl  # not on Windows
 
     def wire() -> None:  # the protocol is spoken on the file descriptors 3 and 4
         # each copied beyond them: they may be free here, as matplotlib closes its fonts when a process forks

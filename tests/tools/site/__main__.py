@@ -1,6 +1,6 @@
 """Builds the site into a folder outside of the repository; it needs no network, to build or to read.
 
-Read it with ``python -m http.server --directory FOLDER``; its search runs in the reader's browser.
+Open its ``index.html``, from the disk or from a server; its search runs in the reader's browser.
 
 Pages are the project's own Markdown files at their own paths, and four that are made of the code: measures,
 the Python face, schemas, and a gallery of commands with what they draw. A link to nowhere is an error.
@@ -22,7 +22,7 @@ from attnscope.notebook.run import Run
 from attnscope.questions.schemas import ANSWERS, schema_of
 from tests.tools.readme import ROOT
 
-CONFIG = Path(__file__).with_name("mkdocs.yml")
+CONFIG, WORKER = (Path(__file__).with_name(name) for name in ("mkdocs.yml", "iframe-worker.js"))
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 TEXT = "The cat sat on the mat because it was tired."
 PICTURES = {
@@ -56,6 +56,7 @@ def write_pages(pages: Path) -> None:
     for picture in (ROOT / ".pictures").iterdir():
         (pages / "pictures").mkdir(exist_ok=True)
         (pages / "pictures" / picture.name).write_bytes(picture.read_bytes())
+    _write(pages / WORKER.name, WORKER.read_text("utf-8"))
     for name, make in (("measures", measures), ("python", python), ("schemas", schemas)):
         _write(pages / f"{name}.md", "\n".join(make()))
     _write(pages / "gallery.md", "\n".join(gallery(pages)))

@@ -208,7 +208,7 @@ def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows:
 def _ends_of(
     model: Model, ids: Tensor, steps: _Steps, lists: set[str | None], size: int
 ) -> tuple[Tensor, Tensor, Norm | None]:
-    """The embedding, the unembedding, and the norm before it.  -> [vocabulary, width] twice
+    """The embedding (norms folded in), the unembedding and the norm before it.  -> [vocabulary, width] twice
 
     Raises ``ModelError`` where logits are not a matrix times the normed residual stream.
     """
@@ -231,7 +231,17 @@ def _ends_of(
             f"copying needs an output head that is a norm and a matrix: {model.name} has {named} behind its "
             "last layer"
         )
-    return tables[0].float(), matrix.float(), norms[0] if norms else None
+    embed = tables[0].float()
+    for step in steps.ran[: inside[0] if inside else 0]:  # before the layers
+        if len(step.gave) == embed.shape[1] and (norm := _norm(step)) is not None:
+            embed = _folded(embed, norm)
+    return embed, matrix.float(), norms[0] if norms else None
+
+
+def _folded(states: Tensor, norm: Norm) -> Tensor:
+    """What a norm makes of what is written to the stream, but for a positive number a token."""
+    states = states - states.mean(-1, keepdim=True) if norm.centred else states
+    return states * norm.scale.flatten().float()
 
 
 def _matrix_of(step: _Step, size: int) -> Tensor | None:
@@ -277,9 +287,7 @@ def _fold(
         (norm for step in steps.ran if _same(step.given, made.gave) and (norm := _norm(step))), None
     )
     for norm in (behind, final):
-        if norm is not None:
-            output = output - output.mean(2, keepdim=True) if norm.centred else output
-            output = output * norm.scale.flatten().float()
+        output = output if norm is None else _folded(output, norm)
     return value, output
 
 

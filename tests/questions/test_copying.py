@@ -77,8 +77,21 @@ def llama_matrices(writer, layer, head):
     return block.input_layernorm, value, output, behind, writer.model.norm
 
 
+def bloom_matrices(writer, layer, head):
+    block, rows = writer.transformer.h[layer], slice(8 * head, 8 * head + 8)
+    value = block.self_attention.query_key_value.weight.unflatten(0, (4, 3, 8))[head, 2].T
+    return (
+        block.input_layernorm,
+        value,
+        block.self_attention.dense.weight[:, rows].T,
+        None,
+        writer.transformer.ln_f,
+    )
+
+
 MATRICES = {
     "gpt2": gpt2_matrices,
+    "bloom": bloom_matrices,
     "llama": llama_matrices,
     "gemma2": llama_matrices,
     "mistral": llama_matrices,
@@ -90,6 +103,9 @@ def test_figures_are_those_of_the_whole_matrix(name, tmp_path):
     model = load(writer_folder(tmp_path, DECODERS[name]()), predicting=True)
     for weights in model.writer.parameters():
         weights.data = weights.data.double().float()
+    between = getattr(model.writer.base_model, "word_embeddings_layernorm", None)
+    if between is not None:
+        between.weight.data.copy_(torch.linspace(-1, 2, len(between.weight)))
     found = measure_copying(model, model.prepare(TEXT))
     embed = model.writer.get_input_embeddings().weight.double()
     unembed = model.writer.get_output_embeddings().weight.double()
@@ -97,7 +113,7 @@ def test_figures_are_those_of_the_whole_matrix(name, tmp_path):
     def fold(norm, states):  # its spread is a positive factor
         if norm is None:
             return states
-        centred = name == "gpt2"
+        centred = name in ("gpt2", "bloom")
         weight = norm.weight.double() + (name == "gemma2")
         return (states - states.mean(-1, keepdim=True) if centred else states) * weight
 
@@ -107,7 +123,7 @@ def test_figures_are_those_of_the_whole_matrix(name, tmp_path):
             before, value, output, behind, final = MATRICES[name](
                 model.writer, each.head.layer, each.head.head
             )
-            moved = fold(before, embed) @ value.double() @ output.double()
+            moved = fold(before, fold(between, embed)) @ value.double() @ output.double()
             matrix = fold(final, fold(behind, moved)) @ unembed.mT  # [token, token]
             right = (matrix.argmax(1) == torch.arange(len(matrix))) & (matrix.diagonal() > 0)
             assert each.copies == pytest.approx(float(right.double().mean()), abs=1e-9)

@@ -1,14 +1,21 @@
 """Heads patched, against plain PyTorch: hooks on the layers and projections, and attention written out."""
 
+import gc
+
 import numpy as np
 import pytest
 from torch import nn
 
+from attnscope.attention import Head
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
+from attnscope.questions.ablate import measure_ablation
 from attnscope.questions.cause import cut
+from attnscope.questions.circuit import find_circuit
+from attnscope.questions.cost import LiveBytes
 from attnscope.questions.find import parse_questions
 from attnscope.questions.patching import Receiver, TextPair, patch
+from attnscope.questions.selection import Selection
 from attnscope.questions.tracing import trace_tokens
 from tests.models.folders import gpt2
 from tests.questions.intervention import shapes, test_importance
@@ -147,20 +154,48 @@ def test_the_exact_map_beside_the_estimate_says_how_they_correlate(model):
     assert not both.estimated
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(fast, tmp_path):
+ASKED = {
+    "cut": lambda model, pair, heads: cut(model, pair.clean, parse_questions("it -> cat"), heads=heads),
+    "patch": lambda model, pair, heads: patch(model, [pair], heads=heads),
+    "patch keys": lambda model, pair, heads: patch(model, [pair], heads=heads, what="k"),
+    "estimate": lambda model, pair, heads: patch(model, [pair], heads=heads, fast=True),
+    "ablate": lambda model, pair, heads: measure_ablation(model, pair.clean, Selection(), heads=heads),
+}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A model, and two texts of 128 tokens."""
+    model = load(gpt2(tmp_path_factory.mktemp("long"), n_layer=4, n_positions=128), predicting=True)
+    texts = (f"{TEXT} {'The man saw it. ' * 40}", f"{TEXT.replace('cat', 'mat')} {'The man saw it. ' * 40}")
+    pair = TextPair(*(model.prepare(text, max_tokens=128, truncate=True) for text in texts))
+    assert len(pair.clean.tokens) == 128
+    return model, pair
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
     """Layers that are run, in passes of all layers."""
-    model = load(gpt2(tmp_path, n_layer=4, n_positions=128), predicting=True)
+    model, pair = long
     layers, ran = model.writer.transformer.h, []
-    for layer in layers:
-        layer.attn.register_forward_hook(lambda *_: ran.append(1))
-    pair = TextPair(model.prepare(TEXT), model.prepare(OTHER.replace("dog", "mat")))
-    heads = len(patch(model, [pair], fast=fast).heads)
+    hooks = [layer.attn.register_forward_hook(lambda *_: ran.append(1)) for layer in layers]
+    heads = len(ASKED[asked](model, pair, ()).heads)
+    for hook in hooks:
+        hook.remove()
     assert heads == 16
-    assert len(ran) / len(layers) <= (4 if fast else 1.15 * heads)
-    ran.clear()
-    cut(model, pair.clean, parse_questions("it -> cat"))
-    assert len(ran) / len(layers) <= 1.15 * heads
+    assert 1 <= len(ran) / len(layers) <= (4 if asked == "estimate" else 1.15 * heads)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_memory_is_flat_in_the_number_of_heads(asked, long):
+    model, pair = long
+    most = []
+    for heads in ([Head("L0H0"), Head("L3H0")], ()):
+        gc.collect()
+        with LiveBytes(model.writer) as memory:
+            ASKED[asked](model, pair, heads)
+        most.append(memory.most)
+    assert most[1] <= 1.02 * most[0]
 
 
 class Adds(nn.Module):
@@ -282,6 +317,23 @@ def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
 
         slope = (score(1e-4) - score(-1e-4)) / 2e-4
         assert each.effect == pytest.approx(float(slope / (there - here)), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda pair, model: patch(model, [pair]), lambda pair, model: find_circuit(model, [pair])]
+)
+@pytest.mark.parametrize(
+    ("other", "target", "sentence"),
+    [
+        ("The elephantine sat on the", None, "'cat' has 1 piece and 'elephantine' 4 pieces"),
+        ("The dog sat on the", "xylophone", "'xylophone' in the vocabulary: it is 6 tokens .*name one token"),
+    ],
+)
+def test_a_word_of_several_pieces_is_named(ask, other, target, sentence):
+    model = load("own-causal", predicting=True)
+    pair = TextPair(model.prepare("The cat sat on the"), model.prepare(other), target, where="pair 3")
+    with pytest.raises((InputError, SelectionError), match=f"^pair 3: .*{sentence}"):
+        ask(pair, model)
 
 
 def test_texts_that_cannot_be_patched_are_a_sentence():

@@ -67,26 +67,18 @@ class Deletion:
         return np.concatenate(found)
 
 
-def reads_across(prepared: ModelInput) -> bool:
-    """Whether a decoder reads beside an encoder: tokens of the encoder's text can be taken away."""
-    return "decoder_input_ids" in prepared.inputs
-
-
 def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Deletion:
     """What can be taken away from what a prediction is made of: all but special tokens, and where it is read.
 
     Raises ``ModelError`` for a model without predictions or in which no token can be left out, and
     ``InputError`` for a text with fewer than two tokens that can.
     """
-    crossed = reads_across(prepared)
-    if crossed and "input_ids" not in prepared.inputs:
-        raise ModelError(f"the encoder of {model.name} reads no text: --faithful removes tokens")
-    if len(prepared.axes) > 2 and not crossed:
+    if len(prepared.axes) > 2:
         raise ModelError(f"{model.name} reads several texts: --faithful removes tokens from one")
     with torch.no_grad():
         prediction = score_prediction(model, prepared, target)
     tokens = prepared.tokens
-    places = [n for n, token in enumerate(tokens) if not token.special and (crossed or n != prediction.at)]
+    places = [n for n, token in enumerate(tokens) if not token.special and n != prediction.at]
     if len(places) < 2:
         raise InputError("fewer than two tokens can be removed: give a longer text")
     said, without = _choose(model, prepared, places)
@@ -107,13 +99,12 @@ def _choose(
             return _copies(prepared, kept, {"pixel_values": pixels * shown.to(pixels.dtype)})
 
         return "its patch of the image is grey", grey
-    crossed = reads_across(prepared)  # then tokens of the encoder's text alone are taken away
     classifier = isinstance(model, Classifier)
     mask = None
-    if picture is None and not crossed:
+    if picture is None:
         tokenizer = model.reader.tokenizer if isinstance(model, Classifier) else None
         mask = getattr(tokenizer, "mask_token_id", None) if classifier else model.objective.mask
-    where: str | int = "input_ids" if classifier or crossed else model.objective.input
+    where: str | int = "input_ids" if classifier else model.objective.input
     if mask is not None:
         ids = inputs[where] if isinstance(where, str) else prepared.arguments[where]
         return "a mask token takes its place", lambda kept: _copies(
@@ -144,27 +135,20 @@ NOTHING = 1e-6
 
 @dataclass(eq=False)
 class ReadRows:
-    """An observer that keeps what some rows look at, each as much as it counts: [head, key] of every call.
-
-    Where two texts are read, of cross attention alone: ``keys`` is how many tokens the other text has.
-    """
+    """An observer that keeps what some rows look at, each as much as it counts: [head, key] of every call."""
 
     counts: Array  # [query]
     name: str
-    keys: int | None = None
     found: dict[Site, Array] = field(default_factory=dict)
 
     def observe(self, attention: Attention) -> None:
         """Read the rows that count."""
         size = len(self.counts)
-        if self.keys is not None and attention.site.kind != "cross":
-            return
-        keys = size if self.keys is None else self.keys
-        if attention.batch != 1 or (len(attention.queries), len(attention.keys)) != (size, keys):
+        if attention.batch != 1 or (len(attention.queries), len(attention.keys)) != (size, size):
             shape = f"{attention.batch} × {len(attention.queries)} × {len(attention.keys)}"
             raise ModelError(f"{attention.site.name} of {self.name} has no row a token ({shape})")
         where, step = np.flatnonzero(self.counts), rows_at_a_time(attention, BLOCK)
-        total = np.zeros((attention.heads, keys))
+        total = np.zeros((attention.heads, size))
         for start in range(int(where[0]), int(where[-1]) + 1, step):
             stop = min(start + step, int(where[-1]) + 1)
             rows = attention.rows(start, stop)[0].nan_to_num().double().cpu().numpy()  # [head, row, key]
@@ -177,7 +161,7 @@ def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, a
 
     That of the token ``at`` which it is made, or the rows on which its gradient hangs.
     """
-    counts = np.zeros(len(prepared.axes["cross"][0] if reads_across(prepared) else prepared.tokens))
+    counts = np.zeros(len(prepared.tokens))
     if at is not None:
         counts[at] = 1
         return counts
@@ -199,7 +183,7 @@ def weigh_heads(
     model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, counts: Array
 ) -> Mapping[Site, Array]:
     """What each head's rows that count look at, by one way of weighing.  -> [head, key]"""
-    shown = ReadRows(counts, model.name, len(prepared.tokens) if reads_across(prepared) else None)
+    shown = ReadRows(counts, model.name)
     weighed = model if weigh == "raw" else weigh_model(model, weigh, target)
     weighed.run(prepared, [shown])
     return shown.found
@@ -210,8 +194,7 @@ def rank_tokens(
 ) -> Iterator[tuple[str, Array | AttnscopeError]]:
     """By every way in turn, how much each token counts, or why that way does not go.  -> [key]
 
-    Weighings are the mean over all heads of all layers, ways through the layers the last layer's map: of an
-    encoder-decoder those of cross attention.
+    Weighings are the mean over all heads of all layers, ways through the layers the last layer's map.
     """
     (first, *more) = np.flatnonzero(counts).tolist()
     token = None if more else str(first)
@@ -222,7 +205,7 @@ def rank_tokens(
 
     def followed(method: Method) -> Array:
         result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
-        _, _, weights = result.map("cross" if "cross" in result.maps else None, None)
+        _, _, weights = result.map(None, None)
         rows = [place.start for place in weights.queries]  # of the largest flow, of one token alone
         return np.asarray(counts[rows] @ weights.values.astype(np.float64))
 
@@ -318,11 +301,9 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     random = _rank("random order", (), OrderCurves(*(each[len(scores) :] for each in curves)), taken)
     alone_, *others = ranked
     others.sort(key=lambda each: each.deletion_area)
-    staying = "special ones and where the prediction is made"
-    if reads_across(deletion.prepared):
-        staying = "special ones and all of the decoder's, which read them by cross-attention,"
     said = (
-        f"a removed token: {deletion.said}; {size:,} tokens can be removed, {staying} stay",
+        f"a removed token: {deletion.said}; {size:,} tokens can be removed, special ones and where the "
+        "prediction is made stay",
         "1 is the probability with all tokens; deletion: its mean while tokens are removed, most important "
         "first (lower is better); insertion: while they are put back in that order (higher is better)",
         f"random order: the mean of {ORDERS} orders, ± its standard error; {ALONE}: by how far the "

@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import nn
 
+from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.module import ModuleModel
 from attnscope.questions.faithful import (
@@ -15,7 +16,6 @@ from attnscope.questions.faithful import (
     compare_weighed_heads,
     measure_orders,
     open_deletion,
-    rank_tokens,
     rows_of_prediction,
 )
 from attnscope.questions.selection import Selection
@@ -186,44 +186,10 @@ def test_heads_are_ranked_too_and_the_head_that_is_named_alone():
     assert areas == sorted(areas)
 
 
-@pytest.fixture(scope="module")
-def translating(tmp_path_factory):
-    model = load(t5(tmp_path_factory.mktemp("t5")), predicting=True)
-    return model, model.prepare(TEXT, "A cat.")
-
-
-def test_of_an_encoder_decoder_the_tokens_of_the_encoder_are_hidden_and_the_decoders_stay(translating):
-    model, prepared = translating
-    deletion = open_deletion(model, prepared, "2")
-    special = [number for number, token in enumerate(prepared.tokens) if token.special]
-    assert deletion.places == tuple(n for n in range(len(prepared.tokens)) if n not in special)
-    kept = np.ones((1, len(deletion.places)), bool)
-    kept[0, [1, 3]] = False
-    mask = torch.ones_like(prepared.inputs["input_ids"])
-    mask[0, [deletion.places[1], deletion.places[3]]] = 0
-    with torch.no_grad():
-        logits = model.writer(**{**prepared.inputs, "attention_mask": mask}).logits[0, 2]
-    expected = float(logits.softmax(-1)[deletion.prediction.chosen])
-    assert deletion.shares(kept)[0] == pytest.approx(expected, rel=1e-4)
-
-
-def test_every_method_ranks_the_tokens_of_the_encoder_by_its_row_of_cross_attention(translating):
-    model, prepared = translating
-    found = dict(rank_tokens(model, prepared, "2", rows_of_prediction(model, prepared, "2", 2)))
-    assert len(found) == 9
-    assert all(each.shape == (len(prepared.tokens),) for each in found.values())
-    with torch.no_grad():
-        eager = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-            model.writer.config._name_or_path, attn_implementation="eager"
-        )
-        own = eager(**prepared.inputs, output_attentions=True).cross_attentions
-    expected = np.mean([each[0, :, 2].mean(0).numpy() for each in own], 0)
-    np.testing.assert_allclose(found["--weigh raw"], expected, atol=1e-6)
-    seen = compare_methods(model, prepared, "2")
-    assert len(seen.ranked) == 9
-    assert any("which read them by cross-attention" in note for note in seen.notes)
-    heads = compare_weighed_heads(model, prepared, "norm", "2", Selection())
-    assert len(heads.ranked) == 2 * 4 + 1
+def test_a_model_that_reads_two_texts_is_refused(tmp_path):
+    model = load(t5(tmp_path), predicting=True)
+    with pytest.raises(ModelError, match="reads several texts: --faithful removes tokens from one"):
+        open_deletion(model, model.prepare(TEXT, "A cat."), "2")
 
 
 def test_a_method_that_does_not_go_is_named(tmp_path):

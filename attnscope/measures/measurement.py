@@ -161,8 +161,10 @@ class Measurement:
 
     ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); heads have roles only
     if all of ``ROLE_MEASURES`` are among them. Every call of ``observe`` counts ``batch`` texts of that site.
-    All sums are float64, whatever type the model runs in.
+    All sums are float64, whatever type the model runs in. Of each call, ``rows`` are measured, or all.
     """
+
+    rows: range | None = None
 
     def __init__(self, names: Sequence[str] = DEFAULT, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.measures = {name: MEASURES[name] for name in dict.fromkeys(names)}
@@ -187,6 +189,8 @@ class Measurement:
 
     def begin(self, attention: Attention) -> _Reading | None:
         """Begin to measure a call; ``None`` where the fused pass tells all that is to be measured."""
+        if self.rows is not None and self.rows.start >= len(attention.queries):
+            return None
         queries, keys = self._axis_facts(attention)
         scores = None
         if "max_logit" in self.measures:
@@ -328,7 +332,9 @@ class _Reading:
 
         attention, count = self.attention, len(self.measures)
         self.top = None if self.scores is None else torch.tensor(-torch.inf)
-        self.wanted = None if count else ()
+        wanted, length = self.measurement.rows, len(attention.queries)
+        self.shown = range(length) if wanted is None else range(wanted.start, min(wanted.stop, length))
+        self.wanted = () if not count else None if wanted is None else self.shown
         wide = max(attention.heads, count)  # a block's table has a column a measure beside its heads
         self.step = self.measurement.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
         # [choice | lone, rows | value | baseline, measure, text, head]
@@ -338,8 +344,11 @@ class _Reading:
         """Measure a block of rows."""
         import torch
 
-        if not self.measures:
+        first, last = max(start, self.shown.start), min(start + rows.shape[2], self.shown.stop)
+        if not self.measures or first >= last:
             return
+        part, start = slice(first - start, last - start), first
+        rows, allowed = rows[:, :, part], allowed[:, :, part]
         if rows.dtype in (torch.float16, torch.bfloat16):
             rows = rows.float()
         stop, offset = start + rows.shape[2], self.attention.offset

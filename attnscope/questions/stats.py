@@ -12,9 +12,9 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.attention import Attention, Head, Token
+from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
-from attnscope.capture.observers.coarsen import Coarsen, How, Reading, RowObserver, SharedRows, cells
+from attnscope.capture.observers.coarsen import Coarsen, How, RowObserver, SharedRows, cells
 from attnscope.errors import SelectionError
 from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS, Figure, Importance, Removal
 from attnscope.fused.request import SHORTEST
@@ -35,7 +35,7 @@ from attnscope.views.heads import rows_by_kind
 from attnscope.views.table import Cell, Column, Table
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -96,38 +96,6 @@ def _condition(text: str) -> Condition:
     return Condition(name, sign, wanted)
 
 
-@dataclass(frozen=True)
-class SomeRows:
-    """Observer that shows another one only the rows ``start`` to ``stop - 1`` of each call."""
-
-    observer: RowObserver
-    start: int
-    stop: int
-
-    def begin(self, attention: Attention) -> Reading | None:
-        """Begin to read a call, whose figures of all rows are of no use here."""
-        rows = range(self.start, min(self.stop, len(attention.queries)))
-        reading = self.observer.begin(attention) if rows else None
-        return reading and _SomeRows(reading, rows, reading.step, () if reading.wanted == () else rows)
-
-
-@dataclass(frozen=True, eq=False)
-class _SomeRows:
-    reading: Reading
-    rows: range
-    step: int
-    wanted: Sequence[int] | None
-
-    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
-        first, last = max(start, self.rows.start), min(start + rows.shape[2], self.rows.stop)
-        if first < last:
-            part = slice(first - start, last - start)
-            self.reading.add(rows[:, :, part], allowed[:, :, part], first)
-
-    def end(self) -> None:
-        self.reading.end()
-
-
 def curves_by_position(
     model: Model, prepared: ModelInput, selection: Selection, name: str, *, parts: int, top: int
 ) -> Curves:
@@ -141,8 +109,9 @@ def curves_by_position(
     step = max(1, -(-size // parts))
     edges = (*range(0, size, step), size)
     measured = [Measurement([name]) for _ in pairwise(edges)]
-    observers = [SomeRows(*each) for each in zip(measured, edges, edges[1:], strict=False)]
-    record = model.run(prepared, [SharedRows(observers, selection.heads)])
+    for each, (start, stop) in zip(measured, pairwise(edges), strict=True):
+        each.rows = range(start, stop)
+    record = model.run(prepared, [SharedRows(measured, selection.heads)])
     chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
     require_selected(chosen, record, selection)
     found: dict[str, list[Figure | None]] = {}
@@ -499,8 +468,8 @@ def measuring_pass(
         from attnscope.fused.fused_pass import FusedPass
 
         fused = FusedPass(request)
-    figures = measured if rows is None else SomeRows(measured, rows.start, rows.stop)
-    observers: list[RowObserver] = [figures, *([maps] if maps else [])]
+    measured.rows = rows
+    observers: list[RowObserver] = [measured, *([maps] if maps else [])]
     chosen = [SharedRows(observers, None if selection == Selection() else selection.heads)]
     return model.run(prepared, chosen, fused)
 

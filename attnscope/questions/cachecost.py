@@ -427,11 +427,18 @@ def of_cachecost(result: CacheCost) -> Answer:
         + (f"; recall of needles at {', '.join(f'{depth:g}' for depth in result.depths)}" if needle else ""),
         subtitle="loss: the most costly; mass: those that miss most; even: over all layers; random: one draw",
     )
-    shares = [round(100 * each.share) for each in result.kept]
+    kept_memory = [round(100 * each.memory) for each in result.kept]
     losses = {way: tuple(getattr(each, way) for each in result.kept) for way in WAYS}
-    curves = tuple(Curve(way, each, (None,) * len(shares)) for way, each in losses.items())
+    curves = tuple(Curve(way, each, (None,) * len(each)) for way, each in losses.items())
     chart = Curves(
-        "loss", "nats", (*shares, shares[-1] + 1), curves, "rise of the loss", result.title, (), "% unlimited"
+        "rise of the loss",
+        "nats a token",
+        (*kept_memory, 100),
+        curves,
+        "what a shorter cache costs",
+        f"{result.title} · a window of {result.sink:,} + {result.recent:,} tokens",
+        ("kept by loss: the most costly; mass: those that miss most; even: over layers; random: one draw",),
+        "% of the cache that is kept",
     )
     pictures: dict[str, Drawable] = {"heads": every, "memory": chart}
     return Answer((heads, every, kept), pictures, lambda: result, lambda: csv_rows(result.heads))

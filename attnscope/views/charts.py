@@ -44,7 +44,12 @@ class Curves:
     title: Annotated[str, Meaning("what it is")] = ""
     subtitle: Annotated[str, Meaning("the model and what ran")] = ""
     notes: Notes = ()
-    along: str = "row"  # or the step of a checkpoint
+    along: str = "row"  # or the step of a checkpoint, or what the axis is of values at points
+
+    @property
+    def at_points(self) -> bool:
+        """Whether each value belongs to one point of the axis, and not to a run up to the next one."""
+        return self.along not in ("row", "step")
 
     @property
     def ends(self) -> tuple[str, str]:

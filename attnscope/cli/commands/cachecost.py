@@ -58,6 +58,7 @@ def cachecost(
     """
     from attnscope.questions.cachecost import cachecost, of_cachecost
     from attnscope.storage.corpus import read_corpus
+    from attnscope.storage.files import write_whole
 
     refuse(corpus.texts is None, "--texts", "give the texts that the loss is measured on")
     keep, depths = _shares("--keep", asked.keep), _shares("--needle", asked.needle or "")
@@ -76,7 +77,7 @@ def cachecost(
         result = cachecost(loaded, texts, asked.sink, asked.recent, keep, depths)
     if pattern is None:
         return deliver("cachecost", of_cachecost(result), output, picture)
-    pattern.write_text(result.tsv, "utf-8")
+    write_whole(pattern, result.tsv.encode())
     notify(f"saved {pattern}")
 
 

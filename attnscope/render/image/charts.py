@@ -19,6 +19,7 @@ from attnscope.render.image.sheet import (
     POINT,
     QUIET,
     SMALL,
+    Sheet,
     Style,
     fence,
     frame,
@@ -170,6 +171,8 @@ TALL, AIR = 0.38, 0.1  # inches of a head, and of the air below it
 
 def curves_figure(view: Curves, style: Style) -> Figure:
     """Steps from row to row, the baseline as a line over each, and the ends of the scale."""
+    if view.at_points:
+        return _lines_figure(view, style)
     names = [curve.head for curve in view.curves]
     left, right = axis.room(names, NORMAL), axis.room([f"{view.top:.2f} {view.unit}"], SMALL)
     width = WIDE if style.width is None else max(style.width - left - right, NARROWEST)
@@ -190,6 +193,44 @@ def curves_figure(view: Curves, style: Style) -> Figure:
     for side, at, name in zip(("left", "right"), (first, last), view.ends, strict=True):
         axes.annotate(name, (at, least), (0, -4), textcoords="offset points", ha=side, va="top", **QUIET)
     return drawn.figure
+
+
+def _lines_figure(view: Curves, style: Style) -> Figure:
+    """All curves over one axis, a colour and a dash for each."""
+    right = axis.room([curve.head for curve in view.curves], SMALL) + 0.5
+    width = WIDE if style.width is None else max(style.width - 0.7 - right, NARROWEST)
+    drawn = sheet(view, width, TALL_FAITHFUL, (0.7, right, 0.05, 0.52), notes=view.notes)
+    axes, step = drawn.part(), min(0.2, TALL_FAITHFUL / len(view.curves))
+    for number, curve in enumerate(view.curves):
+        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+        values, name = _numbers(curve.values), clean(curve.head)
+        axes.plot(view.edges[:-1], values, ".", linestyle=dash, color=colour, label=name)
+        _name_line(drawn, width + 0.15, (number + 0.5) * step, name, (colour, dash, 1.3))
+    axes.set_xlabel(view.along, size=BELOW, color=GREY)
+    axes.set_ylabel(f"{view.measure}, {view.unit}", size=BELOW, color=GREY)
+    axes.tick_params(labelsize=SMALL, length=2)
+    for side, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        side.set_ticks([tick for tick in side.get_ticklocs() if low <= tick <= high])
+    _open(axes)
+    return drawn.figure
+
+
+def _name_line(drawn: Sheet, left: float, down: float, name: str, look: tuple[str, object, float]) -> None:
+    """Which line is whose: a piece of it, and the name."""
+    from matplotlib.lines import Line2D
+
+    (start, y), (end, _) = drawn.at(left, down), drawn.at(left + 0.22, down)
+    colour, dash, width = look
+    drawn.figure.add_artist(Line2D([start, end], [y, y], color=colour, linestyle=dash, linewidth=width))
+    drawn.figure.text(*drawn.at(left + 0.3, down), name, size=SMALL, va="center")
+
+
+def _open(axes: Axes) -> None:
+    """Lines to read values off, and a frame on two sides."""
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in ("left", "bottom"), color="#bbbbbb")
+    axes.grid(axis="y", color="#eeeeee", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
@@ -222,13 +263,9 @@ def faithful_figure(view: Faithful, style: Style) -> Figure:
     columns = (across - 0.55, across)
     for at, name in zip(columns, ("deletion", "insertion"), strict=True):
         figure.text(*drawn.at(at, 0), name, va="top", ha="right", **QUIET)
-    from matplotlib.lines import Line2D
-
-    for number, (each, (colour, dash, width)) in enumerate(lines, 1):
-        left, down = across - LEGEND + 0.25, (number + 0.5) * step
-        (start, y), (end, _) = drawn.at(left, down), drawn.at(left + 0.22, down)
-        figure.add_artist(Line2D([start, end], [y, y], color=colour, linestyle=dash, linewidth=width))
-        figure.text(*drawn.at(left + 0.3, down), each.name, size=SMALL, va="center")
+    for number, (each, look) in enumerate(lines, 1):
+        down = (number + 0.5) * step
+        _name_line(drawn, across - LEGEND + 0.25, down, each.name, look)
         for at, area in zip(columns, (each.deletion_area, each.insertion_area), strict=True):
             figure.text(*drawn.at(at, down), f"{area / view.whole:.2f}", va="center", ha="right", **QUIET)
     return figure
@@ -254,10 +291,7 @@ def _draw_panel(axes: Axes, view: Faithful, name: str, top: float) -> None:
     axes.set_xlabel(f"tokens {way}, those that count most first", size=BELOW, color=GREY)
     axes.set_title(name, size=NORMAL, loc="left", pad=3)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    for side, spine in axes.spines.items():
-        spine.set(visible=side in ("left", "bottom"), color="#bbbbbb")
-    axes.grid(axis="y", color="#eeeeee", linewidth=0.6)
-    axes.set_axisbelow(True)
+    _open(axes)
 
 
 WIDE_STACK = 4.5  # inches of a bar, where no width is asked for

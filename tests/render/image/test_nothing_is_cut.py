@@ -66,6 +66,7 @@ def views() -> dict[str, object]:
         "several heads": head_row(named[:3], title=LONG),
         "many heads": replace(head_row(named), notes=(LONG,)),
         "curves": curves(),
+        "curves through points": replace(curves(), along="% of the cache that is kept"),
         "stack": stack_of(10),
         "long stack": stack_of(300),
     }

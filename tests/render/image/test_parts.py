@@ -1,5 +1,7 @@
 """Curves along a text and shares of parts, as pictures: what is drawn is what was measured."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,17 @@ def test_every_head_is_drawn_as_steps_on_one_scale_with_its_baseline():
         assert tuple(steps.edges) == view.edges
         assert list(baseline.values) == [0.2] * 3
     assert limits == {(0.0, 0.5)}
+
+
+def test_values_at_points_are_lines_over_one_axis():
+    view = replace(curves((None, 0.4, 0.3), (0.1, 0.2, 0.25)), along="% of the cache")
+    with drawing(view) as (figure, _):
+        (axes,) = figure.axes
+        lines = [(line.get_label(), line.get_xdata(), line.get_ydata()) for line in axes.lines]
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("% of the cache", "previous, share")
+    for (name, across, up), curve in zip(lines, view.curves, strict=True):
+        assert (name, tuple(across)) == (curve.head, view.edges[:-1])
+        np.testing.assert_array_equal(up, [np.nan if x is None else x for x in curve.values])
 
 
 @pytest.mark.parametrize(("values", "top"), [((0.02, 0.09), 0.25), ((0.7, 0.1), 1.0)])

@@ -1,6 +1,5 @@
 """The limit of memory and the deadline: what they are, and the sentence that each ends in."""
 
-import resource
 from contextlib import suppress
 
 import numpy as np
@@ -10,6 +9,8 @@ import torch
 from attnscope import limits
 from attnscope.errors import InputError, ModelError, SizeError, out_of_memory, readable
 from attnscope.limits import OutOfTime, deadline, memory_limited
+
+resource = pytest.importorskip("resource", reason="Windows limits no memory")
 
 
 @pytest.fixture(autouse=True)

@@ -126,11 +126,11 @@ def claim_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
-    if os.name != "posix":  # only POSIX can lock a folder; elsewhere each file by itself is whole
+    try:
+        import fcntl
+    except ImportError:  # Windows locks no folder: each file by itself is whole
         yield
         return
-    import fcntl
-
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:

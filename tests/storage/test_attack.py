@@ -2,7 +2,6 @@
 
 import json
 import random
-import resource
 
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ from attnscope.models.keeping import keep_trace
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.gold import read_gold
 from attnscope.storage.trace import read_trace, write_trace
+
+resource = pytest.importorskip("resource", reason="Windows limits no memory")
 
 MOST = 512 << 20
 """Bytes that all files of a kind may take together."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import zipfile
 
 import numpy as np
@@ -15,6 +14,8 @@ import torch
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.tensors import read_tensors
+
+resource = pytest.importorskip("resource", reason="Windows limits no memory")
 
 REFUSED = r"unpack to|of memory are free"
 MOST = 1 << 30

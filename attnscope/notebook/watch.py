@@ -121,6 +121,8 @@ class TrainingLog(Display):
         from attnscope.measures import Measurement
 
         self._last = self.step
+        if joined_processes().count > 1:
+            _require_whole_heads(model)
         if self._probe is not None:
             heads, notes = _probe(model, self._probe, self.tokenizer, tuple(self.measures))
             self._conclude(heads, notes)
@@ -282,6 +284,22 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
         yield
     finally:
         put(before)
+
+
+def _require_whole_heads(model: nn.Module) -> None:
+    """Raise ``ModelError`` where each process has heads of its own, all numbered from 0: sums would mix them."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    gathered = any(
+        isinstance(part, FSDPModule) for part in model.modules()
+    )  # one split, undone for each pass
+    placed = (each.placements for each in model.parameters() if isinstance(each, DTensor))
+    if any(sum(one.is_shard() for one in placements) > gathered for placements in placed):
+        raise ModelError(
+            "tensor parallelism splits the heads over processes, so they cannot be watched together: "
+            "watch a run with DDP or FSDP"
+        )
 
 
 def _probe(

@@ -31,6 +31,16 @@ def seen(request, folder):
     return kept
 
 
+def test_heads_that_are_split_over_processes_are_refused(folder):
+    ran = launch("tests.notebook.watched_run", folder, "tp")
+    assert ran.returncode == 0, ran.stderr
+    for number in range(2):
+        with open(f"{folder}/seen-{number}.json") as file:
+            seen = json.load(file)["tp batch"]
+        assert seen["stopped"].startswith("tensor parallelism splits the heads over processes")
+        assert seen["figures"] == {}
+
+
 def mean_entropy(folder, many, layer, head):
     """The mean entropy of all rows with a choice of all texts, by the model's own eager attention."""
     model = hf.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()

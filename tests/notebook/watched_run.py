@@ -34,8 +34,18 @@ def shared(way: str, model: nn.Module) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+
+    def split_rows(name: str, module: nn.Module, mesh: Any) -> None:
+        """What tensor parallelism does to the weights of a projection."""
+        split = distribute_tensor(module.weight.data, mesh, [Shard(0)])
+        module.register_parameter("weight", nn.Parameter(split))
 
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    if way == "tp":
+        for block in model.transformer.h:
+            distribute_module(block.attn.c_proj, mesh, split_rows)
+        return model
     for block in model.transformer.h:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -77,7 +87,11 @@ def main(folder: str, *ways: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    kept = {f"{way} {watched}": run(way, watched, folder) for way in ways for watched in WATCHED}
+    kept = {
+        f"{way} {watched}": run(way, watched, folder)
+        for way in ways
+        for watched in (WATCHED if way != "tp" else ("batch",))
+    }
     Path(folder, f"seen-{distributed.get_rank()}.json").write_text(json.dumps(kept))
     distributed.destroy_process_group()
 

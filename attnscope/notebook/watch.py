@@ -287,7 +287,7 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
 
 
 def _require_whole_heads(model: nn.Module) -> None:
-    """Raise ``ModelError`` where each process has heads of its own, all numbered from 0: sums would mix them."""
+    """Raise ``ModelError`` where each process has heads of its own, numbered from 0: sums would mix them."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 

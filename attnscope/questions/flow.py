@@ -26,8 +26,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
 from attnscope.questions.token import boxes_of, find_place, lay_over
 from attnscope.records import MATRIX, Meaning, derived, record
-from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
-from attnscope.views.grid import LayerStrip
+from attnscope.views import Grid, Scale, TokenView, grid, heatmap, rank_places
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -306,24 +305,18 @@ TOP = 10
 VERBS = "is made of", "goes into"
 
 
-def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None, scale: Scale) -> LayerStrip:
-    """The maps of several layers, or of all, as thumbnails, with how much of each token is still itself."""
+def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int], scale: Scale) -> Grid:
+    """The maps of several layers as thumbnails, a line a layer."""
     kind, _, _ = result.map(kind, None)
-    numbers = [layer for layer, _ in result.maps[kind]] if layers is None else list(layers)
-    maps = [result.map(kind, layer)[2] for layer in numbers]
-    values, square = np.stack([each.values for each in maps]), maps[0].square
-    allowed = np.stack([np.broadcast_to(each.allowed, each.values.shape) for each in maps])
-    stacked = [(0, replace(maps[0], values=values, allowed=allowed))]  # each a head of one layer
-    return LayerStrip(
-        names=tuple(f"0-{layer}" if layer else "0" for layer in numbers),
-        thumbnails=replace(grid(stacked, scale=scale), whole=False, each="a layer"),
-        measure="self" if square else "largest",
-        unit="share",
-        values=tuple(float((np.diag(each) if square else each.max(-1)).mean()) for each in values),
+    maps = ((layer, result.map(kind, layer)[2]) for layer in layers)
+    made = grid(
+        ((layer, replace(each, values=each.values[None])) for layer, each in maps),
         title=f"{result.method} layer by layer · {result.title} · {kind_title(kind)}",
         subtitle=result.subtitle,
+        scale=scale,
         notes=result.notes,
     )
+    return replace(made, whole=False, each="a layer")
 
 
 def focus_token(

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.graph import LayerGraph
-from attnscope.views.grid import Grid, GridLayer, LayerStrip, grid
+from attnscope.views.grid import Grid, GridLayer, grid
 from attnscope.views.heads import AlignedTexts, Described, HeadMap, Ranked, Ranking, head_map
 from attnscope.views.heatmap import SCALES, HeadPair, HeadRow, Heatmap, Measured, Scale, heatmap
 from attnscope.views.table import Table
@@ -42,13 +42,13 @@ __all__ = [
 ]
 
 View: TypeAlias = (
-    "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | LayerStrip | HeadPair"
+    "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | HeadPair"
     " | HeadRow | AlignedTexts | Curves | Stack | Terms | Table"
 )
 """What is printed in a terminal."""
 
 Drawable: TypeAlias = (
-    "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | LayerStrip | HeadPair"
+    "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | HeadPair"
     " | HeadRow | Terms | Curves | Stack | Faithful | SoundMap | LayerGraph"
 )
 """What is saved as a picture."""

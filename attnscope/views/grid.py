@@ -73,6 +73,11 @@ class Grid(Titled):
         """The largest number of heads in a layer."""
         return max((layer.heads for layer in self.layers), default=0)
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns; of maps that are no heads, none."""
+        return [f"H{number}" if self.each == "a head" else "" for number in range(self.heads)]
+
     @cached_property
     def signed(self) -> bool:
         """Whether there are negative values, which no attention has: then 0 is in the middle of the map."""
@@ -224,14 +229,3 @@ def _largest(layer: GridLayer) -> Array:
     rows = choosing_rows(~layer.masked)[..., None]  # [head, row, 1]
     top: Array = np.abs(layer.values).max((-2, -1), keepdims=True, initial=0, where=rows)
     return top
-
-
-@dataclass(frozen=True, eq=False)
-class LayerStrip(Titled):
-    """Maps of several layers side by side: ``thumbnails`` are as of one layer, ``values`` a number each."""
-
-    names: tuple[str, ...]
-    thumbnails: Grid
-    measure: str
-    unit: str
-    values: tuple[float, ...]

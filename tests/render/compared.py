@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnscope.axes import Place, weights
-from attnscope.views import grid
+from attnscope.axes import Place
 from attnscope.views.distances import DistanceMap, HeadDistances, distance_map
-from attnscope.views.grid import LayerStrip
 from attnscope.views.heads import AlignedTexts
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
 from tests.render.screen import random_head
@@ -40,21 +38,6 @@ def pair(count: int = 5, label: str = "cat") -> HeadPair:
     one, other = random_head(count, seed=1), random_head(count, seed=2)
     parting = Parting(label, 2, 0.51, (f"{label} 0", "it 8"), (0.95, 0.11))
     return head_pair(("L0H1", "L2H3"), (one, other), (parting,), title="L0H1 and L2H3", notes=("a note",))
-
-
-def strip(layers: int = 4) -> LayerStrip:
-    maps = np.stack([random_head(6, seed=number).values for number in range(layers)])
-    stacked = [(0, weights(maps, range(6), range(6), random_head(6).allowed))]
-    values = tuple(float(number) / 7 for number in range(layers))
-    return LayerStrip(
-        names=tuple(f"L{number}H3" for number in range(layers)),
-        thumbnails=grid(stacked),
-        measure="entropy",
-        unit="nats",
-        values=values,
-        title="head 3",
-        notes=("a note",),
-    )
 
 
 def aligned(*steps: tuple[str | None, str | None]) -> AlignedTexts:

@@ -24,7 +24,7 @@ from attnscope.views import Drawable
 from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.graph import LayerGraph
-from attnscope.views.grid import Grid, LayerStrip
+from attnscope.views.grid import Grid
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 from attnscope.views.token import TokenView
@@ -72,7 +72,6 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     HeadMap: maps.head_map_figure,
     DistanceMap: distances.distance_figure,
     HeadDistances: distances.distances_figure,
-    LayerStrip: maps.strip_figure,
     HeadPair: maps.pair_figure,
     HeadRow: maps.row_figure,
     Terms: charts.terms_figure,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.axes import Array
-from attnscope.render.colour import DIVERGING, STEPS, choose_map, is_light, steps, table
+from attnscope.render.colour import DIVERGING, choose_map, is_light, steps, table
 from attnscope.render.image import sheet as axis
 from attnscope.render.image.sheet import (
     BAR,
@@ -31,7 +31,7 @@ from attnscope.render.image.sheet import (
     short,
     stacked,
 )
-from attnscope.views.grid import Grid, LayerStrip, thumbnail_levels
+from attnscope.views.grid import Grid, thumbnail_levels
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
@@ -317,7 +317,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
         _mark_written(axes, view, (tall, wide, gap))
     size = min(8.0, head * 72 * 0.3)
     centres = [(wide + gap) * i + wide / 2 - 0.5 for i in range(heads)]
-    axis.above(axes, centres, [f"H{i}" for i in range(heads)], size)
+    axis.above(axes, centres, view.columns, size)
     middles = [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))]
     axis.beside(axes, middles, [f"L{n}" for n in layers], size)
     frame(axes, ())
@@ -363,42 +363,3 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
         picture[numbers.index(layer.layer), :tall, : layer.heads, :wide, :3] = placed
     flat = picture.reshape(len(numbers) * (tall + gap), max(view.heads, 1) * (wide + gap), 4)
     return flat[:-gap, :-gap], (tall, wide, gap)
-
-
-NARROWEST, WIDEST = 0.55, 1.1  # inches from layer to layer
-LINE, AIR = 0.42, 0.14  # inches of one number's curve, and of the air below it
-
-
-def strip_figure(view: LayerStrip, style: Style) -> Figure:
-    """Layers from left to right; below each, the point of its number."""
-    count = len(view.names)
-    left = axis.room([view.measure], NORMAL)
-    step = min(WIDEST, 11.0 / count)
-    if style.width is not None:
-        step = max((style.width - left - ROOM) / count, NARROWEST)
-    heads = view.thumbnails
-    picture, (tall, wide, gap) = mosaic(heads, style.cmap)
-    thumbnail = step * tall / (wide + gap)
-    height = thumbnail + 0.25 + LINE + AIR
-    drawn = sheet(view, step * count, height, (left, ROOM, 0.25, 0.25))
-    axes = drawn.part(height=thumbnail)
-    axes.imshow(picture, interpolation="nearest", aspect="auto", extent=(0, picture.shape[1], tall, 0))
-    ends = (0, count * (wide + gap))
-    axes.set_xlim(*ends)
-    centres = [(wide + gap) * number + wide / 2 for number in range(count)]
-    axis.above(axes, centres, view.names, min(8.0, step * 72 * 0.3))
-    frame(axes, ())
-    draw_colour_bar(axes, style, [(0, "0"), (1, stacked(heads.scale_ends()[1]))])
-    curve = drawn.part(down=thumbnail + 0.25, height=LINE)
-    curve.set_xlim(*ends)
-    colour = table(style.cmap)[STEPS * 2 // 5] / 255.0
-    curve.plot(centres, view.values, color=colour, marker="o", markersize=3, linewidth=1, scalex=False)
-    low, high = min(view.values), max(view.values)
-    room = (high - low) or 1.0
-    curve.set_ylim(low - 0.25 * room, high + 0.75 * room)
-    for at in zip(centres, view.values, strict=True):
-        curve.annotate(f"{at[1]:.2f}", at, (0, 3), textcoords="offset points", ha="center", **QUIET)
-    axis.beside(curve, [(low + high) / 2], [view.measure], NORMAL)
-    axis.beside(curve, [(low + high) / 2], [view.unit], SMALL, right=True)
-    frame(curve, ("bottom",), "#dddddd")
-    return drawn.figure

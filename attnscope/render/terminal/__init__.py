@@ -33,7 +33,7 @@ from attnscope.render.terminal.table import table_parts
 from attnscope.views import View
 from attnscope.views.charts import Curves, Stack, Terms
 from attnscope.views.distances import DistanceMap
-from attnscope.views.grid import Grid, LayerStrip
+from attnscope.views.grid import Grid
 from attnscope.views.heads import AlignedTexts, HeadMap, Ranking
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 from attnscope.views.table import Table
@@ -49,7 +49,6 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     HeadMap: heatmap.head_map_lines,
     Ranking: charts.ranking_lines,
     DistanceMap: distances.distance_lines,
-    LayerStrip: heatmap.strip_lines,
     HeadPair: heatmap.pair_lines,
     HeadRow: heatmap.row_lines,
     AlignedTexts: charts.aligned_lines,

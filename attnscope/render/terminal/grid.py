@@ -134,7 +134,8 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
         heads = range(start, min(start + shape.beside, view.heads))
         if start:
             yield []
-        yield _names(small, shape, heads, chosen)
+        if any(small.columns):
+            yield _names(small, shape, heads, chosen)
         for line in _band(small, shape, heads, surface, palette, chosen):
             count += 1
             yield line
@@ -153,7 +154,7 @@ def _names(small: Grid, shape: GridLayout, heads: range, chosen: tuple[int, int]
     line: Line = [Segment(" " * (_label(small) + 1))]
     used, step = 0, shape.gap + shape.width  # columns that are written
     for start, head in zip(range(0, step * len(heads), step), heads, strict=True):
-        name = f"H{head}" if used < start or not used else ""
+        name = small.columns[head] if used < start or not used else ""
         rest = "".join(marks[max(used - start, 0) + len(name) :]).rstrip()
         line += [Segment(" " * (start - used)), Segment(name, MARK if chosen and chosen[1] == head else DIM)]
         line.append(Segment(rest, DIM))

@@ -14,14 +14,6 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from attnscope.axes import Array, Place
-from attnscope.render.terminal.grid import (
-    cell_lines,
-    columns_of,
-    half_lines,
-    in_bands,
-    legend,
-    thumbnail_cells,
-)
 from attnscope.render.terminal.surface import (
     BOLD,
     DIM,
@@ -47,7 +39,6 @@ from attnscope.render.terminal.surface import (
     upright,
 )
 from attnscope.text import isolate
-from attnscope.views.grid import LayerStrip
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
@@ -319,47 +310,6 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
             Segment(number_label(each.label, each.position, label)),
             Segment(f"  {each.distance:.2f}  {cells[0]}{cells[1].rstrip()}"),
         ]
-
-
-NARROWEST, WIDEST = 9, 17  # columns of a thumbnail; a figure has room in the first
-NAMED = 8  # columns of the name of the figures, at least
-
-
-def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
-    """Layers from left to right, with their figures below; those that do not fit follow in a second row."""
-    label = max(NAMED, len(view.measure) + 2)
-    count = len(view.names)
-    room = surface.width - label
-    beside = min(count, max(1, room // (NARROWEST + 1)))
-    beside = -(-count // -(-count // beside))
-    heads = view.thumbnails
-    width = columns_of(heads, min(max(room // beside - 1, 1), WIDEST))
-    shape = in_bands(heads, surface, width, half_lines(heads, width), 1)
-    small = heads.fit(shape.height, width)
-    palette = surface.palette(signed=False)
-    name = Segment(fit_text(view.measure, label), DIM)
-    for start in range(0, count, beside):
-        shown = range(start, min(start + beside, count))
-        if start:
-            yield []
-        names = " ".join(fit_text(cut(view.names[at], width), width) for at in shown)
-        yield [Segment(" " * label, DIM), Segment(names, BOLD)]
-        cells = thumbnail_cells(small, shape, shown)[:, 1:]  # no gap before the first one
-        yield from ([Segment(" " * label), *line] for line in cell_lines(cells, surface, palette))
-        yield [name, Segment(" ".join(fit_text(f"{view.values[at]:.2f}", width) for at in shown))]
-    yield []
-    yield [Segment("with depth", BOLD)]
-    low, high = min(view.values), max(view.values)
-    sparks = "".join(surface.spark((value - low) / ((high - low) or 1.0)) for value in view.values)
-    ends = f"{low:.2f} to {high:.2f} {view.unit}"
-    if label + len(sparks) + 2 + len(ends) <= surface.width:
-        yield [name, Segment(sparks), Segment(f"  {ends}", DIM)]
-    else:
-        yield [name, Segment(ends, DIM)]
-        for start in range(0, len(sparks), room):
-            yield [Segment(" " * label), Segment(sparks[start : start + room])]
-    yield []
-    yield from legend(heads, small, surface, palette)
 
 
 MEAN = 5  # columns of the mean of a layer

@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.render.image import drawing, encode, save_image
 from attnscope.render.image.distances import _beside_dots, _overlap
-from tests.render.compared import all_heads, pair, strip, table
+from tests.render.compared import all_heads, pair, table
 
 
 def images(figure):
@@ -69,14 +69,7 @@ def test_two_heads_and_their_difference():
         assert difference.cmap.name != one.cmap.name
 
 
-def test_a_strip_has_a_curve_of_its_numbers():
-    view = strip(4)
-    with drawing(view) as (figure, _):
-        curves = [axes.lines[0].get_ydata() for axes in figure.axes if axes.lines]
-    assert [tuple(curve) for curve in curves] == [view.values]
-
-
-@pytest.mark.parametrize("view", [all_heads(30), table(8), pair(), strip()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("view", [all_heads(30), table(8), pair()], ids=lambda v: type(v).__name__)
 def test_the_same_view_gives_the_same_bytes_in_the_width_that_is_asked_for(view):
     made = []
     for _ in range(2):

@@ -19,7 +19,7 @@ from attnscope.views.charts import Curve, Curves, Stack
 from attnscope.views.distances import DistanceMap, distance_map
 from attnscope.views.heatmap import head_row
 from attnscope.views.token import Overlay
-from tests.render.compared import all_heads, pair, strip
+from tests.render.compared import all_heads, pair
 from tests.render.screen import random_head, tokens
 
 WIDTHS = (1, 2, 3.3, 7, 10)
@@ -61,7 +61,9 @@ def views() -> dict[str, object]:
         "parts": heatmap(random_head(3), title=LONG, subtitle=LONG, notes=(LONG,)),
         "matches": matched(),
         "heads": all_heads(32),
-        "depth": strip(6),
+        "depth": replace(
+            grid((layer, replace(stack, values=head.values[None])) for layer in range(6)), each="a layer"
+        ),
         "pair": pair(),
         "several heads": head_row(named[:3], title=LONG),
         "many heads": replace(head_row(named), notes=(LONG,)),

@@ -10,7 +10,7 @@ import pytest
 from attnscope.render.terminal import lines
 from attnscope.render.terminal.surface import Surface
 from attnscope.views.distances import distance_map
-from tests.render.compared import aligned, all_heads, pair, strip, table
+from tests.render.compared import aligned, all_heads, pair, table
 from tests.render.screen import expected_colours, pixels, printed
 
 
@@ -33,9 +33,9 @@ def test_no_line_is_wider_than_the_terminal(count, width, colour):
 
 @pytest.mark.parametrize("width", [40, 80, 160])
 @pytest.mark.parametrize("colour", [False, True])
-def test_pairs_strips_and_texts_fit_too(width, colour):
+def test_pairs_and_texts_fit_too(width, colour):
     steps = [(f"word{i}", None if i % 5 == 0 else f"word{i}") for i in range(60)]
-    for view in (pair(), pair(40), strip(1), strip(4), strip(30), aligned(*steps)):
+    for view in (pair(), pair(40), aligned(*steps)):
         assert widest(view, width, colour) <= width
 
 
@@ -98,13 +98,6 @@ def test_a_small_table_has_its_numbers():
     assert f"{view.values[0, 1]:.2f}" in out
     assert "L0H5" in out
     assert "numbers above" not in out
-
-
-def test_a_strip_has_a_thumbnail_and_a_figure_for_each_layer():
-    out = printed(strip(4), width=80)
-    for text in ("L0H3", "L3H3", "0.43"):
-        assert text in out
-    assert re.search(r"entropy +▁▃▆█  0.00 to 0.43 nats", out)
 
 
 def test_two_heads_stand_beside_each_other_where_there_is_room():

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tests.benchmarks.turns import ratio, take_turns
+
 TEXTS = 2000
 
 
@@ -173,21 +175,15 @@ def main() -> None:
     if not options.bare:
         worst = largest_difference(measure(model, texts), eager_loop(model, texts))
         print(f"the figures of both agree within {worst:.1e}")
-    for run in ways.values():
-        run(model, texts[:50])  # warm up
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run(model, texts)
-            seconds[name].append(time.perf_counter() - start)
-    ratio = statistics.median(a / b for a, b in zip(seconds["eager loop"], seconds["attnscope"], strict=True))
+    runs = {name: partial(run, model, texts) for name, run in ways.items()}
+    seconds = take_turns(runs, options.rounds, time.perf_counter)
+    faster = ratio(seconds, "eager loop", "attnscope")
     pace = {name: len(texts) / statistics.median(taken) for name, taken in seconds.items()}
     cells = [f"{len(texts):,}", str(torch.get_num_threads()), *(f"{pace[name]:,.0f}" for name in ways)]
     lines = [
         "| texts | threads | attnscope, texts/s | eager loop, texts/s | times as fast |",
         "|---|---|---|---|---|",
-        f"| {' | '.join([*cells, f'{ratio:.1f}'])} |",
+        f"| {' | '.join([*cells, f'{faster:.1f}'])} |",
     ]
     print("\n".join(lines))
     if options.save:

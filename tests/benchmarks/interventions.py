@@ -9,9 +9,6 @@ from __future__ import annotations
 import argparse
 import resource
 import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -20,16 +17,9 @@ from attnscope.models import load
 from attnscope.questions.cause import cut
 from attnscope.questions.find import parse_questions
 from attnscope.questions.patching import TextPair, patch
-from tests.models.folders import gpt2
+from tests.benchmarks.turns import HEADS, cost, save_gpt2
 
-TOKENS, LAYERS, HEADS = 128, 12, 12
-
-
-def cost(work: Callable[[], object]) -> float:
-    """Seconds of the processor."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
+TOKENS, LAYERS = 128, 12
 
 
 def main() -> None:
@@ -40,8 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     heads = [Head(each // HEADS, each % HEADS) for each in range(count)]
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {"n_embd": 768, "n_layer": LAYERS, "n_head": HEADS, "n_positions": TOKENS}
-        model = load(gpt2(Path(folder), **sizes), predicting=True)
+        model = load(save_gpt2(folder, TOKENS, LAYERS), predicting=True)
     text = "a" * TOKENS
     clean, corrupt = model.prepare(text), model.prepare(text.replace("a", "b", 1))
     tokens = len(clean.tokens)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.benchmarks.turns import peak, print_peak, ratio, take_turns
 
 NAMES = (
     "entropy",
@@ -140,41 +140,11 @@ def time_ratios(
     torch.set_num_threads(threads)
     wanted = tuple(way for way in wanted if tokens <= LIMITS.get(way, tokens))
     runs = ways(shape, tokens, layers, wanted)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for round_ in range(rounds + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if round_:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(taken, seconds["plain"], strict=True))
-        for name, taken in seconds.items()
+    times = take_turns(runs, rounds, time.perf_counter)
+    return {
+        "seconds": statistics.median(times["plain"]),
+        **{name: ratio(times, name, "plain") for name in runs},
     }
-    return {"seconds": statistics.median(seconds["plain"]), **ratios}
-
-
-def peak(shape: str, tokens: int, layers: int, way: str) -> float:
-    """Peak memory of one way above the loaded model, in MB, in a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.measure_heads", "--peak", shape, way]
-    command += ["--tokens", str(tokens), "--layers", str(layers)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-
-def print_peak(shape: str, tokens: int, layers: int, way: str) -> None:
-    """Run one way, and print what its peak memory adds to the loaded model (Linux only)."""
-    (run,) = ways(shape, tokens, layers, (way,)).values()
-    ways(shape, 64, 1, (way,))[way]()  # what a first run loads is no part of it
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # start the peak anew
-    run()
-    print((_status("VmHWM") - before) / 1024)
-
-
-def _status(name: str) -> int:
-    """One line of this process's status, in kB."""
-    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def main() -> None:
@@ -191,8 +161,10 @@ def main() -> None:
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
-        print_peak(options.peak[0], options.tokens[0], options.layers, options.peak[1])
-        return
+        shape, way = options.peak
+        (run,) = ways(shape, options.tokens[0], options.layers, (way,)).values()
+        ways(shape, 64, 1, (way,))[way]()  # what a first run loads is no part of it
+        return print_peak(run)
     lines = [
         "| model | tokens | threads | plain, s | fused pass | window | beside the kernel | eager | memory |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -206,7 +178,11 @@ def main() -> None:
                 )
                 memory = ""
                 if options.memory:
-                    parts = [peak(shape, tokens, options.layers, way) for way in WAYS[:2]]
+                    sizes = ("--tokens", tokens, "--layers", options.layers)
+                    parts = [
+                        peak("tests.benchmarks.measure_heads", "--peak", shape, way, *sizes)
+                        for way in WAYS[:2]
+                    ]
                     memory = f"{parts[1] / parts[0]:.2f}"
                 cells = [f"{found[name]:.2f}" if name in found else "" for name in WAYS[1:]]
                 line = [shape, str(tokens), str(threads), f"{found['seconds']:.2f}", *cells, memory]

@@ -10,7 +10,6 @@ bertviz is installed, its page of all heads on 128 tokens beside ours.
 import argparse
 import io
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from attnscope.render.page.page import page
 from attnscope.render.terminal import lines, print_view
 from attnscope.render.terminal.surface import Surface
 from attnscope.views import Grid, Heatmap, Measured, grid, heatmap
+from tests.benchmarks.turns import take_turns
 
 LAYERS = HEADS = 12
 WORDS = "The cat sat on the mat because it was tired and the dog that came in late slept by the fire ."
@@ -109,14 +109,10 @@ def axes_of_all(layers: list[Weights], folder: Path) -> None:
 
 def seconds(*work: Callable[[], object], repeats: int) -> list[float]:
     """Processor time of each piece of work, in turns; the best of the repeats, after one unmeasured."""
-    best = [float("inf")] * len(work)
-    for turn in range(repeats + 1):
-        for number, piece in enumerate(work):
-            start = time.process_time()
-            piece()
-            if turn:
-                best[number] = min(best[number], time.process_time() - start)
-    return best
+    return [
+        min(taken)
+        for taken in take_turns({f"{number}": piece for number, piece in enumerate(work)}, repeats).values()
+    ]
 
 
 def bertviz_page(layers: list[Weights], path: Path) -> None:

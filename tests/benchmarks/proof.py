@@ -10,11 +10,12 @@ over the rounds. The aims are 3 % at 512 tokens and 1 % at 4,096.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from contextlib import ExitStack, nullcontext
 from unittest.mock import patch
+
+from tests.benchmarks.turns import asked_for
 
 PLACES = ("capture", "kernels")
 """The files of ``attnscope.capture.rows`` that call for the proof."""
@@ -73,15 +74,9 @@ def measure(shape: str, tokens: int, layers: int, rounds: int) -> tuple[float, f
 
 def main() -> None:
     """Print a table."""
-    import torch
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096])
+    parser = asked_for(__doc__, [512, 4096], layers=2, rounds=7)
     parser.add_argument("--shapes", nargs="+", default=["gpt2", "bert", "torch"])
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     print("| layers of | tokens | the proof | watching, with the proof |\n|---|---|---|---|")
     for shape in asked.shapes:
         for tokens in asked.tokens:

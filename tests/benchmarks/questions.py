@@ -11,12 +11,10 @@ most 1.3. ``--all-rows`` measures that alone, for long texts.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
+
+from tests.benchmarks.turns import asked_for, ratio, save_gpt2, take_turns
 
 SENTENCE = "The cat sat on the mat because it was tired. "
 
@@ -29,11 +27,9 @@ def measure(tokens: int, layers: int, rounds: int, alone: bool) -> dict[str, flo
     from attnscope.questions.selection import Selection
     from attnscope.questions.spans import span_maps
     from attnscope.questions.stats import measure_heads
-    from tests.models.folders import gpt2
 
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {"n_embd": 768, "n_head": 12, "n_layer": layers, "n_positions": tokens}
-        model = load(gpt2(Path(folder) / "gpt2", **sizes))
+        model = load(save_gpt2(folder, tokens, layers))
     prepared = model.prepare(SENTENCE * (tokens // 8), max_tokens=tokens)
     edges = [tokens * part // 10 for part in range(11)]
     spans = [Span(f"{part}", *edges[part : part + 2]) for part in range(10)]
@@ -48,32 +44,16 @@ def measure(tokens: int, layers: int, rounds: int, alone: bool) -> dict[str, flo
     }
     if alone:
         ways = {name: ways[name] for name in ("stats", "all rows")}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for round_ in range(rounds + 1):
-        for name, way in ways.items():
-            start = time.process_time()
-            way()
-            if round_:
-                times[name].append(time.process_time() - start)
-    shares = {}
-    for name in list(ways)[1:-2]:
-        pairs = zip(times[name], times["pass"], strict=True)
-        shares[name] = statistics.median(taken / plain - 1 for taken, plain in pairs)
-    pairs = zip(times["all rows"], times["stats"], strict=True)
-    return {**shares, "all rows": statistics.median(taken / plain for taken, plain in pairs)}
+    times = take_turns(ways, rounds)
+    shares = {name: ratio(times, name, "pass") - 1 for name in list(ways)[1:-2]}
+    return {**shares, "all rows": ratio(times, "all rows", "stats")}
 
 
 def main() -> None:
     """Print a table."""
-    import torch
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048])
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = asked_for(__doc__, [512, 2048], layers=12, rounds=7)
     parser.add_argument("--all-rows", action="store_true")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     names = () if asked.all_rows else ("find", "spans", "spans --exact-kernel")
     print("| tokens | " + " | ".join((*names, "* -> -1")) + " |\n" + "|---" * (len(names) + 2) + "|")
     for tokens in asked.tokens:

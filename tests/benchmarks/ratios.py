@@ -20,6 +20,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from tests.benchmarks import book, corpus, startup
+from tests.benchmarks.turns import cost
 from tests.models.folders import minilm
 
 RECORDED = Path(__file__).with_suffix(".json")
@@ -36,9 +37,7 @@ def paired(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) 
 
 def clock(work: Callable[[], object]) -> float:
     """How long some work takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    return cost(work, time.perf_counter)
 
 
 def process(arguments: list[str], folder: str, *, fresh: bool = False, wall: bool = False) -> float:

@@ -10,15 +10,14 @@ steps differ by.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 
 import torch
 
 import attnscope
+from tests.benchmarks.turns import asked_for, cost
 
 WIDTH, HEADS, WORDS = 768, 12, 5000
 
@@ -42,13 +41,6 @@ def steps(tokens: int, batch: int, layers: int) -> tuple[torch.nn.Module, Callab
     return model, step
 
 
-def taken(run: Callable[[], object]) -> float:
-    """Processor seconds."""
-    begun = time.process_time()
-    run()
-    return time.process_time() - begun
-
-
 def unwatched_call() -> float:
     """Seconds that a call of a module takes more while a log counts it and measures nothing."""
     module, given, calls = torch.nn.Identity().train(), torch.ones(1), 20_000
@@ -57,22 +49,18 @@ def unwatched_call() -> float:
         for _ in range(calls):
             module(given)
 
-    plain = min(taken(run) for _ in range(5))
+    plain = min(cost(run) for _ in range(5))
     with attnscope.watch(module, every=10**9) as log:
         log.step = 0
-        watched = min(taken(run) for _ in range(5))
+        watched = min(cost(run) for _ in range(5))
     return (watched - plain) / calls
 
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512])
+    parser = asked_for(__doc__, [128, 512], layers=2, rounds=5)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     more = unwatched_call()
     print("| tokens | a watched step, in plain steps | another step adds |")
@@ -81,9 +69,9 @@ def main() -> None:
         model, step = steps(tokens, asked.batch, asked.layers)
         plain, watched = [], []
         for _ in range(asked.rounds + 1):
-            plain.append(taken(step))
+            plain.append(cost(step))
             with attnscope.watch(model, every=1):
-                watched.append(taken(step))
+                watched.append(cost(step))
         usual = statistics.median(plain[1:])
         share = statistics.median(watched[1:]) / usual
         print(f"| {tokens:,} | {share:.2f} | {more / usual:.5%} ({1e6 * more:.1f} µs) |", flush=True)

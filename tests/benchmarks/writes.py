@@ -5,27 +5,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import torch
 import transformers as hf
 
 from attnscope.capture import recording
 from attnscope.capture.stream.parts import sum_parts
 from attnscope.capture.stream.walk import Stream, StreamRows
+from tests.benchmarks.turns import cost
 
 TOKENS = 256
-
-
-def cost(work: Callable[[], object]) -> float:
-    """Seconds of the processor."""
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        work()
-        seconds.append(time.process_time() - start)
-    return min(seconds)
 
 
 def main() -> None:
@@ -56,10 +44,12 @@ def main() -> None:
         for head in effects.largest_heads(words):
             effects.slopes(head, seed)
 
-    plain = cost(run)
-    print(f"forward and backward  {cost(learn) / plain:.2f} of the plain pass of {TOKENS} tokens")
-    print(f"logits                {cost(lambda: follow(0)) / plain:.2f}")
-    print(f"with five heads' words {cost(lambda: follow(5)) / plain:.2f}")
+    plain, learnt, followed, words = (
+        min(cost(work) for _ in range(3)) for work in (run, learn, lambda: follow(0), lambda: follow(5))
+    )
+    print(f"forward and backward  {learnt / plain:.2f} of the plain pass of {TOKENS} tokens")
+    print(f"logits                {followed / plain:.2f}")
+    print(f"with five heads' words {words / plain:.2f}")
 
 
 if __name__ == "__main__":

@@ -466,7 +466,7 @@ DAMAGES = {
             + bytes([content[len(content) * part // 8] ^ 1])
             + content[len(content) * part // 8 + 1 :]
         )
-        for part in range(8)
+        for part in (0, 4, 7)
     },
 }
 
@@ -479,7 +479,7 @@ def test_a_damaged_entry_is_replaced(run, looks, entry, name):
     assert len(list(looks.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("name", list(LIES)[::8])  # tests/storage/trace/test_hostile.py has every one
 def test_an_entry_that_lies_is_removed(looks, entry, name):
     key = entry.stem.partition("-")[0]
     forge(entry, LIES[name])
@@ -535,6 +535,8 @@ def test_a_place_that_cannot_be_written_means_no_cache(run, monkeypatch, tmp_pat
     monkeypatch.setenv("ATTNSCOPE_CACHE", place.replace("a file", str(file)))
     for _ in range(2):
         assert not came_from_there(run("show", TEXT, "-m", folder))
+    assert file.read_text() == ""
+    assert run("cache", "--clear").code == 0
 
 
 def test_a_full_disk_means_no_cache(run, monkeypatch, looks, folder):
@@ -631,12 +633,3 @@ def test_a_model_of_the_hub_is_the_snapshot_that_its_name_means(monkeypatch, sou
     assert before == named.key is not None
     (hub / "refs" / "main").write_text("two")
     assert named.key not in (before, None)
-
-
-def test_a_file_in_the_folders_place_means_no_cache(run, monkeypatch, folder, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "file"))
-    for _ in range(2):
-        assert not came_from_there(run("show", TEXT, "-m", folder))
-    assert (tmp_path / "file").read_text() == "mine"
-    assert run("cache", "--clear").code == 0

@@ -159,11 +159,14 @@ def test_a_trace_answers_every_command_as_the_model_does(run, press, tmp_path, n
     looks = LOOKS if request.config.getoption("whole") else LOOKS[turn % 3 :: 3]
     kept = run("show", *given, "--keep", file, "--json")
     assert kept.code == 0, kept.err
+    assert f"saved {file}" in kept.err
     answered = 0
     for command, *asked in looks:
         places = [["-o", tmp_path / which] if command == "export" else [] for which in ("live", "kept")]
         live = run(command, *place(command, asked, given), *places[0], "--json")
         there = run(command, *place(command, asked, ["--from", file]), *places[1], "--json")
+        if (command, asked) == ("show", []):
+            assert numbers(kept) == numbers(live)
         if live.out:  # not every command has an answer for every input
             answered += 1
             assert there.out, (command, asked, there.err)

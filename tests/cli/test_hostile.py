@@ -9,13 +9,13 @@ from tokenizers import processors
 
 from tests.models.folders import gpt2
 
-EVIL = {
-    "terminal": "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202e",
-    "markup": "[bold red][/][link=http://x]",
-    "formula": "$\\frac{1}{0}$ \\unknown{",
-    "page": "</script><script>alert(1)</script><img src=x onerror=alert(1)>",
-    "format": "{0} %s %(x)d {{",
-}
+EVIL = (
+    "$\\frac{1}{0}$ \\unknown{"  # a formula
+    "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202e"  # what a terminal obeys
+    "[bold red][/][link=http://x]"  # markup
+    "</script><script>alert(1)</script><img src=x onerror=alert(1)>"  # code in a page
+    "{0} %s %(x)d {{"  # a format
+)
 VIEWS = [
     ["show"],
     ["show", "--plain"],
@@ -28,10 +28,10 @@ VIEWS = [
 ]
 
 
-@pytest.fixture(scope="module", params=EVIL, ids=str)
-def evil(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
     """A model whose name, and the special token before every text, are hostile."""
-    token = EVIL[request.param]
+    token = EVIL
     made = gpt2(tmp_path_factory.mktemp("made"), vocab_size=500)
     tokenizer = transformers.AutoTokenizer.from_pretrained(made)
     tokenizer.add_special_tokens({"cls_token": token})

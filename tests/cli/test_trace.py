@@ -1,4 +1,4 @@
-"""``--keep`` and ``--from`` as a user meets them: what a trace answers is what the model answered."""
+"""``--keep`` and ``--from`` as a user meets them; ``test_every_architecture.py`` asks every command."""
 
 import json
 import shutil
@@ -24,49 +24,6 @@ def numbers(ran) -> str:
             note for note in found["notes"] if not (note.startswith("from ") and "trace" in note)
         ]
     return json.dumps(found)
-
-
-LOOKS = [
-    ["show"],
-    ["show", "--layer", "1"],
-    ["show", "--head", "L1H0"],
-    ["show", "--head", "L1H1", "--words", "--hide-special"],
-    ["show", "--token", "2"],
-    ["show", "--token", "1", "--head", "L0H1"],
-    ["stats"],
-    ["stats", "--layer", "0"],
-    ["stats", "--sort", "coverage90"],
-    ["compare"],
-    ["compare", "--head", "1"],
-]
-
-
-@pytest.fixture(scope="session")
-def sources(tmp_path_factory, causal_folder, pair_folder):
-    """What is looked at: a text, a generation, two sides, an image (test_every_architecture.py has more)."""
-    folder = tmp_path_factory.mktemp("seen")
-    return {
-        "own": [TEXT],
-        "gpt2 that writes": ["The cat", "-m", causal_folder, "--generate", "6"],
-        "t5": [TEXT, "It slept.", "-m", pair_folder],
-        "image": ["--image", picture(folder / "a.png"), "-m", vision(folder / "dinov2", "dinov2")],
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["own", "gpt2 that writes", "t5", "image"])
-def test_every_command_answers_from_a_trace_as_from_the_model(run, sources, tmp_path, name):
-    file = tmp_path / "a.trace"
-    for number, (command, *asked) in enumerate(LOOKS):
-        given = sources[name]
-        if command == "compare" and name == "t5":
-            given = [given[0], "--second", *given[1:]]
-        live = run(command, *given, *asked, "--json")
-        if not number:
-            kept = run(command, *given, *asked, "--json", "--keep", file)
-            assert numbers(kept) == numbers(live)
-            assert f"saved {file}" in kept.err
-        assert numbers(run(command, "--from", file, *asked, "--json")) == numbers(live), (command, asked)
 
 
 def test_an_export_of_a_trace_is_the_models(run, tmp_path):

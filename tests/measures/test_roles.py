@@ -16,62 +16,88 @@ def figures(**scores: tuple[float, float]) -> dict[str, Figure]:
     }
 
 
-def name_of(**scores: tuple[float, float]) -> str:
-    found = role(figures(**scores))
+def scored(rows: int, **scores: float) -> dict[str, Figure]:
+    return {**figures(), **{name: Figure(value, 0.1, rows, 1) for name, value in scores.items()}}
+
+
+NAMED = {  # figures, and the role with its sentence or a part of it
+    "a score that chance explains": (figures(special=(0.67, 0.67)), "none", ""),
+    "a score little above chance": (figures(previous=(0.55, 0.5)), "none", ""),
+    "too few rows": (scored(FEWEST_ROWS - 1, duplicate=0.9), "none", ""),
+    "enough rows": (scored(FEWEST_ROWS, previous=1.0), "previous", ""),
+    "one row too few": (scored(FEWEST_ROWS - 1, previous=1.0), "none", ""),
+    "a few rows of a middling score": (scored(6, induction=0.5), "none", ""),
+    "more rows of it": (scored(60, induction=0.5), "induction", ""),
+    "the first token before special ones": (figures(first=(0.95, 0.1), special=(0.97, 0.2)), "first", ""),
+    "special ones that add to it": (figures(first=(0.65, 0.1), special=(0.95, 0.2)), "special", ""),
+    "the greatest lift": (figures(previous=(0.8, 0.4), induction=(0.7, 0.1)), "induction", ""),
+    "an even head": (
+        figures(normalized_entropy=(BROAD + 0.01, 1.0)),
+        "broad",
+        "spreads over all tokens (normalized entropy 0.91, 1.00 is even)",
+    ),
+    "a sentence with score and baseline": (
+        figures(previous=(0.97, 0.12)),
+        "previous",
+        "looks at the previous token (0.97, baseline 0.12)",
+    ),
+    "what comes nearest": (
+        figures(previous=(0.4, 0.1), next=(0.2, 0.1)),
+        "none",
+        "no pattern stands out; most of all it looks at the previous token (0.40, baseline 0.10)",
+    ),
+    "what stands farthest above chance": (
+        figures(previous=(0.45, 0.40), next=(0.3, 0.1), self=(0.2, 0.15)),
+        "none",
+        "no pattern stands out; most of all it looks at the next token (0.30, baseline 0.10)",
+    ),
+    "nothing": (figures(), "none", "no pattern stands out"),
+    "nothing above chance": (figures(previous=(0.1, 0.1)), "none", "no pattern stands out"),
+    "all below chance": (figures(previous=(0.1, 0.2), next=(0.05, 0.3)), "none", "no pattern stands out"),
+    "what most of a row does not look at": (
+        figures(previous=(0.2, 0.05), confidence=(0.9, 0.2)),
+        "none",
+        "no pattern stands out",
+    ),
+    "a distance that was measured": (
+        figures(**{"previous": (0.1, 0.08), "offset=-2": (0.8, 0.08)}),
+        "positional",
+        "looks 2 tokens back (0.80, baseline 0.08)",
+    ),
+    **{
+        f"two tokens back beside {previous} one back": (
+            figures(**{"previous": (previous, 0.08), "offset=-2": (0.8, 0.08), "confidence": (0.85, 0.2)}),
+            "positional",
+            "",
+        )
+        for previous in (0.1, 0.2, 0.4)
+    },
+    "one token back by its other name": (
+        figures(**{"previous": (0.9, 0.08), "offset=-1": (0.9, 0.08)}),
+        "previous",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "name", "sentence"), NAMED.values(), ids=NAMED)
+def test_a_role_names_the_strongest_pattern(seen: dict[str, Figure], name: str, sentence: str) -> None:
+    found = role(seen)
     assert found is not None
-    return found.name
+    assert (found.name, found.sentence) == (name, sentence or found.sentence)
 
 
 def test_every_pattern_is_named_at_its_threshold_and_not_below() -> None:
     for name, pattern in PATTERNS.items():
-        assert name_of(**{name: (pattern.threshold, 0.05)}) == name
-        assert name_of(**{name: (pattern.threshold - 1e-6, 0.05)}) == "none"
+        for score, told in ((pattern.threshold, name), (pattern.threshold - 1e-6, "none")):
+            found = role(figures(**{name: (score, 0.05)}))
+            assert found is not None
+            assert found.name == told
 
 
-def test_a_score_that_chance_explains_is_no_role() -> None:
-    assert name_of(special=(0.67, 0.67)) == "none"
-    assert name_of(previous=(0.55, 0.5)) == "none"
-
-
-def test_a_pattern_seen_in_too_few_rows_is_no_role() -> None:
-    seen = {**figures(), "duplicate": Figure(0.9, 0.1, FEWEST_ROWS - 1, 1)}
-    found = role(seen)
-    assert found is not None
-    assert found.name == "none"
-
-
-def test_the_first_token_beats_special_tokens_unless_the_others_add_to_it() -> None:
-    assert name_of(first=(0.95, 0.1), special=(0.97, 0.2)) == "first"
-    assert name_of(first=(0.65, 0.1), special=(0.95, 0.2)) == "special"
-
-
-def test_the_pattern_with_the_greatest_lift_wins() -> None:
-    assert name_of(previous=(0.8, 0.4), induction=(0.7, 0.1)) == "induction"
-
-
-def test_an_even_head_is_broad() -> None:
-    found = role({"normalized_entropy": Figure(BROAD + 0.01, 1.0, 20, 1)})
-    assert found is not None
-    assert found.name == "broad"
-    assert found.sentence == "spreads over all tokens (normalized entropy 0.91, 1.00 is even)"
-
-
-def test_without_figures_there_is_no_role() -> None:
-    assert role({}) is None
-
-
-def test_a_sentence_says_score_and_baseline() -> None:
-    found = role(figures(previous=(0.97, 0.12)))
-    assert found is not None
-    assert found.sentence == "looks at the previous token (0.97, baseline 0.12)"
-
-
-def test_a_head_without_a_role_says_what_comes_nearest() -> None:
-    found = role(figures(previous=(0.4, 0.1), next=(0.2, 0.1)))
-    assert found is not None
-    assert found.sentence == (
-        "no pattern stands out; most of all it looks at the previous token (0.40, baseline 0.10)"
-    )
+@pytest.mark.parametrize("seen", [{}, figures(previous=(float("nan"), 0.1))], ids=["no figures", "no number"])
+def test_what_is_no_number_leaves_no_role(seen: dict[str, Figure]) -> None:
+    assert role(seen) is None
 
 
 def head(number: int, **scores: tuple[float, float]) -> HeadFigures:
@@ -116,35 +142,12 @@ def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread() -> None:
         assert (found.name, found.score, found.baseline, found.rows) == (name, spread, 0.9, 20)
 
 
-def test_a_pattern_needs_few_rows_and_a_little_lift() -> None:
+def test_a_pattern_needs_a_little_lift() -> None:
     enough = Figure(0.5, 0.5 - LEAST_LIFT - 1e-9, 1000, 1)
-    few = Figure(1.0, 0.01, FEWEST_ROWS, 1)
-    for figure, name in (
-        (enough, "previous"),
-        (replace(enough, baseline=enough.baseline + 1e-6), "none"),
-        (few, "previous"),
-        (replace(few, rows=FEWEST_ROWS - 1), "none"),
-    ):
-        found = role({"normalized_entropy": Figure(0.5, 1.0, 20, 1), "previous": figure})
+    for figure, name in ((enough, "previous"), (replace(enough, baseline=enough.baseline + 1e-6), "none")):
+        found = role({**figures(), "previous": figure})
         assert found is not None
         assert found.name == name
-
-
-def test_of_a_head_that_nothing_comes_near_nothing_is_said() -> None:
-    for scores in ({}, {"previous": (0.1, 0.1)}, {"previous": (0.1, 0.2), "next": (0.05, 0.3)}):
-        found = role(figures(**scores))
-        assert found is not None
-        assert found.sentence == "no pattern stands out"
-
-
-def test_what_comes_nearest_is_what_stands_farthest_above_chance() -> None:
-    found = role(figures(previous=(0.45, 0.40), next=(0.3, 0.1), self=(0.2, 0.15)))
-    assert found is not None
-    assert "most of all it looks at the next token" in found.sentence
-
-
-def test_a_weight_that_is_no_number_leaves_no_role() -> None:
-    assert role(figures(previous=(float("nan"), 0.1))) is None
 
 
 def test_heads_on_even_attention_and_heads_without_a_pattern_are_left_out() -> None:
@@ -161,39 +164,3 @@ def test_heads_on_even_attention_and_heads_without_a_pattern_are_left_out() -> N
     assert [h.head for h in worth_a_look(heads, 1)] == [6]
     assert worth_a_look(heads, 0) == []
     assert worth_a_look([], 3) == []
-
-
-def test_a_distance_that_was_measured_makes_a_head_positional() -> None:
-    found = role({**figures(previous=(0.1, 0.08)), "offset=-2": Figure(0.8, 0.08, 20, 1)})
-    assert found is not None
-    assert (found.name, found.score) == ("positional", 0.8)
-    assert found.sentence == "looks 2 tokens back (0.80, baseline 0.08)"
-
-
-def test_two_tokens_back_are_never_called_previous() -> None:
-    two_back = {"offset=-2": Figure(0.8, 0.08, 20, 1), "confidence": Figure(0.85, 0.2, 20, 1)}
-    for previous in (0.1, 0.2, 0.4):
-        found = role({**figures(previous=(previous, 0.08)), **two_back})
-        assert found is not None
-        assert found.name == "positional"
-
-
-def test_what_most_of_a_row_does_not_look_at_is_not_what_a_head_does_most() -> None:
-    three_back = {**figures(previous=(0.2, 0.05)), "confidence": Figure(0.9, 0.2, 20, 1)}
-    found = role(three_back)
-    assert found is not None
-    assert found.sentence == "no pattern stands out"
-
-
-def test_a_score_in_few_rows_must_be_beyond_chance() -> None:
-    repeats = Figure(0.5, 0.1, 6, 1)
-    for figure, name in ((repeats, "none"), (replace(repeats, rows=60), "induction")):
-        found = role({"normalized_entropy": Figure(0.5, 1.0, 20, 1), "induction": figure})
-        assert found is not None
-        assert found.name == name
-
-
-def test_one_token_back_stays_previous_under_its_other_name() -> None:
-    found = role({**figures(previous=(0.9, 0.08)), "offset=-1": Figure(0.9, 0.08, 20, 1)})
-    assert found is not None
-    assert found.name == "previous"

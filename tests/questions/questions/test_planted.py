@@ -2,7 +2,7 @@
 
 The bundled causal encoder copies from some sixty tokens back (its heads were trained on no longer repeats),
 so that the documents are short: ten paragraphs of four words of its vocabulary, a question, and the answer.
-It answers nothing about prose until it is trained on, as ``tests/tools/facts.py`` does.
+It answers nothing about prose.
 """
 
 import random

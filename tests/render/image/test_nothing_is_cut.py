@@ -118,6 +118,7 @@ def boxes(figure) -> list[tuple[str, Bbox]]:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", views())
 def test_no_text_is_cut_and_none_stands_on_another(name: str, width: float) -> None:

@@ -112,8 +112,7 @@ def show_all(page) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]} pixels")
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("size", "dark"), zip(SIZES, (False, True, True), strict=True))
 def test_axe_finds_nothing(chromium, pages, size, dark) -> None:
     pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")

@@ -13,19 +13,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.attention import Axis, Head, Kind, Site
-from attnscope.capture import recording
-from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Removal
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import Intervention, find_pairs, summarize_effects
+from attnscope.questions.cause import Intervention, find_pairs, intervene
 from attnscope.questions.corpus import batches, join_texts
 from attnscope.questions.find import Question, explain_nothing
-from attnscope.questions.importance import HeadSums, Labels, gated_sites, predicted_side
-from attnscope.questions.intervention import ChangedPasses, Fixed, Made, Scored, require_texts, sweep_heads
+from attnscope.questions.importance import HeadSums, Labels, editing, predicted_side
+from attnscope.questions.intervention import Fixed, Made, PlainPass
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass
 from attnscope.records import Meaning, Notes, record
@@ -120,11 +118,10 @@ def ablate(
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.no_grad(), model.threads(predictions.prepared):
             predict = partial(predictions.logits, model)
-            passes = ChangedPasses.run(model, predictions.prepared, predict, change, selection, heads)
-            first = passes.first
-            if not any(passes.made):
-                raise _nowhere(at, prepared, first.sites)
-            after = passes.together(first.calls)
+            first = PlainPass.run(model, predictions.prepared, predict, selection, heads, change)
+            if at is not None and not any(first.made):
+                raise SelectionError(explain_nothing(at, prepared, first.sites))
+            after = first.changed(first.calls)
         pair = (
             torch.stack([first.before, after]).double().cpu().log_softmax(-1)
         )  # [before | after, target, vocabulary]
@@ -168,10 +165,6 @@ def ablate(
     )
 
 
-def _nowhere(at: Question | None, prepared: ModelInput, sites: Sequence[Site]) -> SelectionError:
-    return SelectionError("no head is changed" if at is None else explain_nothing(at, prepared, sites))
-
-
 def measure_ablation(
     model: Model,
     prepared: ModelInput,
@@ -187,14 +180,10 @@ def measure_ablation(
 
     Raises as ``ablate`` does, and as ``score_prediction`` for words that are not there.
     """
-    require_texts(prepared)
-    with torch.no_grad(), model.threads(prepared):
-        scored = Scored.of(model, prepared, target, against)
-        swept = sweep_heads(scored, take_away(None, prepared.axes, at), selection, heads)
-    if not swept.heads:
-        raise _nowhere(at, prepared, [site.site for site in swept.record.sites])
     changed = "set heads to zero" + ("" if at is None else f" at {named or at.left.text}")
-    return summarize_effects(scored, swept, changed, name_pass(model, prepared))
+    change = take_away(None, prepared.axes, at)
+    asked = () if at is None else (at,)
+    return intervene(model, prepared, change, changed, selection, heads, (target, against), asked)
 
 
 LISTED = 8
@@ -308,9 +297,8 @@ class Removals(HeadSums):
             logits = predictions.logits(model)
             return F.cross_entropy(logits.float(), ids.to(logits.device), reduction="none").cpu().double()
 
-        passes = ChangedPasses.run(model, predictions.prepared, loss, take_away(self.means), selection)
-        calls = passes.first.calls
-        return passes.first.before, {head: passes.together({head: mine}) for head, mine in calls.items()}
+        first = PlainPass.run(model, predictions.prepared, loss, selection, change=take_away(self.means))
+        return first.before, {head: first.changed({head: mine}) for head, mine in first.calls.items()}
 
     def figures(self) -> dict[Head, Removal]:
         """By head; the error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``."""
@@ -358,11 +346,10 @@ def corpus_means(
                 with (
                     torch.no_grad(),
                     model.threads(predictions.prepared),
-                    edited(add) as gates,
-                    recording(model.module, warn=False) as record,
+                    editing(model, add) as (record, _),
                 ):
                     predictions.logits(model)
-                sites = gated_sites(model, record, gates)
+                sites = [each.site for each in record.sites]
                 for site, (total, count) in zip(sites, outputs, strict=True):
                     sums[site] = sums[site] + total if site in sums else total
                     rows[site] = rows.get(site, 0) + count

@@ -32,7 +32,6 @@ from attnscope.questions.corpus import join_texts
 from attnscope.questions.importance import predicted_side
 from attnscope.questions.intervention import (
     Change,
-    Changes,
     KeptLayers,
     Made,
     PlainPass,
@@ -180,12 +179,7 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
 
     The copies of a text have a head of one layer each limited, and share the layers before that one.
     """
-    made, changes = list[Made | None](), Changes(change)
-
-    def keep(number: int, output: Tensor) -> None:
-        made.append(changes.check(number, output))
-
-    first = PlainPass.run(model, *_predicting(model, text), Selection(), edit=keep, observers=[changes])
+    first = PlainPass.run(model, *_predicting(model, text), Selection(), change=change)
     groups = _groups(first.record)
     copies = max(1, min(max(map(len, groups)), BATCH_TOKENS // len(text.tokens)))
     (_, losses), kept = _predicting(model, text, copies), KeptLayers(model.module)
@@ -198,7 +192,7 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
         tell("layer", call + 1, len(groups))
         for start in range(0, len(mine), copies):
             some = mine[start : start + copies]
-            with every.edited_from(call, partial(_put_each, call, made[call], some)):
+            with every.edited_from(call, partial(_put_each, call, first.made[call], some)):
                 rose = (losses() - before).sum(1).tolist()
             rises |= {KeyHead(site.layer, start + copy): rose[copy] for copy in range(len(some))}
     return first.before[0], rises

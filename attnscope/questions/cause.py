@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from attnscope.questions.intervention import (
     BLOCK,
     Change,
     Effect,
+    Fixed,
     Made,
     Scored,
     Swept,
@@ -40,6 +41,9 @@ With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to 
 
 LISTED = 8
 """Heads that are listed; the map and the numbers have all of them."""
+
+Columns: TypeAlias = Mapping[str, Callable[[Any], str]]
+"""The columns of a table: each with what it has of an entry."""
 
 SAME = 1e-5
 """Nats, or logits, by which two texts must differ for a share of the difference to mean anything."""
@@ -324,37 +328,74 @@ def cut(
     output head or whose heads cannot be changed.
     """
     selection = selection or Selection()
-    require_texts(prepared)
-    model.show_kinds(prepared)
     means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
-    with torch.no_grad(), model.threads(prepared):
-        scored = Scored.of(model, prepared, target, against)
-        swept = sweep_heads(scored, cut_edges(questions, how, means), selection, heads)
-    if not swept.heads:
-        sites = [site.site for site in swept.record.sites if selection.meets(site.site)]
-        raise SelectionError("; ".join(explain_nothing(question, prepared, sites) for question in questions))
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(
         how, f"set to its mean over {count:,} text{'s' * (count > 1)}"
     )
-    changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
+    return intervene(
+        model,
+        prepared,
+        cut_edges(questions, how, means),
+        f"cut {named or ', '.join(map(str, questions))} ({way})",
+        selection or Selection(),
+        heads,
+        (target, against),
+        questions,
+    )
+
+
+def intervene(
+    model: Model,
+    prepared: ModelInput,
+    change: Change | Fixed,
+    changed: str,
+    selection: Selection,
+    heads: Sequence[Head],
+    words: tuple[str | None, str | None],
+    asked: Sequence[Question] = (),
+) -> Intervention:
+    """Change each head in turn, and all of them: what the prediction of ``words`` loses.
+
+    Raises ``SelectionError`` where nothing of what is ``asked`` is there to be changed.
+    """
+    require_texts(prepared)
+    model.show_kinds(prepared)
+    with torch.no_grad(), model.threads(prepared):
+        scored = Scored.of(model, prepared, *words)
+        swept = sweep_heads(scored, change, selection, heads)
+    if not swept.heads:
+        sites = [site.site for site in swept.record.sites if selection.meets(site.site)]
+        raise SelectionError("; ".join(explain_nothing(question, prepared, sites) for question in asked))
     return summarize_effects(scored, swept, changed, name_pass(model, prepared))
+
+
+def tabulate_effects(
+    result: ScoreOutcome, changed: str, columns: Columns, listed: Sequence[Any], lines: Sequence[str] = ()
+) -> Table:
+    """The effects that are listed, under what was changed; a column is a name and its cell."""
+    score = [f"{result.unit} {result.score:.3f}"]
+    if result.reference is not None:
+        score.append(f"{result.reference:.3f} in the other text")
+    return Table(
+        tuple(Column(name, name not in ("head", "kind", "token"), "keep") for name in columns),
+        tuple(tuple(cell(each) for cell in columns.values()) for each in listed),
+        title=f"{changed} · {result.title}",
+        subtitle="; ".join([result.prediction, *score, *lines]),
+        notes=result.notes,
+    )
 
 
 def of_intervention(result: Intervention) -> Answer:
     """The change in a line, the heads that do most, and a map of all heads a kind."""
     several = len({each.head.kind for each in result.heads}) > 1
-    effect = "effect" if result.reference is None else "recovered"
-    lines = [f"{result.unit} {result.score:.3f}"]
-    if result.reference is not None:
-        lines.append(f"{result.reference:.3f} in the other text")
+    effect, lines = "effect" if result.reference is None else "recovered", []
     if result.together is not None:
         count, all_ = len(result.heads), result.together
         named = f"{effect} {all_.effect:+.3f}, score {all_.score:.3f}, KL {all_.divergence:.3f} nats"
         lines.append(f"all {count:,} heads at once: {named}" if count > 1 else named)
     if result.correlation is not None:
         lines.append(f"correlation with the estimates over heads: {result.correlation:.3f}")
-    estimate = ["estimated from one gradient, not run: leave out --fast for the exact effects"]
-    columns: dict[str, Callable[[ChangedHead], str]] = {
+    columns: Columns = {
         "head": lambda each: each.head.name,
         "kind": lambda each: each.head.kind or "",
         effect: lambda each: f"{each.effect:+.3f}",
@@ -363,16 +404,12 @@ def of_intervention(result: Intervention) -> Answer:
         "score": lambda each: f"{each.score:.3f}",
         "KL": lambda each: number(each.divergence) or "–",
     }
-    shown = [name for name in columns if name not in ("kind", "error", "estimate")]
-    shown[1:1] = ["kind"] if several else []
-    shown[-2:-2] = _more(result)
-    table = Table(
-        tuple(Column(name, name not in ("head", "kind"), "keep") for name in shown),
-        tuple(tuple(columns[name](each) for name in shown) for each in result.heads[:LISTED]),
-        title=f"{result.changed} · {result.title}",
-        subtitle="; ".join([result.prediction, *lines]),
-        notes=(*estimate[: result.estimated], *result.notes),
-    )
+    left_out = {"error", "estimate"} - {*_more(result)} | (set() if several else {"kind"})
+    shown = {name: cell for name, cell in columns.items() if name not in left_out}
+    table = tabulate_effects(result, result.changed, shown, result.heads[:LISTED], lines)
+    if result.estimated:
+        said = "estimated from one gradient, not run: leave out --fast for the exact effects"
+        table = replace(table, notes=(said, *table.notes))
     unit = "" if effect == "recovered" else result.unit
     effects = {each.head: each.effect for each in result.heads}
     maps = maps_by_kind(effects, effect, unit=unit, lead=f"{effect}, ")

@@ -89,7 +89,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     first = contrasts[0]
     if any(each.heads != first.heads for each in contrasts):
         raise InputError("the passes of the texts have different attention calls")
-    sites = first.clean.sites
+    sites = [each.site for each in first.clean.record.sites]
     nodes = [Head(sites[call].layer, head, sites[call].kind) for call, head in first.places]
     whole, last, ran = sum(each.whole for each in contrasts), len(nodes) + 1, 0
     if abs(whole) < SAME * len(contrasts):

@@ -19,14 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Site
 from attnscope.axes import Array
-from attnscope.capture import Record, recording
+from attnscope.capture import Record
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError
 from attnscope.models import Model
 from attnscope.questions.cause import SAME
-from attnscope.questions.importance import gated_sites
+from attnscope.questions.importance import editing
 from attnscope.questions.intervention import Made, Scored, put_heads, require_texts
 from attnscope.questions.patching import TextPair
 
@@ -66,7 +65,6 @@ class SeenPass(NamedTuple):
     score: float
     embeds: Sequence[Tensor]
     given: Sequence[Tensor]  # by call, [batch, query, head, size]
-    sites: Sequence[Site]
     record: Record
 
     @classmethod
@@ -75,14 +73,13 @@ class SeenPass(NamedTuple):
         model, embeds, given = scored.model, list[Tensor](), list[Tensor]()
         model.show_kinds(scored.prepared)
         with (
-            recording(model.module, [], scored.prepared.axes, warn=False) as seen,
             embeddings_changed(model.module, lambda _, output: embeds.append(output.clone())),
-            edited(lambda _, output: given.append(output.clone())) as gates,
+            editing(model, lambda _, output: given.append(output.clone()), scored.prepared.axes) as (seen, _),
         ):
             score = float(scored.score(scored.logits()))
         if not embeds:
             raise ModelError(f"{model.name} has no embedding of tokens that can be seen")
-        return cls(score, embeds, given, gated_sites(model, seen, gates), seen)
+        return cls(score, embeds, given, seen)
 
 
 @dataclass(frozen=True, eq=False)

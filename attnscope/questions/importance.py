@@ -9,7 +9,8 @@ averaged first, and texts count alike. The figures are as they come, not normali
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Head, Kind, Site, Token
-from attnscope.capture import Record, recording
-from attnscope.capture.hooks.gate import Gates, gated
+from attnscope.attention import Axis, Head, Kind, Site, Token
+from attnscope.capture import Observer, Record, recording
+from attnscope.capture.hooks.gate import Edit, Gates, edited
 from attnscope.errors import ModelError
 from attnscope.figures import Importance
 from attnscope.models import Model, ModelInput
@@ -130,8 +131,16 @@ def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:
     return labels["decoder"][0] if "decoder" in labels else labels["encoder"][0]
 
 
-def gated_sites(model: Model, record: Record, gates: Gates) -> list[Site]:
-    """The site of each gated call, in their order. Raises ``ModelError`` unless every head was gated."""
+@contextmanager
+def editing(
+    model: Model,
+    edit: Edit,
+    axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
+    observers: Sequence[Observer] = (),
+) -> Iterator[tuple[Record, Gates]]:
+    """Edit what heads give while the block runs. Raises ``ModelError`` unless every head was edited."""
+    with recording(model.module, observers, axes, warn=False) as record, edited(edit) as gates:
+        yield record, gates
     heads = [site.heads for site in record.sites]
     if not heads:
         raise ModelError(f"{model.name} has no attention, and so no heads")
@@ -142,30 +151,23 @@ def gated_sites(model: Model, record: Record, gates: Gates) -> list[Site]:
             "scaled_dot_product_attention and nn.MultiheadAttention, and the attention functions of "
             "transformers"
         )
-    return [site.site for site in record.sites]
 
 
 def _slopes(model: Model, predictions: PredictionBatch) -> dict[Site, Tensor]:
     """The slope of every copy's loss at each head's gate.  -> by site [copy, head]"""
     gates: list[Tensor] = []
 
-    def gate(number: int, heads: int) -> Tensor:
-        gates.append(torch.ones(len(predictions.texts), heads, requires_grad=True))
-        return gates[-1]
+    def gate(number: int, output: Tensor) -> Tensor:
+        gates.append(torch.ones(len(predictions.texts), output.shape[2], requires_grad=True))
+        return output * gates[-1].to(output)[:, None, :, None]
 
-    with (
-        torch.enable_grad(),
-        model.threads(predictions.prepared),
-        gated(gate) as applied,
-        recording(model.module, warn=False) as record,
-    ):
-        logits = predictions.logits(model).float()
-        losses = F.cross_entropy(
-            logits, predictions.target_ids.to(logits.device), reduction="none"
-        )  # [target]
+    with torch.enable_grad(), model.threads(predictions.prepared):
+        with editing(model, gate) as (record, _):
+            logits = predictions.logits(model).float()
+        ids = predictions.target_ids.to(logits.device)
+        losses = F.cross_entropy(logits, ids, reduction="none")  # [target]
         copies = torch.tensor([target.copy for target in predictions.targets])
         counts = torch.bincount(copies, minlength=len(predictions.texts))
         loss = (losses / counts[copies].to(losses)).sum()  # the sum over copies of each one's mean
-        sites = gated_sites(model, record, applied)
         slopes = torch.autograd.grad(loss, gates)
-    return dict(zip(sites, slopes, strict=True))
+    return {each.site: slope for each, slope in zip(record.sites, slopes, strict=True)}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from attnscope.attention import Attention, Head, RowSource, Site
+from attnscope.attention import Attention, Head, Kind, RowSource, Site
 from attnscope.capture import Observer, Record, recording
 from attnscope.capture.hooks.gate import Edit, edited
 from attnscope.capture.projections import first_tensor
@@ -29,7 +29,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import Classifier
 from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
-from attnscope.questions.importance import gated_sites
+from attnscope.questions.importance import editing
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import require_selected
@@ -172,6 +172,20 @@ def _copy(output: Any) -> Any:
     return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, output)
 
 
+def attending_layers(kept: KeptLayers, seen: Record) -> Iterator[tuple[int, Kind, int]]:
+    """Which of the layers that ran are in a list with attention: their place, kind and number in the list."""
+    kinds: dict[str, Kind] = {}
+    for site in seen.sites:
+        for ran in kept.ran:
+            if site.site.name.startswith(f"{ran.layer}."):
+                kinds.setdefault(ran.stack, site.site.kind)
+    counts = dict.fromkeys(kinds, 0)
+    for at, ran in enumerate(kept.ran):
+        if ran.stack in kinds:
+            yield at, kinds[ran.stack], counts[ran.stack]
+            counts[ran.stack] += 1
+
+
 Calls: TypeAlias = Mapping[Head, Sequence[int]]
 """The attention calls of every head that is meant, by number."""
 
@@ -197,60 +211,6 @@ def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -
     return calls
 
 
-@dataclass(frozen=True, eq=False)
-class PlainPass:
-    """A pass as it is, whose layers are kept, so that those before a change need not run again."""
-
-    before: Tensor
-    sites: Sequence[Site]  # of each call
-    calls: Calls
-    kept: KeptLayers
-    record: Record
-
-    @classmethod
-    def run(
-        cls,
-        model: Model,
-        prepared: ModelInput,
-        predict: Callable[[], Tensor],
-        selection: Selection,
-        heads: Sequence[Head] = (),
-        *,
-        edit: Edit = lambda number, output: None,
-        observers: Sequence[Observer] = (),
-    ) -> PlainPass:
-        """Run ``predict`` and find the heads that are meant: those of ``heads``, or all that are selected.
-
-        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
-        """
-        kept = KeptLayers(model.module)
-        with (
-            recording(model.module, observers, prepared.axes, warn=False) as record,
-            edited(edit) as gates,
-            kept.keeping(lambda: len(gates.heads)),
-        ):
-            before = predict()
-        sites = gated_sites(model, record, gates)
-        calls = calls_of(record, selection, heads)
-        made = cls(before, sites, calls, kept, record)
-        made.verify([first for first, *_ in calls.values()], predict)
-        return made
-
-    def verify(self, calls: Iterable[int], predict: Callable[[], Tensor]) -> None:
-        """Give no layers before these calls unless that changes nothing."""
-        self.kept.verify(calls, lambda: torch.allclose(predict(), self.before, atol=NEAR, rtol=0))
-
-    @contextmanager
-    def edited_from(self, call: int, edit: Edit) -> Iterator[int]:
-        """Run layers from that of an attention call on; ``edit`` counts calls as a whole pass does.
-
-        The number of calls that are left out is given.
-        """
-        skipped = self.kept.skipped(call)
-        with self.kept.giving(call), edited(lambda number, output: edit(number + skipped, output)):
-            yield skipped
-
-
 class Made(NamedTuple):
     """What the heads of one call give at some rows instead, and what they gave.  [batch, head, row, size]"""
 
@@ -267,6 +227,10 @@ class Fixed(NamedTuple):
     """What becomes of an attention call, by its number, site and heads: the same in every pass."""
 
     give: Callable[[int, Site, int], Made | None]
+
+
+NOTHING = Fixed(lambda number, site, heads: None)
+"""The change that leaves every call alone."""
 
 
 @dataclass(eq=False)
@@ -318,7 +282,7 @@ def change_together(
     model: Model, prepared: ModelInput, predict: Callable[[], Tensor], change: Change, calls: Calls
 ) -> Tensor:
     """What ``predict`` gives with several heads changed in one pass, each as it then is."""
-    changes, chosen = Changes(change), _by_call(calls)
+    changes, chosen = Changes(change), heads_by_call(calls)
 
     def edit(number: int, output: Tensor) -> Tensor | None:
         made = changes.check(number, output)
@@ -328,7 +292,7 @@ def change_together(
         return predict()
 
 
-def _by_call(calls: Calls) -> dict[int, list[int]]:
+def heads_by_call(calls: Calls) -> dict[int, list[int]]:
     """The numbers of the heads of each call."""
     chosen: dict[int, list[int]] = {}
     for head, mine in calls.items():
@@ -350,15 +314,18 @@ def put_heads(
 
 
 @dataclass(frozen=True, eq=False)
-class ChangedPasses:
-    """A pass as it is, and the same with heads changed."""
+class PlainPass:
+    """A pass as it is, whose layers are kept, and the same with heads changed."""
 
     model: Model
     prepared: ModelInput
     predict: Callable[[], Tensor]
     change: Change | Fixed
-    first: PlainPass
-    made: Sequence[Made | None]  # of each call of the first pass
+    before: Tensor
+    calls: Calls  # of the heads that are meant
+    kept: KeptLayers
+    record: Record
+    made: Sequence[Made | None]  # of each call: what its heads are to give
 
     @classmethod
     def run(
@@ -366,34 +333,71 @@ class ChangedPasses:
         model: Model,
         prepared: ModelInput,
         predict: Callable[[], Tensor],
-        change: Change | Fixed,
         selection: Selection,
         heads: Sequence[Head] = (),
-    ) -> ChangedPasses:
-        """Run the pass as it is, and see what its heads are to give. Raises as ``PlainPass.run`` does."""
-        if isinstance(change, Fixed):
-            first = PlainPass.run(model, prepared, predict, selection, heads)
-            made = [change.give(call, each.site, each.heads) for call, each in enumerate(first.record.sites)]
-            return cls(model, prepared, predict, change, first, made)
-        made, changes = [], Changes(change)
-        first = PlainPass.run(
-            model, prepared, predict, selection, heads,
-            edit=lambda number, output: made.append(changes.check(number, output)), observers=[changes],
-        )  # fmt: skip
-        return cls(model, prepared, predict, change, first, made)
+        change: Change | Fixed = NOTHING,
+        *,
+        keep: Edit = lambda number, output: None,
+        observers: Sequence[Observer] = (),
+    ) -> PlainPass:
+        """Run ``predict`` and find the heads that are meant: those of ``heads``, or all that are selected.
 
-    def together(self, calls: Calls) -> Tensor:
+        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
+        """
+        kept, made = KeptLayers(model.module), list[Made | None]()
+        changes = None if isinstance(change, Fixed) else Changes(change)
+
+        def edit(number: int, output: Tensor) -> None:
+            keep(number, output)
+            if changes is not None:
+                made.append(changes.check(number, output))
+
+        watching = [*observers, *([] if changes is None else [changes])]
+        with (
+            editing(model, edit, prepared.axes, watching) as (record, gates),
+            kept.keeping(lambda: len(gates.heads)),
+        ):
+            before = predict()
+        if isinstance(change, Fixed):
+            made = [change.give(call, each.site, each.heads) for call, each in enumerate(record.sites)]
+        calls = calls_of(record, selection, heads)
+        first = cls(model, prepared, predict, change, before, calls, kept, record, made)
+        first.verify([mine[0] for mine in calls.values()])
+        return first
+
+    @property
+    def sites(self) -> list[Site]:
+        """The site of each call."""
+        return [each.site for each in self.record.sites]
+
+    def verify(self, calls: Iterable[int]) -> None:
+        """Give no layers before these calls unless that changes nothing."""
+        self.kept.verify(calls, lambda: torch.allclose(self.predict(), self.before, atol=NEAR, rtol=0))
+
+    @contextmanager
+    def edited_from(self, call: int, edit: Edit) -> Iterator[int]:
+        """Run layers from that of an attention call on; ``edit`` counts calls as a whole pass does.
+
+        The number of calls that are left out is given.
+        """
+        skipped = self.kept.skipped(call)
+        with self.kept.giving(call), edited(lambda number, output: edit(number + skipped, output)):
+            yield skipped
+
+    def changed(self, calls: Calls) -> Tensor:
         """The prediction with some heads changed in one pass.
 
         What changes first is as in the first pass, as nothing before it differs: no layer before it runs.
         """
-        made = {call: each for call, each in enumerate(self.made) if each is not None}
-        chosen = {call: heads for call, heads in _by_call(calls).items() if call in made}
+        chosen = {
+            call: (made, heads)
+            for call, heads in heads_by_call(calls).items()
+            if (made := self.made[call]) is not None
+        }
         if not chosen:
-            return self.first.before
+            return self.before
         if isinstance(self.change, Fixed) or len(chosen) == 1:
-            edit = partial(put_heads, {call: (made[call], heads) for call, heads in chosen.items()})
-            with self.first.edited_from(min(chosen), edit):
+            with self.edited_from(min(chosen), partial(put_heads, chosen)):
                 return self.predict()
         return change_together(self.model, self.prepared, self.predict, self.change, calls)
 
@@ -461,15 +465,19 @@ class Swept(NamedTuple):
 
 def sweep_heads(scored: Scored, change: Change | Fixed, selection: Selection, heads: Sequence[Head]) -> Swept:
     """Change every head alone, and all of them at once; no head is found where nothing is changed."""
-    passes = ChangedPasses.run(scored.model, scored.prepared, scored.logits, change, selection, heads)
-    first, found = passes.first, dict[Head, Effect]()
-    if not any(passes.made[call] for mine in first.calls.values() for call in mine):
-        return Swept(first.before, found, None, first.record)
-    for done, (head, mine) in enumerate(first.calls.items()):
-        tell("head", done + 1, len(first.calls))
-        found[head] = scored.effect(first.before, passes.together({head: mine}))
-    all_ = scored.effect(first.before, passes.together(first.calls))
-    return Swept(first.before, found, all_, first.record)
+    first = PlainPass.run(scored.model, scored.prepared, scored.logits, selection, heads, change)
+    if not any(first.made[call] for mine in first.calls.values() for call in mine):
+        return Swept(first.before, {}, None, first.record)
+    return sweep_calls(scored, first, first.calls, first.changed)
+
+
+def sweep_calls(scored: Scored, first: PlainPass, calls: Calls, run: Callable[[Calls], Tensor]) -> Swept:
+    """The effect of each head, and of all of them, where ``run`` predicts with some heads changed."""
+    found = dict[Head, Effect]()
+    for done, (head, mine) in enumerate(calls.items()):
+        tell("head", done + 1, len(calls))
+        found[head] = scored.effect(first.before, run({head: mine}))
+    return Swept(first.before, found, scored.effect(first.before, run(calls)), first.record)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from attnscope.capture import Record, recording
+from attnscope.capture import recording
 from attnscope.capture.record import tolerance
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
@@ -20,7 +20,7 @@ from attnscope.models.targets import Prediction, place_prediction, score_predict
 from attnscope.models.text.tokens import without_marks
 from attnscope.questions.ablate import Likeliest
 from attnscope.questions.answer import Answer
-from attnscope.questions.intervention import KeptLayers
+from attnscope.questions.intervention import KeptLayers, attending_layers
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Meaning, Notes, record
 from attnscope.text import per_cent
@@ -64,7 +64,10 @@ def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: 
     with torch.no_grad(), model.threads(prepared):
         with kept.keeping(lambda: 0), recording(model.module, [], prepared.axes, warn=False) as seen:
             prediction = score_prediction(model, prepared, target, against)
-        _keep_last_list(model, kept, seen)
+        layers = list(attending_layers(kept, seen))
+        if not layers:
+            raise ModelError(f"{model.name} has no list of layers to look behind")
+        del kept.ran[layers[-1][0] + 1 :]
         logits = _read_off(model, prepared, kept, prediction).double().cpu()  # [layer, vocabulary]
     chosen, other = prediction.chosen, prediction.against
     probabilities = logits.softmax(-1)
@@ -94,17 +97,6 @@ def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: 
 
 def _spell(model: Model, id_: int) -> str:
     return without_marks(model.objective.vocabulary.decode([id_]))
-
-
-def _keep_last_list(model: Model, kept: KeptLayers, seen: Record) -> None:
-    """Forget what ran behind the last layer with attention. Raises ``ModelError`` where there is none."""
-    names = [f"{site.site.name}." for site in seen.sites]
-    attending = [at for at, ran in enumerate(kept.ran) if any(n.startswith(f"{ran.layer}.") for n in names)]
-    if not attending:
-        raise ModelError(f"{model.name} has no list of layers to read after")
-    stack = kept.ran[attending[-1]].stack
-    last = max(at for at, ran in enumerate(kept.ran) if ran.stack == stack)
-    del kept.ran[last + 1 :]
 
 
 def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: Prediction) -> Tensor:

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, Head, Site
 from attnscope.capture import recording
-from attnscope.capture.hooks.gate import edited
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.progress import tell
 from attnscope.questions.cause import Intervention, average_effects, summarize_effects
-from attnscope.questions.importance import gated_sites
+from attnscope.questions.importance import editing
 from attnscope.questions.intervention import (
     Calls,
     Change,
@@ -29,11 +27,13 @@ from attnscope.questions.intervention import (
     Scored,
     Swept,
     calls_of,
+    heads_by_call,
     mix_rows,
     mixed_values,
     naming,
     put_heads,
     require_texts,
+    sweep_calls,
     sweep_heads,
 )
 from attnscope.questions.selection import Selection
@@ -166,7 +166,7 @@ class _Pair:
             outputs.append(output.detach().clone())
 
         observers = [] if what == "output" else [calls]
-        with recording(model.module, observers, donor.prepared.axes, warn=False), edited(keep):
+        with editing(model, keep, donor.prepared.axes, observers):
             reference = float(donor.score(donor.logits()))
         return cls(base, donor, reference, outputs, calls.calls)
 
@@ -264,10 +264,10 @@ def _estimate(pair: _Pair, selection: Selection, heads: Sequence[Head]) -> Swept
         added.append(torch.zeros_like(output, requires_grad=True))
         return output + added[-1]
 
-    with torch.enable_grad(), recording(scored.model.module, warn=False) as record, edited(add) as gates:
-        before = scored.logits()
+    with torch.enable_grad():
+        with editing(scored.model, add) as (record, _):
+            before = scored.logits()
         slopes = torch.autograd.grad(scored.score(before), added, allow_unused=True)
-    gated_sites(scored.model, record, gates)
     score, found = float(scored.score(before)), dict[Head, Effect]()
     for head, calls in calls_of(record, selection, heads).items():
         moved = sum(
@@ -290,11 +290,11 @@ def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequenc
         outputs.append(output.detach().clone())
 
     first = PlainPass.run(
-        scored.model, scored.prepared, scored.logits, selection, heads, edit=keep,
+        scored.model, scored.prepared, scored.logits, selection, heads, keep=keep,
         observers=[] if to.head is None else [received],
     )  # fmt: skip
     end = to.call(first.sites)
-    first.verify([end], scored.logits)
+    first.verify([end])
     senders = {head: [call for call in calls if call < end] for head, calls in first.calls.items()}
     senders = {head: calls for head, calls in senders.items() if calls}
     if not senders:
@@ -302,19 +302,19 @@ def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequenc
 
     def send(sent: Calls) -> Tensor:
         seen = _Calls()
+        changed = {
+            call: (Made(slice(None), pair.outputs[call].transpose(1, 2)), mine)
+            for call, mine in heads_by_call(sent).items()
+        }
 
         def freeze(number: int, output: Tensor) -> Tensor:
-            mine = outputs[number].clone()
-            for head, calls in sent.items():
-                if number in calls:
-                    mine[:, :, head.head] = pair.outputs[number][:, :, head.head]
-            return mine
+            mine = put_heads(changed, number, outputs[number])
+            return outputs[number].clone() if mine is None else mine
 
-        start = min(call for calls in sent.values() for call in calls)
         observers = [] if to.head is None else [seen]
         with (
             recording(scored.model.module, observers, scored.prepared.axes, warn=False),
-            first.edited_from(start, freeze) as skipped,
+            first.edited_from(min(changed), freeze) as skipped,
         ):
             logits = scored.logits()
         if to.head is None:
@@ -325,8 +325,4 @@ def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequenc
         with first.edited_from(end, partial(put_heads, {end: (made, [to.head.head])})):
             return scored.logits()
 
-    found = {}
-    for done, (head, calls) in enumerate(senders.items()):
-        tell("head", done + 1, len(senders))
-        found[head] = scored.effect(first.before, send({head: calls}))
-    return Swept(first.before, found, scored.effect(first.before, send(senders)), first.record)
+    return sweep_calls(scored, first, senders, send)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from typing import Annotated
 
 import torch
@@ -18,13 +19,20 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.model import Model
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import LISTED, SAME, ScoreOutcome
-from attnscope.questions.intervention import NEAR, Effect, KeptLayers, RanLayer, Scored, require_texts
+from attnscope.questions.cause import LISTED, SAME, Columns, ScoreOutcome, tabulate_effects
+from attnscope.questions.intervention import (
+    NEAR,
+    Effect,
+    KeptLayers,
+    RanLayer,
+    Scored,
+    attending_layers,
+    require_texts,
+)
 from attnscope.questions.patching import TextPair
 from attnscope.questions.sentences import name_pass, quote_text
 from attnscope.records import Meaning, record
 from attnscope.views.heads import HeadMap, head_map, number
-from attnscope.views.table import Column, Table
 
 
 @record("a layer's residual stream at a token, patched alone")
@@ -63,7 +71,7 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
         if abs(whole) < SAME:
             raise InputError("both texts give the same score: choose another target")
         found = []
-        layers = list(_layers(mine, seen))
+        layers = list(attending_layers(mine, seen))
         if not layers:
             raise ModelError(f"{model.name} has no list of layers to read after")
         for done, (at, kind, layer) in enumerate(layers):
@@ -100,20 +108,6 @@ def _run(scored: Scored) -> tuple[Tensor, KeptLayers, Record]:
     ):
         logits = scored.logits()
     return logits, kept, seen
-
-
-def _layers(kept: KeptLayers, seen: Record) -> Iterator[tuple[int, Kind, int]]:
-    """Which of the layers that ran are in a list with attention: their place, kind and number in the list."""
-    kinds: dict[str, Kind] = {}
-    for site in seen.sites:
-        for ran in kept.ran:
-            if site.site.name.startswith(f"{ran.layer}."):
-                kinds.setdefault(ran.stack, site.site.kind)
-    counts = dict.fromkeys(kinds, 0)
-    for at, ran in enumerate(kept.ran):
-        if ran.stack in kinds:
-            yield at, kinds[ran.stack], counts[ran.stack]
-            counts[ran.stack] += 1
 
 
 def _patch_layer(
@@ -162,34 +156,22 @@ def of_trace(result: TokenTrace) -> Answer:
     maps = _maps(result)
     several = len(maps) > 1
     most = sorted(result.tokens, key=lambda each: -abs(each.effect))[:LISTED]
-    names = ("layer", *(("kind",) if several else ()), "token", "recovered", "score", "KL")
-    table = Table(
-        tuple(Column(name, name not in ("token", "kind"), "keep") for name in names),
-        tuple(
-            (
-                str(each.layer),
-                *((each.kind,) if several else ()),
-                f"{each.token.strip()} {each.position}",
-                f"{each.effect:+.3f}",
-                f"{each.score:.3f}",
-                number(each.divergence),
-            )
-            for each in most
-        ),
-        title=f"{result.changed} · {result.title}",
-        subtitle=f"{result.prediction}; {result.unit} {result.score:.3f}; "
-        f"{result.reference:.3f} in the other text",
-        notes=result.notes,
-    )
+    columns: Columns = {
+        "layer": lambda each: str(each.layer),
+        **({"kind": lambda each: each.kind} if several else {}),
+        "token": lambda each: f"{each.token.strip()} {each.position}",
+        "recovered": lambda each: f"{each.effect:+.3f}",
+        "score": lambda each: f"{each.score:.3f}",
+        "KL": lambda each: number(each.divergence),
+    }
+    table = tabulate_effects(result, result.changed, columns, most)
     return Answer((table, *maps.values()), maps, lambda: result, table=lambda: _csv_rows(result))
 
 
 def _csv_rows(result: TokenTrace) -> Iterator[tuple[object, ...]]:
-    yield "kind", "layer", "position", "token", "effect", "score", "divergence"
-    for each in result.tokens:
-        yield (
-            each.kind, each.layer, each.position, each.token, each.effect, each.score, each.divergence
-        )  # fmt: skip
+    names = "kind", "layer", "position", "token", "effect", "score", "divergence"
+    yield names
+    yield from map(attrgetter(*names), result.tokens)
 
 
 def _maps(result: TokenTrace) -> dict[str, HeadMap]:

@@ -17,9 +17,6 @@ from torch.overrides import TorchFunctionMode
 from attnscope.capture.hooks.functions import attention_functions
 from attnscope.capture.rows.kernels import bind
 
-Gate: TypeAlias = Callable[[int, int], "Tensor | None"]
-"""From the number of an attention call, and its heads, to factors ``[batch or 1, head]``, or None."""
-
 Edit: TypeAlias = Callable[[int, Tensor], "Tensor | None"]
 """From the number of an attention call and its output ``[batch, query, head, size]`` to another, or None."""
 
@@ -88,16 +85,4 @@ def edited(edit: Edit) -> Iterator[Gates]:
     """Edit the output of every attention call on this thread while the block runs."""
     gates = Gates(edit)
     with attention_functions(gates.kernel_call), gates:
-        yield gates
-
-
-@contextmanager
-def gated(gate: Gate) -> Iterator[Gates]:
-    """Gate every attention call on this thread while the block runs."""
-
-    def edit(number: int, output: Tensor) -> Tensor | None:
-        factors = gate(number, output.shape[2])
-        return None if factors is None else output * factors.to(output)[:, None, :, None]
-
-    with edited(edit) as gates:
         yield gates

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attnscope.attention import Head
 from attnscope.capture import recording
-from attnscope.capture.hooks.gate import gated
+from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import TURNS, batch_predictions
@@ -66,13 +66,18 @@ def model(request, tmp_path_factory):
     return model
 
 
+def scaled(output, factors):
+    """[batch, query, head, size] and [batch, head], or nothing"""
+    return None if factors is None else output * factors.to(output)[:, None, :, None]
+
+
 def losses(model, gate):
     """The mean loss of every copy of the text under a gate, computed by itself.  -> [copy]"""
     prepared = model.prepare(TEXT)
     found = []
     with torch.no_grad():
         for predictions in batch_predictions(model, prepared, [prepared.tokens]):
-            with gated(gate):
+            with edited(lambda number, output: scaled(output, gate(number, output.shape[2]))):
                 logits = predictions.logits(model)
             each = F.cross_entropy(logits, predictions.target_ids, reduction="none")
             for number in range(len(predictions.texts)):
@@ -159,7 +164,7 @@ def test_a_gate_of_one_changes_no_bit(model):
     for predictions in batch_predictions(model, prepared, [prepared.tokens]):
         with torch.no_grad():
             plain = predictions.logits(model)
-            with gated(lambda number, heads: torch.ones(1, heads)) as gates:
+            with edited(lambda number, output: output * torch.ones(1).to(output)) as gates:
                 assert torch.equal(predictions.logits(model), plain)
             with recording(model.module) as record:
                 predictions.logits(model)

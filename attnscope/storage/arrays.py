@@ -37,10 +37,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import lzma
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,10 +47,10 @@ from typing import IO, Any
 import numpy as np
 
 from attnscope.axes import Array, Place, Weights
-from attnscope.errors import InputError, OutputError
+from attnscope.errors import OutputError
 from attnscope.plugins import plugins
 from attnscope.registry import Registry
-from attnscope.storage.files import name_other, open_whole
+from attnscope.storage.files import open_whole, reading
 from attnscope.storage.tensors import (
     DESCRIPTION,
     FORMAT,
@@ -66,12 +64,6 @@ from attnscope.storage.tensors import (
     restore_axis,
 )
 from attnscope.text import Untrusted, csv_cell
-
-DAMAGE = (
-    ValueError, TypeError, IndexError, OverflowError, OSError, EOFError, RuntimeError, zipfile.BadZipFile,
-    zlib.error, lzma.LZMAError,
-)  # fmt: skip
-"""What a file that is damaged, encrypted, packed in a way that is not, or a lie is met with."""
 
 OVER = 5e-3
 """How far a row's sum may lie above 1; in half precision it can."""
@@ -116,10 +108,7 @@ def read_weights(path: str | Path) -> Saved:
     Raises ``InputError`` for a file that cannot be read so.
     """
     path = Path(path)
-    try:
-        other = name_other(path)
-        if other is not None:
-            raise ValueError(f"it is {other}, not a file")
+    with reading(path, "attention from"):
         suffixes = (*READERS, *plugins("readers"))
         if path.suffix.lower() not in suffixes and path.exists():
             raise ValueError(f"it is none of {', '.join(suffixes)}")
@@ -129,12 +118,6 @@ def read_weights(path: str | Path) -> Saved:
         heads = sum(len(weights.values) for layers in saved.kinds.values() for _, weights in layers)
         if heads > MOST_HEADS:
             raise ValueError(f"it has {heads:,} heads, and at most {MOST_HEADS:,} are read")
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
-    except KeyError as error:
-        raise InputError(f"cannot read attention from {path}: it says nothing about {error}") from error
-    except DAMAGE as error:
-        raise InputError(f"cannot read attention from {path}: {error}") from error
     oddities = map(Untrusted, _name_oddities(saved))
     return replace(saved, notes=tuple(dict.fromkeys((*saved.notes, *oddities))))
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from attnscope.errors import InputError, OutputError
+from attnscope.errors import AttnscopeError, InputError, OutputError, first_line, out_of_memory
 from attnscope.limits import LARGEST_STATE
 
 if TYPE_CHECKING:
@@ -77,14 +77,40 @@ def name_other(path: Path) -> str | None:
     return None if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no file")
 
 
+def require_regular(path: Path) -> None:
+    """Raise ``InputError`` for a folder, a pipe or a device in a file's place."""
+    other = name_other(path)
+    if other is not None:
+        raise InputError(f"{path} is {other}, not a file")
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Read a file that anybody may have made: whatever its reader raises is one ``InputError``.
+
+    What takes too much memory is told by whoever limits that.
+    """
+    try:
+        require_regular(path)
+        yield
+    except AttnscopeError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except Exception as error:  # every format has exceptions of its own for damage, and for lies
+        if out_of_memory(error):
+            raise
+        why = f"it says nothing about {error}" if isinstance(error, KeyError) else first_line(error)
+        why = "it is nested too deep" if isinstance(error, RecursionError) else why
+        raise InputError(f"cannot read {what} {path}: {why}") from error
+
+
 def read_regular(path: Path, most: int) -> bytes:
     """The bytes of a regular file that has at most so many.
 
     Raises ``InputError`` for anything else, and ``OSError`` where there is no file or it cannot be read.
     """
-    other = name_other(path)
-    if other is not None:
-        raise InputError(f"{path} is {other}, not a file")
+    require_regular(path)
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnscope.axes import Array
 from attnscope.errors import AttnscopeError, InputError, first_line
-from attnscope.storage.files import name_other
+from attnscope.storage.files import reading
 
 BEGINS = ((b"RIFF", b"WAVE"), (b"RIFX", b"WAVE"), (b"RF64", b"WAVE"), (b"fLaC", b""))
 """The first four bytes of a file, and those from the ninth on; nothing else is handed to a decoder."""
@@ -107,16 +107,8 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
 
 def _require_sound(path: Path) -> None:
     """Raise ``InputError`` for a file that does not begin as one of sound does."""
-    try:
-        other = name_other(path)
-        if other is not None:
-            raise InputError(f"{path} is {other}: give a WAV or FLAC file")
-        with path.open("rb") as file:
-            begin = file.read(12)
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    with reading(path, "sound from"), path.open("rb") as file:
+        begin = file.read(12)
     if not any(begin[:4] == first and begin[8:].startswith(then) for first, then in BEGINS):
         raise InputError(
             f"{path} is not a WAV or FLAC file" if begin else f"{path} is empty: it holds no sound"

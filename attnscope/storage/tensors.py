@@ -29,9 +29,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnscope.axes import Array, Place, Weights
-from attnscope.errors import AttnscopeError, InputError, first_line
+from attnscope.errors import InputError, first_line
 from attnscope.plugins import plugins
-from attnscope.storage.files import name_other, parse_json
+from attnscope.storage.files import parse_json, reading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,10 +151,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     import torch
 
-    try:
-        other = name_other(path)
-        if other is not None:
-            raise InputError(f"{path} is {other}, not a file")
+    with reading(path, "tensors from"):
         if path.suffix == ".safetensors":
             return read_safetensors(path)[0]
         if path.suffix == ".npz":
@@ -162,13 +159,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return {name.removeprefix("arr_"): torch.from_numpy(array) for name, array in arrays.items()}
         if path.suffix in (".pt", ".pth"):
             return _read_torch(path)
-    except AttnscopeError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except Exception as error:  # three formats, each with exceptions of its own for a damaged file
-        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
-    raise InputError(f"{path} is not a tensor file: its name must end in .safetensors, .npz or .pt")
+        raise InputError(f"{path} is not a tensor file: its name must end in .safetensors, .npz or .pt")
 
 
 TYPES = {

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from attnscope.errors import InputError
@@ -108,40 +108,22 @@ def test_a_chat_is_not_cut_but_refused(own):
         InputRequest(text=BOOK, chat=True).read(own)
 
 
-class Watched(PreTrainedTokenizerFast):
-    """A tokenizer that notes how many characters it is given."""
-
-    def __call__(self, *texts, **how):
-        """Tokenize them."""
-        self.sizes = [*getattr(self, "sizes", []), sum(map(len, texts))]
-        return super().__call__(*texts, **how)
-
-
-def tokenizer_after(normalizer):
-    """Words at spaces, between [CLS] and [SEP], after a change of the text."""
+def tokenizer_of_words():
+    """Words at spaces, between [CLS] and [SEP]."""
     vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "cat": 3, "mat": 4, "sat": 5}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
-    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
     special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return Watched(tokenizer_object=tokenizer, **special)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
-BY_ITS_END = normalizers.Replace(Regex(r"cat(?=[ a-z]*mat$)"), "sat")
-"""How the text ends changes how it begins."""
-
-
-@pytest.mark.parametrize(("normalizer", "wholes"), [(normalizers.Lowercase(), 1), (BY_ITS_END, 2)])
 @pytest.mark.parametrize("texts", [1, 2])
-def test_a_folders_tokenizer_cuts_a_book_as_if_all_of_it_were_tokenized_again(normalizer, wholes, texts):
-    tokenizer = tokenizer_after(normalizer)
+def test_a_folders_tokenizer_cuts_a_book_itself(texts):
+    tokenizer = tokenizer_of_words()
     given = ["cat cat sat " * 2_000 + "mat", "sat mat"][:texts]
     encoded = FolderReader("words", tokenizer).read(given, lambda count: (10, (f"{count} tokens",)))
-    sizes = tokenizer.sizes
     expected = tokenizer(*given, truncation=True, max_length=10)
     assert dict(encoded.fields) == dict(expected)
     assert [token.id for token in encoded.tokens] == expected["input_ids"]
     assert encoded.notes[-1] == f"{len(tokenizer(*given)['input_ids'])} tokens"
-    if texts == 1:
-        assert [size > 1_000 for size in sizes].count(True) == wholes

@@ -13,10 +13,6 @@ from attnscope.models.model import Fit
 from attnscope.models.text.tokens import NUMBERS, Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
 from attnscope.text import MOST_CHARACTERS
 
-TOKENS_BEHIND = 64
-"""So many tokens behind the last one that is kept are read with it: how a text is cut into tokens may hang
-on what follows."""
-
 
 class NoTokenizer:
     """Stands for the tokenizer of a folder without one: tensors are read, and a text ends in why not."""
@@ -46,12 +42,12 @@ class FolderReader:
         ``ModelError`` if the tokenizer fails, as a damaged one does.
         """
         texts = [text[:MOST_CHARACTERS] for text in texts]
-        fields = self._encode(texts, templated)
+        fields = self._encode(texts, templated, None)
         if not fields["input_ids"]:
             raise InputError(f"the tokenizer of {self.name} finds no token in the text")
         keep, cut = fit(len(fields["input_ids"])) if fit else (None, ())
         if keep is not None:
-            fields = self._cut(texts, templated, fields, keep)
+            fields = self._encode(texts, templated, keep)
         if fields.encodings is not None:
             tokens = tokens_of(fields.encodings[0], texts)
         else:
@@ -66,7 +62,8 @@ class FolderReader:
         # no tokenizer cuts its own special tokens
         return Encoded(tokens[:keep], (*notes, *cut), {name: field[:keep] for name, field in fields.items()})
 
-    def _encode(self, texts: Sequence[str], templated: bool, keep: int | None = None) -> Any:
+    def _encode(self, texts: Sequence[str], templated: bool, keep: int | None) -> Any:
+        """What the tokenizer makes of texts, where it keeps so many tokens, special ones among them."""
         cut = {} if keep is None else {"truncation": True, "max_length": keep}
         try:
             with explained(f"the tokenizer of {self.name}"):
@@ -75,25 +72,6 @@ class FolderReader:
             raise
         except Exception as error:
             raise ModelError(f"the tokenizer of {self.name} fails: {first_line(error)}") from error
-
-    def _cut(self, texts: Sequence[str], templated: bool, whole: Any, keep: int) -> Any:
-        """What the tokenizer makes of ``texts`` where it keeps so many tokens, special ones among them.
-
-        A book is not tokenized again for that: its beginning will do where that has the same tokens.
-        """
-        if len(texts) == 1 and whole.encodings is not None:
-            beginning = whole.encodings[0]
-            # to ask an encoding anything makes lists of all of its tokens
-            beginning.truncate(keep + TOKENS_BEHIND)
-            begun = self._encode([texts[0][: max(stop for _, stop in beginning.offsets)]], templated, keep)
-            cut = begun.encodings[0]  # are its tokens, but for special ones at its end, those of the whole?
-            count = 1 + max((at for at, text in enumerate(cut.sequence_ids) if text is not None), default=-1)
-            if count and all(
-                getattr(cut, name)[:count] == getattr(beginning, name)[:count]
-                for name in ("ids", "offsets", "word_ids")
-            ):
-                return begun
-        return self._encode(texts, templated, keep)
 
     @property
     def special_ids(self) -> set[int]:

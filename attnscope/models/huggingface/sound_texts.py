@@ -1,4 +1,4 @@
-"""Models that read texts and sounds: a sound that stands in a text, or beside it in a tower of its own."""
+"""Models that read texts and sounds: a sound that stands in a text, or in its place."""
 
 from __future__ import annotations
 
@@ -187,10 +187,6 @@ class SoundTextModel(HuggingFaceModel):
         return tuple(round(number * pace * step, 6) for number in range(count)), ""
 
 
-TOWERS = ("get_audio_features", "get_text_features")
-"""The methods of a model with a tower for sounds and one for texts, as CLAP has them."""
-
-
 def hears_too(module: nn.Module) -> bool:
     """Whether a module takes a sound, whatever it is called."""
     parameters = inspect.signature(module.forward).parameters
@@ -201,17 +197,14 @@ class HearingModel(HuggingFaceModel):
     """A transformers model that reads texts and hears."""
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
-        """A sound for the tower of sounds, or for the encoder of what writes from texts and sounds alike."""
+        """A sound for the encoder of what writes from texts and sounds alike."""
         from transformers import AutoModelForSpeechSeq2Seq
 
-        towers = all(hasattr(self.module, name) for name in TOWERS)
-        if towers and text is not None:
-            raise InputError(f"{self.name} takes sound only: leave out the text beside --audio")
         writes = type(self.module.config) in AutoModelForSpeechSeq2Seq._model_mapping
-        if not towers and not (writes and self.encoder_decoder):
+        if not (writes and self.encoder_decoder):
             raise InputError(
-                f"{self.name} hears, but where a sound stands in its text is not known here: give what its "
-                "processor makes of both with --inputs FILE"
+                f"{self.name} hears, but where a sound stands in its text, or beside it, is not known here: "
+                "give what its processor makes of both with --inputs FILE"
             )
         speech = SpeechModel(
             self.name,
@@ -221,6 +214,5 @@ class HearingModel(HuggingFaceModel):
             positions=self.positions,
             writer=self.writer,
             load_processor=self.load_processor,
-            entry=TOWERS[0] if towers else "__call__",
         )
         return speech.prepare_audio(path, text, part)

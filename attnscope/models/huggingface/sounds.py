@@ -233,13 +233,11 @@ def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]
 class SpeechModel(HuggingFaceModel):
     """A transformers model that hears, with its feature extractor, and its tokenizer if it writes.
 
-    What its folder prefers names languages, tasks, and the heads that align words; ``entry`` is the method of
-    the module that hears, where that is not the whole forward.
+    What its folder prefers names languages, tasks, and the heads that align words.
     """
 
-    def __init__(self, *given: Any, entry: str = "__call__", **named: Any) -> None:
+    def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.entry = entry
         if self.encoder_decoder and self.positions is None:
             limit = getattr(self.module.config, "max_target_positions", None)
             self.positions = limit if isinstance(limit, int) and limit > 0 else None
@@ -260,12 +258,11 @@ class SpeechModel(HuggingFaceModel):
         values, heard, beside = self._extract(path, sound, name)
         inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
         written: tuple[Token, ...] | None = None
-        if self.encoder_decoder and self.entry == "__call__":
+        if self.encoder_decoder:
             written, more = self._decoder_tokens(values, name, text, part.truncate)
             notes += more
             inputs["decoder_input_ids"] = self._tensor([token.id for token in written])
             axes["decoder"] = written, written
-        settings = self.settings if self.entry == "__call__" else {}
         frames = find_frames(self.name, self.module, values, heard, sound, self._extractor)
         if frames is None:
             notes += (
@@ -277,7 +274,7 @@ class SpeechModel(HuggingFaceModel):
             silenced = self._extract(path, replace(sound, samples=samples), name)[0]
             if (samples != sound.samples).any() and torch.equal(values, silenced):
                 notes += (f"the end of the sound is not heard: {self.name}'s feature extractor cuts it off",)
-            return ModelInput(inputs, axes, (), notes, settings, entry=self.entry)
+            return ModelInput(inputs, axes, (), notes, self.settings)
         tokens = frames.tokens
         axes["encoder"] = tokens, tokens
         if written is not None:
@@ -287,7 +284,7 @@ class SpeechModel(HuggingFaceModel):
             notes += self._note_cut(path, sound, end, part)
         bands = find_bands(values, frames, sound, self._extractor)
         known = Heard(frames.seconds, frames.heard, bands, sound.begin)
-        prepared = ModelInput(inputs, axes, tokens, notes, settings, heard=known, entry=self.entry)
+        prepared = ModelInput(inputs, axes, tokens, notes, self.settings, heard=known)
         return self._read_letters(prepared, known) if is_ctc(self.module.config) else prepared
 
     def spell_said(self, text: str, letters: Letters) -> Letters:
@@ -399,7 +396,7 @@ class SpeechModel(HuggingFaceModel):
             )
         if name not in fields:
             raise ModelError(f"{self.name} reads {name}, and its feature extractor makes {', '.join(fields)}")
-        beside = place_fields(fields, self.module, self.entry)
+        beside = place_fields(fields, self.module)
         return beside.pop(name), heard, beside
 
     def _decoder_tokens(

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import version
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
@@ -84,41 +83,26 @@ NAMED = re.compile(
 BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """Packages that are compiled for one release of torch."""
 
-IMPORTERS = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
-"""Modules that stand between the one that imports and the one that is imported."""
-
 
 def explain_missing(error: BaseException) -> str | None:
-    """What is not installed, or does not load, and what to do; ``None`` if an error says no such thing."""
+    """What is not installed, and what to do; ``None`` if an error says no such thing."""
     if not isinstance(error, ImportError):
         return None
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
-    message, options = " ".join(str(root).split()), ""
+    message = " ".join(str(root).split())
     words = [word for command in PIP.findall(message) for word in command.split()]
     packages = [word for word in words if not word.startswith("-") and "://" not in word]
     packages = packages or [str(found[found.lastindex or 0]).lower() for found in NAMED.finditer(message)]
     packages = list(dict.fromkeys(packages))
-    if packages:
-        why = (
-            f"it needs {' and '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not installed"
-        )
-    elif isinstance(root, ModuleNotFoundError) and root.name is not None:
-        return f"it needs the Python module {root.name}: install the package that has it"
-    else:
-        broken = None  # the package that transformers imported and that raised
-        for frame, _ in walk_tb(root.__traceback__):
-            module = str(frame.f_globals.get("__name__")).partition(".")[0]
-            if module not in IMPORTERS:
-                broken = None if module == "transformers" else broken or module
-        if broken is None:
-            return None
-        packages, options = packages_distributions().get(broken, [broken])[:1], "-U "
-        why = f"the {packages[0]} that is installed does not load ({first_line(root)})"
+    if not packages:
+        name = root.name if isinstance(root, ModuleNotFoundError) else None
+        return None if name is None else f"it needs the Python module {name}: install the package that has it"
+    why = f"it needs {' and '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not installed"
     fitting = any(package in BUILT_FOR_TORCH for package in packages)
     release = f", the release that fits torch {version('torch')}" if fitting else ""
-    return f"{why}: pip install {options}{' '.join(packages)}{release}"
+    return f"{why}: pip install {' '.join(packages)}{release}"
 
 
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"

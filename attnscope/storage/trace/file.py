@@ -13,10 +13,10 @@ from typing import Any
 
 from attnscope.attention import Axis, Head
 from attnscope.axes import Array
-from attnscope.errors import InputError, SelectionError, first_line
+from attnscope.errors import SelectionError
 from attnscope.records import read
 from attnscope.storage.arrays import MOST_HEADS, MOST_LAYERS
-from attnscope.storage.files import name_other, write_whole
+from attnscope.storage.files import reading, write_whole
 from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace.layout import (
     FORMAT,
@@ -269,19 +269,10 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
     none or is damaged.
     """
     path = Path(path)
-    try:
-        other = name_other(path)
-        if other is not None:
-            raise ValueError(f"it is {other}, not a file")
+    with reading(path, "the trace"):
         arrays = TraceFile(path, content)
         trace = Trace(_read_description(arrays.metadata), arrays)
         check_trace(trace, arrays)
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
-    except RecursionError:
-        raise InputError(f"cannot read the trace {path}: its description is nested too deep") from None
-    except (ValueError, TypeError, OverflowError, OSError, KeyError, IndexError) as error:
-        raise InputError(f"cannot read the trace {path}: {first_line(error)}") from error
     return trace
 
 

@@ -193,7 +193,7 @@ def test_a_folder_a_missing_file_and_a_device_are_named(tmp_path):
     (tmp_path / "b.trace").mkdir()
     with pytest.raises(InputError, match="is a folder"):
         read_trace(tmp_path / "b.trace")
-    with pytest.raises(InputError, match="there is no file"):
+    with pytest.raises(InputError, match="no such file"):
         read_trace(tmp_path / "c.trace")
     with pytest.raises(InputError, match="a device"):
         read_trace("/dev/zero")
@@ -295,5 +295,5 @@ def test_a_header_that_asks_for_more_than_the_file_holds_is_one_sentence(tmp_pat
     header = json.dumps(lie).encode()
     for name, read in (("a.trace", read_trace), ("a.safetensors", read_tensors)):
         (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-        with pytest.raises(InputError, match=r"cannot read the trace|cannot be read"):
+        with pytest.raises(InputError, match=r"cannot read (the trace|tensors from) "):
             read(tmp_path / name)

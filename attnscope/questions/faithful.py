@@ -28,7 +28,7 @@ from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.text import visible
-from attnscope.views.charts import Faithful, TokenOrder
+from attnscope.views.charts import Curve, Curves, Faithful, TokenOrder
 from attnscope.views.table import Column, Table
 
 
@@ -370,4 +370,19 @@ def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:
         dim=frozenset(number for number, each in enumerate(orders) if each in (random, alone)),
     )
     lead = Table(title=result.title, subtitle=result.subtitle)
-    return Answer((lead, table), {"faithful": shown}, lambda: result)
+    percent = [round(100 * each / result.taken[-1]) for each in result.taken]
+    drawn = [alone, *shown.ranked, random]
+    pictures = {
+        way: Curves(
+            "probability of the prediction",
+            "share",
+            (*percent, percent[-1] + 1),
+            tuple(Curve(each.name, getattr(each, way), (None,) * len(percent)) for each in drawn),
+            title=f"{way} · {result.title}",
+            subtitle=result.subtitle,
+            notes=result.notes,
+            along=f"% of the tokens {what}, the most important first",
+        )
+        for way, what in (("deletion", "removed"), ("insertion", "put back"))
+    }
+    return Answer((lead, table), pictures, lambda: result)

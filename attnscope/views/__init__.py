@@ -8,7 +8,7 @@ A view is built once by its function and drawn by any surface of ``attnscope.ren
 
 from typing import TypeAlias
 
-from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
+from attnscope.views.charts import Curves, SoundMap, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.graph import LayerGraph
 from attnscope.views.grid import Grid, GridLayer, grid
@@ -49,6 +49,6 @@ View: TypeAlias = (
 
 Drawable: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | HeadPair"
-    " | HeadRow | Terms | Curves | Stack | Faithful | SoundMap | LayerGraph"
+    " | HeadRow | Terms | Curves | Stack | SoundMap | LayerGraph"
 )
 """What is saved as a picture."""

@@ -36,7 +36,8 @@ def test_stats_lists_heads_and_what_they_are_weighed_by(run):
 def test_the_curves_are_saved(run, tmp_path):
     assert run("flow", TEXT, *OWN, "--faithful", "-o", tmp_path / "curves.png", "--dpi", "50").code == 0
     assert run("stats", TEXT, *OWN, "--faithful", "-o", tmp_path / "heads.svg").code == 0
-    drawn = (tmp_path / "heads.svg").read_text()
+    assert (tmp_path / "curves-insertion.png").is_file()
+    drawn = (tmp_path / "heads-deletion.svg").read_text()
     assert "deletion" in drawn
     assert "random order" in drawn
 

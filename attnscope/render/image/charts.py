@@ -19,7 +19,6 @@ from attnscope.render.image.sheet import (
     POINT,
     QUIET,
     SMALL,
-    Sheet,
     Style,
     fence,
     frame,
@@ -30,7 +29,7 @@ from attnscope.render.image.sheet import (
 )
 from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.text import clean, round_short
-from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Term, Terms, TokenOrder
+from attnscope.views.charts import Curves, SoundMap, Stack, Term, Terms
 from attnscope.views.heads import HeadMap
 from attnscope.views.token import Bar, Bars, Overlay, TokenView
 
@@ -196,16 +195,20 @@ def curves_figure(view: Curves, style: Style) -> Figure:
 
 
 def _lines_figure(view: Curves, style: Style) -> Figure:
-    """All curves over one axis, a colour and a dash for each."""
+    """All curves over one axis, a colour and a dash for each, and beside it whose line is which."""
+    from matplotlib.lines import Line2D
+
     right = axis.room([curve.head for curve in view.curves], SMALL) + 0.5
     width = WIDE if style.width is None else max(style.width - 0.7 - right, NARROWEST)
-    drawn = sheet(view, width, TALL_FAITHFUL, (0.7, right, 0.05, 0.52), notes=view.notes)
-    axes, step = drawn.part(), min(0.2, TALL_FAITHFUL / len(view.curves))
+    drawn = sheet(view, width, TALL_LINES, (0.7, right, 0.05, 0.52), notes=view.notes)
+    axes, step = drawn.part(), min(0.2, TALL_LINES / len(view.curves))
     for number, curve in enumerate(view.curves):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
         values, name = _numbers(curve.values), clean(curve.head)
         axes.plot(view.edges[:-1], values, ".", linestyle=dash, color=colour, label=name)
-        _name_line(drawn, width + 0.15, (number + 0.5) * step, name, (colour, dash, 1.3))
+        (start, y), (end, _) = (drawn.at(width + left, (number + 0.5) * step) for left in (0.15, 0.37))
+        drawn.figure.add_artist(Line2D([start, end], [y, y], color=colour, linestyle=dash, linewidth=1.3))
+        drawn.figure.text(*drawn.at(width + 0.45, (number + 0.5) * step), name, size=SMALL, va="center")
     axes.set_xlabel(view.along, size=BELOW, color=GREY)
     axes.set_ylabel(f"{view.measure}, {view.unit}", size=BELOW, color=GREY)
     axes.tick_params(labelsize=SMALL, length=2)
@@ -213,16 +216,6 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
         side.set_ticks([tick for tick in side.get_ticklocs() if low <= tick <= high])
     _open(axes)
     return drawn.figure
-
-
-def _name_line(drawn: Sheet, left: float, down: float, name: str, look: tuple[str, object, float]) -> None:
-    """Which line is whose: a piece of it, and the name."""
-    from matplotlib.lines import Line2D
-
-    (start, y), (end, _) = drawn.at(left, down), drawn.at(left + 0.22, down)
-    colour, dash, width = look
-    drawn.figure.add_artist(Line2D([start, end], [y, y], color=colour, linestyle=dash, linewidth=width))
-    drawn.figure.text(*drawn.at(left + 0.3, down), name, size=SMALL, va="center")
 
 
 def _open(axes: Axes) -> None:
@@ -237,61 +230,10 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
     return [float("nan") if value is None else value for value in values]
 
 
-TALL_FAITHFUL, LEGEND, BETWEEN_FAITHFUL = 2.9, 2.75, 0.35  # inches
-WIDE_FAITHFUL = 3.1  # of a panel, inches
+TALL_LINES = 2.9  # inches
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195")
 """Okabe & Ito's, which all eyes tell apart; what they are too few for has another dash."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
-
-
-def faithful_figure(view: Faithful, style: Style) -> Figure:
-    """Deletion on the left, insertion on the right, and whose line is which beside them, best first."""
-    panel = WIDE_FAITHFUL
-    if style.width is not None:
-        panel = max((style.width - LEGEND - BETWEEN_FAITHFUL - 0.75) / 2, 1.2)
-    across = 2 * panel + BETWEEN_FAITHFUL + LEGEND
-    drawn = sheet(view, across, TALL_FAITHFUL, (0.55, 0.15, 0.2, 0.5))
-    top = max(max(each.deletion + each.insertion) for each in (*view.ranked, view.random, view.alone))
-    for number, name in enumerate(("deletion", "insertion")):
-        axes = drawn.part(number * (panel + BETWEEN_FAITHFUL), 0, panel)
-        _draw_panel(axes, view, name, top)
-        axes.tick_params(labelsize=SMALL, labelleft=number == 0, length=2)
-    figure = drawn.figure
-    figure.axes[0].set_ylabel("probability of the prediction", size=BELOW, color=GREY)
-    lines = _lines(view)
-    step = min(0.2, TALL_FAITHFUL / (len(lines) + 1))
-    columns = (across - 0.55, across)
-    for at, name in zip(columns, ("deletion", "insertion"), strict=True):
-        figure.text(*drawn.at(at, 0), name, va="top", ha="right", **QUIET)
-    for number, (each, look) in enumerate(lines, 1):
-        down = (number + 0.5) * step
-        _name_line(drawn, across - LEGEND + 0.25, down, each.name, look)
-        for at, area in zip(columns, (each.deletion_area, each.insertion_area), strict=True):
-            figure.text(*drawn.at(at, down), f"{area / view.whole:.2f}", va="center", ha="right", **QUIET)
-    return figure
-
-
-def _lines(view: Faithful) -> list[tuple[TokenOrder, tuple[str, object, float]]]:
-    """Each order with its colour, dash and width: those beside which all stand are grey."""
-    own = [
-        (each, (COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)], 1.3))
-        for n, each in enumerate(view.ranked)
-    ]
-    return [(view.alone, ("black", "-", 1.0)), *own, (view.random, ("#9a9a9a", "-", 2.4))]
-
-
-def _draw_panel(axes: Axes, view: Faithful, name: str, top: float) -> None:
-    """One curve an order, over the share of the tokens that is gone, or back."""
-    shares = [each / view.taken[-1] for each in view.taken]
-    for each, (colour, dash, width) in reversed(_lines(view)):
-        axes.plot(shares, getattr(each, name), color=colour, linestyle=dash, linewidth=width)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, top * 1.05 or 1)
-    way = "taken away" if name == "deletion" else "given back"
-    axes.set_xlabel(f"tokens {way}, those that count most first", size=BELOW, color=GREY)
-    axes.set_title(name, size=NORMAL, loc="left", pad=3)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    _open(axes)
 
 
 WIDE_STACK = 4.5  # inches of a bar, where no width is asked for

@@ -21,7 +21,7 @@ from attnscope.render.image.sheet import Style, families
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
 from attnscope.views import Drawable
-from attnscope.views.charts import Curves, Faithful, SoundMap, Stack, Terms
+from attnscope.views.charts import Curves, SoundMap, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.graph import LayerGraph
 from attnscope.views.grid import Grid
@@ -77,7 +77,6 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Terms: charts.terms_figure,
     Curves: charts.curves_figure,
     Stack: charts.stack_figure,
-    Faithful: charts.faithful_figure,
     SoundMap: charts.sound_map_figure,
     LayerGraph: graph.graph_figure,
 }

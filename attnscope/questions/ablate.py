@@ -63,8 +63,8 @@ class Ablation:
     nats.
     """
 
-    head: Annotated[str, Meaning("the head")]
-    kind: Annotated[Kind, Meaning("its kind of attention")]
+    head: Annotated[str, Meaning("the head, or several with commas, and the tokens at which it is removed")]
+    kind: Annotated[Kind, Meaning("its kind of attention, or that of the first")]
     title: Annotated[str, Meaning("the model and what ran")]
     changed: Annotated[tuple[Changed, ...], Meaning("every prediction")]
     divergence: Annotated[float, Meaning("the mean KL divergence, in nats")]
@@ -150,14 +150,15 @@ def ablate(
                     (one, other),
                 )
             )
-    kind = next(iter(first.calls)).kind or "encoder"
+    kinds = list(dict.fromkeys(head.kind or "encoder" for head in first.calls))
+    named = ", ".join(head.name if len(kinds) == 1 else str(head) for head in first.calls)
     was, is_ = torch.cat(losses, 1).mean(1).tolist()
     masked = model.objective.mask is not None
     turns = [f"a token is predicted while it and every {TURNS}th other token are masked"] if masked else []
     return Ablation(
-        head=", ".join(head.name for head in heads) + ("" if at is None else f" at {at.left.text}"),
-        kind=kind,
-        title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
+        head=named + ("" if at is None else f" at {at.left.text}"),
+        kind=kinds[0],
+        title=f"{name_pass(model, prepared)} · {' and '.join(map(kind_title, kinds))}",
         changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
         divergence=sum(one.divergence for one in changes) / len(changes),
         losses=(was, is_),
@@ -192,13 +193,13 @@ LISTED = 8
 
 def of_ablation(result: Ablation) -> Answer:
     """The change on average, and the predictions that changed most."""
-    was, is_ = result.losses
+    (was, is_), named = result.losses, "the heads" if "," in result.head else "the head"
     lead = Table(
         (),
         (),
         title=f"without {result.head} · {result.title}",
         subtitle=f"mean KL divergence of the predictions: {result.divergence:.3g} nats; loss: {was:.3f} with "
-        f"the head, {is_:.3f} without",
+        f"{named}, {is_:.3f} without",
     )
     more = len(result.changed) - LISTED
     notes = [f"and {more:,} more predictions that change less"] if more > 0 else []
@@ -206,7 +207,7 @@ def of_ablation(result: Ablation) -> Answer:
         (
             Column("token", right=True, long="cut"),
             Column("change", right=True, long="cut"),
-            Column("with the head"),
+            Column(f"with {named}"),
             Column("without"),
         ),
         tuple(

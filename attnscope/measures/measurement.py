@@ -138,8 +138,7 @@ def _stack(rows: Sequence[Tensor]) -> Tensor:
     """Stack tensors that broadcast, on the CPU.  -> [measure, batch or 1, head or 1, row]"""
     import torch
 
-    shape = [max(sizes) for sizes in zip(*(each.shape for each in rows), strict=True)]
-    return torch.stack([each.expand(shape) for each in rows]).cpu()
+    return torch.stack(torch.broadcast_tensors(*rows)).cpu()  # type: ignore[no-untyped-call]
 
 
 USUAL = [name for name, measure in MEASURES.items() if measure.form.fused and measure.form.usual]

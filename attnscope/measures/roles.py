@@ -258,12 +258,6 @@ BEST = 0.1
 """The part of the heads that may be weak at one pattern; one always may."""
 
 
-def name_weak(heads: Sequence[HeadFigures]) -> list[HeadFigures]:
-    """The heads of one kind of attention, those without a role that are unlike the others with a weak one."""
-    weak = zip(heads, _find_weak(heads), strict=True)
-    return [replace(head, role=found or head.role) for head, found in weak]
-
-
 def _find_weak(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
     """The weak role of each head, if it has one."""
     patterns = patterns_of({name for head in heads for name in head.figures})
@@ -329,8 +323,8 @@ def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
         alike = [number for number, head in enumerate(heads) if head.site.kind == kind]
         roles = _doubt([heads[number] for number in alike])
         doubted = [replace(heads[number], role=role) for number, role in zip(alike, roles, strict=True)]
-        for number, head in zip(alike, name_weak(doubted), strict=True):
-            settled[number] = head
+        for number, head, weak in zip(alike, doubted, _find_weak(doubted), strict=True):
+            settled[number] = replace(head, role=weak or head.role)
     return tuple(settled)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures
 from attnscope.questions.answer import Answer
 from attnscope.questions.stats import OPERATORS, Condition, Stats, find_heads, parse_conditions
-from attnscope.records import Meaning, derived, record
+from attnscope.records import Meaning, derived, read, record
 from attnscope.storage.files import read_json, write_whole
 from attnscope.views.table import Cell, Column, Table
 
@@ -149,10 +149,7 @@ def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
         content = read_json(path)
         if content["attnscope snapshot"] != FORMAT:
             raise KeyError
-        before: dict[str, dict[str, float]] = {
-            str(head): {str(name): float(value) for name, value in figures.items()}
-            for head, figures in content["heads"].items()
-        }
+        before = read(Mapping[str, Mapping[str, float]], content["heads"])
     except FileNotFoundError:
         raise InputError(f"no such file: {path}; --save makes one") from None
     except OSError as error:

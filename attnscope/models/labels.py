@@ -21,9 +21,6 @@ COLUMNS = ("label", "group", "special")
 
 YES = ("1", "true", "yes", "special")
 
-MOST_LABELS = 1 << 20
-"""Positions that a file may label."""
-
 
 Axes: TypeAlias = Mapping[Kind, tuple[Axis, Axis]]
 
@@ -46,8 +43,6 @@ def read_labels(path: Path) -> tuple[Label, ...]:
         if line.fault:
             raise InputError(f"{path}, line {line.number:,}: {line.fault}")
         lines.append(line.text)
-        if len(lines) > MOST_LABELS:
-            raise InputError(f"{path} has more than {MOST_LABELS:,} lines: it labels positions, one a line")
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:

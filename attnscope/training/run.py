@@ -18,13 +18,13 @@ from attnscope.network.encoder import Encoder, EncoderConfig
 from attnscope.network.folder import TOKENIZER, load_encoder, load_tokenizer, save_encoder
 from attnscope.storage.files import write_whole
 from attnscope.training.data import Cutter, Lines, read_stream, split_held_out, train_tokenizer, write_stream
-from attnscope.training.train import Settings, TrainingProgress, evaluate, parse_guides, train_encoder
+from attnscope.training.train import Settings, TrainingProgress, evaluate, train_encoder
 
 WORK = "training"
 """What a run needs to resume, inside the model's folder; gone when the run is over."""
 CHECKPOINT = "checkpoint.safetensors"
-CHANGEABLE = ("steps", "minutes", "save_minutes", "device", "guides", "guidance")
-"""Settings that a resumed run may change: how long, where, and what heads are guided to."""
+CHANGEABLE = ("steps", "minutes", "save_minutes", "device")
+"""Settings that a resumed run may change: how long, and where."""
 GUESSED = 0.15
 """Share of tokens that are hidden when a masked encoder's loss is measured."""
 
@@ -86,7 +86,6 @@ def train_on_files(
     that holds something already; all before any training.
     """
     work = folder / WORK
-    parse_guides(settings.guides, recipe.config.layers, recipe.config.heads)
     training_lines, held_out_lines = split_held_out(files, held_out, settings.seed)
     terms = {
         **_terms(training_lines, held_out_lines, recipe, settings),

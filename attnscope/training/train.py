@@ -1,10 +1,9 @@
-"""The steps of training: optimizers, checkpoints, guided heads, loss and evaluation."""
+"""The steps of training: optimizers, checkpoints, loss and evaluation."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import signal
 import threading
 import time
@@ -21,11 +20,10 @@ from torch.nn import functional as F
 from attnscope.errors import ModelError
 from attnscope.network.attention import MultiHeadAttention
 from attnscope.network.encoder import Encoder
-from attnscope.network.folder import SPECIAL
 from attnscope.records import read
 from attnscope.storage.files import write_whole
 from attnscope.storage.tensors import read_safetensors
-from attnscope.text import LARGEST_SEED, MOST_DIGITS
+from attnscope.text import LARGEST_SEED
 from attnscope.training.data import IGNORED, Cutter, TokenRows
 
 BETAS = (0.9, 0.98)
@@ -136,92 +134,6 @@ def load_checkpoint(
     return progress
 
 
-PATTERNS = ("previous", "next", "duplicate")
-
-
-@dataclass(frozen=True)
-class Guide:
-    """One head and the pattern it is asked for."""
-
-    layer: int
-    head: int
-    pattern: str
-
-
-def parse_guides(texts: Sequence[str], layers: int, heads: int) -> list[Guide]:
-    """Read guides such as ``L0H3=duplicate``.
-
-    Raises ``ModelError`` for what is none, and for a head that the encoder does not have.
-    """
-    guides = []
-    for text in texts:
-        match = re.fullmatch(rf"L(\d{{1,{MOST_DIGITS}}})H(\d{{1,{MOST_DIGITS}}})=(\w+)", text, re.ASCII)
-        if match is None or match[3] not in PATTERNS:
-            raise ModelError(
-                f"a guide reads like L0H3=duplicate, with one of {', '.join(PATTERNS)}, not {text!r}"
-            )
-        guide = Guide(int(match[1]), int(match[2]), match[3])
-        if guide.layer >= layers or guide.head >= heads:
-            raise ModelError(
-                f"no head L{guide.layer}H{guide.head} to guide: there are layers 0-{layers - 1}, "
-                f"heads 0-{heads - 1}"
-            )
-        guides.append(guide)
-    return guides
-
-
-@contextmanager
-def guiding(encoder: Encoder, guides: Sequence[Guide], ids: Tensor, causal: bool) -> Iterator[list[Tensor]]:
-    """Collect, during a forward pass on ``ids``, one loss for each guide.  ids [batch, token]"""
-    losses: list[Tensor] = []
-    handles = []
-    for layer in sorted({guide.layer for guide in guides}):
-        module = encoder.layers[layer].self_attn
-        assert isinstance(module, MultiHeadAttention)
-        wanted = [guide for guide in guides if guide.layer == layer]
-
-        def watch(
-            module: MultiHeadAttention, arguments: tuple[Tensor, ...], wanted: list[Guide] = wanted
-        ) -> None:
-            x = arguments[0]
-            q, k, _ = module.project(x, x, x)
-            heads = [guide.head for guide in wanted]
-            scores = module.scores(q[:, heads], k[:, heads]).float()  # [batch, guide, query, key]
-            if causal:
-                size = scores.shape[-1]
-                future = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
-                scores = scores.masked_fill(future, -torch.inf)
-            weights = scores.softmax(-1)
-            for number, guide in enumerate(wanted):
-                keys = pattern_keys(guide.pattern, ids, causal)  # [batch or 1, query, key]
-                asked = keys.any(-1).expand(len(ids), -1)  # [batch, query]
-                mass = (weights[:, number] * keys).sum(-1)[asked]
-                losses.append(-mass.clamp_min(1e-6).log().mean() if len(mass) else mass.sum())
-
-        handles.append(module.register_forward_pre_hook(watch))
-    try:
-        yield losses
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def pattern_keys(pattern: str, ids: Tensor, causal: bool) -> Tensor:
-    """The keys that a pattern means.  [batch, token] -> bool [batch or 1, query, key]
-
-    A duplicate is another place with the token of the query, and special tokens have none.
-    """
-    size = ids.shape[1]
-    if pattern == "previous":
-        return torch.ones(size, size, dtype=torch.bool, device=ids.device).tril(-1).triu(-1)[None]
-    if pattern == "next":
-        following = torch.ones(size, size, dtype=torch.bool, device=ids.device).triu(1).tril(1)[None]
-        return following & (not causal)
-    same = (ids[:, :, None] == ids[:, None]) & (ids >= len(SPECIAL))[:, :, None]
-    same &= ~torch.eye(size, dtype=torch.bool, device=ids.device)
-    return same.tril(-1) if causal else same
-
-
 PRECISIONS = ("float32", "bfloat16")
 FEWER_SHAPES = 64
 """Targets are filled up to a multiple of it: CPU libraries keep code for every shape that they ever saw."""
@@ -237,8 +149,7 @@ class Settings:
     ``causal_first`` is the share of the run, at its start, in which a bidirectional encoder learns to guess
     the next token instead of masked ones: every position then teaches, and it leaves the long plateau of
     masked learning early. ``optimizer`` is ``adamw``, or ``muon`` for the matrices of the layers and AdamW
-    for the rest. ``guides`` ask heads for patterns (``L0H3=duplicate``) with a second loss, times
-    ``guidance``.
+    for the rest.
     """
 
     steps: int | None = None
@@ -253,8 +164,6 @@ class Settings:
     precision: str = "float32"
     optimizer: str = "adamw"
     causal_first: float = 0.0
-    guides: tuple[str, ...] = ()
-    guidance: float = 0.1
     evaluate_every: int = 500
     evaluate_rows: int = 256
     save_minutes: float = 3.0
@@ -337,12 +246,9 @@ def _step(
     torch.manual_seed((settings.seed * SEEDS + progress.step) % (LARGEST_SEED + 1))
     causal = encoder.config.causal or over < settings.causal_first
     rows = training.training(progress.step, settings.batch, causal)
-    ids = torch.from_numpy(rows.ids).to(settings.device)
-    guides = parse_guides(settings.guides, encoder.config.layers, encoder.config.heads)
-    with guiding(encoder, guides, ids, causal) as asked:
-        loss = rows_loss(encoder, rows, settings, causal)
+    loss = rows_loss(encoder, rows, settings, causal)
     encoder.zero_grad()
-    (loss + settings.guidance * sum(asked)).backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(encoder.parameters(), settings.clip)
     value = loss.item()
     if not math.isfinite(value):

@@ -48,7 +48,6 @@ PLACES = [
     ("export", TEXT, "--heads", LONG, "-o", "out"),
     ("browse", TEXT, "--layer", LONG),
     ("align", "--audio", "a.wav", "--heads", f"L0H{LONG}"),
-    ("train", "texts.txt", "-o", "out", "--guide", f"L0H{LONG}=previous"),
     (f"--{LONG}",),
     (LONG,),
 ]

@@ -90,9 +90,7 @@ def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(
     assert not (folder / "training").exists()
 
 
-def test_a_run_may_get_longer_and_be_guided_but_keeps_its_other_terms(
-    files: list[Path], tmp_path: Path
-) -> None:
+def test_a_run_may_get_longer_but_keeps_its_other_terms(files: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     train_on_files(files, folder, RECIPE, SETTINGS, observe=press_ctrl_c(1))
     wider = replace(RECIPE, config=replace(CONFIG, width=64))
@@ -104,9 +102,7 @@ def test_a_run_may_get_longer_and_be_guided_but_keeps_its_other_terms(
         train_on_files(files, folder, replace(RECIPE, repeats=0.5), SETTINGS, resume=True)
     with pytest.raises(ModelError, match="was started on other files"):
         train_on_files(files[:2], folder, RECIPE, SETTINGS, resume=True)
-    longer = train_on_files(
-        files, folder, RECIPE, replace(SETTINGS, steps=8, guides=("L0H0=next",)), resume=True
-    )
+    longer = train_on_files(files, folder, RECIPE, replace(SETTINGS, steps=8), resume=True)
     assert longer.progress.step == 8
 
 

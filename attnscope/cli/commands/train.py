@@ -78,8 +78,6 @@ class LearningOptions:
     causal_first: float = option(
         "Share of a masked run that first predicts next tokens.", min=0.0, max=1.0, default=0.0
     )
-    guide: list[str] | None = option("Ask a head for a pattern: L0H3=duplicate (or previous, next).")
-    guidance: float = option("Weight of the guides in the loss.", min=0.0, default=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +169,7 @@ def _settings(data: DataOptions, learning: LearningOptions, run: RunOptions) -> 
         steps=run.steps, minutes=None if run.steps else run.minutes or 10.0, batch=data.batch,
         rate=learning.rate, warmup=learning.warmup, weight_decay=learning.weight_decay, seed=run.seed,
         device=place, precision=_precision(run.precision, place), optimizer=learning.optimizer,
-        causal_first=learning.causal_first, guides=tuple(learning.guide or ()), guidance=learning.guidance,
+        causal_first=learning.causal_first,
         evaluate_every=run.evaluate_every, save_minutes=run.save_minutes,
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ WORDS = {
     "LETTERS": f"{SIZES} --vocabulary 320 --tokenizer bpe --cased",
     "SHAPED": "--hidden 40 --max-positions 64 --positions sinusoidal --guessed 0.2 --short 0.5 --repeats 0.3",
     "LEARNED": "--rate 0.01 --warmup 0.2 --weight-decay 0.1 --dropout 0.1 --optimizer muon "
-    "--causal-first 0.3 --guide L0H1=previous --guidance 0.5 --save-minutes 0 --device cpu "
+    "--causal-first 0.3 --save-minutes 0 --device cpu "
     "--precision float32",
 }
 """Options that several lines share."""

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import torch
 
 from attnscope.attention import Head, Site
-from attnscope.axes import Array
 from attnscope.capture.projections import Circuits
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.composition import Circuit, compose, compose_random
@@ -107,7 +106,11 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
             if shapes not in baselines:
                 baselines[shapes] = compose_random(wrote, reads)
             for way, scores in compose(wrote, reads).items():
-                feeds += _pairs(way, scores.numpy(), earlier, later, *baselines[shapes])
+                feeds += (
+                    Feed(_head(earlier, head), _head(later, fed_head), way, score, *baselines[shapes])
+                    for fed_head, row in enumerate(scores.tolist())
+                    for head, score in enumerate(row)
+                )
     if fed is not None:
         feeds = [each for each in feeds if each.fed.head == fed.head]
     left_out = {site.layer for site in circuits.sites if site not in found and site.kind != "cross"}
@@ -199,22 +202,8 @@ def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
     return Circuit(reads.query.cpu(), reads.key.cpu(), *writes)
 
 
-def _pairs(
-    way: str, scores: Array, earlier: Site, later: Site, baseline: float, scatter: float
-) -> list[Feed]:
-    """[later head, earlier head]"""
-    return [
-        Feed(
-            Head(earlier.layer, head, earlier.kind),
-            Head(later.layer, fed, later.kind),
-            way,
-            float(scores[fed, head]),
-            baseline,
-            scatter,
-        )
-        for fed in range(scores.shape[0])
-        for head in range(scores.shape[1])
-    ]
+def _head(site: Site, head: int) -> Head:
+    return Head(site.layer, head, site.kind)
 
 
 def _require(fed: Head, found: Mapping[Site, Circuit], circuits: Circuits) -> Head:

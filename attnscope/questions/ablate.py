@@ -151,12 +151,12 @@ def ablate(
                 )
             )
     kinds = list(dict.fromkeys(head.kind or "encoder" for head in first.calls))
-    named = ", ".join(head.name if len(kinds) == 1 else str(head) for head in first.calls)
+    removed = ", ".join(head.name if len(kinds) == 1 else str(head) for head in first.calls)
     was, is_ = torch.cat(losses, 1).mean(1).tolist()
     masked = model.objective.mask is not None
     turns = [f"a token is predicted while it and every {TURNS}th other token are masked"] if masked else []
     return Ablation(
-        head=named + ("" if at is None else f" at {at.left.text}"),
+        head=removed + ("" if at is None else f" at {at.left.text}"),
         kind=kinds[0],
         title=f"{name_pass(model, prepared)} · {' and '.join(map(kind_title, kinds))}",
         changed=tuple(sorted(changes, key=lambda one: -one.divergence)),

@@ -138,6 +138,10 @@ def main() -> None:
         try:
             with memory_limited():
                 app()
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # rich met it, and would end with 1
+                raise SystemExit(READ_ENOUGH) from None
+            raise
         except click.exceptions.Exit as end:
             raise SystemExit(end.exit_code) from None
         except click.ClickException as error:

@@ -49,7 +49,7 @@ class Measure:
     @property
     def summary(self) -> str:
         """The first sentence of the function's docstring."""
-        return docstring(self.form.function).split("  ->")[0].split("\n")[0].rstrip(".")
+        return docstring(self.form.function).split("\n")[0].split("  ")[0].rstrip(".")  # without shapes
 
     def missing(self, offered: Iterable[str]) -> str | None:
         """Why this measure does not exist for an attention that offers only so much; ``None`` if it does."""

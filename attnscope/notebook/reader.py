@@ -112,6 +112,7 @@ def load(
     name: str | os.PathLike[str] = "own",
     *,
     device: str = "auto",
+    device_map: str | None = None,
     dtype: str = "auto",
     revision: str | None = None,
     tokenizer: str = "own",
@@ -122,7 +123,8 @@ def load(
     """A model by name: own, own-causal, a folder, the id of a Hugging Face model, or FILE.py:NAME.
 
     ``generative`` brings the head with which a Hugging Face model writes, for ``read(..., generate=20)``;
-    code in a model's folder runs only with ``trust_remote_code``. Raises ``ModelError``.
+    ``device_map="auto"`` runs one that is larger than memory, layer by layer from the disk. Code in a model's
+    folder runs only with ``trust_remote_code``. Raises ``ModelError``.
     """
     from attnscope.models import load as load_model
 
@@ -130,6 +132,7 @@ def load(
         load_model,
         name,
         device=device,
+        device_map=device_map,
         dtype=dtype,
         revision=revision,
         tokenizer=tokenizer,

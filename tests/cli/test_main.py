@@ -282,8 +282,11 @@ def test_no_line_in_a_pipe_ends_in_spaces(run, arguments):
 
 
 @pytest.mark.subprocess
-def test_whoever_reads_no_further_ends_the_command_without_a_word():
-    command = [sys.executable, "-m", "attnscope", "schema", "compare"]
+@pytest.mark.parametrize(
+    "words", [("schema", "compare"), ("check", "any.previous > 0", "--text", TEXT)], ids=["text", "table"]
+)
+def test_whoever_reads_no_further_ends_the_command_without_a_word(words):
+    command = [sys.executable, "-m", "attnscope", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -4,8 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import attnscope
 from attnscope.attention import Head
 from attnscope.errors import ModelError
 from attnscope.models import load
@@ -75,6 +77,13 @@ def test_a_model_larger_than_memory_answers_as_one_that_fits(
     assert any("kB of the weights stay on disk and are read in each pass" in note for note in read["notes"])
     plain["notes"] = read["notes"] = []
     assert read == approximate(plain)
+
+
+def test_a_run_reads_it_too(folder, little_memory):
+    plain, read = (attnscope.load(folder, **how).read(TEXT) for how in ({}, {"device_map": "auto"}))
+    assert any("stay on disk" in note for note in read.notes)
+    for head in plain.heads:
+        np.testing.assert_allclose(read.head(head).weights, plain.head(head).weights, atol=1e-6)
 
 
 def approximate(answer):

@@ -102,9 +102,9 @@ def ablate(
     """Ask the model for its predictions as it is, and with the output of one or more heads set to zero.
 
     With ``at``, only at the tokens of its left side. A causal model predicts each next token; a masked one
-    each token, hidden in turns. Raises ``ModelError``
-    for a model without an output head or whose heads cannot be gated, ``SelectionError`` for a head that does
-    not exist, and ``InputError`` for a text with nothing to predict.
+    each token, hidden in turns. Raises ``ModelError`` for a model without an output head or whose heads
+    cannot be gated, ``SelectionError`` for a head that does not exist, ``InputError`` for a text with
+    nothing to predict.
     """
     selection = selection_of(asked)
     heads = heads or [head for head in [selection.head] if head is not None]

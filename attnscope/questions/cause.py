@@ -324,10 +324,9 @@ def cut(
 
     ``renormalize`` is what a mask does before the softmax; ``zero`` drops the weights behind it, and ``mean``
     sets them to each head's mean over the same edges in ``texts``. Raises ``SelectionError`` for an edge that
-    does not exist or is masked, ``ModelError`` for a model without an
-    output head or whose heads cannot be changed.
+    does not exist or is masked, ``ModelError`` for a model without an output head or whose heads cannot be
+    changed. ``named`` says what is cut in place of the questions.
     """
-    selection = selection or Selection()
     means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(
         how, f"set to its mean over {count:,} text{'s' * (count > 1)}"

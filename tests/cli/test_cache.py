@@ -400,6 +400,13 @@ def test_large_weights_that_were_just_written_have_no_key(monkeypatch, source):
     assert source.key is None
 
 
+def test_a_folder_of_more_files_than_any_model_has_no_key(monkeypatch, source, folder):
+    monkeypatch.setattr(identity, "MOST_MODEL_FILES", sum(path.is_file() for path in folder.rglob("*")))
+    assert source.key is not None
+    (folder / "added.json").write_text("{}")
+    assert source.key is None
+
+
 def test_an_adapter_whose_base_lies_elsewhere_has_no_key(source, folder):
     (folder / "adapter_config.json").write_text("{}")
     assert source.key is None
@@ -573,9 +580,13 @@ def test_a_large_pass_is_not_kept(monkeypatch, run, looks):
 @pytest.mark.subprocess
 def test_two_processes_at_once_do_no_harm(run, looks, folder):
     given = [sys.executable, "-m", "attnscope", "show", TEXT, "-m", str(folder), "--head", "L0H0"]
-    both = [subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
-    assert [process.communicate()[1] for process in both] == [b"", b""]
-    assert [process.returncode for process in both] == [0, 0]
+    with subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as other:
+        while other.poll() is None:  # this process looks, and forgets, as long as the other one works
+            assert run("show", TEXT, "-m", folder, "--head", "L0H0").code == 0
+            for path in looks.iterdir():
+                path.unlink(missing_ok=True)
+        assert (other.stderr.read(), other.returncode) == (b"", 0)
+    run("show", TEXT, "-m", folder)
     assert came_from_there(run("show", TEXT, "-m", folder))
 
 

@@ -21,14 +21,10 @@ TENSORS = {"torch", "transformers"}
 LOOKS = [
     "show",
     "show --json",
-    "show --head L2H1",
     "show --head L2H1 --words",
-    "show --hide-special",
     "show --token cat --words --hide-special",
-    "show --layer 1 --head 3",
     "stats --sort previous --where role=first",
-    "stats --json",
-    "stats --map entropy",
+    "stats --map entropy --json",
 ]
 TYPED = {  # in a shell, before Tab
     "attnscope show x --cmap vir": "viridis",
@@ -105,10 +101,8 @@ def test_no_module_is_imported_before_it_is_needed(run, monkeypatch, tmp_path):
     command("show --head 0.0 --from", tmp_path / "a.npz", without=LIBRARY)
     for words in LOOKS:
         command(f"{words} --from", trace, without=HEAVY | {"pydantic", "attnscope.cli.commands.train"})
-    for suffix in ("png", "svg", "pdf"):
+    for suffix in ("png", "pdf"):
         command(f"show --head L2H1 --from {trace} -o", tmp_path / f"head.{suffix}", without=TENSORS)
-    command("compare --from", trace, without=LIBRARY)
-    command(f"export --from {trace} -o", tmp_path / "out", without=LIBRARY)
     rows.append((ROWS, [trace], TENSORS, "(9, 9)"))
 
     cached = ("-m", folder, TEXT)
@@ -135,4 +129,4 @@ def test_no_module_is_imported_before_it_is_needed(run, monkeypatch, tmp_path):
             program.startswith("import ") or program == UNSHOWN or "numpy" in modules or "--help" in arguments
         )
         assert not re.search("^attnscope: |Error|ended with [^0]", told, re.MULTILINE), (arguments, told)
-    assert all((tmp_path / f"head.{suffix}").exists() for suffix in ("png", "svg", "pdf"))
+    assert all((tmp_path / f"head.{suffix}").exists() for suffix in ("png", "pdf"))

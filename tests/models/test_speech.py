@@ -113,6 +113,21 @@ def test_the_language_is_the_one_that_transformers_hears(folder_of, tone):
     assert any("the language is <|" in note for note in prepared.notes)
 
 
+def test_what_is_said_fits_behind_the_start_or_is_cut_there(folder_of, tone):
+    """The tiny decoder reads 48 tokens, of which it starts with four."""
+    model = load(folder_of("whisper"))
+    tokens = {count: len(model.prepare_audio(tone, "s" * count).axes["cross"][0]) for count in (1, 2)}
+    most = 1 + (48 - tokens[1]) // (tokens[2] - tokens[1])
+    assert len(model.prepare_audio(tone, "s" * most).axes["cross"][0]) == 48
+    with pytest.raises(InputError, match=r"49 tokens and .* reads at most 48"):
+        model.prepare_audio(tone, "s" * (most + 1))
+    cut = model.prepare_audio(tone, "s" * (most + 5), part=SoundPart(truncate=True))
+    assert [token.id for token in cut.axes["cross"][0]] == [
+        token.id for token in model.prepare_audio(tone, "s" * most).axes["cross"][0]
+    ]
+    assert any("cut" in note and "48" in note for note in cut.notes)
+
+
 def test_what_is_written_is_what_transformers_writes(folder_of, tone):
     folder = folder_of("whisper")
     model = load(folder, generative=True)

@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from torch import nn
 
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
-from attnscope.models.huggingface.images import open_image
+from attnscope.models.huggingface.images import _patch_grid, open_image
 from tests.models import folders, hostile, images
 from tests.models.folders import made_once, maps
 
@@ -86,6 +87,22 @@ def test_the_picture_is_what_the_model_saw(folder_of, tmp_path, name):
     gradient = images.picture(tmp_path / "square.png", 64, 64)  # nothing to scale or to crop
     pixels = load(folder_of(name)).prepare_image(gradient).picture.pixels
     assert np.array_equal(pixels, np.asarray(Image.open(gradient)))
+
+
+CONVOLUTIONS = [
+    nn.Conv2d(3, 4, 16, 16),
+    nn.Conv2d(3, 4, (4, 6), (2, 5), padding=(1, 2)),
+    nn.Conv2d(3, 4, 5, padding="valid"),
+]
+
+
+@pytest.mark.parametrize("cut", CONVOLUTIONS, ids=str)
+def test_the_patches_of_a_picture_are_those_that_the_first_large_convolution_cuts(cut):
+    module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(4, 4, 2), cut)
+    for rows, columns in ((64, 48), (33, 50)):
+        assert _patch_grid(module, rows, columns) == cut(torch.zeros(1, 3, rows, columns)).shape[2:]
+    assert _patch_grid(module, 1, 48) is None
+    assert _patch_grid(module[:2], 64, 48) is None
 
 
 def test_windows_stand_at_their_places_among_all_patches(folder_of, picture):

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = ("capture", "measures", "fused", "views", "storage", "models")
-TESTS = {"views": ("views", "render")}
+TESTS = {"views": ("views", "render"), "models": ("models", "cli/test_cache.py")}
 """Folders of tests of a package that are not its own alone."""
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {

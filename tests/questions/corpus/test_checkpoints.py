@@ -21,6 +21,29 @@ def model():
     return load("own")
 
 
+@pytest.fixture(scope="module")
+def kept(model, tmp_path_factory):
+    """What a run over four texts leaves: its figures, and the bytes of its checkpoint."""
+    file = tmp_path_factory.mktemp("kept") / "sums.json"
+    return corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file)), file.read_bytes()
+
+
+@pytest.fixture
+def sums(kept, tmp_path):
+    """The checkpoint of that run, which a test may change."""
+    file = tmp_path / "sums.json"
+    file.write_bytes(kept[1])
+    return file
+
+
+@pytest.fixture(scope="module")
+def whole(model):
+    """All texts as one run of small batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnscope.questions.corpus.BATCH_TOKENS", 20)
+        return corpus_stats(model, ListedTexts([*TEXTS, UNREADABLE]))
+
+
 @pytest.fixture
 def small_batches(monkeypatch):
     monkeypatch.setattr("attnscope.questions.corpus.BATCH_TOKENS", 20)
@@ -30,15 +53,14 @@ def state_of(file):
     return json.loads(file.read_text())["state"]
 
 
-@pytest.mark.parametrize("texts", range(2, 21, 3))
+@pytest.mark.parametrize("texts", range(2, 21, 6))
 @pytest.mark.slow
 def test_a_run_that_was_kept_by_time_goes_on_inside_of_its_window(
-    model, small_batches, tmp_path, monkeypatch, texts
+    model, small_batches, whole, tmp_path, monkeypatch, texts
 ):
     """All texts are one window: only the clock keeps anything before its end."""
     monkeypatch.setattr("attnscope.questions.corpus.EVERY", 0.0)
     file, corpus = tmp_path / "sums.json", ListedTexts([*TEXTS, UNREADABLE])
-    whole = corpus_stats(model, corpus)
     stopped_after(model, corpus, file, texts)
     kept = state_of(file)["progress"]
     assert 0 < kept["texts"] < len(TEXTS)
@@ -103,33 +125,27 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
-def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(model, tmp_path, lie):
-    file = tmp_path / "sums.json"
-    corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
-    tampered(file, LIES[lie])
-    content = file.read_bytes()
+def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(model, sums, lie):
+    tampered(sums, LIES[lie])
+    content = sums.read_bytes()
     with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
-        corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
-    assert file.read_bytes() == content
+        corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=sums))
+    assert sums.read_bytes() == content
 
 
-def test_a_number_of_batches_that_a_window_never_had_counts_nothing_twice(model, tmp_path):
-    file = tmp_path / "sums.json"
-    stats = corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
-    tampered(file, lambda state: state["progress"].update(batches=10**9))
-    assert corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file)).heads == stats.heads
+def test_a_number_of_batches_that_a_window_never_had_counts_nothing_twice(model, kept, sums):
+    tampered(sums, lambda state: state["progress"].update(batches=10**9))
+    assert corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=sums)).heads == kept[0].heads
 
 
-def test_hostile_text_in_a_checkpoint_steers_nothing(model, tmp_path):
+def test_hostile_text_in_a_checkpoint_steers_nothing(model, sums):
     def change(state):
         state["progress"].update(notes=[HOSTILE], places=[HOSTILE], layout=[HOSTILE] * 2, skipped=1)
         site(state)["site"].update(name=HOSTILE)
         site(state)["absent"]["entropy"] = HOSTILE
 
-    file = tmp_path / "sums.json"
-    corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
-    tampered(file, change)
-    stats = corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
+    tampered(sums, change)
+    stats = corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=sums))
     said = [stats.title, *stats.notes, *(head.site.name for head in stats.heads)]
     said += [reason for head in stats.heads for reason in head.absent.values()]
     assert not any(map(steering, said))

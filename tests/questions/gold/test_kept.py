@@ -76,6 +76,14 @@ def test_a_checkpoint_of_another_run_is_refused(model, bank, tmp_path, change, s
         find_gold(other, read_gold(file), run=run, **change)
 
 
+@pytest.fixture(scope="module")
+def checkpoint(model, bank, tmp_path_factory):
+    """What a run over three questions keeps."""
+    kept = tmp_path_factory.mktemp("kept") / "sums.json"
+    find_gold(model, read_gold(bank), run=CorpusRun(checkpoint=kept, limit=3))
+    return kept.read_bytes()
+
+
 LIES = {
     "no sums": lambda sums: sums.pop("sums"),
     "no slots": lambda sums: sums.update(slots=[]),
@@ -93,10 +101,10 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(model, bank, tmp_path, lie):
-    kept = tmp_path / "sums.json"
-    find_gold(model, read_gold(bank), run=CorpusRun(checkpoint=kept, limit=3))
-    content = json.loads(kept.read_text())
+def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(
+    model, bank, checkpoint, tmp_path, lie
+):
+    kept, content = tmp_path / "sums.json", json.loads(checkpoint)
     LIES[lie](content["state"]["sums"])
     content["sha256"] = hashlib.sha256(json.dumps([content["of"], content["state"]]).encode()).hexdigest()
     kept.write_text(json.dumps(content))

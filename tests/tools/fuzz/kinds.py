@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.tools.fuzz.attempt import attempt
-
-ROOT = Path(__file__).resolve().parents[3]
-PRETRAINED = ROOT / "attnscope" / "pretrained"
 
 NASTY = (
     "\x00", "\x1b[31m", "\x1b]0;title\x07", "\r", "\b", "\u202e", "\u200d", "\ufeff", "\ud800",
@@ -160,22 +155,6 @@ ANY_JSON = st.sampled_from(
 )
 
 
-def model_folders(data: Any, folder: Path) -> None:
-    """A model folder of which one file is damaged: the own format, or a Hugging Face one."""
-    kind = data.draw(st.sampled_from(["own", "gpt2", "t5"]), "format")
-    source = PRETRAINED / "own-causal" if kind == "own" else _folder(kind)
-    target = folder / "model"
-    shutil.copytree(source, target)
-    names = sorted(path.name for path in target.iterdir() if path.suffix in (".json", ".safetensors", ".txt"))
-    victim = target / data.draw(st.sampled_from(names), "file")
-    content = victim.read_bytes()
-    if victim.suffix == ".json" and data.draw(st.booleans(), "valid JSON"):
-        victim.write_bytes(changed_json(data, content))
-    else:
-        victim.write_bytes(damaged(data, content))
-    attempt(["show", "-m", str(target), "--max-tokens", "12", "The cat sat on the mat."], folder)
-
-
 def tensors(data: Any, folder: Path) -> None:
     """Tensor files for a module's inputs, damaged or of any type, shape and content."""
     suffix = data.draw(st.sampled_from([".npz", ".safetensors", ".pt"]), "suffix")
@@ -211,52 +190,6 @@ def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
         import torch
 
         torch.save({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, path)
-
-
-_FOLDERS: dict[str, Path] = {}
-
-
-def _folder(kind: str) -> Path:
-    """A tiny Hugging Face folder, made once a process."""
-    from tests.models import folders
-
-    if kind not in _FOLDERS:
-        _FOLDERS[kind] = Path(tempfile.mkdtemp(prefix="attnscope-fuzz-"))
-        getattr(folders, kind)(_FOLDERS[kind])
-    return _FOLDERS[kind]
-
-
-def saved_weights(data: Any, folder: Path) -> None:
-    """Files of weights to be shown without a model: any arrays, any numbers in them, damaged or not."""
-    suffix = data.draw(st.sampled_from([".npz", ".safetensors"]), "suffix")
-    path = folder / f"saved{suffix}"
-    names = st.sampled_from(
-        ["encoder.00", "encoder.01", "decoder.00", "tokens", "attnscope", "0", "../x", "a\x1b[31m"]
-    )
-    arrays = {
-        name: _weights(data) for name in data.draw(st.lists(names, min_size=1, max_size=3, unique=True))
-    }
-    _write(path, arrays)
-    if data.draw(st.booleans(), "damaged"):
-        path.write_bytes(damaged(data, path.read_bytes()))
-    view = data.draw(st.sampled_from([[], ["--head", "L0H0"], ["--token", "0"], ["--json"]]), "view")
-    attempt(["show", "--from", str(path), *view], folder)
-
-
-def _weights(data: Any) -> np.ndarray:
-    """An array that is attention, or nearly."""
-    shape = data.draw(
-        st.sampled_from([(2, 4, 4), (1, 2, 4, 4), (3, 2, 4, 4), (4, 4), (2, 4, 7), (2, 1, 1)]), "shape"
-    )
-    if data.draw(st.integers(0, 3), "any") == 0:
-        return _array(data)
-    array = np.random.default_rng(data.draw(st.integers(0, 99))).random(shape).astype("float32")
-    array /= array.sum(-1, keepdims=True)
-    if data.draw(st.booleans(), "odd"):
-        array.flat[data.draw(st.integers(0, array.size - 1))] = data.draw(
-            st.sampled_from([np.nan, np.inf, -np.inf, -0.5, 7.0])
-        )
-    return array
 
 
 def corpora(data: Any, folder: Path) -> None:
@@ -354,9 +287,7 @@ KINDS: dict[str, Callable[[Any, Path], None]] = {
     "text": texts,
     "output": pages,
     "options": options,
-    "model": model_folders,
     "tensors": tensors,
-    "weights": saved_weights,
     "corpus": corpora,
     "conditions": conditions,
     "masks": masks,

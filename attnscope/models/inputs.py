@@ -11,6 +11,7 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import HEARD, Array
 from attnscope.figures import HeadFigures
 from attnscope.models.text.tokens import Vocabulary
+from attnscope.storage.trace.layout import Message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,13 +82,6 @@ class Heard:
     bands: Array | None = None  # [band, frame, padding too]
     begin: float = 0.0
     letters: Letters | None = None
-
-
-class Message(NamedTuple):
-    """What was said in a chat, and by whom."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True)

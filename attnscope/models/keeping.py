@@ -36,7 +36,6 @@ from attnscope.storage.trace.layout import (
     TracedCall,
     TraceDescription,
     TracedSound,
-    TraceMessage,
 )
 from attnscope.storage.trace.replay import replay
 
@@ -143,7 +142,7 @@ def make_trace(
         weighed="",
         text_notes=prepared.notes,
         text=prepared.text,
-        messages=tuple(TraceMessage(*each) for each in prepared.messages),
+        messages=prepared.messages,
         tokens=number(prepared.tokens),
         written=prepared.written,
         labels=tuple(

@@ -19,7 +19,7 @@ from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.figures import Weigh
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
-from attnscope.models.inputs import Heard, Message, ModelInput, Objective, Picture
+from attnscope.models.inputs import Heard, ModelInput, Objective, Picture
 from attnscope.models.labels import read_labels, relabel, tokens_of
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
@@ -168,7 +168,7 @@ def prepare_traced(trace: Trace) -> ModelInput:
         arrays=replay(trace, arrays=True) if usual and is_short(trace) else None,
         written=description.written,
         text=description.text,
-        messages=tuple(Message(clean(each.role), each.content) for each in description.messages),
+        messages=tuple(replace(each, role=clean(each.role)) for each in description.messages),
     )
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakSet
@@ -76,39 +76,6 @@ Fit: TypeAlias = Callable[[int], tuple[int | None, tuple[str, ...]]]
 """How many tokens to keep of so many, or ``None`` for all of them, and what to say of it."""
 
 
-def fit_tokens(
-    name: str,
-    positions: int | None,
-    count: int,
-    characters: int,
-    *,
-    max_tokens: int | None,
-    truncate: bool,
-) -> tuple[int | None, tuple[str, ...]]:
-    """How many of ``count`` tokens to keep (``None``: all), and a note if that cuts the text.
-
-    Of a text of more ``characters`` than are read, ``count`` are the tokens of its beginning. Raises
-    ``InputError`` for a text that is too long, and is not to be cut.
-    """
-    wanted = count if max_tokens is None else min(count, max_tokens)
-    more = "more than " if characters > MOST_CHARACTERS else ""
-    if positions is not None and wanted > positions and not truncate:
-        raise InputError(
-            f"the text has {more}{count:,} tokens and {name} reads at most {positions:,}: "
-            "shorten it, or pass --truncate to cut it"
-        )
-    if more and max_tokens is None and not truncate:
-        raise InputError(
-            f"the text has {characters:,} characters, and at most {MOST_CHARACTERS:,} of one text are read: "
-            "shorten it, or pass --max-tokens to cut it"
-        )
-    limits = [limit for limit in (max_tokens, positions) if limit is not None]
-    if limits and count > min(limits):
-        return min(limits), (f"cut: the first {min(limits):,} of {more}{count:,} tokens are shown",)
-    note = f"cut: the first {MOST_CHARACTERS:,} of {characters:,} characters are read"
-    return None, ((note,) if more else ())
-
-
 class RunsWeighed(Protocol):
     """Runs a model so that observers see its weights weighed; as a text, how."""
 
@@ -173,16 +140,34 @@ class Model:
         """
         raise InputError(f"{self.name} has no tokenizer: wrap it with one, or read tensors by name")
 
-    def _fit(self, texts: Sequence[str], max_tokens: int | None, truncate: bool) -> Fit:
-        """How much is kept of a text or a pair."""
-        return partial(
-            fit_tokens,
-            self.name,
-            self.positions,
-            characters=max(map(len, texts)),
-            max_tokens=max_tokens,
-            truncate=truncate,
-        )
+    def fit(self, texts: Sequence[str], max_tokens: int | None, truncate: bool) -> Fit:
+        """How many tokens of a text or a pair to keep, and a note if that cuts it.
+
+        Of a text of more characters than are read, the tokens of its beginning are counted. What it returns
+        raises ``InputError`` for a text that is too long, and is not to be cut.
+        """
+        characters = max(map(len, texts))
+
+        def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
+            wanted = count if max_tokens is None else min(count, max_tokens)
+            more = "more than " if characters > MOST_CHARACTERS else ""
+            if self.positions is not None and wanted > self.positions and not truncate:
+                raise InputError(
+                    f"the text has {more}{count:,} tokens and {self.name} reads at most {self.positions:,}: "
+                    "shorten it, or pass --truncate to cut it"
+                )
+            if more and max_tokens is None and not truncate:
+                raise InputError(
+                    f"the text has {characters:,} characters, and at most {MOST_CHARACTERS:,} of one text "
+                    "are read: shorten it, or pass --max-tokens to cut it"
+                )
+            limits = [limit for limit in (max_tokens, self.positions) if limit is not None]
+            if limits and count > min(limits):
+                return min(limits), (f"cut: the first {min(limits):,} of {more}{count:,} tokens are shown",)
+            note = f"cut: the first {MOST_CHARACTERS:,} of {characters:,} characters are read"
+            return None, ((note,) if more else ())
+
+        return fit
 
     def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
         """``count`` random tokens twice, in the place of a text. Raises ``InputError``."""

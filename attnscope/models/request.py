@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnscope.errors import InputError
-from attnscope.models.inputs import Chat, Message, ModelInput, SoundPart
+from attnscope.models.inputs import Chat, ModelInput, SoundPart
 from attnscope.models.labels import label_input, read_labels
 from attnscope.models.model import Model
+from attnscope.storage.trace.layout import Message
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def read_messages(text: str, system: str | None = None) -> list[dict[str, str]]:
     if messages is None:
         messages = [{"role": "user", "content": text}]
     elif not messages or not all(
-        isinstance(message, Mapping) and all(isinstance(message.get(name), str) for name in Message._fields)
+        isinstance(message, Mapping)
+        and all(isinstance(message.get(name), str) for name in ("role", "content"))
         for message in messages
     ):
         raise InputError(

@@ -15,10 +15,11 @@ from attnscope.attention import Axis, Token
 from attnscope.axes import GROUPED, SEPARATOR, Place, coarsen_axis, find_senses
 from attnscope.errors import InputError, SelectionError
 from attnscope.limits import OutOfTime, deadline
-from attnscope.models.inputs import Message, ModelInput
+from attnscope.models.inputs import ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END
 from attnscope.questions.scene import locate_tokens
 from attnscope.records import Meaning, record
+from attnscope.storage.trace.layout import Message
 from attnscope.text import MOST_CHARACTERS, read_number
 
 Group: TypeAlias = tuple[int, ...]

@@ -171,5 +171,5 @@ def test_what_joins_several_models_says_which_to_look_at(tmp_path, generative):
     config = {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniForConditionalGeneration"]}
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     save_file({"thinker.model.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match="joins several; save the one that reads and hears"):
+    with pytest.raises(ModelError, match="joins several; save the one that reads in a folder"):
         load(str(tmp_path), generative=generative)

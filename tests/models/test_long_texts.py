@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.huggingface.reader import FolderReader
-from attnscope.models.model import fit_tokens
+from attnscope.models.model import Model
 from attnscope.models.request import InputRequest
 from attnscope.models.text import reader
 from attnscope.text import MOST_CHARACTERS
@@ -93,13 +94,14 @@ def test_many_books_are_tokenized_one_after_the_other(own, watched, monkeypatch)
 
 
 def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():
-    cut = {"max_tokens": None, "truncate": False}
-    assert fit_tokens("it", None, 9, 40, **cut) == (None, ())
+    model = Model("it", torch.nn.Module(), None)
+    long = ["a" * 2_000_000]
+    assert model.fit(["a" * 40], None, False)(9) == (None, ())
     with pytest.raises(InputError, match="the text has 2,000,000 characters, and at most 1,048,576"):
-        fit_tokens("it", None, 9, 2_000_000, **cut)
-    kept, notes = fit_tokens("it", None, 9, 2_000_000, max_tokens=None, truncate=True)
+        model.fit(long, None, False)(9)
+    kept, notes = model.fit(long, None, True)(9)
     assert (kept, notes) == (None, ("cut: the first 1,048,576 of 2,000,000 characters are read",))
-    kept, notes = fit_tokens("it", None, 9, 2_000_000, max_tokens=5, truncate=False)
+    kept, notes = model.fit(long, 5, False)(9)
     assert (kept, notes) == (5, ("cut: the first 5 of more than 9 tokens are shown",))
 
 

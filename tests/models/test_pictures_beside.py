@@ -53,7 +53,7 @@ def test_two_models_of_text_that_are_joined_are_a_sentence(tmp_path):
     reads = transformers.BertModel(transformers.BertConfig(vocab_size=9, **sizes))
     model = transformers.EncoderDecoderModel(encoder=reads, decoder=transformers.BertLMHeadModel(words))
     model.save_pretrained(tmp_path / "both")
-    with pytest.raises(ModelError, match=r"joins two models, .* save its encoder in a folder of its own"):
+    with pytest.raises(ModelError, match="joins several; save the one that reads in a folder of its own"):
         load(str(tmp_path / "both"))
     model.encoder.save_pretrained(tmp_path / "encoder")
     assert load(str(tmp_path / "encoder"))

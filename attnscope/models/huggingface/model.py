@@ -312,7 +312,7 @@ class HuggingFaceModel(Model):
     def _read(
         self, texts: Sequence[str], max_tokens: int | None, truncate: bool, *, templated: bool = False
     ) -> Encoded:
-        return self.reader.read(texts, self._fit(texts, max_tokens, truncate), templated=templated)
+        return self.reader.read(texts, self.fit(texts, max_tokens, truncate), templated=templated)
 
     @property
     def objective(self) -> Objective:

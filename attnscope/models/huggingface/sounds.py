@@ -425,7 +425,7 @@ class SpeechModel(HuggingFaceModel):
         if text is None:
             return start, notes
         written = f" {text.strip()}" if hasattr(tokenizer, "prefix_tokens") else text
-        fit = self._fit([text], None, truncate)
+        fit = self.fit([text], None, truncate)
 
         def fit_behind(count: int) -> tuple[int | None, tuple[str, ...]]:
             keep, cut = fit(len(start) + count)

@@ -248,15 +248,10 @@ def _explain(name: str, error: Exception) -> str:
             f"{name} carries code of its own: read it, then pass --trust-remote-code to run it",
         ),
         (
-            "EncoderDecoderConfig'" in message,
-            f"{name} cannot be loaded: a model of its type joins two models, which attnscope does not open "
-            "as one; save its encoder in a folder of its own (save_pretrained), and look at that",
-        ),
-        (
-            kind is not None and kind not in transformers.AutoModel._model_mapping,
-            f"{name} cannot be opened as one: transformers has no plain model of its type, which joins "
-            "several; save the one that reads and hears in a folder of its own (save_pretrained), and look "
-            "at that",
+            "EncoderDecoderConfig'" in message
+            or (kind is not None and kind not in transformers.AutoModel._model_mapping),
+            f"{name} cannot be opened as one: a model of its type joins several; save the one that reads in "
+            "a folder of its own (save_pretrained), and look at that",
         ),
         (
             unknown,

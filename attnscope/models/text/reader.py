@@ -122,7 +122,7 @@ class ReaderModel(Model):
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
         """The inputs and labelled axes of a text or of a pair."""
-        encoded = self.reader.read(text, second, self._fit([text, second or ""], max_tokens, truncate))
+        encoded = self.reader.read(text, second, self.fit([text, second or ""], max_tokens, truncate))
         return self.label(encoded.tokens, encoded.notes)
 
     def repeat_random(self, count: int, seed: int = 0) -> ModelInput:

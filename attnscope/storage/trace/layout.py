@@ -181,8 +181,8 @@ class TracedSound:
 
 
 @dataclass(frozen=True)
-class TraceMessage:
-    """A message of a chat."""
+class Message:
+    """What was said in a chat, and by whom."""
 
     role: str
     content: str
@@ -216,7 +216,7 @@ class TraceDescription:
     weighed: str
     text_notes: tuple[str, ...]
     text: str | None
-    messages: tuple[TraceMessage, ...]
+    messages: tuple[Message, ...]
     tokens: int
     written: int | None
     labels: tuple[Labels, ...]

@@ -1,6 +1,7 @@
 """What each written token looks at, roles of a chat, parts from a file, and long texts."""
 
 import json
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +13,10 @@ from attnscope.attention import Token
 from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.inputs import Message
 from attnscope.models.request import read_messages
 from attnscope.questions.parts import Span, cut_text, read_parts, spans_of, spans_of_roles
 from attnscope.questions.spans import span_maps, written_looks
+from attnscope.storage.trace.layout import Message
 from tests.cli.run import runner
 from tests.models import folders
 from tests.models.images import picture
@@ -67,7 +68,7 @@ MESSAGES = [
     Message("assistant", "A cat."),
     Message("user", "Who slept?"),
 ]
-SAID = [message._asdict() for message in MESSAGES]
+SAID = [asdict(message) for message in MESSAGES]
 
 
 def test_messages_are_parts_by_their_roles():

@@ -21,13 +21,14 @@ if TYPE_CHECKING:  # pictures read tokens without loading torch
 Kind: TypeAlias = Literal["encoder", "decoder", "cross"]
 """Which attention of a model: over a whole sequence, over its past, or from one sequence to another."""
 
-Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "file"]
+Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "file", "served"]
 """How weights were had.
 
 ``kernel``      the model's own kernel returned them
 ``recomputed``  from the query, key, mask and scale that the kernel received, with its formula
 ``softmax``     a softmax inside the forward pass returned them
 ``file``        they were read from a file, without any model
+``served``      from the queries and keys that a server wrote into a file
 """
 
 

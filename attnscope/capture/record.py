@@ -27,6 +27,7 @@ UNPROVED = {
     "recomputed": "the kernel drops weights at random, or its output has no axes of heads and queries",
     "softmax": "no one product of all weights and values was seen in their type, with heads and queries",
     "file": "a file holds no values",
+    "served": "a file holds no values",
 }
 """Why nothing was compared, by the source of the weights."""
 

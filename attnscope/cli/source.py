@@ -229,9 +229,10 @@ class SourceInput:
     def load(self, *, predicting: bool = False) -> Model:
         """The model, or a file in its place; ``predicting`` brings what it was trained with."""
         if self.asked.saved is not None:
-            from attnscope.models.kept import open_file
+            from attnscope.models.served import open_file
 
-            return open_file(self.asked.saved, self.asked.labels)
+            named = self.model.model if self.model != untyped(type(self.model)) else None
+            return open_file(self.asked.saved, self.asked.labels, named, self.asked.line)
         return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
 
     def reader(self, model: Model) -> Callable[[str], ModelInput]:
@@ -296,8 +297,8 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     image, audio = bool(asked.image), asked.audio is not None
     drawn = asked.repeat_random is not None
     inputs, saved, second = asked.inputs is not None, asked.saved is not None, asked.second_text
-    other = replace(asked, saved=None, labels=None)
-    beside_file = other != untyped(type(asked)) or model != untyped(type(model))
+    other, usual = replace(asked, saved=None, labels=None, line=None), untyped(type(model))
+    beside_file = other != untyped(type(asked)) or replace(model, model=usual.model) != usual
     is_head = second and HEAD.fullmatch(second) and not isinstance(asked, SecondNamed)
     instead = f"type --head {second}" if is_offered("--head") else "this command shows all heads"
     for wrong, option, sentence in (

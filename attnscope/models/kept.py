@@ -23,7 +23,7 @@ from attnscope.models.inputs import Heard, ModelInput, Objective, Picture
 from attnscope.models.labels import read_labels, relabel, tokens_of
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
-from attnscope.storage.trace import SUFFIX, Trace, read_trace
+from attnscope.storage.trace import Trace
 from attnscope.storage.trace.layout import TraceDescription
 from attnscope.storage.trace.replay import replay
 from attnscope.text import Untrusted, clean, visible
@@ -109,19 +109,6 @@ class TracedModel(FileModel):
     def prepared(self) -> ModelInput:
         """The text that was read."""
         return prepare_traced(self.trace)
-
-
-def open_file(path: str | Path, labels: Path | None = None) -> FileModel:
-    """A trace, by its suffix, or a file of weights, whose positions ``labels`` names.
-
-    Raises ``InputError``.
-    """
-    path = Path(path)
-    if path.suffix.lower() == SUFFIX:
-        if labels is not None:
-            raise InputError(f"{path} is a trace, which has its tokens: labels are for files of weights")
-        return TracedModel(read_trace(path), clean(path.name))
-    return WeightsFile(path, labels)
 
 
 def look_at(prepared: ModelInput, trace: Trace) -> ModelInput:

@@ -159,7 +159,7 @@ def wrap(
 
 def open(path: str | Path) -> Run:
     """A run from a file: a ``.trace``, or weights that some tool saved. Raises ``InputError``."""
-    from attnscope.models.kept import open_file
+    from attnscope.models.served import open_file
 
     return Run(open_file(path))
 

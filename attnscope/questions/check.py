@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from attnscope.attention import Head
+from attnscope.attention import Attention, Head
+from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures
 from attnscope.questions.answer import Answer
@@ -18,6 +19,10 @@ from attnscope.questions.stats import OPERATORS, Condition, Stats, find_heads, p
 from attnscope.records import Meaning, derived, read, record
 from attnscope.storage.files import read_json, write_whole
 from attnscope.views.table import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from attnscope.models import Model
+    from attnscope.models.kept import FileModel
 
 COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
 """How a number of heads is compared; a figure is never equal to a number that somebody writes."""
@@ -173,6 +178,48 @@ def _figures(stats: Stats) -> dict[str, Any]:
         f"{head.site.kind} {head.name}": {name: figure.value for name, figure in head.figures.items()}
         for head in stats.heads
     }
+
+
+ROWS = 256
+"""Rows that are compared at a time."""
+
+
+def check_served(served: FileModel, model: Model) -> tuple[Verdict, ...]:
+    """Whether the rows of a server's queries and keys are those of a model on the same tokens, by layer.
+
+    Raises ``InputError`` where the file does not say which tokens they are.
+    """
+    import torch
+
+    prepared = served.prepared
+    if not prepared.tokens or prepared.replay is None:
+        raise InputError(f"{served.name} does not name its tokens: give it input_ids, and -m MODEL")
+    theirs = {each.site.layer: each for each in prepared.replay.attentions}
+    found: list[Verdict] = []
+
+    class Compare:
+        def observe(self, attention: Attention) -> None:
+            other = theirs.pop(attention.site.layer, None)
+            if other is None or attention.site.kind != "decoder":
+                return
+            said = f"rows of layer {attention.site.layer} are those of {model.name}"
+            behind = len(attention.queries) - len(other.queries)
+            if attention.heads != other.heads or len(attention.keys) != len(other.keys):
+                shapes = (f"{each.heads} heads of {len(each.keys):,} keys" for each in (other, attention))
+                found.append(Verdict(said, False, " here, there ".join(shapes)))
+                return
+            worst = 0.0
+            for start in range(0, len(other.queries), ROWS):
+                stop = min(start + ROWS, len(other.queries))
+                mine = attention.read.rows(behind + start, behind + stop, None).float()
+                worst = max(worst, float((mine - other.read.rows(start, stop, None).float()).abs().max()))
+            holds = worst <= tolerance(other.dtype)
+            found.append(Verdict(said, holds, f"largest difference {worst:.2g}"))
+
+    ids = torch.tensor([[token.id for token in prepared.tokens]])
+    model.run(model.prepare_tensors({"input_ids": ids}), [Compare()])
+    lost = [f"rows of layer {layer} are those of {model.name}" for layer in sorted(theirs)]
+    return (*found, *(Verdict(said, False, "the model shows no such layer") for said in lost))
 
 
 MOST = 10

@@ -115,6 +115,7 @@ _HAD = {
     "recomputed": "weights recomputed from queries and keys",
     "softmax": "weights from its softmax",
     "file": "weights as the file has them",
+    "served": "weights recomputed from the file's queries and keys",
 }
 
 

@@ -73,6 +73,9 @@ KINDS = ("encoder", "decoder", "cross")
 MOST_LAYERS, MOST_HEADS = 10_000, 1 << 15
 """Layers of a kind, and heads of all layers, that a file may have: the largest models have half as many."""
 
+SOFTMAX = re.compile(r"kq_soft_max(?:_ext)?-\d+")
+"""What llama.cpp calls the weights of a layer, [head, query, key]."""
+
 Kinds = Mapping[str, Layers]
 Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]
 
@@ -171,6 +174,7 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
         raise ValueError(
             f"it has no array of weights [..., query, key], only {', '.join(arrays) or 'nothing'}"
         )
+    maps = {name: _without_padding(name, array) for name, array in maps.items()}
     # as people order them: 2 before 10
     names = sorted(
         maps, key=lambda name: [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]
@@ -201,6 +205,14 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
         labelled.append((number, Weights(values, allowed, *(places[n] for n in values.shape[-2:]))))
     note = f"read from {path.name}: layers count from 0, {known}"
     return Saved({kind: tuple(labelled)}, Untrusted(path.stem), (Untrusted(note),))
+
+
+def _without_padding(name: str, values: Array) -> Array:
+    """Weights as llama.cpp dumps them without the keys that fill its cache up, which have no weight."""
+    if not SOFTMAX.fullmatch(name):
+        return values
+    used = values.any(axis=tuple(range(values.ndim - 1))).nonzero()[0]
+    return values[..., : max(values.shape[-2], int(used[-1]) + 1 if len(used) else 0)]
 
 
 def _one_layer(name: str, values: Array) -> Array:

@@ -161,7 +161,7 @@ def test_tokens_of_something_else_than_encoder_and_decoder_are_refused():
 
 
 def test_weights_from_a_file_are_labelled_too(table, tmp_path):
-    from attnscope.models.kept import open_file
+    from attnscope.models.served import open_file
 
     np.savez(tmp_path / "heads.npz", np.full((2, 5, 5), 0.2, np.float32))
     prepared = open_file(tmp_path / "heads.npz", table).prepared

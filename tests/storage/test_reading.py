@@ -158,3 +158,14 @@ def test_a_kind_that_is_none_is_refused(kind: str, tmp_path) -> None:
     np.savez(tmp_path / "odd.npz", attnscope=np.array(json.dumps(description)), a=drawn(1, 2, 2))
     with pytest.raises(InputError, match="is not a kind of attention: there are encoder, decoder, cross"):
         read_weights(tmp_path / "odd.npz")
+
+
+def test_weights_that_llama_cpp_dumped_lose_the_keys_that_fill_up_its_cache(tmp_path):
+    weights = np.tril(np.random.default_rng(0).random((12, 2, 5, 5)).astype(np.float32))
+    weights /= weights.sum(-1, keepdims=True)
+    padded = np.pad(weights, ((0, 0), (0, 0), (0, 0), (0, 27)))
+    np.savez(tmp_path / "dump.npz", **{f"kq_soft_max-{layer}": each for layer, each in enumerate(padded)})
+    layers = read_weights(tmp_path / "dump.npz").kinds["decoder"]
+    assert [layer for layer, _ in layers] == list(range(12))
+    for layer, found in layers:
+        np.testing.assert_array_equal(found.values, weights[layer])

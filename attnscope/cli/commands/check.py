@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnscope.cli.command import argument, command, option, refuse
@@ -25,6 +25,9 @@ class ClaimOptions:
     )
     save: Path | None = option("Write all figures to a file.")
     against: Path | None = option("Compare all figures with a saved file.")
+    check_with: str | None = option(
+        "With --from queries and keys that a server wrote: run this model on their tokens; do the rows agree?"
+    )
     tolerance: float = option("Allowed difference: absolute up to 1, relative above.", min=0.0, default=0.05)
 
 
@@ -50,13 +53,30 @@ def check(
     attnscope check --texts corpus.txt --save before.json
 
     attnscope check --texts corpus.txt --against before.json --tolerance 0.02
+
+    attnscope check --from served.safetensors -m my-model --check-with my-model
     """
     from attnscope.measures import DEFAULT
-    from attnscope.questions.check import Checked, changes, claim, of_checked, save_snapshot
+    from attnscope.questions.check import Checked, changes, check_served, claim, of_checked, save_snapshot
     from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.stats import measure_heads
 
     claims = [claim(each) for each in asked.claims or ()]
+    if asked.check_with is not None:
+        from attnscope.models.served import ServedModel
+
+        refuse(
+            claims or asked.save or asked.against, "--check-with", "compares rows: no claims, no snapshots"
+        )
+        served = read_source(source, model).load()
+        words = "only valid with --from, and queries and keys in the file"
+        refuse(not isinstance(served, ServedModel), "--check-with", words)
+        assert isinstance(served, ServedModel)
+        other = load_model(replace(model, model=asked.check_with))
+        with reading(other, served.prepared):
+            checked = Checked(check_served(served, other))
+        deliver("check", of_checked(checked, asked.tolerance), output, PLAIN)
+        raise SystemExit(0 if checked.holds else 1)
     asks = claims or asked.save or asked.against
     refuse(not asks, "CLAIMS", "give a claim, --save or --against")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))

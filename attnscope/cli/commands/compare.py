@@ -220,7 +220,7 @@ def _compare(
     saving: bool,
 ) -> Answer:
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
-    from attnscope.models.kept import open_file
+    from attnscope.models.served import open_file
     from attnscope.questions.across import compare_models, compare_passes, compare_texts, of_models, of_texts
     from attnscope.questions.change import measure_change, of_change
     from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads

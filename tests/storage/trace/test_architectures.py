@@ -10,7 +10,7 @@ from attnscope.attention import Head
 from attnscope.fused.request import SHORTEST
 from attnscope.models import Model, ModelInput
 from attnscope.models.keeping import keep_trace
-from attnscope.models.kept import open_file
+from attnscope.models.served import open_file
 from attnscope.questions.head import one_head
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection

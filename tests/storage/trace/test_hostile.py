@@ -15,7 +15,7 @@ from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.keeping import keep_trace
-from attnscope.models.kept import open_file
+from attnscope.models.served import open_file
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads

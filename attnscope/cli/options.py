@@ -263,8 +263,8 @@ class SourceOptions:
     file: Path | None = option("Read the text from a file.", "--file", "-f", panel=MOST_USED)
     line: int | None = option("Read one line of the input, counted from 1; a tab in it separates a pair.")
     saved: Path | None = option(
-        "Read a .trace that --keep wrote, weights (.npz, .npy, .safetensors, .json), or queries and keys that "
-        "a server wrote (.safetensors; -m names the model, --line the request), in place of a model.",
+        "In place of a model: a .trace, weights (.npz, .npy, .safetensors, .json), or a server's queries and "
+        "keys.",
         "--from",
         panel=MOST_USED,
     )

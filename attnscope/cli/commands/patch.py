@@ -22,7 +22,7 @@ class PatchOptions:
     """What is put where."""
 
     panel = MOST_USED
-    with_text: str | None = option("The other text, which differs in what the prediction depends on.")
+    with_text: str | None = option("The other text, of as many tokens.")
     pairs: Path | None = option(
         "Average over a file of pairs, one per line, tab-separated: text, other text, target, other word."
     )
@@ -36,7 +36,7 @@ class PatchOptions:
     to: str | None = option("Path patching: patch only what reaches L9H9:q (or k, v, pattern), or logits.")
     noise: bool = flag("Put the other text's heads into the text's pass, not the text's into the other's.")
     fast: bool = flag("Estimate all heads from one gradient (attribution patching).")
-    exact: bool = flag("With --fast: run every head too, and correlate both.")
+    exact: bool = flag("With --fast: run all heads too; correlate both.")
 
 
 @command

@@ -351,7 +351,7 @@ class PictureText:
         for field in sorted(sizes, key=lambda name: -sizes[name]):
             owners = find_owners(self.module, given, field)
             axis = axis or (owners and (owners.kind, owners.length))
-            if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
+            if owners is None or (owners.kind, owners.length) != axis:  # on another axis, or on none
                 continue
             read.append(field)
 

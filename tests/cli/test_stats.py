@@ -8,15 +8,13 @@ import re
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import COLUMNS, measure_heads, parse_conditions
 from attnscope.render.latex import escape_latex
-from tests.models.folders import gpt2, minilm
+from tests.models.folders import eager_minilm, gpt2, minilm
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -24,10 +22,7 @@ TEXT = "The cat sat on the mat because it was tired."
 @pytest.fixture(scope="module")
 def eager():
     """The real model's own eager attention on the text.  [layer, head, query, key]"""
-    model = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
-    inputs = transformers.AutoTokenizer.from_pretrained(minilm())(TEXT, return_tensors="pt")
-    with torch.inference_mode():
-        return torch.cat(model(**inputs, output_attentions=True).attentions).double().numpy()
+    return eager_minilm(TEXT)
 
 
 def heads(run, *arguments):

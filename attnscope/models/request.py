@@ -23,29 +23,58 @@ if TYPE_CHECKING:
 CHAT_EXAMPLE = '[{"role": "user", "content": "Who slept?"}]'
 
 
-def read_messages(text: str, system: str | None = None) -> list[dict[str, str]]:
-    """The messages of a chat, each with its role and its content.
+SERVED = ("response", "answer", "completion", "output")
+"""What logs call the answer that was served; ``choices`` of the usual interface are known, too."""
 
-    A text that is a JSON list of messages is a whole chat; any other is one message of a user, with
-    ``system`` before it if that is given. Raises ``InputError`` for a list of something else.
+
+def read_chat(text: str, system: str | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The messages of a chat, each with its role and its content, and its tools and documents by name.
+
+    A text that is a JSON list of messages is a whole chat; so is a line of a log, an object with its
+    ``messages`` and the answer that was served. Any other is one message of a user, with ``system`` before
+    it if that is given. Raises ``InputError`` for a list of something else.
     """
     messages: Any = None
-    if text.lstrip().startswith("[") and text.rstrip().endswith("]"):
+    more: dict[str, Any] = {}
+    if (text.lstrip()[:1], text.rstrip()[-1:]) in (("[", "]"), ("{", "}")):
         try:
             messages = json.loads(text)
         except (ValueError, RecursionError):
             messages = None  # a text that begins with a bracket
+    if isinstance(messages, dict):
+        more = {name: messages[name] for name in ("tools", "documents") if messages.get(name)}
+        listed = messages.get("messages")
+        messages = [*listed, *_served(messages)] if isinstance(listed, list) else None
     if messages is None:
         messages = [{"role": "user", "content": text}]
-    elif not messages or not all(
-        isinstance(message, Mapping)
-        and all(isinstance(message.get(name), str) for name in ("role", "content"))
+    messages = [_flat(each) if isinstance(each, Mapping) else each for each in messages]
+    if not messages or not all(
+        isinstance(message, Mapping) and {type(message.get(name)) for name in ("role", "content")} == {str}
         for message in messages
     ):
         raise InputError(
             f"a chat in JSON is a list of messages, each with a role and a content: {CHAT_EXAMPLE}"
         )
-    return [*([] if system is None else [{"role": "system", "content": system}]), *messages]
+    return [*([] if system is None else [{"role": "system", "content": system}]), *messages], more
+
+
+def _served(line: Mapping[str, Any]) -> list[Any]:
+    """The answer that a line of a log holds beside its messages, as one more of them."""
+    for found in (line, *(line.get(name) for name in SERVED)):
+        if isinstance(found, str):
+            return [{"role": "assistant", "content": found}]
+        choices = found.get("choices") if isinstance(found, Mapping) else None
+        if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+            return [choices[0].get("message")]
+    return []
+
+
+def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is one text: parts of text are joined, and calls of tools have none."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return {**message, "content": "" if content is None and "tool_calls" in message else content}
 
 
 Waiting: TypeAlias = Callable[[str], AbstractContextManager[Any]]
@@ -86,8 +115,10 @@ class InputRequest:
                     prepared, self.generate, temperature=self.temperature, seed=self.seed
                 )
         if self.chat and self.text is not None:
-            said = read_messages(self.text, self.system)
-            prepared = replace(prepared, messages=tuple(Message(x["role"], x["content"]) for x in said))
+            said, _ = read_chat(self.text, self.system)
+            answered = prepared.written is not None and self.generate is None  # the last one is that answer
+            kept = said[: len(said) - answered]
+            prepared = replace(prepared, messages=tuple(Message(x["role"], x["content"]) for x in kept))
         if self.pictures or self.audio is not None or self.tensors is not None or self.chat:
             return replace(prepared, text=None)
         return replace(prepared, text=self.text if self.second is None else f"{self.text}\n{self.second}")

@@ -112,6 +112,7 @@ class CorpusRun:
     limit: int | None = None
     max_tokens: int | None = None
     truncate: bool = False
+    chat: bool = False
     strict: bool = False
     checkpoint: Path | None = None
     report: Callable[[str], None] = lambda sentence: None
@@ -302,7 +303,7 @@ class CorpusWork(ABC, Generic[Item]):
         identity = {
             "model": fingerprint(model.module) if run.checkpoint else "",
             "selection of heads": asdict(self.selection),
-            "limit": [run.limit, run.max_tokens, run.truncate],
+            "limit": [run.limit, run.max_tokens, run.truncate, run.chat],
             "weighing": None if model.weigh == "raw" else model.weigh,
             **asked,
         }
@@ -381,9 +382,8 @@ class CorpusWork(ABC, Generic[Item]):
     def _read(self, window: Sequence[Item], processes: Processes) -> Iterator[ReadText[Item]]:
         """The texts of a window as the model reads them, without those that it cannot read."""
         inputs = self.inputs([entry for entry in window if not entry.fault])
-        made = iter(
-            self.model.prepare_all(inputs, max_tokens=self.run.max_tokens, truncate=self.run.truncate)
-        )
+        read = self.model.prepare_chats if self.run.chat else self.model.prepare_all
+        made = iter(read(inputs, max_tokens=self.run.max_tokens, truncate=self.run.truncate))
         for entry in window:
             self.progress.entries += 1
             prepared = InputError(entry.fault) if entry.fault else next(made)

@@ -164,10 +164,11 @@ class ListedTexts(Corpus):
         return _hash(json.dumps(list(self.texts)).encode())
 
 
-def read_corpus(path: str | Path, field: str = "text") -> Corpus:
+def read_corpus(path: str | Path, field: str | None = "text") -> Corpus:
     """The texts of a file or a folder.
 
-    ``.txt``: a text a line. ``.jsonl``: a JSON object a line, its ``field``. ``.parquet``: a row each, the
+    ``.txt``: a text a line. ``.jsonl``: a JSON object a line, its ``field``, or
+    all of the line for none. ``.parquet``: a row each, the
     column ``field`` (needs pyarrow). A folder: every ``.txt`` file in it is a text. Raises ``InputError`` for
     anything else.
     """
@@ -182,7 +183,7 @@ def read_corpus(path: str | Path, field: str = "text") -> Corpus:
     if kind in (".jsonl", ".ndjson"):
         return _Lines(path, field)
     if kind == ".parquet":
-        return _Parquet(path, field)
+        return _Parquet(path, field or "messages")
     raise InputError(
         f"cannot tell what texts {path} holds: a corpus is a .txt, .jsonl or .parquet file, or a folder"
     )

@@ -40,7 +40,8 @@ class PartOptions:
         'parts by how much it looks at each: "question -> *".'
     )
     written: bool = flag(
-        "With --generate: what each written token looks at, by parts, and each head's lookback ratio."
+        "With --generate, or a --chat with its answer: what each written token looks at, by parts, and each "
+        "head's lookback ratio."
     )
     exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
 
@@ -51,8 +52,8 @@ def check_cut(parts: PartOptions, source: options.SourceOptions) -> None:
     refuse(unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json")
     mixed = source.saved is None and source.chat != (parts.by == "role")
     refuse(mixed, "--by", "roles need --chat, and a chat is always cut by roles")
-    unwritten = parts.written and (source.generate is None or parts.pair is not None)
-    refuse(unwritten, "--written", "only valid with --generate N, and without --pair")
+    unwritten = parts.written and ((source.generate is None and not source.chat) or parts.pair is not None)
+    refuse(unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair")
     sensed = source.image or source.audio
     pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
     refuse(

@@ -22,7 +22,7 @@ from attnscope.models.huggingface.reader import FolderReader, start_token, write
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.model import Model, accepts, hears
 from attnscope.models.regions import find_owners
-from attnscope.models.request import read_messages
+from attnscope.models.request import read_chat
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
 from attnscope.models.text.tokens import Encoded, repeat_random
 from attnscope.progress import tell
@@ -233,9 +233,14 @@ class HuggingFaceModel(Model):
         tokenizer, chat = self.reader.tokenizer, chat or Chat()
         if not getattr(tokenizer, "chat_template", None):
             return super().prepare_chat(text)
-        written = write_chat(self.name, tokenizer, read_messages(text, chat.system), chat.reply)
-        encoded = self._read([written], max_tokens, truncate, templated=True)
-        return self._label(encoded)
+        messages, more = read_chat(text, chat.system)
+        written = write_chat(self.name, tokenizer, messages, chat.reply, **more)
+        prepared = self._label(self._read([written], max_tokens, truncate, templated=True))
+        if messages[-1]["role"] != "assistant" or len(messages) < 2 or self.encoder_decoder:
+            return prepared
+        asked = write_chat(self.name, tokenizer, messages[:-1], True, **more)
+        count = len(self.reader.read([asked], templated=True).tokens) if written.startswith(asked) else 0
+        return replace(prepared, written=count) if 0 < count < len(prepared.tokens) else prepared
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0

@@ -91,13 +91,15 @@ class FolderReader:
         )
 
 
-def write_chat(name: str, writer: Any, messages: Sequence[Mapping[str, Any]], reply: bool) -> str:
-    """Messages as the chat template of a tokenizer or a processor writes them.
+def write_chat(
+    name: str, writer: Any, messages: Sequence[Mapping[str, Any]], reply: bool, **more: Any
+) -> str:
+    """Messages, and ``more`` such as tools, as the chat template of a tokenizer or a processor writes them.
 
     Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or memory.
     """
     with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this"):
-        return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply))
+        return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply, **more))
 
 
 def start_token(module: Any, tokenizer: Any) -> Token:

@@ -1,6 +1,7 @@
 """What each written token looks at, roles of a chat, parts from a file, and long texts."""
 
 import json
+import shutil
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from attnscope.attention import Token
 from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.request import read_messages
+from attnscope.models.request import read_chat
 from attnscope.questions.parts import Span, cut_text, read_parts, spans_of, spans_of_roles
 from attnscope.questions.spans import span_maps, written_looks
 from attnscope.storage.trace.layout import Message
@@ -92,12 +93,12 @@ def test_messages_are_parts_by_their_roles():
 
 
 def test_a_chat_is_one_message_or_all_of_them_as_json():
-    assert read_messages("Hello") == [{"role": "user", "content": "Hello"}]
-    assert read_messages(json.dumps(SAID)) == SAID
-    assert read_messages("Hello", "Be kind.")[0] == {"role": "system", "content": "Be kind."}
-    assert read_messages("[1] is a note [2]")[0]["content"] == "[1] is a note [2]"
+    assert read_chat("Hello") == ([{"role": "user", "content": "Hello"}], {})
+    assert read_chat(json.dumps(SAID)) == (SAID, {})
+    assert read_chat("Hello", "Be kind.")[0][0] == {"role": "system", "content": "Be kind."}
+    assert read_chat("[1] is a note [2]")[0][0]["content"] == "[1] is a note [2]"
     with pytest.raises(InputError, match="each with a role and a content"):
-        read_messages('[{"role": "user"}]')
+        read_chat('[{"role": "user"}]')
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,78 @@ def test_roles_come_from_the_chat_template(run, chat):
     assert "user -> system" in ran.out
     assert run("spans", "Who?", "-m", chat, "--by", "role").code == 2
     assert run("spans", "Who?", "-m", chat, "--chat").code == 2
+
+
+SERVED = [
+    {"messages": SAID[:2], "response": "A cat."},
+    {"messages": SAID[:2], "answer": {"choices": [{"message": {"role": "assistant", "content": "A cat."}}]}},
+    {"messages": SAID[:2], "choices": [{"message": {"role": "assistant", "content": "A cat."}}]},
+    {"messages": [*SAID[:2], {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]}]},
+]
+
+
+@pytest.mark.parametrize("line", SERVED, ids=["text", "served", "choices", "parts"])
+def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path, line):
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"messages": SAID[:1]}) + "\n" + json.dumps(line) + "\n")
+    asked = ("-f", log, "--line", "2", "--chat", "-m", chat)
+    answer = json.loads(run("spans", *asked, "--by", "role", "--written", "--json").out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(chat, attn_implementation="eager").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(chat)
+    said = [*SAID[:2], {"role": "assistant", "content": "A cat."}]
+    prompt = tokenizer(tokenizer.apply_chat_template(said[:2], tokenize=False, add_generation_prompt=True))
+    whole = tokenizer(tokenizer.apply_chat_template(said, tokenize=False), return_tensors="pt").input_ids
+    start, size = len(prompt.input_ids), whole.shape[1]
+    with torch.no_grad():
+        maps = model(whole, output_attentions=True).attentions
+    for head in answer["heads"]:
+        rows = maps[head["layer"]][0, head["head"]].double().numpy()
+        means = [(rows[at, :start].mean(), rows[at, start : at + 1].mean()) for at in range(start, size)]
+        assert head["lookback"] == pytest.approx(np.mean([old / (old + new) for old, new in means]), abs=1e-5)
+        for number, at in enumerate(range(start, size)):
+            assert head["shares"][number][-1] == pytest.approx(rows[at, start:].sum(), abs=1e-5)
+    assert [name for name in answer["parts"] if "template" not in name] == ["system", "user", "assistant"]
+    token = run("show", *asked, "--token", "A")
+    assert token.code == 0, token.err
+    bare = run("spans", "-f", log, "--line", "1", "--chat", "-m", chat, "--by", "role", "--written")
+    assert (bare.code, "wrote nothing" in bare.err) == (2, True)
+
+
+def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
+    log = tmp_path / "log.jsonl"
+    lines = (*SERVED[:3], {"text": "no chat"}, ["broken"])
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = run("stats", "--texts", log, "--chat", "-m", chat, "--json")
+    answer = json.loads(ran.out)
+    read = [
+        json.loads(run("stats", "-f", log, "--line", n, "--chat", "-m", chat, "--json").out) for n in "1234"
+    ]
+    for many in answer["heads"]:
+        figures = [
+            each["figures"]["entropy"]
+            for one in read
+            for each in one["heads"]
+            if (each["layer"], each["head"]) == (many["layer"], many["head"])
+        ]
+        rows = sum(each["rows"] for each in figures)
+        mean = sum(each["value"] * each["rows"] for each in figures) / rows
+        assert many["figures"]["entropy"]["value"] == pytest.approx(mean, abs=1e-6)
+        assert many["figures"]["entropy"]["texts"] == 4  # a line that is no chat is what a user said
+    assert "skipped line 5" in ran.err
+
+
+def test_tools_and_documents_reach_the_template(chat, tmp_path):
+    folder = tmp_path / "tools"
+    shutil.copytree(chat, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% for t in tools or [] %}tool {{ t['name'] }} {% endfor %}"
+        "{% for d in documents or [] %}document {{ d['text'] }} {% endfor %}" + config["chat_template"]
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    line = {"messages": SAID[:2], "tools": [{"name": "weather"}], "documents": [{"text": "the mat"}]}
+    spelled = "".join(token.text for token in load(str(folder)).prepare_chat(json.dumps(line)).tokens)
+    assert "toolweatherdocumentthemat" in spelled.replace(" ", "")
 
 
 def test_written_tokens_are_drawn_and_printed(run, monkeypatch):

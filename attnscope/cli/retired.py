@@ -14,7 +14,6 @@ RETIRED: Mapping[str, str] = {
     "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
     "patch --from": "the heads of a path are now named by --head, and a trace holds no model to patch",
     "sounds in --gold": "--gold of timed words was retired: align --rank finds the heads that follow a sound",
-    "--coreference": "--coreference was retired: give the pairs of mentions as JSON lines, --gold F.jsonl",
     "--fresh": "--fresh is now --no-cache",
     "--feeds": "--feeds is now --composition",
     "--install-completion": "--install-completion is now --completion bash, zsh or fish",

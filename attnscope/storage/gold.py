@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -107,11 +107,80 @@ def clean_label(label: str) -> str:
     return label
 
 
+MARK = re.compile(r"\((?P<opened>[^()]*)(?P<alone>\))?|(?P<closed>[^()]+)\)")
+NAMES = ("eid", "GRP")
+"""What ``# global.Entity`` calls the field that says which entity it is."""
+
+
+class Mention(NamedTuple):
+    """A mention of an entity, by its head word: the one whose own head lies outside of it."""
+
+    entity: str
+    word: int
+
+
+def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> list[Mention]:
+    """The mentions of a sentence, in the order of their head words.
+
+    ``column`` is the Entity of each word, ``heads`` the head of each word. Of a mention in several pieces the
+    first one counts. Raises ``ValueError`` for a mention that lacks its beginning or its end.
+    """
+    opened: dict[str, list[int]] = {}
+    spans: list[tuple[str, int, int]] = []
+    for word, marks in enumerate(column):
+        if MARK.sub("", marks):
+            raise ValueError(
+                f"the Entity of word {word + 1} is {marks[:20]!r}: write (e1-person, e1) or (e1)"
+            )
+        for match in MARK.finditer(marks):
+            if match["closed"] is None:
+                parts = match["opened"].split("-")
+                name = parts[place] if place < len(parts) else ""
+                if match["alone"]:
+                    spans.append((name, word, word))
+                else:
+                    opened.setdefault(name, []).append(word)
+            else:
+                name = match["closed"]
+                if not opened.get(name):
+                    raise ValueError(f"entity {name[:20]!r} ends at word {word + 1} and begins nowhere")
+                spans.append((name, opened[name].pop(), word))
+    endless = next((name for name, words in opened.items() if words), None)
+    if endless is not None:
+        raise ValueError(f"entity {endless[:20]!r} begins at word {opened[endless][0] + 1} and ends nowhere")
+    mentions = []
+    for name, start, stop in spans:
+        entity, _, piece = name.partition("[")
+        if entity and (not piece or piece.startswith("1/")):
+            outside = (word for word in range(start, stop + 1) if not start <= heads[word] <= stop)
+            mentions.append(Mention(entity, next(outside, stop)))
+    return sorted(mentions, key=lambda mention: mention.word)
+
+
 COLUMNS = 10
 FORM, HEAD, RELATION, MISC = 1, 6, 7, 9
 
+WORDS = 128
+"""Words of a document that are read together where coreference is asked, as by Clark et al. 2019."""
+
+COREFERENCE = "coreference"
+
 LONGEST = 2000
 """Words of a sentence; there is none so long."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence without pairs, and for each of its words the head (-1: the root) and the relation.
+
+    ``mentions`` are those of the Entity column; ``opens`` says that a document begins with it.
+    """
+
+    gold: GoldText
+    opens: bool
+    heads: tuple[int, ...] = ()
+    relations: tuple[str, ...] = ()
+    mentions: tuple[Mention, ...] = ()
 
 
 @dataclass
@@ -121,6 +190,7 @@ class _SentenceLines:
     number: int
     rows: list[list[str]] = field(default_factory=list)
     size: int = 0
+    opens: bool = False
     fault: str = ""
 
     def read(self, line: Line) -> None:
@@ -137,44 +207,67 @@ class _SentenceLines:
         elif len(self.rows) > LONGEST or self.size > MOST_CHARACTERS:
             self.fault = f"a sentence may have {LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
 
-    def sentence(self, done: int) -> GoldText:
-        """What the lines say, each word and its head a pair, or what is wrong with them."""
+    def sentence(self, entity: int, done: int) -> Sentence:
+        """What the lines say, or what is wrong with them."""
         where = f"line {self.number:,}"
         try:
             if self.fault:
                 raise ValueError(self.fault)
             text, words = _spell(self.rows)
-            pairs = []
             rows = [row for row in self.rows if row[0].isdecimal()]
-            for word, row in enumerate(rows):
-                head, relation = read_number(row[HEAD]), clean_label(row[RELATION])
-                if head is None or head > len(rows):
-                    raise ValueError(
-                        f"word {row[0]} has no head among the {len(rows):,} words of its sentence"
-                    )
-                pairs += [GoldPair((word,), (head - 1,), relation)] if head else []  # 0: it is the root
+            numbers = [read_number(row[HEAD]) for row in rows]
+            heads = tuple(number - 1 for number in numbers if number is not None and number <= len(rows))
+            if len(heads) < len(rows):
+                bad = next(row[0] for row, n in zip(rows, numbers, strict=True) if n is None or n > len(rows))
+                raise ValueError(f"word {bad} has no head among the {len(rows):,} words of its sentence")
+            relations = tuple(clean_label(row[RELATION]) for row in rows)
+            mentions = tuple(read_mentions([_misc(row).get("Entity", "") for row in rows], heads, entity))
         except ValueError as error:
-            return GoldText(where, "", done=done, fault=str(error))
-        return GoldText(where, text, words, tuple(pairs), done)
+            return Sentence(GoldText(where, "", done=done, fault=str(error)), self.opens)
+        return Sentence(GoldText(where, text, words, done=done), self.opens, heads, relations, mentions)
 
 
+@dataclass(frozen=True)
 class Conllu(GoldFile):
-    """A treebank, which is asked for its dependency relations."""
+    """A treebank; with ``coreference`` it is asked for earlier mentions in place of dependency relations."""
+
+    coreference: bool = False
 
     def entries(self) -> Iterator[GoldText]:
+        """A sentence each; with coreference up to ``WORDS`` words of a document."""
+        if self.coreference:
+            yield from _documents(self.sentences())
+            return
+        for sentence in self.sentences():
+            pairs = tuple(
+                GoldPair((word,), (head,), relation)
+                for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True))
+                if head >= 0
+            )
+            yield replace(sentence.gold, pairs=pairs)
+
+    def sentences(self) -> Iterator[Sentence]:
         """The sentences, those that cannot be read with their fault."""
         block = _SentenceLines(1)
-        done = 0
+        entity = done = 0
         for line in read_lines(self.path):
             done = line.done
             if not line.fault and not line.text.strip():
                 if block.rows:
-                    yield block.sentence(done)
-                block = _SentenceLines(line.number + 1)
-            elif not line.text.startswith("#"):
+                    yield block.sentence(entity, done)
+                if block.rows or block.opens:
+                    block = _SentenceLines(line.number + 1)
+                block.number = line.number + 1
+            elif line.text.startswith("#"):
+                name, _, value = line.text[1:].partition("=")
+                block.opens |= name.split()[:1] == ["newdoc"]
+                if name.strip() == "global.Entity":
+                    names = value.strip().split("-")
+                    entity = next((names.index(each) for each in NAMES if each in names), 0)
+            else:
                 block.read(line)
         if block.rows:
-            yield block.sentence(done)
+            yield block.sentence(entity, done)
 
 
 def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
@@ -183,7 +276,7 @@ def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
     joined, last = "", 0  # a token of several words, whose lines follow it: what of it is left
     for row in rows:
         first, dash, stop = row[0].partition("-")
-        spaced = "" if "SpaceAfter=No" in row[MISC].split("|") else " "
+        spaced = "" if _misc(row).get("SpaceAfter") == "No" else " "
         if "." in row[0]:
             continue  # a word that was left out of the text
         ends = read_number(stop)
@@ -210,6 +303,46 @@ def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
     if not text.strip():
         raise ValueError("it holds no words")
     return text, tuple(words)
+
+
+def _misc(row: list[str]) -> dict[str, str]:
+    """The last column: ``SpaceAfter=No|Entity=(e1)``."""
+    parts = (part.partition("=") for part in row[MISC].split("|"))
+    return {name: value for name, _, value in parts}
+
+
+def _documents(sentences: Iterator[Sentence]) -> Iterator[GoldText]:
+    """Neighbouring sentences of a document together, with a pair for each mention and those before it."""
+    together: list[Sentence] = []
+    for sentence in sentences:
+        if sentence.gold.fault:
+            yield sentence.gold
+            continue
+        size = sum(len(each.gold.words) for each in (*together, sentence))
+        if together and (sentence.opens or size > WORDS):
+            yield _join(together)
+            together = []
+        together.append(sentence)
+    if together:
+        yield _join(together)
+
+
+def _join(sentences: list[Sentence]) -> GoldText:
+    text, words = "", list[Span]()
+    earlier: dict[str, list[int]] = {}
+    pairs = []
+    for sentence in sentences:
+        text += " " if text else ""
+        before = len(words)
+        words += [(start + len(text), stop + len(text)) for start, stop in sentence.gold.words]
+        text += sentence.gold.text
+        for mention in sentence.mentions:
+            word = before + mention.word
+            known = earlier.setdefault(mention.entity, [])
+            if known and word not in known:
+                pairs.append(GoldPair((word,), tuple(known), COREFERENCE))
+            known += [] if word in known else [word]
+    return GoldText(sentences[0].gold.where, text, tuple(words), tuple(pairs), sentences[-1].gold.done)
 
 
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
@@ -371,7 +504,7 @@ def _read(line: str, links: str, where: str, done: int) -> GoldText:
     return GoldText(where, source, words, tuple(pairs), done, target, target_words)
 
 
-def read_gold(path: Path, *, alignments: Path | None = None) -> GoldFile:
+def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool = False) -> GoldFile:
     """The questions of a file: ``.conllu``, ``.jsonl``, or texts with ``alignments``.
 
     Raises ``InputError`` for what is none of these.
@@ -382,7 +515,11 @@ def read_gold(path: Path, *, alignments: Path | None = None) -> GoldFile:
     if alignments is not None:
         return Pharaoh(path, ("target → source",), True, alignments)
     kind = path.suffix.lower()
+    if coreference and kind != ".conllu":
+        raise InputError(f"{path} has no Entity column: coreference is read from a .conllu file")
     if kind == ".conllu":
+        if coreference:
+            return Conllu(path, ("later → earlier", "earlier → later"), coreference=True)
         return Conllu(path, ("dep → head", "head → dep"))
     if kind in (".jsonl", ".ndjson"):
         return JsonLines(path)

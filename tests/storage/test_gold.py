@@ -6,16 +6,32 @@ from attnscope.errors import InputError
 from attnscope.storage.gold import read_gold
 from tests.questions.gold import treebank
 
+ENTITY = """# newdoc id = one
+# global.Entity = eid-etype-head-other
+1	Ann	_	PROPN	_	_	2	nsubj	_	Entity=(e1-person-1-)
+2	saw	_	VERB	_	_	0	root	_	_
+3	the	_	DET	_	_	5	det	_	Entity=(e2-animal-3-
+4	old	_	ADJ	_	_	5	amod	_	_
+5	dog	_	NOUN	_	_	2	obj	_	Entity=e2)
+
+1	She	_	PRON	_	_	2	nsubj	_	Entity=(e1-person-1-)
+2	fed	_	VERB	_	_	0	root	_	_
+3	her	_	PRON	_	_	4	nmod:poss	_	Entity=(e2-animal-2-(e1-person-1-)
+4	pet	_	NOUN	_	_	2	obj	_	Entity=e2)|SpaceAfter=No
+5	.	_	PUNCT	_	_	2	punct	_	_
+
+# newdoc id = two
+1	She	_	PRON	_	_	0	root	_	Entity=(e1-person-1-)
+
+"""
+
 
 def words(text, spans):
     return [text[start:stop] for start, stop in spans]
 
 
-@pytest.mark.parametrize("ending", ["\n", "\r\n"])
-@pytest.mark.parametrize("begin", ["", "\ufeff"], ids=["plain", "with a mark at its begin"])
-def test_a_treebank_is_read_word_by_word(tmp_path, begin, ending):
-    written = begin + treebank.conllu().replace("\n", ending)
-    (tmp_path / "small.conllu").write_bytes(written.encode())
+def test_a_treebank_is_read_word_by_word(tmp_path):
+    (tmp_path / "small.conllu").write_text(treebank.conllu(), "utf-8")
     texts = list(read_gold(tmp_path / "small.conllu").entries())
     for number, gold in enumerate(texts):
         text, spans, links = treebank.plain(number)
@@ -39,14 +55,89 @@ def test_a_word_that_is_not_spelled_out_gives_its_characters_to_the_first(tmp_pa
     assert words(gold.text, gold.words) == ["du", "", "chat"]
 
 
+def test_mentions_of_a_document_are_asked_for_those_before_them(tmp_path):
+    (tmp_path / "doc.conllu").write_text(ENTITY)
+    first, second = read_gold(tmp_path / "doc.conllu", coreference=True).entries()
+    assert first.text == "Ann saw the old dog She fed her pet."
+    names = words(first.text, first.words)
+    asked = [(names[pair.left[0]], [names[word] for word in pair.right]) for pair in first.pairs]
+    assert asked == [("She", ["Ann"]), ("her", ["Ann", "She"]), ("pet", ["dog"])]
+    assert (second.text, second.pairs) == ("She", ())
+
+
+HARD = """# newdoc id = hard
+# global.Entity = GRP-etype-infstat
+# sent_id = 1
+# text = Ann and Bob don't know the mayor's wife.
+1	Ann	_	PROPN	_	_	5	nsubj	_	Entity=(e3-person-new(e1-person-new)
+2	and	_	CCONJ	_	_	3	cc	_	_
+3	Bob	_	PROPN	_	_	1	conj	_	Entity=(e2-person-new)e3)
+3.1	they	_	PRON	_	_	_	_	_	Entity=(e9-person-new)
+4-5	don't	_	_	_	_	_	_	_	_
+4	do	_	AUX	_	_	5	aux	_	_
+5	n't	_	PART	_	_	6	advmod	_	_
+6	know	_	VERB	_	_	0	root	_	_
+7	the	_	DET	_	_	8	det	_	Entity=(e4-person-new(e5-person-new
+8-9	mayor's	_	_	_	_	_	_	_	_
+8	mayor	_	NOUN	_	_	10	nmod:poss	_	_
+9	's	_	PART	_	_	8	case	_	Entity=e5)
+10	wife	_	NOUN	_	_	6	obj	_	Entity=e4)|SpaceAfter=No
+11	.	_	PUNCT	_	_	6	punct	_	_
+
+# text = She, says he, turned the offer down.
+1	She	_	PRON	_	_	5	nsubj	_	Entity=(e4-person-giv)
+2	says	_	VERB	_	_	5	parataxis	_	_
+3	he	_	PRON	_	_	2	nsubj	_	Entity=(e5-person-giv)
+4	and	_	CCONJ	_	_	5	cc	_	_
+5	called	_	VERB	_	_	0	root	_	Entity=(e6[1/2]-event-new)
+6	Bob	_	PROPN	_	_	5	obj	_	Entity=(e2-person-giv)
+7	up	_	ADP	_	_	5	compound:prt	_	Entity=(e6[2/2]-event-new)
+8	today	_	ADV	_	_	5	advmod	_	SpaceAfter=No
+9	.	_	PUNCT	_	_	5	punct	_	_
+
+1	It	_	PRON	_	_	2	nsubj	_	Entity=(e6-event-giv)
+2	surprised	_	VERB	_	_	0	root	_	_
+3	both	_	DET	_	_	2	obj	_	Entity=(e3-person-giv
+4	of	_	ADP	_	_	5	case	_	_
+5	them	_	PRON	_	_	3	nmod	_	Entity=e3)
+
+"""
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("begin", ["", "\ufeff"], ids=["plain", "with a mark at its begin"])
+def test_mentions_may_be_nested_split_and_stand_beside_words_that_are_none(tmp_path, begin, ending):
+    """The answers are a person's: a mention's head word counts, of a split one that of its first piece."""
+    (tmp_path / "hard.conllu").write_bytes((begin + HARD.replace("\n", ending)).encode())
+    (gold,) = read_gold(tmp_path / "hard.conllu", coreference=True).entries()
+    assert gold.fault == ""
+    assert gold.text == (
+        "Ann and Bob don't know the mayor's wife. She says he and called Bob up today. "
+        "It surprised both of them"
+    )
+    names = words(gold.text, gold.words)
+    asked = [(names[pair.left[0]], [names[word] for word in pair.right]) for pair in gold.pairs]
+    assert asked == [
+        ("She", ["wife"]),
+        ("he", ["mayor"]),
+        ("Bob", ["Bob"]),
+        ("It", ["called"]),
+        ("both", ["Ann"]),
+    ]
+    assert [pair.left[0] - pair.right[0] for pair in gold.pairs] == [2, 6, 14, 5, 22]
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
+        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=(e1-x\n", "entity 'e1' begins at word 1 and ends nowhere"),
+        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=e1\n", "the Entity of word 1 is 'e1': write (e1-person"),
         ("1\tcat\t_\t_\t_\t_\t0\troot\t_\n", "line 1: it has 9 columns"),
         ("1\tcat\t_\t_\t_\t_\t7\tdet\t_\t_\n", "no head among the 1 words"),
         ("1\tcat\t_\t_\t_\t_\t-1\tdet\t_\t_\n", "no head among the 1 words"),
         ("2\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n", "word '2' does not follow word 0"),
         ("1\tcat\t_\t_\t_\t_\t0\tro\x07ot\t_\t_\n", "a label is 1 to 60 characters"),
+        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=e1)\n", "entity 'e1' ends at word 1 and begins nowhere"),
         ("".join(f"{n}\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n" for n in range(1, 2002)), "may have 2,000 lines"),
         ("9" * 5000 + "-" + "9" * 5001 + "\tcat" + "\t_" * 8 + "\n", "does not follow word 0"),
         ("1\tcat\t_\t_\t_\t_\t" + "9" * 5000 + "\troot\t_\t_\n", "no head among"),
@@ -116,3 +207,5 @@ def test_what_is_no_file_of_questions_is_said(tmp_path):
         read_gold(tmp_path / "a.txt")
     with pytest.raises(InputError, match="no such file"):
         read_gold(tmp_path / "b.conllu")
+    with pytest.raises(InputError, match="Entity column"):
+        read_gold(tmp_path / "a.txt", coreference=True)

@@ -34,6 +34,9 @@ class GoldOptions:
         "possible link."
     )
     relation: str | None = option("Only these labels: nsubj,obj; nsubj includes nsubj:pass.")
+    coreference: bool = flag(
+        "With a treebank: ask for the earlier mention (Entity in MISC), up to 128 words at a time."
+    )
     held_out: bool = flag("Choose heads on every other text, and score them on the rest.")
     limit: int | None = option("Stop after so many texts.", min=1)
     strict: bool = flag("Stop at the first text that cannot be read, instead of skipping it.")
@@ -93,7 +96,7 @@ def answer_gold(
     from attnscope.storage.gold import read_gold
 
     assert gold.gold is not None
-    file = read_gold(gold.gold, alignments=gold.alignments)
+    file = read_gold(gold.gold, alignments=gold.alignments, coreference=gold.coreference)
     if gold.gold.suffix.lower() in (".jsonl", ".ndjson") and gold.alignments is None:
         _refuse_sounds(gold.gold)
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]

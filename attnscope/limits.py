@@ -32,6 +32,9 @@ MOST_MODEL_FILES = 2000
 MEASURED_WEIGHTS = 1 << 26
 """Weights of a short pass that are measured before anybody asks: 256 heads of 512 tokens."""
 
+MOST_VIDEO_FRAMES = 16
+"""Frames of a video that a model is shown; of longer ones, so many are taken evenly."""
+
 HUB_SECONDS = 10.0
 """Seconds to wait for the hub's first answer."""
 

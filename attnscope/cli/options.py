@@ -274,6 +274,7 @@ class SourceOptions:
         "An image, alone or with a text. Repeat it for several; they go where the text says <image>, or "
         "before it."
     )
+    video: Path | None = option("A video with a text: GIF, APNG, WebP, or a folder of frames sorted by name.")
     audio: Path | None = option("A WAV or FLAC file; for a speech-to-text model, the text is its transcript.")
     from_second: float = option("With --audio: the first second that is read.", min=0, default=0.0)
     to_second: float | None = option("With --audio: the last second that is read.", min=0)
@@ -299,6 +300,11 @@ class SourceOptions:
         "is a whole chat."
     )
     system: str | None = option("With --chat: a system message.")
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The images, or the video, that are read."""
+        return self.image or [] if self.video is None else [self.video]
 
     @property
     def names_one(self) -> bool:

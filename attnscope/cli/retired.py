@@ -20,7 +20,6 @@ RETIRED: Mapping[str, str] = {
     "--all": "compare --all was retired: -o saves every head on a plane, --json has the singletons",
     "--guide": "--guide was retired: no head is trained towards a role; stats names the roles",
     "--guidance": "--guidance was retired with --guide",
-    "--video": "--video was retired: give frames of it as images, each with --image",
     ".gif": "animated pictures were retired: export --format png writes one a layer",
     ".apng": "animated pictures were retired: export --format png writes one a layer",
 }

@@ -196,6 +196,7 @@ class SourceInput:
             asked.saved is not None
             or asked.keep is not None
             or model.trust_remote_code
+            or (asked.video is not None and asked.video.is_dir())
             or model.metadata.get("weigh") == "gradient"
             or cache_folder() is None
         ):
@@ -208,7 +209,7 @@ class SourceInput:
         try:
             read = [
                 identify_file(path)
-                for path in (*(asked.image or []), asked.audio, asked.inputs, asked.labels)
+                for path in (*asked.pictures, asked.audio, asked.inputs, asked.labels)
                 if path
             ]
         except OSError:
@@ -254,7 +255,8 @@ class SourceInput:
         prepared = InputRequest(
             text=self.text or None,
             second=self.second,
-            pictures=asked.image or [],
+            pictures=asked.pictures,
+            video=asked.video is not None,
             begin=asked.from_second,
             end=asked.to_second,
             tensors=asked.inputs,
@@ -294,7 +296,7 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     """
     text = asked.text is not None or asked.file is not None
     writes = asked.chat or asked.generate is not None
-    image, audio = bool(asked.image), asked.audio is not None
+    image, audio, video = bool(asked.image), asked.audio is not None, asked.video is not None
     drawn = asked.repeat_random is not None
     inputs, saved, second = asked.inputs is not None, asked.saved is not None, asked.second_text
     other, usual = replace(asked, saved=None, labels=None, line=None), untyped(type(model))
@@ -303,9 +305,11 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     instead = f"type --head {second}" if is_offered("--head") else "this command shows all heads"
     for wrong, option, sentence in (
         (is_head, "SECOND_TEXT", f"{second} is a head, not a second text: {instead}"),
+        (video and not text, "--video", "only valid with a text"),
+        (video and (image or inputs or second), "--video", "not valid with --image, --inputs or two texts"),
         (image and inputs, "--image", "not valid with --inputs"),
         (image and writes and not text, "--image", "not valid with --chat or --generate without a text"),
-        (audio and (image or inputs), "--audio", "not valid with --image or --inputs"),
+        (audio and (asked.pictures or inputs), "--audio", "not valid with --image, --video or --inputs"),
         (audio and (asked.chat or second), "--audio", "the text is its transcript: no chat, no second text"),
         (not audio and asked.from_second, "--from-second", "only valid with --audio"),
         (not audio and asked.to_second is not None, "--to-second", "only valid with --audio"),

@@ -30,7 +30,7 @@ class Picture:
     ``tokens`` are the patches row by row, named by row and column, with the special ones before them.
     ``grid`` is ``None``, and ``tokens`` are none, where the module does not say how it cuts the image.
     ``boxes`` has left, top, right and bottom of what a token stands for, by the token's id, in pixels of the
-    image as it was given; ``name`` tells it from others: image 2.
+    image as it was given; ``name`` tells it from others: image 2, or frame 3 of a video.
     """
 
     pixels: Array  # [row, column, 3], uint8

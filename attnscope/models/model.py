@@ -212,9 +212,12 @@ class Model:
         """
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
-    def prepare_image(self, path: Paths, text: str | None = None, chat: Chat | None = None) -> ModelInput:
-        """An image, or some with a text. Raises ``InputError``."""
-        raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
+    def prepare_image(
+        self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False
+    ) -> ModelInput:
+        """An image, or some with a text; or the frames of a ``video``. Raises ``InputError``."""
+        left = "--video" if video else "--image"
+        raise InputError(f"{self.name} reads text, not images: leave out {left}, or choose a vision model")
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
         """A sound file, alone or with what is said in it, as the model hears it. Raises ``InputError``."""

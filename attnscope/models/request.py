@@ -92,6 +92,7 @@ class InputRequest:
     text: str | None = None
     second: str | None = None
     pictures: Sequence[Path] = ()
+    video: bool = False
     audio: Path | None = None
     begin: float = 0.0
     end: float | None = None
@@ -130,7 +131,7 @@ class InputRequest:
             raise InputError(f"the text has {size:,} characters: shorten it to {MOST_CHARACTERS:,}")
         chat = Chat(self.system, self.generate is not None) if self.chat else None
         if self.pictures:
-            return model.prepare_image(self.pictures, self.text, chat)
+            return model.prepare_image(self.pictures, self.text, chat, video=self.video)
         if self.audio is not None:
             return model.prepare_audio(self.audio, self.text, SoundPart(self.begin, self.end, self.truncate))
         if self.tensors is not None:

@@ -55,6 +55,7 @@ class Reader:
         second: str | None = None,
         *,
         image: str | Path | Sequence[str | Path] | None = None,
+        video: str | Path | None = None,
         audio: str | Path | None = None,
         part: tuple[float, float | None] = (0.0, None),
         labels: str | Path | None = None,
@@ -67,7 +68,7 @@ class Reader:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> Run:
-        """One pass over a text, a pair, images, a sound, or tensors by the names of arguments.
+        """One pass over a text, a pair, images, a video, a sound, or tensors by the names of arguments.
 
         ``labels`` is a file that names the positions of tensors. ``part`` is the seconds of a sound from and
         to which it is read. ``repeat_random`` tokens are read twice in the place of a text. ``generate``
@@ -78,16 +79,17 @@ class Reader:
         from attnscope.models.kept import TracedModel
         from attnscope.models.request import InputRequest
 
-        model = self._model
+        model, files = self._model, image if video is None else video
         tensors = text if isinstance(text, Mapping) else None
-        beside = image is not None or audio is not None
+        beside = image is not None or video is not None or audio is not None
         for each in (second, None if beside or tensors is not None else text):
             if each is not None and not str(each).strip():
                 raise InputError("the text is empty: give at least one word")
         request = InputRequest(
             text=None if text is None or tensors is not None else str(text),
             second=second,
-            pictures=[Path(each) for each in ([image] if isinstance(image, (str, Path)) else image or [])],
+            pictures=[Path(each) for each in ([files] if isinstance(files, (str, Path)) else files or [])],
+            video=video is not None,
             audio=None if audio is None else Path(audio),
             begin=part[0],
             end=part[1],

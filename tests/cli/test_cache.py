@@ -325,7 +325,7 @@ def test_another_device_that_is_seen_has_another_key(monkeypatch, source):
     assert source.key != before
 
 
-@pytest.mark.parametrize("field", ["image", "second image", "audio", "inputs"])
+@pytest.mark.parametrize("field", ["image", "second image", "video", "audio", "inputs"])
 def test_another_content_of_what_is_read_has_another_key(source, tmp_path, field):
     file, first = tmp_path / "a.png", tmp_path / "first.png"
     picture(file)

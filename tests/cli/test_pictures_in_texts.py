@@ -1,4 +1,4 @@
-"""Pictures in a text at the command line: several, and which attention leads."""
+"""Pictures in a text at the command line: several, videos, and which attention leads."""
 
 import json
 
@@ -50,3 +50,9 @@ def test_the_text_leads_in_comparisons_and_flows(run, folder, picture):
     assert "decoder attention" in ran.out
     assert "mat is made of" not in ran.err
     assert "│" in ran.out  # the picture is lit
+
+
+def test_what_has_no_place_for_a_video_says_so(run, folder, picture):
+    ran = run("show", TEXT, "--video", picture, "-m", folder)
+    assert (ran.code, "sees no videos" in ran.err) == (2, True)
+    assert run("show", "--video", picture, "-m", folder).code == 2

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from attnscope.attention import Head
 from attnscope.errors import InputError
@@ -86,6 +87,16 @@ def test_a_model_is_given_how_many_tiles_its_processor_made(tmp_path):
     assert one_head(model, prepared, Selection(Head(0, 1), kind="decoder")).heatmap.values.shape[0] == len(
         prepared.tokens
     )
+
+
+def test_the_times_of_frames_are_no_tokens_of_the_video(tmp_path):
+    (tmp_path / "video").mkdir()
+    for number in range(4):
+        Image.new("RGB", (112, 84), (60 * number, 90, 120)).save(tmp_path / "video" / f"{number}.png")
+    model = load(make_folder("qwen3_omni_moe_thinker", tmp_path / "model"))
+    prepared = model.prepare_image(tmp_path / "video", TEXT, video=True)
+    assert len(prepared.pictures) == 4
+    assert "frames 1-2 · 0,1" in names_of(prepared)
 
 
 def test_a_form_of_images_that_is_not_made_is_a_sentence(tmp_path, picture):

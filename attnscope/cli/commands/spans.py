@@ -54,7 +54,7 @@ def check_cut(parts: PartOptions, source: options.SourceOptions) -> None:
     refuse(mixed, "--by", "roles need --chat, and a chat is always cut by roles")
     unwritten = parts.written and ((source.generate is None and not source.chat) or parts.pair is not None)
     refuse(unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair")
-    sensed = source.image or source.audio
+    sensed = source.image or source.video or source.audio
     pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
     refuse(
         not (pictured or parts.by == "group" or not (sensed or source.inputs))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURED, Array
 from attnscope.errors import InputError, first_line
+from attnscope.limits import MOST_VIDEO_FRAMES
 from attnscope.models.foreign import refusable
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.models.model import accepts, find_device
@@ -43,6 +44,38 @@ def open_image(path: Path) -> Image:
     """An image from a file, upright and in colour. Raises ``InputError``."""
     with _opened(path) as image:
         return _upright(image)
+
+
+def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
+    """The frames of a GIF, APNG, WebP or TIFF, or the images of a folder by name; notes on those left out.
+
+    Raises ``InputError``, also for frames of different sizes.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not files:
+            raise InputError(f"there is no frame in the folder {path}: give image files, in order of names")
+        kept = _spread(len(files))
+        frames, count = [open_image(files[number]) for number in kept], len(files)
+    else:
+        with _opened(path) as image:
+            count = getattr(image, "n_frames", 1)
+            kept, frames = _spread(count), []
+            for number in kept:
+                image.seek(number)
+                frames.append(_upright(image))
+    if len({frame.size for frame in frames}) > 1:
+        raise InputError(f"the frames of {path} differ in size: give frames of one size")
+    if len(frames) == count:
+        return frames, ()
+    which = ", ".join(str(number + 1) for number in kept)
+    return frames, (f"of {count:,} frames, {len(frames)} are shown to the model: {which}",)
+
+
+def _spread(count: int) -> list[int]:
+    """At most ``MOST_VIDEO_FRAMES`` of so many frames, evenly spread."""
+    kept = min(count, MOST_VIDEO_FRAMES)
+    return [(2 * number + 1) * count // (2 * kept) for number in range(kept)]
 
 
 def _upright(image: Image) -> Image:

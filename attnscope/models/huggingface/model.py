@@ -156,12 +156,14 @@ class HuggingFaceModel(Model):
         self._require_room(count, len(encoded.tokens))
         return self._label(encoded)
 
-    def prepare_image(self, path: Paths, text: str | None = None, chat: Chat | None = None) -> ModelInput:
+    def prepare_image(
+        self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False
+    ) -> ModelInput:
         """An image for the image tower of a model that has one, or some with a text for what reads both."""
         if "pixel_values" not in self._reads:
             if accepts(self.module, "flattened_patches") or reads_pictures_in_texts(self.module):
                 raise InputError(f"{self.name} {UNMADE}")
-            return super().prepare_image(path)
+            return super().prepare_image(path, video=video)
         paths = [path] if isinstance(path, Path) else path
         in_texts = reads_pictures_in_texts(self.module)
         if self.encoder_decoder and not in_texts:  # the text is what it writes
@@ -176,7 +178,7 @@ class HuggingFaceModel(Model):
             raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
         if in_texts:
             processor = self.load_processor("text")
-            reader = PictureText(self.module, processor, self.reader, self.settings)
+            reader = PictureText(self.module, processor, self.reader, self.settings, video)
             prepared = reader.read(paths, text, chat)
             return self._begin_decoder(prepared, (self._begin,)) if self.encoder_decoder else prepared
         if chat is not None:

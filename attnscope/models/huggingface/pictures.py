@@ -16,6 +16,7 @@ from attnscope.axes import PICTURED, SEPARATOR, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface.images import (
     ask_processor,
+    open_frames,
     open_image,
     place_fields,
 )
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
 DRAWN_PIXELS = 512
 """Along the longer side of a picture that is drawn under attention, at most."""
 
-IDS = ("image_token_id", "image_token_index")
-"""What configs call the id of a token that stands for a picture."""
+IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
+"""What configs call the id of a token that stands for a picture, or for a video."""
 
-SIGNS = ("boi_token", "image_token", "fake_image_token", "image_placeholder_token")
-"""What processors call the sign that becomes the tokens of a picture."""
-
-USUAL = "<image>"
-"""What a user may write for it."""
+SIGNS = {
+    "image": ("boi_token", "image_token", "fake_image_token", "image_placeholder_token"),
+    "video": ("video_token",),
+}
+"""What processors call the sign that becomes the tokens of a picture, or of a video."""
 
 UNMADE = "takes images in a form that attnscope does not make: give them with --inputs FILE"
 """What is said of models that read pictures, but no pixels."""
@@ -54,7 +55,7 @@ UNMADE = "takes images in a form that attnscope does not make: give them with --
 
 def reads_pictures_in_texts(module: nn.Module) -> bool:
     """Whether a model has a token that stands for a picture in its text, or looks across from its text."""
-    named = any(getattr(module.config, name, None) is not None for name in IDS)
+    named = any(getattr(module.config, name, None) is not None for name in IDS["image"])
     one_tower = hasattr(module, "get_image_features") and not hasattr(module, "get_text_features")
     return named or one_tower or accepts(module, "image_attention_mask")
 
@@ -63,10 +64,12 @@ def reads_pictures_in_texts(module: nn.Module) -> bool:
 class PictureTokens:
     """Which tokens, on the axis of ``kind`` with ``length`` tokens, stand for which parts of pictures.
 
-    ``regions`` has those of each picture by the numbers of tokens. ``padding`` are tokens of what a processor
-    put around the pictures, ``mixed`` those that depend on them and have no place.
+    ``regions`` has those of each picture by the numbers of tokens; frames of a video may share tokens.
+    ``padding`` are tokens of what a processor put around the pictures, ``mixed`` those that depend on them
+    and have no place. ``word`` is image or frame.
     """
 
+    word: str
     kind: Kind
     length: int
     regions: Sequence[Mapping[int, Region]]
@@ -78,14 +81,21 @@ class PictureTokens:
         """Whether any token stands for a part of a picture alone."""
         return any(self.regions)
 
+    @property
+    def shared(self) -> int:
+        """How many pictures one token stands for, at most."""
+        numbers = [number for regions in self.regions for number in regions]
+        return max(map(numbers.count, numbers[:1] + numbers[-1:]), default=1)
+
     def name(self, number: int) -> str | None:
         """What a token of a part of a picture is called; ``None`` for one of no part."""
-        for place, regions in enumerate(self.regions, 1):
-            if number in regions:
-                region = regions[number]
-                word = "thumbnail" if region.level else "image"
-                return f"{word} {place} · {region.row},{region.column}"
-        return None
+        at = [place for place, regions in enumerate(self.regions, 1) if number in regions]
+        if not at:
+            return None
+        region = self.regions[at[0] - 1][number]
+        word = "thumbnail" if region.level else self.word
+        which = f"{word} {at[0]}" if len(at) == 1 else f"{word}s {at[0]}-{at[-1]}"
+        return f"{which} · {region.row},{region.column}"
 
     def name_in_text(self, tokens: Sequence[Token], stand: Collection[int]) -> tuple[Token, ...]:
         """The tokens of a text, of which those at ``stand`` and of regions have names of their own."""
@@ -97,7 +107,7 @@ class PictureTokens:
             elif name is None and position in stand:  # pictures have as many tokens each
                 number, (each, more) = order.index(position), divmod(len(order), pictures)
                 which = f"s 1-{pictures}" if more else f" {number // each + 1}"
-                name = f"image{which} · {number if more else number % each}"
+                name = f"{self.word}{which} · {number if more else number % each}"
             if name is not None:
                 id_ = (SEPARATOR if special else PICTURED) + position
                 token = Token(name, id_, special=special, segment=token.segment)
@@ -110,7 +120,7 @@ class PictureTokens:
         what = "padding" if position in self.padding else "row end"
         if position in self.mixed:
             what = f"{sorted(self.mixed).index(position)} of no place"
-        return f"image {last.index(max(last)) + 1} · {what}"
+        return f"{self.word} {last.index(max(last)) + 1} · {what}"
 
     def name_across(self) -> tuple[Token, ...]:
         """The tokens of pictures that are looked at across a model."""
@@ -118,7 +128,7 @@ class PictureTokens:
         return tuple(
             Token(name, PICTURED + number)
             if name is not None
-            else Token(f"image 1 · {number} of no place", SEPARATOR + number, special=self.placed)
+            else Token(f"{self.word} 1 · {number} of no place", SEPARATOR + number, special=self.placed)
             for number, name in enumerate(names)
         )
 
@@ -126,7 +136,7 @@ class PictureTokens:
         """Each picture as far as its finest tokens reach, with those tokens row by row."""
         for place, (image, regions) in enumerate(zip(images, self.regions, strict=True), 1):
             boxes = {tokens[number].id: region.box for number, region in regions.items()}
-            whole = Picture(np.asarray(image), None, (), boxes, f"image {place}")
+            whole = Picture(np.asarray(image), None, (), boxes, f"{self.word} {place}")
             finest = sorted(
                 (region.row, region.column, number) for number, region in regions.items() if region.level == 0
             )
@@ -155,21 +165,30 @@ FORMER_NAMES = {"image_patches": "pixel_values", "pixel_values_images": "pixel_v
 
 @dataclass(frozen=True)
 class PictureText:
-    """Reads texts with pictures for the ``module``, with the ``processor`` of its folder."""
+    """Reads texts with pictures for the ``module``, with the ``processor`` of its folder.
+
+    ``video``: the pictures are frames of a video.
+    """
 
     module: nn.Module
     processor: Any
     reader: FolderReader
     settings: Mapping[str, Any]
+    video: bool = False
+
+    @property
+    def what(self) -> str:
+        """What stands in the text, in the words of chat templates."""
+        return "video" if self.video else "image"
 
     def read(self, paths: Sequence[Path], text: str, chat: Chat | None) -> ModelInput:
-        """The inputs and labelled axes of a text with pictures.
+        """The inputs and labelled axes of a text with pictures, or with the frames of a video.
 
         They stand where the text has signs for them, or before the text; in a chat, where the template puts
         them. Raises ``InputError``, also for what the processor refuses.
         """
-        images = [open_image(path) for path in paths]
-        count = len(images)
+        images, skipped = self._open(paths)
+        count = 1 if self.video else len(images)
         prompts = self._write(text, count) if chat is None else [self._write_chat(text, count, chat)]
         made: dict[str, Mapping[str, Any]] = {}
         refusals: list[InputError] = []
@@ -190,7 +209,18 @@ class PictureText:
             for name, value in fields.items()
             if isinstance(value, list) and accepts(self.module, name) and name not in inputs
         }  # of tiles, which some models take as plain numbers
-        return self._label(prompt, images, inputs, {**self.settings, **counts})
+        labelled = self._label(prompt, images, inputs, {**self.settings, **counts})
+        return replace(labelled, notes=(*labelled.notes, *skipped))
+
+    def _open(self, paths: Sequence[Path]) -> tuple[Sequence[Image], tuple[str, ...]]:
+        """The pictures, and a note on frames that are left out."""
+        if not self.video:
+            return [open_image(path) for path in paths], ()
+        if getattr(self.processor, "video_processor", None) is None:
+            raise InputError(
+                f"{self.reader.name} sees no videos: give frames with --image, or choose a model that does"
+            )
+        return open_frames(paths[0])
 
     def _write(self, text: str, count: int) -> list[str]:
         """What may be meant by a text with ``count`` pictures: the first is meant of those of one length.
@@ -198,17 +228,17 @@ class PictureText:
         They stand where the text has the processor's signs or ``<image>``, or before it; there the processor
         may put them itself. Raises ``InputError`` if the text has signs for more or fewer pictures.
         """
-        signs, plain = self._signs()
+        signs, plain, usual = *self._signs(), f"<{self.what}>"
         written = [sign for sign in (*signs, *plain) if sign in text]
         if written:
             if all(text.count(sign) != count for sign in written):
                 self._refuse(text.count(written[0]), written[0], count)
             return [text]
-        places = text.count(USUAL)
+        places = text.count(usual)
         if places not in (0, count):
-            self._refuse(places, USUAL, count)
+            self._refuse(places, usual, count)
         if places:
-            return [text.replace(USUAL, sign) for sign in signs] or [text]
+            return [text.replace(usual, sign) for sign in signs] or [text]
         return [*(sign * count + text for sign in signs), text]
 
     def _write_chat(self, text: str, count: int, chat: Chat) -> str:
@@ -217,14 +247,14 @@ class PictureText:
             raise InputError(
                 f"{self.reader.name} has no chat format: leave out --chat to give it the text as it is"
             )
-        parts = text.split(USUAL)
+        parts = text.split(f"<{self.what}>")
         if len(parts) == 1:
             parts = [*[""] * count, text]
         elif len(parts) != count + 1:
-            self._refuse(len(parts) - 1, USUAL, count)
+            self._refuse(len(parts) - 1, f"<{self.what}>", count)
         content: list[Mapping[str, str]] = []
         for number, part in enumerate(parts):
-            content += [{"type": "image"}] if number else []
+            content += [{"type": self.what}] if number else []
             content += [_text(part)] if part.strip() else []
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if chat.system is not None:
@@ -234,7 +264,7 @@ class PictureText:
     def _refuse(self, places: int, sign: str, count: int) -> None:
         raise InputError(
             f"the text has {places} × {sign} and there {'is' if count == 1 else 'are'} {count} "
-            f"image{'s' * (count > 1)}: write it once for each, or leave it out to have them "
+            f"{self.what}{'s' * (count > 1)}: write it once for each, or leave it out to have them "
             "before the text"
         )
 
@@ -247,11 +277,11 @@ class PictureText:
             id_ = getattr(config, name, None)
             return tokenizer.convert_ids_to_tokens(id_) if tokenizer and isinstance(id_, int) else None
 
-        named = (getattr(self.processor, name, None) for name in SIGNS)
+        named = (getattr(self.processor, name, None) for name in SIGNS[self.what])
         plain = [sign for sign in named if isinstance(sign, str) and sign]
-        found = [self._in_template(), *plain, *map(spell, IDS)]
+        found = [self._in_template(), *plain, *map(spell, IDS[self.what])]
         signs = [sign for sign in dict.fromkeys(found) if isinstance(sign, str) and sign]
-        for what in ("vision", "image"):
+        for what in ("vision", self.what):
             start, end = (
                 spell(f"{what}_{side}_token_id") or getattr(tokenizer, f"{what}_{side}_token", None)
                 for side in ("start", "end")
@@ -264,7 +294,7 @@ class PictureText:
         """What the chat template puts for a picture between two texts, if it has one and puts it there."""
         if not getattr(self.processor, "chat_template", None):
             return None
-        message = {"role": "user", "content": [_text("one"), {"type": "image"}, _text("two")]}
+        message = {"role": "user", "content": [_text("one"), {"type": self.what}, _text("two")]}
         try:
             written = write_chat(self.reader.name, self.processor, [message], reply=False)
         except (InputError, ModelError):
@@ -275,7 +305,7 @@ class PictureText:
     def _signed(self, fields: Mapping[str, Any]) -> set[int]:
         """The positions at which a text has an id that stands for a picture, or which are marked as one."""
         config: Any = self.module.config
-        signs = {getattr(config, name, None) for name in IDS}
+        signs = {getattr(config, name, None) for name in IDS[self.what]}
         marked = fields[POSITION_MASK][0].tolist() if POSITION_MASK in fields else []
         at = {position for position, id_ in enumerate(fields["input_ids"][0].tolist()) if id_ in signs}
         return at | {position for position, is_picture in enumerate(marked) if is_picture}
@@ -283,6 +313,9 @@ class PictureText:
     def _process(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
         """What the processor makes of a text and its pictures."""
         given: dict[str, Any] = {"images": images[0] if len(images) == 1 else list(images)}
+        if self.video:
+            frames = np.stack([np.asarray(image) for image in images])  # [frame, row, column, 3]
+            given = {"videos": [frames], "do_sample_frames": False}
         if accepts(self.module, TYPE_IDS):
             given[f"return_{TYPE_IDS}"] = True
         made = ask_processor(self.reader.name, "picture", self.processor, text=prompt, **given)
@@ -314,6 +347,8 @@ class PictureText:
         notes: tuple[str, ...] = ()
         if not found.placed:
             notes = ("no token stands for a part of the picture alone: those of the picture are numbered",)
+        elif found.shared > 1:
+            notes = (f"each token of the video stands for the same part of {found.shared} frames",)
         pictures = tuple(found.lay_out(images, named))
         return ModelInput(inputs, axes, tokens, notes, settings, pictures=pictures)
 
@@ -335,9 +370,9 @@ class PictureText:
         if not sizes:
             name = self.reader.name
             raise InputError(f"the processor of {name} makes nothing of the picture that the model reads")
-        shapes = [(image.height, image.width) for image in images]
+        word, shapes = "frame" if self.video else "image", [(image.height, image.width) for image in images]
         if POSITION_MASK in inputs:  # which says nothing of their parts
-            return PictureTokens("decoder", inputs["input_ids"].shape[1], [{} for _ in images])
+            return PictureTokens(word, "decoder", inputs["input_ids"].shape[1], [{} for _ in images])
 
         def place(tokens: Array, where: Sequence[Coordinates]) -> list[dict[int, Region]]:
             """The regions of each picture's tokens; of none where they are not apart."""
@@ -370,7 +405,7 @@ class PictureText:
                 owned |= these
         kind, length = axis or ("decoder", 0)
         if not traced:
-            return PictureTokens(kind, length, [{} for _ in shapes])
+            return PictureTokens(word, kind, length, [{} for _ in shapes])
         all_where = [
             Coordinates(*map(np.concatenate, zip(*each, strict=True)))
             for each in zip(*(where for _, where in traced), strict=True)
@@ -378,7 +413,7 @@ class PictureText:
         regions = place(np.concatenate([tokens for tokens, _ in traced]), all_where)
         padding = owned.difference(*regions)
         mixed = find_moved(self.module, given, read) - padding if kind == "decoder" else set()
-        return PictureTokens(kind, length, regions, padding, mixed.difference(*regions))
+        return PictureTokens(word, kind, length, regions, padding, mixed.difference(*regions))
 
 
 def _text(words: str) -> Mapping[str, str]:

@@ -1,7 +1,9 @@
-"""Several pictures in a text: each token is named by what it stands for."""
+"""Several pictures in a text, and the frames of a video: each token is named by what it stands for."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from attnscope.attention import Head
 from attnscope.errors import InputError
@@ -13,6 +15,7 @@ from tests.models.vision_folders import NEED_TORCHVISION
 from tests.models.vision_language import FAMILIES
 
 TEXT = "what is on the mat ?"
+VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")
 
 
 def states_of(model, prepared) -> torch.Tensor:
@@ -69,3 +72,51 @@ def test_a_word_lights_both_pictures_on_one_scale(folder_of, tmp_path):
     boxed = [bar for bar in seen.looks_at.bars if bar.label.startswith("image")]
     assert boxed
     assert all(bar.box is not None and bar.where.count("-") == 2 for bar in boxed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.torchvision, *([] if name == "qwen2_vl" else [pytest.mark.slow])])
+     for name in VIDEOS],
+)  # fmt: skip
+def test_the_tokens_of_a_video_are_named_by_their_frames(name, folder_of, tmp_path):
+    model = load(folder_of(name))
+    frames = [np.asarray(Image.open(save_noise(tmp_path / "f.png", 84, 112, seed=i))) for i in range(4)]
+
+    def prepare(frames):
+        images = [Image.fromarray(frame) for frame in frames]
+        folder = tmp_path / "video"
+        folder.mkdir(exist_ok=True)
+        for number, image in enumerate(images):
+            image.save(folder / f"{number:02}.png")
+        return model.prepare_image(folder, TEXT, video=True)
+
+    before = prepare(frames)
+    assert [picture.name for picture in before.pictures] == [f"frame {n}" for n in range(1, 5)]
+    kept = states_of(model, before)
+    for number in range(4):
+        changed = [255 - frame if place == number else frame for place, frame in enumerate(frames)]
+        moved = (states_of(model, prepare(changed)) - kept).norm(dim=-1) > 1e-6
+        own = {token.text for token, moves in zip(before.tokens, moved.tolist(), strict=True) if moves}
+        assert own == {token.text for token in before.tokens if token.id in before.pictures[number].boxes}
+        assert own
+    merged = {"qwen2_vl", "qwen2_5_vl"}
+    first = next(token.text for token in before.tokens if token.id in before.pictures[0].boxes)
+    assert first == ("frames 1-2 · 0,0" if name in merged else "frame 1 · 0,0")
+    assert ("each token of the video stands for the same part of 2 frames" in before.notes) == (
+        name in merged
+    )
+
+
+@pytest.mark.torchvision
+def test_of_a_long_gif_some_frames_are_taken_and_named(folder_of, tmp_path):
+    frames = [Image.fromarray(np.full((56, 56, 3), 10 * i, np.uint8)) for i in range(20)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    prepared = load(folder_of("qwen2_vl")).prepare_image(tmp_path / "a.gif", TEXT, video=True)
+    assert len(prepared.pictures) == 16
+    assert prepared.notes[-1].startswith("of 20 frames, 16 are shown to the model: 1, 2, 4,")
+
+
+def test_a_model_without_a_place_for_videos_says_so(folder_of, tmp_path):
+    with pytest.raises(InputError, match="sees no videos"):
+        load(folder_of("llava")).prepare_image(save_noise(tmp_path / "a.png", 56, 56), TEXT, video=True)

@@ -193,7 +193,7 @@ def test_pickled_objects_in_a_tensor_file_are_never_loaded(tmp_path):
     torch.save({"x": Planted()}, tmp_path / "inputs.pt")
     np.savez(tmp_path / "inputs.npz", x=np.array([Planted()], dtype=object))
     for name in ("inputs.pt", "inputs.npz"):
-        with pytest.raises(InputError, match=f"{name} cannot be read"):
+        with pytest.raises(InputError, match=f"cannot read tensors from .*{name}"):
             read_tensors(tmp_path / name)
     assert not (tmp_path / "planted").exists()
 
@@ -203,7 +203,7 @@ def test_a_damaged_or_missing_tensor_file_is_one_sentence(tmp_path, name):
     with pytest.raises(InputError, match=f"no such file: .*{name}"):
         read_tensors(tmp_path / name)
     (tmp_path / name).write_bytes(b"\x00\x01\x02 not a tensor file")
-    with pytest.raises(InputError, match=f"{name} cannot be read"):
+    with pytest.raises(InputError, match=f"cannot read tensors from .*{name}"):
         read_tensors(tmp_path / name)
 
 

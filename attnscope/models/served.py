@@ -44,6 +44,9 @@ NAME = re.compile(
 )
 """How tensors are called: an optional request, the layer, and which of the two it is."""
 
+LONGEST_NAME = 200
+"""Letters of a name that is looked at: the time that a pattern takes grows faster than a name."""
+
 IDS, ENDS = ("input_ids", "token_ids", "ids"), ("cu_seqlens", "cu_seqlens_q", "query_start_loc")
 """What servers call the ids of the tokens, and where the requests of a packed batch begin and end."""
 
@@ -165,9 +168,13 @@ def open_file(
 def is_served(path: Path) -> bool:
     """Whether a file holds queries and keys by name."""
     try:
-        return any(NAME.fullmatch(name) for name in TensorFile(path))
+        return any(_match(name) for name in TensorFile(path))
     except (OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def _match(name: str) -> re.Match[str] | None:
+    return NAME.fullmatch(name) if len(name) <= LONGEST_NAME else None
 
 
 def open_served(
@@ -267,7 +274,7 @@ def _trace(file: TensorFile, shape: Shape, request: int | None) -> tuple[Trace, 
 
 def _choose(file: TensorFile, request: int | None) -> tuple[dict[int, dict[str, str]], slice]:
     """The names of the queries and keys of each layer of a request, and which of all tokens are its own."""
-    found = {name: match for name in file if (match := NAME.fullmatch(name))}
+    found = {name: match for name in file if (match := _match(name))}
     named = list(dict.fromkeys(match["request"] for match in found.values()))
     ends = next((file[name].tolist() for name in ENDS if name in file), None)
     count = len(named) if ends is None else len(ends) - 1

@@ -386,7 +386,7 @@ class PictureText:
         for field in sorted(sizes, key=lambda name: -sizes[name]):
             owners = find_owners(self.module, given, field)
             axis = axis or (owners and (owners.kind, owners.length))
-            if owners is None or (owners.kind, owners.length) != axis:  # on another axis, or on none
+            if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
                 continue
             read.append(field)
 

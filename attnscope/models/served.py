@@ -219,8 +219,12 @@ def _trace(file: TensorFile, shape: Shape, request: int | None) -> tuple[Trace, 
             assumed.append(f"{name} {otherwise}")
         return metadata.get(name, otherwise if known is None else known)
 
-    flat = len(file.entries[next(iter(pairs.values()))["q"]].shape) == 2
-    layout = "token width" if flat else say("layout", "token head size")
+    sizes = file.entries[next(iter(pairs.values()))["q"]].shape[-3:]
+    if len(sizes) < 2:
+        raise ValueError(f"its queries have the shape {list(sizes)}, neither tokens nor heads")
+    flat, turned = len(sizes) == 2, sizes[0] == shape.heads and sizes[1] != shape.heads  # as sizes tell
+    found = "head token size" if turned else None
+    layout = "token width" if flat else say("layout", "token head size", found)
     rotary = say("rotary", "applied")
     for name, told, known in (("layout", layout, LAYOUTS), ("rotary", rotary, ("applied", "none"))):
         if told not in known:
@@ -237,11 +241,11 @@ def _trace(file: TensorFile, shape: Shape, request: int | None) -> tuple[Trace, 
             "its tensors are token × width: name the model (-m MODEL), whose config has the heads"
         )
     arrays = ServedArrays(file, layout, heads, rows, None if rotary == "applied" else shape.theta)
-    sizes = {tuple(arrays[pair[part]].shape[2] for part in "qk") for pair in pairs.values()}
-    if len(sizes) > 1 or not all(0 < queries <= keys <= MOST for queries, keys in sizes):
-        told = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(sizes))
+    lengths = {tuple(arrays[pair[part]].shape[2] for part in "qk") for pair in pairs.values()}
+    if len(lengths) > 1 or not all(0 < queries <= keys <= MOST for queries, keys in lengths):
+        told = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
         raise ValueError(f"its layers have {told} queries and keys: they belong to no one request")
-    ((queries, keys),) = sizes
+    ((queries, keys),) = lengths
     size = arrays[next(iter(heads))].shape[-1]
     scale = say("scale", f"1/√{size}", shape.scale)
     scale = size**-0.5 if isinstance(scale, str) and scale.startswith("1/") else float(scale)

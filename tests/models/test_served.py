@@ -95,7 +95,7 @@ def write(path, parts, names: str = "vllm", metadata=None, **more) -> str:
 def test_rows_are_those_of_the_model(served, tmp_path, layout, rotary, names):
     folder, model, texts = served
     states, weights = texts[0]
-    metadata = {"layout": layout, "rotary": rotary}
+    metadata = {"rotary": rotary}  # sizes tell which axes are heads, where a config says how many there are
     path = write(tmp_path / "qk.safetensors", lay_out(model, states, layout, rotary), names, metadata)
     found = open_file(path, None, str(folder))
     for layer, expected in enumerate(weights):

@@ -240,16 +240,14 @@ class Replay:
         """Show every attention to each observer, as a recording of one pass would."""
         if not observers:
             return self.record
-        with self._inference():
+        without_gradient: AbstractContextManager[object] = nullcontext()
+        if not all(attention.arrays for attention in self.attentions):
+            import torch
+
+            without_gradient = torch.inference_mode()
+        with without_gradient:
             for done, attention in enumerate(self.attentions, 1):
                 for observer in observers:
                     observer.observe(attention)
                 tell("layer", done, len(self.attentions))
         return self.record
-
-    def _inference(self) -> AbstractContextManager[object]:
-        if all(attention.arrays for attention in self.attentions):
-            return nullcontext()
-        import torch
-
-        return torch.inference_mode()

@@ -1,1 +1,1 @@
-"""Where attention calls are seen: transformers' interface, torch's functions, what modules return."""
+"""Where attention calls are seen: transformers' interface, and torch's functions in modules."""

@@ -117,17 +117,14 @@ def texts_in_batch(calls: Sequence[Call], queries: int) -> int:
     for call in reversed(calls):
         for tensor in sorted(call.tensors, key=lambda tensor: tensor.ndim != 3):  # states tell more
             if tensor.ndim == 3:
-                return int(tensor.shape[0] if tensor.shape[1] == queries else _other(tensor, queries))
+                # the batch is second if only the first axis has the queries' length
+                second = tensor.shape[0] == queries != tensor.shape[1]
+                return int(tensor.shape[second])
             if tensor.ndim == 2 and tensor.is_floating_point():
                 return 1
             if tensor.ndim >= 4:
                 return int(tensor.shape[0])
     return 0
-
-
-def _other(tensor: Tensor, queries: int) -> int:
-    """The batch of [query, batch, size] states; the first axis where no axis has the queries' length."""
-    return int(tensor.shape[1] if tensor.shape[0] == queries else tensor.shape[0])
 
 
 def _is_cross_by_name(name: str, classes: Sequence[str]) -> bool:

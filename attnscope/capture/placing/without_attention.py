@@ -220,7 +220,8 @@ def describe(layer: nn.Module) -> str:
             name = type(module).__name__
             if re.search(pattern, name, re.I) and not ORDINARY.search(name) and not is_torchs_own(module):
                 return f"{phrase} ({name})"
-    parts = [type(child).__name__ for child in _mixers(layer)]
+    parts = [type(child).__name__ for child in layer.children()]
+    parts = [part for part in parts if not ORDINARY.search(part)]  # no norm, feed-forward or single function
     if not parts:
         return f"{UNSEEN} ({type(layer).__name__})"
     return f"{NO_SOFTMAX} ({', '.join(dict.fromkeys(parts))})"
@@ -229,13 +230,6 @@ def describe(layer: nn.Module) -> str:
 def _is_told(reason: str) -> bool:
     """Whether the name of a class told what a layer holds."""
     return not reason.startswith((UNSEEN, NO_SOFTMAX))
-
-
-def _mixers(layer: nn.Module) -> Iterator[nn.Module]:
-    """The children that are no norm, no feed-forward network and no single function."""
-    for child in layer.children():
-        if not ORDINARY.search(type(child).__name__):
-            yield child
 
 
 def _has_numbers_inside(prefix: str, attended: set[str]) -> bool:

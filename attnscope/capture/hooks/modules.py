@@ -41,11 +41,6 @@ class Call:
     foreign: bool  # was given the states of another sequence by name
 
     @property
-    def lengths(self) -> set[int]:
-        """The lengths of all axes of what the module was given, but for those of features."""
-        return {length for states in self.tensors for length in states.shape[:-1]}
-
-    @property
     def first(self) -> Tensor | None:
         """The first tensor that the module was given."""
         return self.tensors[0] if self.tensors else None

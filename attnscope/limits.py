@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from attnscope.errors import AttnscopeError, InputError, SizeError, out_of_memory, readable
 
@@ -190,6 +192,28 @@ def deadline() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+
+
+_printing = threading.Lock()
+_replaced: list[Any] = []  # standard output, once for each thread whose foreign code runs
+
+
+@contextmanager
+def foreign_output() -> Iterator[None]:
+    """Send what foreign code prints to standard error, however many threads run some at once.
+
+    ``redirect_stdout`` would leave it there, where two threads enter and leave it one after the other.
+    """
+    with _printing:
+        _replaced.append(_replaced[0] if _replaced else sys.stdout)
+        sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        with _printing:
+            before = _replaced.pop()
+            if not _replaced:
+                sys.stdout = before
 
 
 def _changes_state(frame: FrameType | None) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.errors import ModelError
+from attnscope.limits import foreign_output
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
 
@@ -67,7 +66,7 @@ def load(
         from attnscope.models.module import ModuleModel, load_module
         from attnscope.models.text.reader import load_reader
 
-        with redirect_stdout(sys.stderr):  # what the file prints is no answer
+        with foreign_output():  # what the file prints is no answer
             loaded = load_module(name, device=place, dtype=kind)
         return ModuleModel(name, loaded, load_reader(tokenizer))
     if tokenizer != "own":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from weakref import WeakSet
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
 from attnscope.figures import Weigh
+from attnscope.limits import foreign_output
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, SoundPart, text_axes
 from attnscope.models.text.tokens import tokens_of_spellings
 from attnscope.progress import tell
@@ -347,7 +347,7 @@ class Model:
     def _quoting(self, prepared: ModelInput) -> Iterator[None]:
         """Turn what a model raises into a ``ModelError``, and send what it prints to standard error."""
         try:
-            with redirect_stdout(sys.stderr):
+            with foreign_output():
                 yield
         except AttnscopeError:
             raise

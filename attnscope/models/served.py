@@ -40,7 +40,7 @@ from attnscope.text import clean
 
 NAME = re.compile(
     r"(?P<request>.*?)(?:\b(?:model|transformer|decoder|layers?|h|blocks?)[._/])*(?:layer_?|block_?)?"
-    r"(?P<layer>\d+)[._/](?:.*[._/])?(?P<part>q|k|query|key)(?:_(?:states|rot|out|output))?"
+    r"(?P<layer>\d{1,4})[._/](?:.*[._/])?(?P<part>q|k|query|key)(?:_(?:states|rot|out|output))?"
 )
 """How tensors are called: an optional request, the layer, and which of the two it is."""
 
@@ -53,8 +53,8 @@ IDS, ENDS = ("input_ids", "token_ids", "ids"), ("cu_seqlens", "cu_seqlens_q", "q
 LAYOUTS = {"token head size": (1, 0, 2), "head token size": (0, 1, 2), "token width": (1, 0, 2)}
 """How a tensor may lie, and its axes as [head, token, size], once a width is split into its heads."""
 
-MOST = 1 << 20
-"""Tokens of a request."""
+MOST, MOST_IDS = 1 << 20, 1 << 31
+"""Tokens of a request, and ids of a vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,14 @@ def open_served(
         file = TensorFile(path)
         trace, rows = _trace(file, Shape() if config is None else Shape.of(config), request)
         keys: Any = trace.axis(1)
-        ids = next((file[name] for name in IDS if name in file), None)
+        ids = next((np.ravel(file[name])[rows] for name in IDS if name in file), None)
+        if ids is not None and not (ids.dtype.kind in "iu" and ((ids >= 0) & (ids < MOST_IDS)).all()):
+            raise ValueError("the ids of its tokens are no whole numbers of a vocabulary")
     if labels is not None:
         keys = relabel(keys, tokens_of(read_labels(labels)))
     elif ids is not None and config is not None:
         spelled = FolderReader(str(model), source.load_tokenizer(config)).vocabulary
-        keys = spelled.extend((), np.ravel(ids)[rows].tolist())
+        keys = spelled.extend((), ids.tolist())
     description = trace.description
     if isinstance(keys, tuple) and len(keys) == len(trace.axis(1)):
         queries: tuple[Token, ...] = keys[len(keys) - len(trace.axis(0)) :]
@@ -282,6 +284,8 @@ def _choose(file: TensorFile, request: int | None) -> tuple[dict[int, dict[str, 
     named = list(dict.fromkeys(match["request"] for match in found.values()))
     ends = next((file[name].tolist() for name in ENDS if name in file), None)
     count = len(named) if ends is None else len(ends) - 1
+    if count < 1:
+        raise ValueError("it says where requests begin and end, and there is none")
     if not 1 <= (request or 1) <= count or (request is None and count > 1):
         raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}")
     chosen = (request or 1) - 1

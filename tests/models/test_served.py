@@ -183,6 +183,22 @@ def test_what_does_not_fit_ends_in_a_sentence(served, tmp_path, change, sentence
         open_file(path, None, str(folder))
 
 
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"input_ids": np.array([1.5, 2.0])}, "no whole numbers of a vocabulary"),
+        ({"input_ids": np.array([2**62] * 10)}, "no whole numbers of a vocabulary"),
+        ({"cu_seqlens": np.array([0])}, "and there is none"),
+        ({"cu_seqlens": np.array([7, 3])}, "they belong to no one request"),
+    ],
+)
+def test_ids_and_ends_that_are_none_end_in_a_sentence(served, tmp_path, more, sentence):
+    folder, model, texts = served
+    parts = lay_out(model, texts[0][0], "token head size", "applied")
+    with pytest.raises(InputError, match=sentence):
+        open_file(write(tmp_path / "qk.safetensors", parts, **more), None, str(folder))
+
+
 def test_widths_need_the_heads(served, tmp_path):
     _, model, texts = served
     path = write(tmp_path / "qk.safetensors", lay_out(model, texts[0][0], "token width", "applied"))

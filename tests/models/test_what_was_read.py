@@ -1,6 +1,8 @@
 """The text is what the model read, and standard output holds nothing but answers."""
 
 import json
+import sys
+import threading
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from tokenizers import Tokenizer
 
 from attnscope.capture import Keep
 from attnscope.errors import ModelError
+from attnscope.limits import foreign_output
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
 from attnscope.models.text.tokens import tokens_of, tokens_of_spellings
@@ -70,6 +73,24 @@ def test_what_foreign_code_prints_goes_to_standard_error(tmp_path, capsys):
     assert out == ""
     assert "printed at import" in err
     assert "printed in forward" in err
+
+
+def test_threads_that_run_foreign_code_at_once_leave_standard_output_as_it_was():
+    before, entered, left = sys.stdout, threading.Barrier(2), threading.Event()
+
+    def first():
+        with foreign_output():
+            entered.wait()
+        left.set()
+
+    other = threading.Thread(target=first)
+    other.start()
+    with foreign_output():
+        entered.wait()
+        left.wait()  # the one that began first ends first
+        assert sys.stdout is sys.stderr
+    other.join()
+    assert sys.stdout is before
 
 
 def test_words_that_the_vocabulary_lacks_are_marked_beside_the_text_and_counted():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Site, Token
 from attnscope.capture import Record, Steps, recording
 from attnscope.errors import InputError, ModelError, first_line
+from attnscope.limits import foreign_output
 from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, start_token, write_chat
@@ -262,7 +261,7 @@ class HuggingFaceModel(Model):
             inputs |= {name: x[:, : len(tokens)] for name, x in inputs.items() if is_row(x, len(start))}
         try:
             self.show_kinds(prepared)
-            with self.threads(prepared), redirect_stdout(sys.stderr):  # what foreign code prints
+            with self.threads(prepared), foreign_output():  # what foreign code prints
                 new, steps, record = generate_cached(
                     self.writer, self.module, inputs, side, count, sampling, ends
                 )

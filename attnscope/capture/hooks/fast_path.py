@@ -25,6 +25,9 @@ ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncod
 FUSED_FUNCTIONS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in FUSED_FUNCTIONS)
 MULTIPLYING = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+BY_TEXT = torch.ops.aten.bmm.default
+"""May project states that do not lie one behind the other (transposed ones); after that, it attends."""
+TURNING = torch.ops.aten.t.default
 
 
 class WatchingMode(torch.overrides.TorchFunctionMode):
@@ -64,12 +67,14 @@ class FusedProducts(TorchDispatchMode):
             with self:
                 return func.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if func in MULTIPLYING and self.mixed is None:
+        if func is TURNING and torch.is_inference_mode_enabled():  # a product asks it how it is to run
+            result.requires_grad_(args[0].requires_grad)
+        if func in MULTIPLYING | {BY_TEXT} and self.mixed is None:
             given, weight = args[-2:]
-            if sum(part.shape[1] for part in self.projected) < 3 * weight.shape[0]:
-                self.projected.append(result)
+            if sum(part.shape[1] for part in self.projected) < 3 * weight.shape[-2]:
+                self.projected.append(result.flatten(0, -2))
                 self.bare = len(args) == 2  # a bias would come before the two factors
-            else:
+            elif func in MULTIPLYING:
                 self.mixed = given
         return result
 

@@ -15,8 +15,7 @@ from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts
 from attnscope.capture.hooks.modules import Call, tensors_in
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.split_calls import INSIDE
-from attnscope.capture.lineage.standing import asks_itself
+from attnscope.capture.lineage.layout import origin_of_states
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.without_attention import why_opaque
 from attnscope.capture.rows.capture import Capture, Unknown
@@ -114,14 +113,11 @@ class AttentionFunctions(Tracker):
     def _see(self, seen: Seen, name: str) -> None:
         recorder, args, kwargs, result = self.recorder, seen.args, seen.kwargs, seen.result
         if name in FUSED_FUNCTIONS:
-            if not self._sees_gates(seen):
-                calls = recorder.stack.calls
-                recorder.take(*capture_fast_path(name, args, kwargs, seen.inside, calls))
+            self._take_whole(*capture_fast_path(name, args, kwargs, seen.inside, recorder.stack.calls), seen)
         elif is_mapped(*tensors_in(args, kwargs)):
             recorder.take(Unknown(MAPPED), recorder.owner)
         elif name == "multi_head_attention_forward":
-            if not self._sees_gates(seen):
-                recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
+            self._take_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
         elif name == "flex_attention":
             self._take_kernel(capture_flex(args, kwargs, result[0]), seen)
         elif name in KERNELS | PACKED and why_opaque(recorder.stack.calls[-1].module) is None:
@@ -133,10 +129,12 @@ class AttentionFunctions(Tracker):
         output = seen.result if isinstance(seen.result, Tensor) else seen.result[0]
         self.recorder.of(Lineage).attend(seen, output)
 
-    def _sees_gates(self, seen: Seen) -> bool:
-        """Whether what a position is made of attends to itself: then that is no attention of tokens."""
-        asks = asks_itself(self.recorder.of(Lineage), seen.name, seen.args, seen.kwargs)
-        if asks:
-            self.recorder.placed += 1
-            self.recorder.take(Unknown(INSIDE), self.recorder.owner)
-        return asks
+    def _take_whole(self, capture: Capture | Unknown, path: str, seen: Seen) -> None:
+        """Take the attention of a function that was given states, [text, position, width] if it is fused."""
+        origin, lineage = None, self.recorder.of(Lineage)
+        if isinstance(capture, Capture):
+            states = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, Tensor)]
+            query, key = states[0], states["encoder_layer" not in seen.name]
+            fused = seen.name in FUSED_FUNCTIONS
+            origin = origin_of_states(lineage, query, key, capture.heads, capture.keys, fused)
+        self.recorder.take(capture, path, origin)

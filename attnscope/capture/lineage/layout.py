@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import STRETCH, Node, QueryKeyOrigin, Root, beginnings, outputs
+from attnscope.capture.lineage.nodes import (
+    STRETCH,
+    Contracted,
+    Node,
+    Origin,
+    QueryKeyOrigin,
+    Root,
+    beginnings,
+    outputs,
+)
 from attnscope.capture.rows.weighing import Weighing
 
 UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
@@ -35,6 +44,33 @@ def origin_of_kernel(
 
     asking, state = (None, 0) if query is None else (query.node, query.state)
     return QueryKeyOrigin(asking, key.node, state, arrange, False, axes, lineage.texts)
+
+
+def origin_of_states(
+    lineage: Lineage, query: Tensor, key: Tensor, heads: int, keys: int, batch_first: bool
+) -> QueryKeyOrigin | None:
+    """Those of one of torch's whole attentions, which projects states itself.
+
+    None where states are unknown, or the function adds keys that are not made of them.
+    """
+    asking, answering = lineage.of(query), lineage.of(key)
+    along = 1 if batch_first and key.ndim > 2 else 0
+    if answering is None or query.is_nested or key.shape[along] != keys:
+        return None
+    axes = ((0, 0), (1, 2)) if batch_first else ((1, 0), (0, 2))
+
+    def project(states: Tensor, origin: Origin) -> Node:
+        """[text, position, width] -> [text, head, position, size]"""
+        kept, *sizes = (axes if states.ndim > 2 else ((0, 2),)), 1, heads, 1, states.shape[-1] // heads
+        for before, after in kept:
+            sizes[after] = states.shape[before]
+        return Contracted(origin.node, kept, torch.Size(sizes), (1, 3))
+
+    query_node = None if asking is None else project(query, asking)
+    state = 0 if asking is None else asking.state
+    return QueryKeyOrigin(
+        query_node, project(key, answering), state, Tensor.detach, False, texts=lineage.texts
+    )
 
 
 def origin_of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> QueryKeyOrigin:

@@ -8,9 +8,7 @@ many streams as a text has tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,20 +61,6 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
         place = None if stands.learned or weighed is None else weighed.node
         lineage.place(result, next((side for side in sides if side.parent is place), None))
     return stands
-
-
-def asks_itself(lineage: Lineage, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether each query of one of torch's whole attentions stands where all its keys do."""
-    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    query, key = given[0], given[name != "_transformer_encoder_layer_fwd"]
-    asking, answering = lineage.of(query), lineage.of(key)
-    axis = 0 if name == "multi_head_attention_forward" else 1  # of the keys
-    if asking is None or answering is None or key.ndim < 3 or query.is_nested or key.shape[axis] < 2:
-        return False
-    places, keys = find_positions(asking.node), find_positions(answering.node)
-    if places is None or keys is None or not is_constant(keys[..., 0], axis):
-        return False
-    return _are_single(places) and bool((places[..., 0] == keys[..., 0].narrow(axis, 0, 1)).all())
 
 
 def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> QueryKeyOrigin | None:

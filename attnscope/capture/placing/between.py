@@ -56,21 +56,13 @@ class AcrossTexts(Tracker):
         if isinstance(root, Root) and len(root.shape) == 3 and root.shape[0] > 1:
             self._given[root.number] = root
 
-    def see(self, seen: Seen) -> bool | None:
-        """Whether one of torch's whole attentions, given [position, text, size], attends between texts."""
+    def see(self, seen: Seen) -> None:
+        """The model was given the ids of states."""
         if seen.name == "embedding" and isinstance(seen.result, Tensor):
             ids, given = seen.given("input")["input"], self.recorder.stack.calls[0].tensors
             same = (ids.shape == each.shape and torch.equal(ids, each) for each in given)
             if not is_mapped(ids, *given) and any(same):
                 self._begin_at(seen.result)
-        elif seen.name == "multi_head_attention_forward" and self._given:
-            query, key = seen.args[:2]
-            sides = [self._lineage.of(each) for each in (query, key)]
-            if all(side is not None for side in sides):
-                labels = [find_positions(side.node) for side in sides]  # type: ignore[union-attr]
-                query, key = (None if each is None else each[..., 0].mT for each in labels)
-                return self._crosses(query, key, None, self.recorder.owner)
-        return None
 
     def take(self, taken: Taken) -> bool:
         """Whether a call attends between texts, and is named."""

@@ -223,3 +223,23 @@ def test_with_gradients_the_plain_path_runs_as_it_does_without_a_recording():
     with recording(model) as record:
         assert torch.equal(model(X, src_key_padding_mask=closed), expected)
     assert {site.kernel for site in record.sites} == {"multi_head_attention_forward"}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("made", ["attention", "layer"])
+@pytest.mark.parametrize("texts", [1, 7])
+def test_states_that_are_transposed_are_projected_as_they_are_without_a_recording(made, context, grad, texts):
+    torch.manual_seed(0)
+    model = (
+        nn.MultiheadAttention(SIZE, HEADS, batch_first=True) if made == "attention" else encoder().layers[0]
+    )
+    model, states = model.eval().requires_grad_(grad), torch.randn(texts, SIZE, 2).mT
+    given = (states,) * 3 if made == "attention" else (states,)
+    with context():
+        expected = model(*given)
+        with recording(model) as record:
+            output = model(*given)
+    both = (output, expected) if made == "layer" else (output[0], expected[0])
+    assert torch.equal(*both)
+    assert [site.difference < 1e-5 for site in record.sites] == [True]

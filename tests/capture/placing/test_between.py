@@ -1,0 +1,79 @@
+"""Attention from text to text of a batch is named, by whatever it is computed, and never shown as tokens'."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnscope.capture.placing.between import ACROSS
+from tests.capture.placing.ways import COUNT, SIZE, observe
+
+
+class Attend(nn.Module):
+    """One of the ways in which people attend along the first axis but one."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.qkv = way, nn.Linear(SIZE, 3 * SIZE)
+        if way == "fused layer":
+            self.inner = nn.TransformerEncoderLayer(SIZE, 2, 8, batch_first=True)
+        elif "module" in way:
+            self.inner = nn.MultiheadAttention(SIZE, 2, batch_first="first" not in way)
+
+    def forward(self, x):
+        if self.way == "fused layer":
+            return self.inner(x)
+        if self.way == "fused module":
+            return self.inner(x, x, x)[0]
+        if self.way == "positions first in a module":
+            x = x.transpose(0, 1)
+            return self.inner(x, x, x)[0].transpose(0, 1)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.way == "kernel":
+            return F.scaled_dot_product_attention(*(each[:, None] for each in (q, k, v)))[:, 0]
+        return (q @ k.mT).softmax(-1) @ v
+
+
+class Table(nn.Module):
+    """Rows of a table, whose cells look at each other, and at the same cell of other rows."""
+
+    def __init__(self, way, both=True):
+        super().__init__()
+        self.cells, self.rows = Attend(way) if both else None, Attend(way)
+
+    def forward(self, x):
+        x = x if self.cells is None else x + self.cells(x)
+        return x + self.rows(x.transpose(0, 1)).transpose(0, 1)
+
+
+WAYS = ["written", "kernel", "fused module", "positions first in a module", "fused layer"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_attention_from_text_to_text_is_named_beside_that_of_tokens(way):
+    record, maps = observe(Table(way), heads=1)
+    assert [(layer.name.partition(".")[0], layer.reason) for layer in record.without_attention] == [
+        ("rows", ACROSS)
+    ]
+    assert [(kept.site.name.partition(".")[0], tuple(kept.weights.shape[-2:])) for kept in maps] == [
+        ("cells", (COUNT, COUNT))
+    ]
+
+
+class Elsewhere(nn.Module):
+    """A model that attends in another order than it was given, as by windows, backwards or by rank."""
+
+    def __init__(self, way, order):
+        super().__init__()
+        self.layer, self.order = Attend(way), order
+
+    def forward(self, x):
+        return self.layer(x[:, self.order])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_in_another_order_are_shown_at_their_places(way):
+    order = torch.tensor([3, 1, 0, 6, 2, 4, 5])
+    (placed,), (plain,) = (observe(Elsewhere(way, each), heads=1)[1] for each in (order, torch.arange(COUNT)))
+    assert not torch.allclose(plain.weights[..., order, :], plain.weights, atol=1e-3)
+    torch.testing.assert_close(placed.weights, plain.weights, atol=1e-6, rtol=0)

@@ -189,15 +189,14 @@ class Recorder(Pass):
             self.of(ChannelSoftmaxes).expect(weighing, result)
         self.take(capture, owner, origin, weighing.trail.softmax)
 
-    def take_kernel(self, capture: Capture | Unknown, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def take_kernel(self, capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
         self._note_compiled()
         if not self.frames:
-            batch = 0 if isinstance(capture, Unknown) else capture.batch
-            ask = batch and not self.is_known
-            origin = origin_of_kernel(self.of(Lineage), args, kwargs, batch) if ask else None
+            ask = capture.batch and not self.is_known
+            origin = origin_of_kernel(self.of(Lineage), args, kwargs, capture.batch) if ask else None
             self.take(capture, self.owner, origin)
-        elif isinstance(capture, Capture) and isinstance(capture.read, ScoredRows):
+        elif isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)
 
     def _note_compiled(self) -> None:

@@ -91,7 +91,7 @@ class Pass(ABC):
         """Take what a module showed to the observers, or note what cannot be shown."""
 
     @abstractmethod
-    def take_kernel(self, capture: Capture | Unknown, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def take_kernel(self, capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
 
     @abstractmethod

@@ -16,7 +16,6 @@ from attnscope.capture import Record
 from attnscope.capture.hooks.functions import attention_functions
 from attnscope.capture.lineage.functions import SOFTMAX
 from attnscope.capture.observer import is_quiet, quietly
-from attnscope.capture.rows import kernels as aten
 from attnscope.errors import ModelError
 from attnscope.questions.audit_mixer import is_inside, sorts
 
@@ -291,7 +290,7 @@ class FirstPass:
         return bool(new)
 
 
-KERNELS = {*aten.KERNELS, "flex_attention", "multi_head_attention_forward"}
+KERNELS = {"scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward"}
 """Functions of torch whose first argument is the queries, and whose result has a row for each."""
 
 RowOf = Callable[[Tensor], Tensor]

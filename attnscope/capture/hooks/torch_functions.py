@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,17 +20,12 @@ from attnscope.capture.lineage.layout import origin_of_states
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.without_attention import why_opaque
 from attnscope.capture.rows.capture import Capture, Unknown
-from attnscope.capture.rows.kernels import (
-    KERNELS,
-    PACKED,
-    bind,
-    capture_aten,
-    capture_flex,
-    capture_projection,
-)
+from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
 from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Tracker
 
+ATEN = re.compile("_?(scaled_dot_product|flash|efficient)_.*attention.*")
+DIRECT = "it calls torch.ops.aten.{} itself, which is not read: F.scaled_dot_product_attention is"
 UNSEEN = "it ran inside torch's fused encoder layer, which cannot be watched under a TorchDispatchMode"
 
 # fmt: off
@@ -119,15 +115,10 @@ class AttentionFunctions(Tracker):
         elif name == "multi_head_attention_forward":
             self._take_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
         elif name == "flex_attention":
-            self._take_kernel(capture_flex(args, kwargs, result[0]), seen)
-        elif name in KERNELS | PACKED and why_opaque(recorder.stack.calls[-1].module) is None:
-            self._take_kernel(capture_aten(name, args, kwargs, result), seen)
-
-    def _take_kernel(self, capture: Capture | Unknown, seen: Seen) -> None:
-        """Take what a kernel computed, and follow what it returned."""
-        self.recorder.take_kernel(capture, seen.args, seen.kwargs)
-        output = seen.result if isinstance(seen.result, Tensor) else seen.result[0]
-        self.recorder.of(Lineage).attend(seen, output)
+            recorder.take_kernel(capture_flex(args, kwargs, result[0]), args, kwargs)
+            recorder.of(Lineage).attend(seen, result[0])
+        elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
+            recorder.take(Unknown(DIRECT.format(name)), recorder.owner)
 
     def _take_whole(self, capture: Capture | Unknown, path: str, seen: Seen) -> None:
         """Take the attention of a function that was given states, [text, position, width] if it is fused."""

@@ -96,7 +96,7 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (softmax.Trails, "_start", softmaxed),
     (softmax.Trails, "_carry_on", softmaxed),
     (softmax.Trails, "_weighing", softmaxed),
-    (softmax.Trails, "_project", softmaxed),
+    (softmax.Trails, "_mix", softmaxed),
 ]
 
 

@@ -3,11 +3,9 @@
 A softmax is attention when its result, through views, permutations, slices, casts, dropout and
 element-wise masks, is one side of a product with something that is no parameter. A router's softmax
 picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there. Gates do
-(the kernels of a dynamic convolution, the mixing of parallel streams), but they come straight from a
-linear layer with several outputs, where attention scores are products of two activations. So a softmax of
-such a layer's output is followed as gates, unless the layer mixed the heads of a product (talking heads). A
-layer that mixes heads behind the softmax leaves weights that may be negative: no distribution, which the
-record names in the place of a picture.
+(the kernels of a dynamic convolution, the mixing of parallel streams), which ``lineage/standing.py`` tells
+from weights of tokens. A layer that mixes heads behind the softmax leaves weights that may be negative: no
+distribution, which the record names in the place of a picture.
 
 The weights reported are that operand of the product: what values were truly weighted with. The masked keys
 come from the softmax's input (see ``masked_keys``).
@@ -98,8 +96,6 @@ class Trails(Tracker):
         self._learned = recorder.of(Learned)
         self._trails: Any = WeakTensorKeyDictionary()
         self._softmaxes = 0
-        self._gates: Any = WeakTensorKeyDictionary()
-        self._scores: Any = WeakTensorKeyDictionary()  # products of two activations (four axes)
 
     def see(self, seen: Seen) -> bool | None:
         """Follow one call."""
@@ -110,15 +106,14 @@ class Trails(Tracker):
             weighing = self._weighing(seen)
             if weighing is not None:
                 return self.recorder.see_weighing(weighing, result)
-            self._multiply(seen)
+            weights = [operand for operand in seen.tensors if operand in self._trails]
+            if weights and any(map(self._learned.holds, seen.tensors)):
+                self._mix(weights[0], result)
         elif name in SOFTMAX:
             given = seen.given("input", "dim")
-            if isinstance(given.get("dim"), int) and not self._start(given["input"], given["dim"], result):
-                self.recorder.seen += 1  # a gate
-        elif name == "linear":
-            given = seen.given("input", "weight")
-            self._project(given["input"], given["weight"], result)
-        elif name in ("conv1d", "conv2d"):
+            if isinstance(given.get("dim"), int):
+                self._start(given["input"], given["dim"], result)
+        elif name in ("linear", "conv1d", "conv2d"):
             self._mix(seen.given("input")["input"], result)
         return None
 
@@ -126,49 +121,23 @@ class Trails(Tracker):
         """Whether a tensor is what a softmax made."""
         return bool(self._trails) and tensor in self._trails
 
-    def _project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
-        """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""
-        self._mix(source, result)
-        if source in self._scores:
-            self._scores[result] = True
-        elif weight.shape[0] > 1 and self._learned.holds(weight):
-            self._gates[result] = True
-
-    def _multiply(self, seen: Seen) -> None:
-        """Note a product that weighed no values: scores, or weights times a parameter."""
-        weights = [operand for operand in seen.tensors if operand in self._trails]
-        learned = any(map(self._learned.holds, seen.tensors))
-        if weights and learned:
-            self._mix(weights[0], seen.result)
-        elif not weights and seen.result.ndim >= 4 and not learned:
-            self._scores[seen.result] = True
-
     def _mix(self, source: Tensor, result: Tensor) -> None:
         """Follow weights through a learned layer over their heads, which keeps their shape."""
         trail = self._trails.get(source) if source.ndim >= 4 and source.shape == result.shape else None
-        if trail is not None and not trail.gates:
+        if trail is not None:
             self._trails[result] = replace(trail, masked=None, mixed=True)
 
-    def _start(self, scores: Tensor, axis: int, result: Tensor) -> bool:
-        """Follow the result of a softmax over ``axis`` of ``scores``; False if the scores are gates."""
-        gates = scores in self._gates
+    def _start(self, scores: Tensor, axis: int, result: Tensor) -> None:
+        """Follow the result of a softmax over ``axis`` of ``scores``."""
         if result.ndim >= 2 and result.is_floating_point():
             shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
             self._softmaxes += 1
-            masked = None if gates else masked_keys(scores, axis)
-            path = self.recorder.path
-            self._trails[result] = Trail(path, masked, shapes, softmax=self._softmaxes, gates=gates)
-        return not gates
+            masked, path = masked_keys(scores, axis), self.recorder.path
+            self._trails[result] = Trail(path, masked, shapes, softmax=self._softmaxes)
 
     def _carry_on(self, seen: Seen) -> None:
-        """Carry gates, scores and the first followed argument on to the result of a harmless function."""
+        """Carry the first followed argument on to the result of a harmless function."""
         args, result = seen.args, seen.result
-        if self._gates and _holds_tensors(result) and self._are_gates(args):
-            for part in (result,) if isinstance(result, Tensor) else result:
-                self._gates[part] = True
-        scored = self._scores and any(isinstance(arg, Tensor) and arg in self._scores for arg in args)
-        if scored and isinstance(result, Tensor):
-            self._scores[result] = True
         if not self._trails:
             return
         source = next((arg for arg in args if isinstance(arg, Tensor) and arg in self._trails), None)
@@ -186,12 +155,6 @@ class Trails(Tracker):
             return
         elif seen.name in ELEMENTWISE and result.shape == source.shape:
             self._carry(trail, result, trail.masked)
-
-    def _are_gates(self, args: Sequence[Any]) -> bool:
-        """Whether nothing but gates, parameters and masks went into a function."""
-        given = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
-        gates = [arg for arg in given if arg in self._gates]
-        return bool(gates) and all(arg in self._gates or self._learned.holds(arg) for arg in given)
 
     def _carry(self, trail: Trail, result: Tensor, masked: Tensor | None) -> None:
         shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes

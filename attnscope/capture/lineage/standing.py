@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import UNMOVABLE, find_positions, is_constant, origin_of_kernel
-from attnscope.capture.lineage.nodes import STRETCH, Contracted, Node, Origin, QueryKeyOrigin, beginnings
+from attnscope.capture.lineage.nodes import STRETCH, Contracted, Node, QueryKeyOrigin, beginnings
 from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
 MOST = 2**24
@@ -32,28 +31,26 @@ class Standing:
 
 def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     """What weights weigh, as far as their lineage tells; what they made is placed by it, too."""
-    origin, weights, gates = lineage.of(weighing.operand), weighing.weights, weighing.trail.gates
-    unknown = Standing(tokens=not gates)
-    if origin is None or is_mapped(weights):
-        return unknown
+    origin, weights = lineage.of(weighing.operand), weighing.weights
+    trail = weighing.trail
+    if origin is None or trail.mixed or trail.signed or is_mapped(weights):
+        return Standing()
     weighed = lineage.of(weighing.weighed)
-    if origin.right is not None and weighed is None and weighing.weighed is not None:
-        return Standing(tokens=not gates and not _weigh_distances(origin.node, weighing))
-    if not _is_one_sided(origin, weights):
-        return unknown
+    if origin.right is not None:
+        unmade = weighed is None and weighing.weighed is not None
+        return Standing(tokens=not (unmade and _weigh_distances(origin.node, weighing)))
+    # no product of queries and keys began these
+    if weights.numel() > MOST or weights.shape[-1] < 2:
+        return Standing(tokens=False)
     try:
         places = origin.node.labels("position").permute(weighing.axes)
-        if not is_constant(places, -1):
-            whole = not gates or bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
-            stands = Standing(whole, learned=places.ndim < 2 or is_constant(places, -2))
-        elif _all_differ(origin.node.labels("channel").permute(weighing.axes)):
+        if is_constant(places, -1):
             stands = Standing(tokens=False)
         else:
-            values = None if weighed is None else weighed.node.labels("position")
-            inside = values is not None and _are_single(values) and is_constant(values, weighing.key_axis)
-            stands = Standing(tokens=not (gates or inside))
+            whole = bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
+            stands = Standing(whole, learned=places.ndim < 2 or is_constant(places, -2))
     except UNMOVABLE:
-        return unknown
+        return Standing(tokens=False)
     made = lineage.of(result)
     if (not stands.tokens or stands.learned) and made is not None and made.right is not None:
         # what was mixed at one position stands where the values do, what learned queries mixed nowhere
@@ -86,19 +83,3 @@ def _weigh_distances(query: Node, weighing: Weighing) -> bool:
     places = root.split(labels - root.number * STRETCH)[1]
     each = all(is_constant(places, axis) for axis in range(1, places.ndim))
     return each and bool((labels > 0).all()) and not is_constant(places, 0)
-
-
-def _is_one_sided(origin: Origin, weights: Tensor) -> bool:
-    """Whether no product of queries and keys began some weights, of which there are not too many."""
-    return origin.right is None and weights.numel() <= MOST and weights.shape[-1] > 1
-
-
-def _are_single(labels: Tensor) -> bool:
-    """Whether everything stands at a position, and was made of no others."""
-    return bool(((labels > 0) & (labels % 1 == 0)).all())
-
-
-def _all_differ(labels: Tensor) -> bool:
-    """Whether no two labels along the last axis are alike."""
-    first = labels[(0,) * (labels.ndim - 1)]
-    return len(torch.unique(first)) == len(first)

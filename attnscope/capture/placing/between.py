@@ -81,15 +81,12 @@ class AcrossTexts(Tracker):
             return False
         return self._crosses(query, key, capture, taken.name)
 
-    def _crosses(self, query: Tensor | None, key: Tensor | None, capture: Capture | None, name: str) -> bool:
+    def _crosses(self, query: Tensor, key: Tensor, capture: Capture, name: str) -> bool:
         """Whether rows look at keys of other texts.  [batch, query], [batch, key]"""
-        sides = [None if each is None else self._texts(each) for each in (query, key)]
-        if None in sides:
-            return False
-        (asking, mine), (answering, _) = sides  # type: ignore[misc]
+        (asking, mine), (answering, _) = self._texts(query), self._texts(key)
         known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
         foreign = known & (asking[:, :, None] != answering[:, None])
-        if capture is not None and bool(foreign.any()):
+        if bool(foreign.any()):
             foreign &= capture.read.allowed(0, capture.queries).any(1)
         moves = bool((mine != mine[:, :1]).any())
         if not bool(foreign.any()):
@@ -106,7 +103,7 @@ class AcrossTexts(Tracker):
         self._doubted.append(name)
         return False
 
-    def _texts(self, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _texts(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Of which text each label is, and which position; -1: nobody knows."""
         text, place = torch.full_like(labels, -1.0), torch.full_like(labels, -1.0)
         for number, root in self._given.items():

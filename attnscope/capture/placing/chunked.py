@@ -1,4 +1,4 @@
-"""Attention that a module computes in chunks (windows, blocks, sorted chunks), put at its true keys.
+"""Attention that a module computes in chunks (windows, blocks), put at its true keys.
 
 A module of that sort takes several softmaxes a call, over few keys each, and lays them out in ways that no
 reader of tensors can tell. So its class is known by name (``layouts``), what it computes is noted while it
@@ -39,7 +39,6 @@ class Notes:
     """What a module computed in one call, in order, and what it returned first."""
 
     softmaxes: list[Softmax] = field(default_factory=list)
-    gathers: list[Tensor] = field(default_factory=list)  # the indices of every gather
     linears: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what each was given, and gave
     returned: Tensor | None = None
 
@@ -63,10 +62,8 @@ class ChunkedModules(Tracker):
         notes, args, result = self.notes, seen.args, seen.result
         if notes is None:
             return False
-        if seen.name in SOFTMAX or seen.name == "exp":  # of scores minus their log-sum-exp
+        if seen.name in SOFTMAX or seen.name == "exp":  # Reformer's, of scores minus their log-sum-exp
             notes.softmaxes.append(Softmax(result.detach(), masked_keys(args[0], -1)))
-        elif seen.name == "gather":
-            notes.gathers.append(args[2])
         elif seen.name == "linear":
             notes.linears.append((args[0], result.detach()))
         return True
@@ -221,70 +218,15 @@ def lay_out_pegasus(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Lai
     return Laid.of(parts, values, output, key.expand(batch, -1) >= 0)
 
 
-def lay_out_local(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
-    """The rows of one call of the attention in chunks of neighbours."""
-    if len(notes.softmaxes) != 1:
-        return None
-    (softmax,) = notes.softmaxes
-    if softmax.weights.ndim == 4:
-        return _plain(softmax, given, notes)
-    order = torch.arange(given[0].shape[1], device=softmax.weights.device).expand(1, 1, -1)
-    return _of_reformer([put(*_chunk(module, softmax, order))], given, notes)
-
-
-def lay_out_hashed(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
-    """The rows of one call of the attention in chunks of like hashes."""
-    count = given[0].shape[1]
-    if not notes.softmaxes:
-        return None
-    softmax = notes.softmaxes[0]
-    if softmax.weights.ndim == 4:
-        return _plain(softmax, given, notes)
-    if softmax.weights.shape[-2] != module.chunk_length or not notes.gathers:
-        return None  # a step of a generation
-    order = notes.gathers[0][..., 0]  # [batch, head, round · place]: which token is sorted there
-    chunked, rounds = _chunk(module, softmax, order), order.shape[-1] // count
-    parts = []
-    for number in range(rounds):
-        span = slice(number * count, (number + 1) * count)
-        back = order[..., span].argsort(-1)[..., None]  # [batch, head, query, 1]: where it was sorted to
-        weights, keys, masked = (
-            None if part is None else part[..., span, :].take_along_dim(back, 2) for part in chunked
-        )
-        if weights is not None and keys is not None:
-            share = notes.softmaxes[1].weights[:, :, number] if rounds > 1 else 1  # [batch, head, query, 1]
-            parts.append(put(weights * share, keys, masked))
-    return _of_reformer(parts, given, notes)
-
-
-def _of_reformer(parts: Sequence[Part], given: tuple[Tensor, ...], notes: Notes) -> Laid:
-    """Parts with their values, which are projected last, and what the module returns of them."""
-    masks = [tensor for tensor in given[1:] if tensor.shape == given[0].shape[:2]]
-    real = masks[0].bool() if masks else given[0].new_ones(given[0].shape[:2], dtype=torch.bool)
-    return Laid.of(parts, notes.linears[-1][1] if notes.linears else None, notes.returned, real)
-
-
-def _chunk(module: Any, softmax: Softmax, order: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The weights of chunks with the tokens that stand in them and beside them, and what is masked.
-
-    ``order`` is [batch or 1, head or 1, place]; the weights [batch, head, chunk, place, slot].
-    """
-    size = module.chunk_length
-    chunks = order.view(*order.shape[:-1], -1, size)  # [.., .., chunk, place]
-    beside = range(-module.num_chunks_before, module.num_chunks_after + 1)
-    keys = torch.cat([chunks.roll(-step, 2) for step in beside], -1)  # [.., .., chunk, slot], the ends joined
-    keys = keys.repeat_interleave(size, 2)  # [.., .., place, slot]
-    masked = None if softmax.masked is None else softmax.masked.expand(softmax.weights.shape).flatten(2, 3)
-    return softmax.weights.flatten(2, 3), keys, masked
-
-
-def _plain(softmax: Softmax, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
-    """Rows over all keys at once, as in texts of up to one chunk; None for a step of a generation."""
-    count = given[0].shape[1]
-    if softmax.weights.shape[-2:] != (count, count):
+def lay_out_reformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
+    """Rows over all keys at once, of a text of one chunk; None for chunks, and a step of a generation."""
+    (batch, count, _), softmax = given[0].shape, notes.softmaxes[0] if notes.softmaxes else None
+    if softmax is None or softmax.weights.ndim != 4 or softmax.weights.shape[-2:] != (count, count):
         return None
     keys = torch.arange(count, device=softmax.weights.device)[None, None, None]
-    return _of_reformer([put(softmax.weights, keys, softmax.masked)], given[:1], notes)
+    values = notes.linears[-1][1] if notes.linears else None  # they are projected last
+    parts, real = [put(softmax.weights, keys, softmax.masked)], keys[0, 0].expand(batch, -1) >= 0
+    return Laid.of(parts, values, notes.returned, real)
 
 
 Layout: TypeAlias = Callable[[Any, tuple[Tensor, ...], Notes], "Laid | None"]
@@ -292,8 +234,8 @@ Layout: TypeAlias = Callable[[Any, tuple[Tensor, ...], Notes], "Laid | None"]
 
 LAYOUTS: dict[str, Layout] = {
     "LEDEncoderSelfAttention": lay_out_longformer,
-    "LSHSelfAttention": lay_out_hashed,
-    "LocalSelfAttention": lay_out_local,
+    "LSHSelfAttention": lay_out_reformer,
+    "LocalSelfAttention": lay_out_reformer,
     "LongformerSelfAttention": lay_out_longformer,
     "PegasusXGlobalLocalAttention": lay_out_pegasus,
 }

@@ -28,7 +28,6 @@ class Trail:
     mixed: bool = False  # whether a learned layer mixed heads behind the softmax (talking heads)
     signed: bool = False  # whether some of the weights are negative when they meet the values
     softmax: int = 0  # which softmax of the recording; 0 of none
-    gates: bool = False  # whether a layer with several outputs made the scores
 
     def owner(self, path: Sequence[str]) -> str:
         """The innermost of the modules around the softmax that run yet, when these run."""

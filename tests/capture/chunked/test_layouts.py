@@ -127,10 +127,6 @@ CASES = {
     "longformer, padded by itself": lambda: Case(
         longformer(), globally(texts(length=13)), "LongformerSelfAttention"
     ),
-    "reformer, padded by itself": lambda: Case(reformer(True, 0), texts(length=13), "LSHSelfAttention"),
-    "reformer, neighbours, padded by itself": lambda: Case(
-        reformer(False, 1), texts(length=13), "LocalSelfAttention"
-    ),
     "led with global tokens": lambda: Case(
         led(),
         globally(texts()) | {"decoder_input_ids": texts()["input_ids"][:, :5]},
@@ -141,10 +137,6 @@ CASES = {
         texts() | {"decoder_input_ids": texts()["input_ids"][:, :5]},
         "PegasusXGlobalLocalAttention",
     ),
-    "reformer, neighbours": lambda: Case(reformer(True, 0), texts(), "LocalSelfAttention"),
-    "reformer, hashes": lambda: Case(reformer(True, 0), texts(), "LSHSelfAttention"),
-    "reformer, neighbours on both sides": lambda: Case(reformer(False, 1), texts(), "LocalSelfAttention"),
-    "reformer, hashes on both sides": lambda: Case(reformer(False, 1), texts(), "LSHSelfAttention"),
     "reformer, one chunk": lambda: Case(reformer(True, 0), texts(length=4), "LSHSelfAttention"),
 }
 
@@ -219,9 +211,7 @@ def test_weights_at_their_keys_give_what_the_module_made_of_its_values(name):
     assert all(site.unproved is None and site.difference < 1e-6 for site in own)
 
 
-@pytest.mark.parametrize(
-    "layout", ["longformer", "longformer with global tokens", "pegasus-x", "reformer, hashes"]
-)
+@pytest.mark.parametrize("layout", ["longformer", "longformer with global tokens", "pegasus-x"])
 def test_weights_put_at_the_keys_beside_theirs_are_said_to_be_wrong(layout, monkeypatch):
     case = CASES[layout]()
     put = chunked.put
@@ -275,12 +265,23 @@ def test_a_token_outside_the_window_is_closed_unless_it_is_global():
     assert bool(first.allowed[0, 0, 7].all())  # a global query sees all keys
 
 
-def test_a_step_of_a_generation_in_hashed_chunks_is_a_hole_that_says_so():
-    case = CASES["reformer, hashes"]()
-    with torch.inference_mode(), recording(case.model) as record:
-        past = case.model(**texts(length=12), use_cache=True).past_buckets_states
+@pytest.mark.parametrize("after", [0, 1])
+def test_texts_of_several_chunks_are_holes_that_say_so(after):
+    model = reformer(True, after)
+    with torch.inference_mode(), recording(model, warn=False) as record:
+        model(**texts())
+    assert not record.sites
+    assert [(layer.layer, "attends in chunks" in layer.reason) for layer in record.without_attention] == [
+        (layer, True) for layer in range(3)
+    ]
+
+
+def test_a_step_of_a_generation_is_a_hole_that_says_so():
+    model = reformer(True, 0)
+    with torch.inference_mode(), recording(model, warn=False) as record:
+        past = model(**texts(length=4), use_cache=True).past_buckets_states
         assert not record.without_attention
-        case.model(case.given["input_ids"][:, :1], past_buckets_states=past, use_cache=True)
+        model(texts()["input_ids"][:, :1], past_buckets_states=past, use_cache=True)
     assert {layer.name for layer in record.without_attention if "in chunks" in layer.reason} == {
         f"encoder.layers.{layer}.attention.self_attention" for layer in range(3)
     }

@@ -2,16 +2,16 @@
 
 The public face, each name loaded when it is first used:
 
-    load, wrap          a model by its name, or one that you have; read(text) gives a Run
+    load, wrap          a model by name, or a model object of yours; read(text) gives a Run
     open                a Run from a file: a trace, or weights
     record              a Run of whatever a module runs inside a with block
     watch, callback     the figures of every head while a model is trained
     Run                 what one pass showed: head, token, stats, compare, find, spans, flow, check, page
-    Reader              a model that reads
+    Reader              a model, ready to read texts
     Head                the address of a head: Head("L2H1")
-    AttnscopeError      what every error of this package is
+    AttnscopeError      the base class of this package's errors
 
-What the command line does beside that has a function each in ``attnscope.questions``.
+Every other command of the command line has a function in ``attnscope.questions``.
 """
 
 from __future__ import annotations

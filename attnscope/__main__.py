@@ -6,14 +6,14 @@ import signal
 
 
 def main() -> None:
-    """The command line; a Ctrl-C while Python still imports it ends quietly too."""
+    """The command line; a Ctrl-C during Python's own imports also ends it quietly."""
     try:
         from attnscope.cli import main
 
         main()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    finally:  # what is left to do is Python's: a Ctrl-C ends it without a word
+    finally:  # the rest is up to Python: Ctrl-C ends it without a message
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,8 +1,8 @@
 """Token, Site, AttentionCall and Attention: the data that flows from capture to every picture and number.
 
-An ``Attention`` is one call of one attention site inside one forward pass. It does not hold the
-layer's ``[batch, head, query, key]`` tensor: it knows how to compute the rows that somebody reads.
-Rows are queries, columns are keys, heads and layers count from 0.
+An ``Attention`` is one call of one attention site inside one forward pass. It does not hold the layer's
+``[batch, head, query, key]`` tensor: it computes the rows that somebody reads. Rows are queries, columns
+are keys, heads and layers count from 0.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # pictures read tokens without loading torch
     from torch import Tensor
 
 Kind: TypeAlias = Literal["encoder", "decoder", "cross"]
-"""Which attention of a model: over a whole sequence, over its past, or from one sequence to another."""
+"""Which attention it is: encoder or decoder self-attention, or cross-attention."""
 
 Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "file", "served"]
-"""How weights were had.
+"""Where the weights come from.
 
 ``kernel``      the model's own kernel returned them
 ``recomputed``  from the query, key, mask and scale that the kernel received, with its formula
@@ -36,10 +36,10 @@ Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "file", "served"]
 class Token:
     """One token as a person reads it.
 
-    ``text`` is the piece of the text that the token stands for (no ``Ġ``, ``▁``, ``##``, no byte soup),
-    ``id`` its number in the vocabulary, ``special`` whether the tokenizer added it, ``segment`` 0 or 1 in a
-    text pair, ``word`` the running number of its word (``None`` for a special token). ``span``: in a pooled
-    map of a file it stands for the tokens from the first number up to, but not with, the second.
+    ``text`` is the piece of text that the token stands for (without ``Ġ``, ``▁``, ``##`` or raw bytes),
+    ``id`` its number in the vocabulary, ``special`` whether the tokenizer added it, ``segment`` 0 or 1 in
+    a text pair, ``word`` the running number of its word (``None`` for a special token). ``span``: in a
+    pooled map of a file, the range of tokens that it stands for (end excluded).
     """
 
     text: str
@@ -51,7 +51,7 @@ class Token:
 
 
 Axis: TypeAlias = "tuple[Token, ...] | range"
-"""The tokens along one axis, or bare positions where the axis is not a token axis."""
+"""The tokens along one axis, or a range of positions where the axis has no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Site:
     """Where in a model attention happens.
 
     ``name`` is the module's path, ``call`` counts its calls in this pass from 0 (a shared module has
-    several), ``kind`` tells encoder, decoder and cross attention apart, ``layer`` is the running
-    number of the layer within its kind, which a layer without attention takes, too.
+    several), ``kind`` tells encoder, decoder and cross attention apart, ``layer`` is the running number
+    of the layer within its kind; layers without attention count too.
     """
 
     name: str
@@ -76,8 +76,8 @@ _HEAD = re.compile(r"(?a)(?:(encoder|decoder|cross)[ .])?(?:[Ll]#[Hh]#|#[.-]#)".
 class Head:
     """The one address of a head: ``Head("L5H3")``, ``Head("5.3")``, ``Head("cross L0H1")``, ``Head(5, 3)``.
 
-    ``kind`` is ``None`` where nobody said which of a model's kinds of attention is meant.
-    Raises ``SelectionError`` for a text that names no head.
+    ``kind`` is ``None`` where the kind of attention was not given. Raises ``SelectionError`` if the text
+    does not name a head.
     """
 
     layer: int
@@ -108,18 +108,19 @@ class Head:
 
 
 OpenKeys: TypeAlias = "Tensor | Callable[[int, int], Tensor]"
-"""A bool tensor that broadcasts to [batch, head, query, key], or a function from some rows' bounds to one."""
+"""A bool tensor that broadcasts to [batch, head, query, key], or a function (first row, last row) to one."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """What a kernel received in one call: all that its weights and its output come from.
+    """What a kernel received in one call: everything that determines its weights and output.
 
     Query head ``h`` reads key head ``h // (heads / key_heads)``. The scores ``scale·QKᵀ`` pass, in this
-    order: ``softcap`` (``c·tanh(s/c)``, Gemma-2); the ``biases`` (position bias and additive masks, where a
-    very low number masks a key); the ``diagonal`` (row ``i`` sees the keys ``j <= i + diagonal``; ``None``:
-    not causal); the ``masks``; and ``sinks``, a logit for each head [head] or row that takes part in the
-    softmax and owns no key. ``window`` is the sliding window passed to the kernel; the masks hold it.
+    order: ``softcap`` (``c·tanh(s/c)``, Gemma-2); the ``biases`` (position bias and additive masks, where
+    a very low number masks a key); the ``diagonal`` (row ``i`` sees the keys ``j <= i + diagonal``;
+    ``None``: not causal); the ``masks``; and ``sinks``, a logit per head [head] or row that takes part in
+    the softmax without a key of its own. ``window`` is the sliding window passed to the kernel; the masks
+    already contain it.
     """
 
     query: Tensor  # [batch, head, query, size]
@@ -136,14 +137,14 @@ class AttentionCall:
 
 
 class RowSource(Protocol):
-    """What an ``Attention`` asks for rows; one implementation for each way to have them."""
+    """What an ``Attention`` reads its rows from; one implementation for each origin of weights."""
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
         ...
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the mask left open to those queries, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Keys that the mask leaves open to those queries, bool.  -> [batch or 1, head or 1, row, key]"""
         ...
 
 
@@ -152,11 +153,11 @@ class Attention:
     """The attention of one call of one site; its rows are computed when asked for.
 
     ``heads`` counts query heads and ``key_heads`` key-value heads (fewer in grouped-query attention).
-    ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of cached
-    tokens in a generation step, and ``None`` where queries and keys are different sequences.
-    ``kernel`` names what computed the layer's output ("sdpa", "softmax", ...), ``dtype`` is the type it used.
-    Readers never write into what comes out: tensors, or ``arrays``. ``statistics`` are the fused pass's,
-    ``values`` what all heads mixed, ``None`` where nobody saw it.
+    ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of
+    cached tokens in a generation step, and ``None`` where queries and keys are different sequences.
+    ``kernel`` names what computed the layer's output ("sdpa", "softmax", ...), ``dtype`` is the type it
+    used. Readers never write into the results (tensors or ``arrays``). ``statistics`` come from the fused
+    pass; ``values`` are the value vectors; each is ``None`` where it was not captured.
     """
 
     site: Site
@@ -170,7 +171,7 @@ class Attention:
     offset: int | None
     dtype: torch.dtype | str
     read: RowSource
-    statistics: Any = None  # attnscope.fused.statistics.Statistics, of a package above this one
+    statistics: Any = None  # attnscope.fused.statistics.Statistics, from a package above this one
     values: Tensor | None = None  # [batch, key_head, key, size]
     arrays: bool = False
 
@@ -182,15 +183,15 @@ class Attention:
         return self.read.rows(start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the mask left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Keys that the mask leaves open, bool.  -> [batch or 1, head or 1, row, key]"""
         return self.read.allowed(start, stop)
 
     def weights(self, heads: Sequence[int] | None = None) -> Tensor:
-        """All rows at once: N² numbers a head.  -> [batch, head, query, key]"""
+        """All rows at once: N² numbers per head.  -> [batch, head, query, key]"""
         return self.rows(0, len(self.queries), heads)
 
     def only(self, heads: Sequence[int]) -> Attention:
-        """The same call with these heads alone, numbered anew from 0."""
+        """The same call with these heads alone, renumbered from 0."""
         self._check(heads)
         made = self.statistics and self.statistics.only(heads)
         alone = replace(self, heads=len(heads), key_heads=len(heads), statistics=made, values=None)
@@ -213,11 +214,11 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class HeldRows:
-    """Rows of weights that exist already as one tensor, ``[batch, head, query, key]``.
+    """Rows of weights that already exist as one tensor, ``[batch, head, query, key]``.
 
-    ``open_keys`` is the mask if it is known (bool, broadcastable to the weights). Without it every key
-    with any weight at all in the batch and heads of its row counts as open. ``call`` is what their kernel
-    received, where that is known; nobody has checked that it makes these weights.
+    ``open_keys`` is the mask if it is known (bool, broadcastable to the weights). Without it, a key
+    counts as open if its row gives it any weight in any head or text of the batch. ``call`` is what the
+    kernel received, where known; whether it reproduces these weights has not been checked.
     """
 
     weights: Tensor  # [batch, head, query, key]
@@ -244,7 +245,7 @@ class SomeHeads:
     chosen: tuple[int, ...]
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """Rows of the heads, which are numbered anew from 0.  -> [batch, head, row, key]"""
+        """Rows of these heads, renumbered from 0.  -> [batch, head, row, key]"""
         picked = self.chosen if heads is None else [self.chosen[head] for head in heads]
         return self.all.rows(start, stop, picked)
 

@@ -1,4 +1,4 @@
-"""Places on an axis, and token text made visible: what a label says, before anybody draws it."""
+"""Places on an axis, and token text made visible: the labels of every view."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 PICTURED = 1 << 20
-"""The first id of tokens that stand for a part of a picture; no vocabulary has so many."""
+"""The first id of tokens that stand for a part of a picture; above any vocabulary's size."""
 
 SEPARATOR = PICTURED // 2
-"""The first id of tokens that stand between those of a picture."""
+"""The first id of separator tokens of a picture."""
 
 HEARD = PICTURED << 1
 """The first id of tokens that stand for a moment of a sound."""
 
 GROUPED = " · "
-"""What stands between the group of a position, a camera or a column, and its own label."""
+"""Separates the group of a position, a camera or a column from its own label."""
 
 READ = " s · "
-"""What stands between the time of a moment and what the model reads in it, as in ``0.42 s · h``."""
+"""Separates the time of a moment from its text, as in ``0.42 s · h``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """One row or column: its text and the tokens ``start`` to ``stop - 1`` that it stands for.
 
-    ``word`` is the (segment, word) that the token is a piece of, ``None`` where it is no piece of any.
-    ``pooled`` tells a range of tokens from a token or a word. ``id`` is a single token's number in the
-    vocabulary, or that of the first of some neighbours in a picture or a sound, whose numbers follow each
-    other; ``count`` is how many tokens or words a row is the mean of.
+    ``word`` is the (segment, word) that the token belongs to, or ``None``. ``pooled`` tells a range of
+    tokens from a token or a word. ``id`` is the token's number in the vocabulary; for neighbouring parts
+    of a picture or a sound, whose ids are consecutive, it is the first one's. ``count`` is how many
+    tokens or words the row averages.
     """
 
     text: str
@@ -62,22 +62,22 @@ class Place:
 
     @property
     def heard(self) -> bool:
-        """Whether it stands for a moment of a sound, or for some that follow each other."""
+        """Whether it stands for one moment of a sound, or several in a row."""
         return self.id is not None and self.id >= HEARD
 
     @property
     def moment(self) -> str:
-        """When it begins, of one that is heard."""
+        """When its moment of a sound begins."""
         return self.text.partition(READ)[0].partition("–")[0].removesuffix(" s") + " s"
 
     @property
     def letters(self) -> str:
-        """What the model reads in it, of one that is heard."""
+        """The text read at its moment of a sound."""
         return self.text.partition(READ)[2] if self.heard else ""
 
     @property
     def label(self) -> str:
-        """The text with nothing invisible in it; a range is led by its tokens' numbers."""
+        """The text with everything visible; a range begins with its token numbers."""
         if not self.pooled or self.heard:
             return visible(self.text)
         numbers = f"{self.start}-{self.stop - 1}" if self.stop > self.start + 1 else f"{self.start}"
@@ -85,7 +85,7 @@ class Place:
 
 
 def places(axis: Axis) -> tuple[Place, ...]:
-    """The places of an axis of tokens, or of bare positions, one for each."""
+    """One place for each token or bare position of an axis."""
     if isinstance(axis, range):
         return tuple(Place(str(position), i, i + 1) for i, position in enumerate(axis))
     return tuple(_place(token, i) for i, token in enumerate(axis))
@@ -100,7 +100,7 @@ def _place(token: Token, position: int) -> Place:
 
 
 def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Place:
-    """One place for neighbours; pieces of one word are written together, everything else apart."""
+    """One place for neighbours; pieces of one word are written together, others with spaces."""
     text = ""
     for before, place in zip((None, *group), group, strict=False):
         glued = before is None or (place.word is not None and place.word == before.word)
@@ -127,10 +127,10 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
 
 @dataclass(frozen=True, eq=False)
 class Coarsening:
-    """The places that remain of an axis, and the places that each of them stands for.
+    """How an axis is pooled: the remaining places, and the places that each of them stands for.
 
-    ``parts`` holds, for each place, its words, each as numbers along the axis. ``aside`` are those that were
-    left out, ``counts`` how many rows each of the axis is the mean of, 1 unless it was pooled before.
+    ``parts`` holds, for each remaining place, its words, each as positions on the axis. ``aside`` are the
+    positions left out; ``counts`` is how many rows each position averages, 1 unless it was pooled before.
     """
 
     places: tuple[Place, ...]
@@ -144,7 +144,7 @@ class Coarsening:
         return len(self.counts)
 
     def averaging(self, dtype: DTypeLike = np.float32) -> Array | None:
-        """What averages queries; ``None`` if there is nothing to do.  -> [place, query]"""
+        """The matrix that averages queries; ``None`` if there is nothing to do.  -> [place, query]"""
         if len(self.places) == self.size:
             return None
         matrix = np.zeros((len(self.places), self.size), dtype)
@@ -155,7 +155,7 @@ class Coarsening:
         return matrix
 
     def summing(self, dtype: DTypeLike = np.float32) -> Array | None:
-        """What adds up keys, with what was left out as one more place; ``None`` if there is nothing to do.
+        """The matrix that sums keys, left-out keys as one more place; ``None`` if there is nothing to do.
 
         -> [place, key], or [place + 1, key] if anything was left out
         """
@@ -170,7 +170,7 @@ class Coarsening:
 
     @cached_property
     def partial(self) -> bool:
-        """Whether some of the axis belongs to no place."""
+        """Whether some positions belong to no place."""
         return sum(len(word) for words in self.parts for word in words) < self.size
 
     @cached_property
@@ -181,11 +181,11 @@ class Coarsening:
         return (0, *np.cumsum([len(words) for words in self.parts]).tolist())
 
     def tokens(self, *rows: int) -> list[int]:
-        """What some places stand for, as numbers along the axis."""
+        """The positions that some places stand for."""
         return [token for row in rows for word in self.parts[row] for token in word]
 
     def only(self, row: int) -> Coarsening:
-        """One place alone, and nothing of the others."""
+        """One place alone, without the others."""
         return Coarsening((self.places[row],), (self.parts[row],), (), self.counts)
 
 
@@ -197,12 +197,11 @@ def group_places(
     most: int | None = None,
     even: bool = False,
 ) -> Coarsening:
-    """How to coarsen an axis: special tokens aside, pieces of words together, then ``most`` places at most.
+    """How to coarsen an axis: set special tokens aside, join pieces of words, keep at most ``most`` places.
 
-    Neighbours come in blocks of one size, of which the last may be smaller, so that labels are easy to read;
-    or ``even``, in as many cells as may be, whose sizes differ by one at most. Neighbouring tokens of one
-    segment with one word number are one word. Raises ``SelectionError`` where nothing but special tokens
-    exists.
+    Neighbours are pooled in blocks of one size (the last may be smaller), so that labels are easy to
+    read; ``even`` makes as many cells as allowed, whose sizes differ by at most one. Neighbouring tokens
+    of one segment with one word number are one word. Raises ``SelectionError`` if all tokens are special.
     """
     shown = [(at, place) for at, place in enumerate(every) if not (hide_special and place.special)]
     if not shown:
@@ -221,7 +220,7 @@ def group_places(
     )
 
 
-@lru_cache(8)  # the layers of a model share their axes
+@lru_cache(8)  # layers of a model share their axes
 def coarsen_axis(
     axis: Axis,
     *,
@@ -251,8 +250,8 @@ def _join_block(block: list[list[tuple[int, Place]]], *, pooled: bool) -> Place:
 class Weights:
     """Weights of one head or several, between queries and keys that have labels.
 
-    ``values`` is ``[..., query, key]``, ``allowed`` (bool, the keys that mask and causality left open)
-    has the same two last axes and broadcasts over the others.
+    ``values`` is ``[..., query, key]``, ``allowed`` (bool, the keys left open by mask and causality) has
+    the same last two axes and broadcasts over the others.
     """
 
     values: Array  # [..., query, key]
@@ -271,7 +270,7 @@ class Weights:
 
     @property
     def square(self) -> bool:
-        """Whether rows and columns are the same places, so that the diagonal means something."""
+        """Whether rows and columns are the same places, so that there is a diagonal."""
         return self.queries == self.keys
 
 
@@ -294,7 +293,7 @@ def weights(values: Array, queries: Axis, keys: Axis, allowed: Array | None = No
 
 
 def coarsen(field: Weights, queries: Coarsening, keys: Coarsening) -> tuple[Weights, float]:
-    """The same attention between fewer places, and the share of it that went to what was left out.
+    """The same attention between fewer places, and the share of weight on left-out keys.
 
     [..., query, key] -> [..., query place, key place]. A cell is open where any part of it was.
     """
@@ -308,9 +307,9 @@ def coarsen(field: Weights, queries: Coarsening, keys: Coarsening) -> tuple[Weig
 
 
 def fit(field: Weights, rows: int, columns: int, *, even: bool = False) -> Weights:
-    """The same attention on at most so many rows and columns, in blocks, or in ``even`` cells.
+    """The same attention on at most ``rows`` × ``columns`` cells, in blocks or in ``even`` cells.
 
-    Blocks are as many on both axes where these are the same places, so that a diagonal stays one.
+    Where rows and columns are the same places, both axes get the same blocks, so that the diagonal stays.
     """
     if field.square:
         rows = columns = min(rows, columns)
@@ -322,10 +321,10 @@ def fit(field: Weights, rows: int, columns: int, *, even: bool = False) -> Weigh
 
 
 def label_map(values: Array, allowed: Array, queries: Coarsening, keys: Coarsening) -> tuple[Weights, float]:
-    """A coarse map with its labels, and the share of the attention that went to what was left out.
+    """A coarse map with its labels, and the share of weight on left-out keys.
 
     ``values`` and ``allowed`` are ``[..., query place, key place]`` as ``averaging`` and ``summing`` made
-    them; rows count by the tokens that they stand for.
+    them; rows are weighted by the number of their tokens.
     """
     shown = len(keys.places)
     counts = np.array(
@@ -346,9 +345,9 @@ def shrink(
 ) -> tuple[Array, Array]:
     """Values and mask on at most ``rows`` × ``columns`` equal cells, without labels, for thumbnails.
 
-    [..., query, key] -> [..., row, column]. Cells that a border cuts count with the share that lies
-    on either side; keys are summed, queries averaged; a cell is open where any part of it was. ``sizes`` are
-    the counts of tokens that rows and columns stand for, one each if not given.
+    [..., query, key] -> [..., row, column]. A cell cut by a border is split in proportion; keys are
+    summed, queries averaged; a cell is open where any part of it was. ``sizes`` are the token counts of
+    rows and columns, 1 by default.
     """
     queries, keys = sizes or ([1] * values.shape[-2], [1] * values.shape[-1])
     down = averaging(queries, rows)  # [row, query]
@@ -358,7 +357,7 @@ def shrink(
 
 
 def averaging(sizes: Sequence[int], wanted: int) -> Array:
-    """What averages rows, that stand for so many tokens each, in at most ``wanted`` parts.  -> [part, row]"""
+    """The matrix that averages rows of these token counts into at most ``wanted`` parts.  -> [part, row]"""
     averaged = _overlap(tuple(sizes), wanted) * np.asarray(sizes, np.float32)
     averaged /= averaged.sum(1, keepdims=True)
     return averaged
@@ -368,7 +367,7 @@ def averaging(sizes: Sequence[int], wanted: int) -> Array:
 def _overlap(sizes: tuple[int, ...], wanted: int) -> Array:
     """The share of each cell that lies in each of ``wanted`` equal parts.  -> [part, cell]
 
-    The layers of a model ask for the same one after the other; nothing may be written into it.
+    Cached, because all layers of a model need the same one: never write into it.
     """
     ends = np.cumsum(sizes)
     cut = np.linspace(0, ends[-1], max(min(len(sizes), wanted), 1) + 1)
@@ -381,8 +380,8 @@ def _overlap(sizes: tuple[int, ...], wanted: int) -> Array:
 def find_senses(tokens: Sequence[Token]) -> list[str | None]:
     """ "image 1", "frame 2" or "sound" for each token of one, ``None`` for words.
 
-    Special tokens between two of one picture belong to it: they tell its tiles and rows apart. A picture that
-    is alone has no number.
+    Special tokens inside one picture belong to it: they separate its tiles and rows. A single picture has
+    no number.
     """
     names = [_name(token) for token in tokens]
     at = [position for position, name in enumerate(names) if name is not None]
@@ -394,7 +393,7 @@ def find_senses(tokens: Sequence[Token]) -> list[str | None]:
 
 
 def _name(token: Token) -> str | None:
-    """The picture of a token, of which "thumbnail 1 · 0,0" is one of image 1, or the sound."""
+    """The name of a token's picture ("image 1" for "thumbnail 1 · 0,0") or sound."""
     if token.id < SEPARATOR:
         return None
     if token.id >= HEARD:

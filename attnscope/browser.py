@@ -1,4 +1,4 @@
-"""All heads of a text in the terminal, full screen: a map, a pinned token beside it, and keys for both."""
+"""Every head of a text in the terminal, full screen: a map, a pinned token beside it, and keys for both."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MEANING = {
     "row": "full colour is each row's largest",
     "head": "full colour is the head's largest",
 }
-"""What each scale says."""
+"""The description of each scale."""
 
 
 class Keys(ModalScreen[None]):
@@ -83,7 +83,7 @@ class Keys(ModalScreen[None]):
 
 
 def halves_of(focus: TokenView) -> Mapping[str, TokenView]:
-    """What a token looks at, and who looks at it, each with its pictures, by the widgets that show them."""
+    """What a token looks at, and which tokens look at it, each with its pictures, by widget name."""
     bare = replace(focus, title="", notes=(), full=focus.full_bar)
     at = tuple(replace(each, looked_at_by=None) for each in focus.overlays if each.looks_at is not None)
     by = tuple(replace(each, looks_at=None) for each in focus.overlays if each.looked_at_by is not None)
@@ -94,19 +94,19 @@ def halves_of(focus: TokenView) -> Mapping[str, TokenView]:
 
 
 def after(one: T, options: Sequence[T]) -> T:
-    """The next of some options, the first one after the last or after something else."""
+    """The next of some options; the first one after the last, or if the current one is not among them."""
     return options[(options.index(one) + 1) % len(options)] if one in options else options[0]
 
 
 BESIDE = 110
-"""Columns from which a pinned token's lists stand beside the map instead of below it."""
+"""From this many columns on, a pinned token's lists stand beside the map instead of below it."""
 
 
 class Browser(App[None]):
     """Browses heads. ``folder`` is where ``s`` saves to.
 
-    ``place`` is the position in the list of ``layers``, and the number of the head; ``opened`` tells a head
-    from the overview, ``pinned`` is a token's number, and ``row`` whether it has a row here.
+    ``place`` is the index into ``layers`` and the number of the head; ``opened`` tells a head's view from
+    the overview, ``pinned`` is a token's number, and ``row`` whether it has a row here.
     """
 
     CSS = """
@@ -170,7 +170,7 @@ class Browser(App[None]):
         self.draw()
 
     def on_resize(self, event: Resize) -> None:
-        """Choose the arrangement for a width."""
+        """Choose the arrangement for this width."""
         self.screen.set_class(event.size.width < BESIDE, "narrow")
 
     @property
@@ -184,11 +184,11 @@ class Browser(App[None]):
         return self.kind, self.layers[self.place[0]], self.place[1]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave out of the footer what has nothing to do here."""
+        """Hide keys from the footer that do nothing here."""
         return not (action == "kind" and len(self.kinds) == 1)
 
     def draw(self) -> None:
-        """Show what is chosen."""
+        """Draw the current state."""
         kind, layer, head = self.head
         figures = self.heads.figures[kind, layer][head]
         named = f"{figures.name} · {visible(self.heads.layers.title)} · {kind} attention"
@@ -210,13 +210,13 @@ class Browser(App[None]):
         self.call_after_refresh(self._reveal)
 
     def focus_of(self, token: int) -> TokenView:
-        """What a token looks at and who looks at it, in the chosen head; in cross-attention one of them."""
+        """The chosen head's token view of the pinned token; one direction only in cross-attention."""
         if self.heads.weights[self.head[:2]].square:
             return self.heads.token(*self.head, token, token)
         return self.heads.token(*self.head, *((token, None) if self.row else (None, token)))
 
     def on_click(self, event: Click) -> None:
-        """Pin the token whose row is clicked on, or whose patch of a picture is."""
+        """Pin the token of the clicked row or image patch."""
         if event.widget is None or not self.opened:
             return
         found = self._token_under(event.widget, event.screen_x, event.screen_y)
@@ -225,7 +225,7 @@ class Browser(App[None]):
             self.draw()
 
     def _token_under(self, widget: Widget, x: int, y: int) -> tuple[int, bool] | None:
-        """The number of the token at a place of the screen, and whether it has a row; ``None`` for none."""
+        """The number of the token at a screen position, and whether it has a row; ``None`` for no token."""
         region = widget.content_region
         options = self.console.options.update_width(region.width)
         surface = Surface.of(self.console, options, self.cmap, self.plain)
@@ -240,7 +240,7 @@ class Browser(App[None]):
         return None if patch is None else self.heads.token_of(self.kind, patch[0].name, *patch[1:])
 
     def _reveal(self) -> None:
-        """Scroll to the line that is marked: the chosen head's first, or the pinned token's row."""
+        """Scroll to the marked line: the chosen head's first, or the pinned token's row."""
         picture, scroll = self.query_one("#picture", Static), self.query_one("#map", VerticalScroll)
         lines = [picture.render_line(y) for y in range(picture.size.height)]
         marked = [y for y, line in enumerate(lines) if any(s.style and s.style.reverse for s in line)]
@@ -248,7 +248,7 @@ class Browser(App[None]):
             scroll.scroll_to(y=max(0, marked[-1] - scroll.size.height // 2), animate=False)
 
     def action_move(self, layers: int, heads: int) -> None:
-        """Go to a neighbour, and on to the other end after the last one."""
+        """Go to a neighbour, wrapping around."""
         row = (self.place[0] + layers) % len(self.layers)
         size = len(self.heads.weights[self.kind, self.layers[row]].values)
         self.place = (row, (self.place[1] + heads) % size if heads else min(self.place[1], size - 1))
@@ -265,13 +265,13 @@ class Browser(App[None]):
         self.draw()
 
     def action_open(self) -> None:
-        """From the overview to the chosen head."""
+        """Open the chosen head."""
         self.opened = True
         self.query_one("#map", VerticalScroll).scroll_home(animate=False)
         self.draw()
 
     async def action_back(self) -> None:
-        """Let go of the token, or else go from the head to the overview."""
+        """Unpin the token; without one, go back to the overview."""
         if self.pinned is not None:
             self.pinned = None
         else:
@@ -293,7 +293,7 @@ class Browser(App[None]):
         self.draw()
 
     def action_scale(self) -> None:
-        """The next thing that full colour stands for."""
+        """The next colour scale."""
         scale = after(self.heads.selection.scale, SCALES)
         self.heads = replace(self.heads, selection=replace(self.heads.selection, scale=scale))
         self.notify(MEANING[scale], timeout=2)
@@ -306,11 +306,11 @@ class Browser(App[None]):
         self.draw()
 
     def action_light(self) -> None:
-        """Light or dark."""
+        """Switch between light and dark."""
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
 
     def action_save(self) -> None:
-        """Save what is in view as PNG, under a name that is not taken yet."""
+        """Save the current view as PNG, under an unused name."""
         kind, layer, head = self.head
         led = f"{kind}-" if len(self.kinds) > 1 else ""
         view: Drawable

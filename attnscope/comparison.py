@@ -1,12 +1,12 @@
-"""How far heads are apart, which are alike, and how two sequences fit together.
+"""Distances between heads, groups of similar heads, and alignment of two sequences.
 
 Heads are compared by the Jensen-Shannon divergence between their rows of attention, in nats:
 ``JS(P, Q) = H((P + Q) / 2) - (H(P) + H(Q)) / 2`` (Lin 1991, "Divergence measures based on the Shannon
 entropy"), 0 for equal rows and log 2 for rows that share no key. Its square root is a metric. Clark et
 al. 2019 ("What Does BERT Look At?") sum it over rows to compare heads; here it is averaged.
 
-A row that sums to less than 1 leaves the rest on a sink that no token owns; the rest counts as one more
-key. A row that sums to more than 1 is divided by its sum.
+If a row sums to less than 1, the rest lies on a sink without a token and counts as one more key. A row
+that sums to more than 1 is divided by its sum.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ LARGEST = math.log(2)
 """The divergence of two rows that share no key."""
 
 BLOCK = 1 << 18
-"""Weights that are compared with one head at a time: they and their logarithms stay in the cache."""
+"""Weights compared with one head at a time: they and their logarithms stay in the processor's cache."""
 
 TINY = 1e-30
-"""Stands for no attention: its ``p log p`` is nothing beside what float32 resolves."""
+"""Stands for zero: its ``p log p`` is below float32's resolution."""
 
 
 @dataclass(frozen=True, eq=False)
 class Divergences:
-    """The divergence of pairs of heads over rows: its mean and its standard deviation, both in nats.
+    """The divergence of pairs of heads over rows: mean and standard deviation in nats.
 
     ``rows`` is how many rows there were. The deviation of a single row is 0.
     """
@@ -48,7 +48,7 @@ class Divergences:
     rows: int
 
     def error(self, population: int) -> NDArray[np.float64]:
-        """Standard error of the mean, of a sample from so many rows; 0 if it is all.  -> [head, other]"""
+        """Standard error of the mean of a sample of this size; 0 if it is all rows.  -> [head, other]"""
         return np.asarray(self.deviation * _missing(self.rows, population))
 
 
@@ -69,7 +69,7 @@ def measure_distances(rows: Tensor, others: Tensor | None = None) -> Divergences
     size = heads if others is None else len(others)
     total, squares = torch.zeros(2, heads, size, dtype=torch.float64)
     step = max(1, BLOCK // max(1, size * keys))
-    mixed, logs = torch.empty(2, size, step, keys + 1, device=rows.device)  # used again for every head
+    mixed, logs = torch.empty(2, size, step, keys + 1, device=rows.device)  # reused for every head
     for start in range(0, count, step):
         these = _halves(rows[:, start : start + step])  # [head, row, key + 1]
         those = these if others is None else _halves(others[:, start : start + step])
@@ -89,14 +89,14 @@ def measure_distances(rows: Tensor, others: Tensor | None = None) -> Divergences
 
 
 def sampling_error(apart: Tensor, population: int) -> float:
-    """Standard error of the mean of some rows' divergences, sampled from so many.  [row] -> number"""
+    """Standard error of the mean divergence for a sample of rows of this size.  [row] -> number"""
     count = len(apart)
     deviation = float(apart.double().std()) if count > 1 else 0.0
     return deviation * _missing(count, population)
 
 
 def _missing(rows: int, population: int) -> float:
-    """The error of a mean over a deviation: none where every row was taken (sampling without replacement)."""
+    """From deviation to error of the mean: 0 if every row was taken (sampling without replacement)."""
     return math.sqrt(max(0.0, 1 - rows / population) / rows)
 
 
@@ -111,7 +111,7 @@ def _halves(rows: Tensor) -> Tensor:
 
 
 def _entropy(rows: Tensor, logs: Tensor | None = None) -> Tensor:
-    """Shannon entropy in nats, of rows without a zero; ``logs`` is room to work in.  [..., key] -> [...]"""
+    """Shannon entropy in nats, of rows without a zero; ``logs`` is scratch memory.  [..., key] -> [...]"""
     import torch
 
     return -torch.log(rows, out=logs).mul_(rows).sum(-1)
@@ -121,23 +121,23 @@ def _entropy(rows: Tensor, logs: Tensor | None = None) -> Tensor:
 class Alignment:
     """Two texts side by side: pairs of positions in reading order.
 
-    ``None`` stands where one text has nothing in this place: ``(3, None)`` left out of the second text,
-    ``(None, 3)`` put into it. A pair of positions with different texts is a replacement.
+    ``None`` marks a gap: ``(3, None)`` was deleted in the second text, ``(None, 3)`` inserted. A pair of
+    positions with different texts is a replacement.
     """
 
     steps: tuple[tuple[int | None, int | None], ...]
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """The positions that have a partner, replaced ones too."""
+        """The positions that have a partner, including replaced ones."""
         return tuple((one, other) for one, other in self.steps if one is not None and other is not None)
 
 
 def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
     """Align two texts by their longest common runs (difflib's SequenceMatcher).
 
-    As many tokens in the place of as many others are pairs: each replaces one. Where the numbers differ,
-    nobody can say which replaces which, and they count as left out and put in.
+    Where n tokens replace n others, each replaces one. Where the numbers differ, the pairing is unknown:
+    they count as deleted and inserted.
     """
     steps: list[tuple[int | None, int | None]] = []
     matcher = SequenceMatcher(None, one, other, autojunk=False)
@@ -151,10 +151,10 @@ def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
 
 
 def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
-    """The words that two readings of a text have in common, as ranges of positions in each.
+    """The words that two tokenizations of a text share, as ranges of positions in each.
 
-    Where tokenizers cut a text in different places (``tired.`` and ``tired``, ``.``), the pieces that spell
-    the same are one word of several positions.
+    Where tokenizers cut a text differently (``tired.`` and ``tired``, ``.``), the pieces that spell the
+    same characters form one word of several positions.
     """
     words: list[tuple[range, range]] = []
     matcher = SequenceMatcher(None, one, other, autojunk=False)
@@ -174,7 +174,7 @@ class Average:
 
     ``error`` is the standard error of the mean over texts. ``stability`` is the rank correlation
     (Spearman) of one text's distances with the mean of all other texts', averaged over the texts: 1 if
-    every text puts the pairs in the same order, 0 if a text says nothing about the others.
+    every text orders the pairs alike, 0 if the orders are unrelated.
     """
 
     mean: NDArray[np.float64]  # [...]
@@ -196,7 +196,7 @@ def average_over_texts(each: Sequence[NDArray[np.float64]]) -> Average:
 
 
 def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Spearman's, ties sharing their mean rank; of a symmetric table each pair once.  [...], [...]"""
+    """Spearman's, with mean ranks for ties; a symmetric table's pairs count once.  [...], [...]"""
     from scipy.stats import rankdata
 
     if one.ndim == 2 and np.array_equal(one, one.T):
@@ -209,18 +209,18 @@ def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> f
 
 
 CUT = 0.75
-"""Heads are of one group if they are nearer, on average, than this share of the median of all pairs."""
+"""Heads form a group if their average distance is below this share of the median of all pairs."""
 
 ORDERED = 600
-"""Heads up to which neighbours in the tree are put next to each other; the time grows with their square."""
+"""With at most this many heads, the tree's neighbours are ordered optimally: time grows with the square."""
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Heads in groups, in an order in which alike heads stand together.
+    """Heads in groups, ordered so that similar heads stand together.
 
-    ``members`` holds the numbers of the heads of each group, in that order; a singleton is a group of one.
-    ``silhouette`` is the mean silhouette (Rousseeuw 1987), 1 for groups that stand far apart, 0 for none.
+    ``members`` holds the head numbers of each group, in that order; a singleton is a group of one.
+    ``silhouette`` is the mean silhouette (Rousseeuw 1987): 1 for well separated groups, 0 for none.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -238,10 +238,10 @@ class Groups:
 
 
 def group_heads(distances: NDArray[np.float64]) -> Groups:
-    """Groups of alike heads by average linkage.  [head, head] -> Groups
+    """Groups of similar heads by average linkage.  [head, head] -> Groups
 
-    The tree is cut at ``CUT`` times the median distance of all pairs, so that the grouping is the same for a
-    model whose heads are all near each other as for one whose heads are all far apart.
+    The tree is cut at ``CUT`` times the median distance of all pairs, so that the grouping does not
+    depend on the scale of the distances.
     """
     count = len(distances)
     pairs = distances[np.triu_indices(count, 1)]
@@ -261,8 +261,8 @@ def group_heads(distances: NDArray[np.float64]) -> Groups:
 def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> float:
     """The mean silhouette of a grouping (Rousseeuw 1987).  [head, head], [head] -> number
 
-    Of each head: ``(b - a) / max(a, b)``, with ``a`` its mean distance to the others of its group and ``b``
-    that to the nearest other group; 0 for a head that is alone.
+    For each head: ``(b - a) / max(a, b)``, with ``a`` its mean distance to the others of its group and
+    ``b`` that to the nearest other group; 0 for a singleton.
     """
     member = labels == np.unique(labels)[:, None]  # [group, head]
     sizes = member.sum(1)
@@ -278,10 +278,10 @@ def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> floa
 
 
 def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
-    """Pairs of heads, each head in one pair at most, with the smallest sum of distances.  [head, other]
+    """Pair heads one to one with the smallest sum of distances.  [head, other]
 
-    The assignment problem, solved exactly. Of the model with more heads some stay without a partner.
-    Pairs come in the order of the first model's heads.
+    The assignment problem, solved exactly. If one model has more heads, some stay without a partner.
+    Pairs follow the order of the first model's heads.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -291,10 +291,10 @@ def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
 
 @record("the heads as points", eq=False)
 class Plane:
-    """Points whose distances are as near as two axes can bring them to those between the heads.
+    """Heads as points in a plane; distances approximate those between the heads as well as two axes can.
 
-    The axes have no unit and no direction of their own: only distances mean something.
-    ``explained_variance`` is the share of the squared distances that the plane shows, 0 to 1.
+    The axes have no unit and no orientation. ``explained_variance`` is the share of the squared distances
+    that the plane shows, 0 to 1.
     """
 
     points: Annotated[NDArray[np.float64], Meaning("[head, 2]", shape=MATRIX, plain=rounded)]
@@ -305,7 +305,7 @@ def embed_in_plane(distances: NDArray[np.float64]) -> Plane:
     """Classical multidimensional scaling (Torgerson 1952).  [head, head] -> Plane
 
     ``distances`` are divergences, which are the *squares* of a metric that fits into a Euclidean space
-    (Fuglede & Topsøe 2004), so that double centring them gives inner products with nothing lost.
+    (Fuglede & Topsøe 2004), so that double centring gives exact inner products.
     """
     count = len(distances)
     centred = distances - distances.mean(0) - distances.mean(1)[:, None] + distances.mean()
@@ -325,11 +325,10 @@ LEFT, ABOVE, BOTH = range(3)
 
 
 def first_columns(cost: Array) -> Array:
-    """The column in which the cheapest way enters each row.  [..., row, column] -> [..., row]
+    """The column in which the cheapest path enters each row.  [..., row, column] -> [..., row]
 
-    The way goes from the first cell to the last, and every step right, down, or both. Sums and ties are those
-    of Whisper's own alignment, so that its times come out: they are kept in float32, and where no other
-    direction is the one best, the way came from the left.
+    The path runs from the first cell to the last in steps right, down, or both. To reproduce Whisper's
+    own times, sums are kept in float32 and ties resolve to the left, as in its alignment.
     """
     *outer, rows, columns = cost.shape
     cost = cost.reshape(-1, rows, columns)
@@ -359,7 +358,7 @@ def first_columns(cost: Array) -> Array:
 
 
 def most_on_way(weights: Array) -> Array:
-    """The most that a way forward through all rows collects.  [..., row, column] -> [...]"""
+    """The largest sum that a monotonic path through all rows collects.  [..., row, column] -> [...]"""
     best = np.cumsum(weights[..., 0, :], -1, dtype=np.float64)
     for row in range(1, weights.shape[-2]):
         enter = best.copy()  # from above, or from above and left
@@ -372,14 +371,14 @@ def most_on_way(weights: Array) -> Array:
 
 
 def likeliest_states(scores: Array, ids: Sequence[int], blank: int) -> Array | None:
-    """The likeliest way of CTC through all letters of a text.  [frame, letter] -> [frame]
+    """The most likely CTC path through all letters of a text.  [frame, letter] -> [frame]
 
-    State ``2 i + 1`` is letter ``i``, states between them are blanks: one may be left out where two letters
-    differ (Graves et al. 2006). ``None`` where there are too few frames for the letters.
+    State ``2 i + 1`` is letter ``i``, even states are blanks: one may be skipped where the two letters
+    around it differ (Graves et al. 2006). ``None`` if there are too few frames for the letters.
     """
     letters = np.full(2 * len(ids) + 1, blank)
     letters[1::2] = ids
-    over = np.zeros(len(letters), bool)  # states that are entered from the one before the last one, too
+    over = np.zeros(len(letters), bool)  # states that may also be entered from two states before
     over[3::2] = letters[3::2] != letters[1:-2:2]
     best = np.full(len(letters), -np.inf)
     best[:2] = scores[0, letters[:2]]

@@ -19,19 +19,19 @@ import re
 from attnscope.text import clean
 
 NO_MEMORY = re.compile(r"DefaultCPUAllocator|std::bad_alloc|can't start new thread|failed to map segment")
-"""What libraries say in errors of other kinds when there is no memory."""
+"""What libraries say in out-of-memory errors of other types."""
 
 AMOUNT = re.compile(r"allocate ([\d.]+) (bytes|[KMGTPE]iB)")
 
 
 class AttnscopeError(Exception):
-    """The root of everything that a user can fix; file names and what libraries say are made clean in it."""
+    """The root of every error that a user can fix; file names and library messages are made printable."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(clean(message))
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook prints: the sentence, and no line of this package."""
+        """What a notebook prints: the sentence, without a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -40,11 +40,11 @@ class InputError(AttnscopeError):
 
 
 class NoCheckpoint(InputError):
-    """There is no checkpoint that can be read, or none yet."""
+    """No readable checkpoint exists, or none yet."""
 
 
 class ModelError(AttnscopeError):
-    """The model cannot be found, loaded or looked into."""
+    """The model cannot be found, loaded or read."""
 
 
 class SelectionError(AttnscopeError):
@@ -56,11 +56,11 @@ class OutputError(AttnscopeError):
 
 
 class SizeError(AttnscopeError):
-    """The work did not get the memory that it asked for."""
+    """The work did not get the memory that it needs."""
 
 
 def out_of_memory(error: BaseException | None) -> str:
-    """Who could not get how much memory, if that is what an error, or its cause, says; else nothing."""
+    """What could not get how much memory, if an error or its cause is about memory; otherwise ``None``."""
     while error is not None:
         text, kind = str(error), type(error)
         lacking = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
@@ -76,7 +76,7 @@ def out_of_memory(error: BaseException | None) -> str:
 
 
 def readable(size: float) -> str:
-    """Bytes as a person says them: ``1.4 GB``."""
+    """Bytes for a person: ``1.4 GB``."""
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -85,9 +85,9 @@ def readable(size: float) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a foreign exception says, without its full stop; else the exception's name.
+    """The first line of a foreign exception's message, without its full stop; otherwise its type's name.
 
-    What ends in a colon takes the next line with it.
+    A line that ends in a colon takes the next line with it.
     """
     lines = [line.strip() for line in (out_of_memory(error) or str(error)).splitlines() if line.strip()]
     text = " ".join(lines[: 1 + (lines[0][-1] == ":")]) if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""What is known about one head after measuring: plain numbers, each beside its baseline."""
+"""What was measured about one head: plain numbers, each with its baseline."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from attnscope.attention import Head, Site
 from attnscope.records import Meaning, Parts, derived, record
 
 Weigh: TypeAlias = Literal["raw", "norm", "norm-residual", "zeroing", "gradient"]
-"""What weights are weighed by, so that they say more; ``raw``: nothing."""
+"""What weights are multiplied by before they are measured; ``raw``: nothing."""
 
 
 @record("a measure of a head, averaged over the rows that count", slots=True)
 class Figure:
     """A measure of one head, averaged over the rows that count.
 
-    ``baseline`` is the same average on even attention over the open keys, ``rows`` the number of rows that
-    counted, ``texts`` the number of texts that had such rows. ``error`` is the standard error of the value
-    over texts, ``None`` with fewer than two of them: rows of one text are too alike to count as samples.
+    ``baseline`` is the same average on even attention over the open keys, ``rows`` the number of rows
+    averaged, ``texts`` the number of texts with such rows. ``error`` is the standard error of the value
+    over texts, ``None`` for fewer than two: rows of one text are not independent samples.
     """
 
     value: Annotated[float, Meaning("the figure")]
@@ -29,7 +29,7 @@ class Figure:
 
     @derived("texts that had such rows", name="texts", optional=True, shape=int)
     def texts_of_error(self) -> int | None:
-        """How many texts the error is over."""
+        """Over how many texts the error is taken."""
         return None if self.error is None else self.texts
 
     @property
@@ -39,7 +39,7 @@ class Figure:
 
 
 WEAK = "weak "
-"""How the name of a role begins that stands out among the model's heads, and not by itself."""
+"""The prefix of a role that passes no threshold but stands out among the model's heads."""
 
 
 @record("the strongest pattern of a head", slots=True)
@@ -47,8 +47,8 @@ class Role:
     """What a head does, by the strongest pattern that passes its threshold.
 
     ``score``, ``baseline`` and ``rows`` belong to that pattern (for ``broad`` and ``none`` see
-    ``attnscope.measures.roles.role``); ``sentence`` says it in plain words. A role that passes no
-    threshold, while hardly another head of the model is like it, has a name that begins with ``WEAK``.
+    ``attnscope.measures.roles.role``); ``sentence`` says it in plain words. The name begins with ``WEAK``
+    if the pattern passes no threshold but hardly any other head of the model has it.
     """
 
     name: Annotated[str, Meaning("the role; attnscope stats --explain says what it means")]
@@ -59,7 +59,7 @@ class Role:
 
     @classmethod
     def of(cls, name: str, figure: Figure, sentence: str) -> Role:
-        """The role that a figure tells of."""
+        """The role that a figure belongs to."""
         return cls(name, figure.value, figure.baseline, figure.rows, sentence)
 
     @property
@@ -69,13 +69,13 @@ class Role:
 
     @property
     def pattern(self) -> str:
-        """The name without the word for weak ones."""
+        """The name without the prefix for weak roles."""
         return self.name.removeprefix(WEAK)
 
 
 IMPORTANCE, ABLATION = "importance", "ablation"
 PREDICTIONS = (ABLATION, IMPORTANCE)
-"""The columns that are no measures of attention: what the model's predictions lose with a head."""
+"""Columns that do not measure attention but how much the model's predictions lose without a head."""
 
 
 @record("how much the model's predictions depend on a head", slots=True)
@@ -89,10 +89,7 @@ class Importance:
 
 @record("how much the loss of the model's predictions rises without a head", slots=True)
 class Removal:
-    """How much the loss rises without a head, over all predictions, and what it is then.
-
-    ``error`` is the standard error of the rise over texts, ``None`` for a single text.
-    """
+    """How much the loss rises without a head, over all predictions, and the loss then."""
 
     value: Annotated[float, Meaning("the rise, in nats")]
     texts: Annotated[int, Meaning("texts that it is the mean of")]
@@ -104,9 +101,9 @@ class Removal:
 class HeadFigures:
     """All figures of one head of one site.
 
-    ``absent`` names every measure that was asked for and does not exist here, with the reason.
-    ``role`` is ``None`` where the measures that make up roles were not asked for, or no row counted;
-    ``importance`` and ``ablation`` unless they were asked for.
+    ``absent`` gives the reason for every requested measure that does not exist here. ``role`` is ``None``
+    if the measures behind roles were not requested, or there was no row to average; ``importance`` and
+    ``ablation`` are ``None`` unless requested.
     """
 
     site: Annotated[Site, Parts(kind="its kind of attention", layer="its layer")]
@@ -120,7 +117,7 @@ class HeadFigures:
     ablation: Annotated[Removal | None, Meaning("with attnscope ablate", optional=True, shape=Removal)] = None
 
     def figure(self, name: str) -> Figure | Importance | Removal | None:
-        """A figure of it, or what the predictions lose with it."""
+        """A figure of the head, or how much the predictions lose without it."""
         if name in PREDICTIONS:
             known: Importance | Removal | None = getattr(self, name)
             return known

@@ -1,4 +1,4 @@
-"""How much is read, and two limits: of memory for the process, of time for foreign work."""
+"""Limits on input sizes, on the process's memory, and on the time of foreign work."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from typing import Any
 from attnscope.errors import AttnscopeError, InputError, SizeError, out_of_memory, readable
 
 LARGEST_CONFIG = 8 << 20
-"""Bytes that a file of settings, or a chat template, may have; the largest have one or two million."""
+"""Most bytes of a settings file or chat template; the largest known have one or two million."""
 
 LARGEST_STATE = 64 << 20
-"""Bytes of JSON that attnscope itself wrote and reads again: a checkpoint, a snapshot, a manifest."""
+"""Most bytes of JSON that attnscope itself wrote and reads again: a checkpoint, a snapshot, a manifest."""
 
 LARGEST_VOCABULARY = 128 << 20
-"""Bytes that any other file but one of weights may have; the largest vocabularies have a quarter of it."""
+"""Most bytes of any other file except weights; the largest vocabularies have a quarter of it."""
 
 HASHED_BYTES = 16 << 20
-"""Bytes of a model's files, the smallest first, that are identified by their contents: some 20 ms."""
+"""Bytes of a model's files, smallest first, that are hashed to identify it: some 20 ms."""
 
 MOST_MODEL_FILES = 2000
-"""Files of a folder that are identified: no model has as many."""
+"""Most files of a folder that are hashed; no model has as many."""
 
 MEASURED_WEIGHTS = 1 << 26
-"""Weights of a short pass that are measured before anybody asks: 256 heads of 512 tokens."""
+"""Weights of a short pass that are measured in advance: 256 heads of 512 tokens."""
 
 MOST_VIDEO_FRAMES = 16
-"""Frames of a video that a model is shown; of longer ones, so many are taken evenly."""
+"""Most frames of a video shown to a model; longer videos are sampled evenly."""
 
 HUB_SECONDS = 10.0
 """Seconds to wait for the hub's first answer."""
 
 DEADLINE = 30.0
-"""Seconds of its thread's processor time that foreign work may take; honest one takes a few."""
+"""Seconds of thread processor time that foreign work may take; a normal file takes a few."""
 
 TICK = 0.1
-"""Seconds of processor time between two looks at the clock."""
+"""Seconds of processor time between two checks of the clock."""
 
 SHARE = 0.9
-"""The share of the free memory that a command may take."""
+"""The share of free memory that a command may take."""
 
 LEAST_MEMORY = 1 << 29
-"""Bytes that a command may take however little is free: importing torch reserves some that nobody uses."""
+"""Bytes that a command may always take: importing torch reserves some that it never uses."""
 
 MOST_CALLS = 1000
-"""How often a module may attend in one pass: no honest model repeats a layer as many times."""
+"""Most attention calls of one module in one pass: no real model repeats a layer as often."""
 
 SIZE = re.compile(r"(\d{1,15}) ?([kMGT]?)B?", re.IGNORECASE)
 SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -61,10 +61,10 @@ SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 @contextmanager
 def memory_limited() -> Iterator[None]:
-    """Let this process take ``ATTNSCOPE_MEMORY``, or what is free, where the system counts it (Linux).
+    """Limit this process to ``ATTNSCOPE_MEMORY``, or to the free memory (Linux).
 
-    Raises ``SizeError`` for whatever could not get its memory, with the limit. The command line is the one
-    to call it: a library changes no limit of its process.
+    An allocation that fails inside raises ``SizeError`` with the limit. Only the command line calls this:
+    a library does not change the limits of its process.
     """
     most = most_memory()
     with _limited(most):
@@ -99,7 +99,7 @@ def _limited(most: int | None) -> Iterator[None]:
 
 
 def most_memory() -> int | None:
-    """Bytes that this process may take; ``None`` for as many as it likes. Raises ``InputError``."""
+    """The most bytes that this process may take; ``None`` for no limit. Raises ``InputError``."""
     asked = os.environ.get("ATTNSCOPE_MEMORY", "").strip()
     given = SIZE.fullmatch(asked)
     size = int(given[1]) * SIZES[given[2].lower()] if given else 0
@@ -110,16 +110,16 @@ def most_memory() -> int | None:
         taken = _kilobytes("/proc/self/status", "VmData") << 10
         free = _kilobytes("/proc/meminfo", "MemAvailable") << 10
     except (OSError, StopIteration, ValueError):
-        return None  # no Linux
+        return None  # not Linux
     container = _container()
     free = free if container is None else min(free, container)
-    if asked == "off" or Path("/dev/nvidiactl").exists():  # a GPU's driver reserves what it never takes
+    if asked == "off" or Path("/dev/nvidiactl").exists():  # GPU drivers reserve far more than they use
         return None
     return size or taken + max(LEAST_MEMORY, int(SHARE * free))
 
 
 def free_memory() -> int | None:
-    """Bytes that this process may still take, by all its limits; ``None`` where nobody counts them."""
+    """Bytes that this process may still take under all its limits; ``None`` where the system does not say."""
     try:
         import resource
 
@@ -128,13 +128,13 @@ def free_memory() -> int | None:
             most, _ = resource.getrlimit(limit)
             limits.append((None if most == resource.RLIM_INFINITY else most, field))
         free = [most - (_kilobytes("/proc/self/status", field) << 10) for most, field in limits if most]
-    except (ImportError, OSError, StopIteration, ValueError):  # no Linux
+    except (ImportError, OSError, StopIteration, ValueError):  # not Linux
         return None
     return max(0, min(free)) if free else None
 
 
 def _kilobytes(file: str, field: str) -> int:
-    """What a file of the system says of itself in kB."""
+    """A size in kB from a file under /proc."""
     lines = Path(file).read_text(encoding="ascii", errors="replace").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
@@ -145,7 +145,7 @@ def _container() -> int | None:
         folder = Path("/sys/fs/cgroup") / _group()
         most = (folder / "memory.max").read_text(encoding="ascii").strip()
         taken = int((folder / "memory.current").read_text(encoding="ascii"))
-        # files that are only cached make room when memory is asked for
+        # cached file pages are freed when memory is needed
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
         cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
         return None if most == "max" else max(0, int(most) - taken + cached)
@@ -159,21 +159,21 @@ def _group() -> str:
 
 
 class OutOfTime(BaseException):
-    """Time is over. No ``Exception``, so that no foreign code takes it for one of its own."""
+    """Time is over. Not an ``Exception``, so that foreign code does not catch it."""
 
 
 @contextmanager
 def deadline() -> Iterator[None]:
-    """Raise ``OutOfTime`` in foreign work after ``ATTNSCOPE_DEADLINE``, on the main thread of any Unix.
+    """Raise ``OutOfTime`` in foreign work after ``ATTNSCOPE_DEADLINE``, on the main thread under Unix.
 
-    What is counted is the processor time of this thread. Raises ``InputError``.
+    Counts this thread's processor time. Raises ``InputError``.
     """
     seconds = _seconds()
     main = threading.current_thread() is threading.main_thread()
     if seconds is None or not main or not hasattr(signal, "setitimer"):
         yield
         return
-    if signal.getitimer(signal.ITIMER_PROF)[0]:  # somebody else's clock runs
+    if signal.getitimer(signal.ITIMER_PROF)[0]:  # another timer is running
         yield
         return
     end = time.thread_time() + seconds
@@ -185,7 +185,7 @@ def deadline() -> Iterator[None]:
             )
 
     before = signal.signal(signal.SIGPROF, stop)
-    # again and again: raised in a callback of the garbage collector, an exception is lost
+    # repeatedly: an exception raised in a garbage collector callback is lost
     signal.setitimer(signal.ITIMER_PROF, TICK, TICK)
     try:
         yield
@@ -195,14 +195,14 @@ def deadline() -> Iterator[None]:
 
 
 _printing = threading.Lock()
-_replaced: list[Any] = []  # standard output, once for each thread whose foreign code runs
+_replaced: list[Any] = []  # the real standard output, once for each thread inside
 
 
 @contextmanager
 def foreign_output() -> Iterator[None]:
-    """Send what foreign code prints to standard error, however many threads run some at once.
+    """Send what foreign code prints to standard error, from any number of threads at once.
 
-    ``redirect_stdout`` would leave it there, where two threads enter and leave it one after the other.
+    ``redirect_stdout`` would leave the redirection in place where two threads overlap.
     """
     with _printing:
         _replaced.append(_replaced[0] if _replaced else sys.stdout)
@@ -217,7 +217,7 @@ def foreign_output() -> Iterator[None]:
 
 
 def _changes_state(frame: FrameType | None) -> bool:
-    """Whether a context is being entered or left: an error there would leave it behind, as torch's device."""
+    """Whether a context manager is being entered or left: an error there would leave its state behind."""
     while frame is not None:
         if frame.f_code.co_name in ("__enter__", "__exit__"):
             return True
@@ -226,7 +226,7 @@ def _changes_state(frame: FrameType | None) -> bool:
 
 
 def _seconds() -> float | None:
-    """How long foreign work may take; ``None`` for as long as it likes."""
+    """The time limit for foreign work in seconds; ``None`` for no limit."""
     asked = os.environ.get("ATTNSCOPE_DEADLINE", "").strip() or str(DEADLINE)
     if asked == "off":
         return None

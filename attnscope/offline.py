@@ -1,7 +1,7 @@
 """Keep this process, or a part of its work, off the network.
 
-Python tells an audit hook of every connection before it is made, whichever library asks for it; the hook
-refuses those to other machines. Addresses of this machine stay open.
+Python calls an audit hook before every connection, whichever library makes it; the hook refuses those to
+other machines. Addresses of this machine stay open.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ EVENTS = {
     "socket.getaddrinfo": 0,
     "socket.gethostbyname": 0,
 }
-"""The audit events of a connection, and which of their arguments is the address or the host."""
+"""Audit events of a connection, and which argument holds the address or host."""
 
 BY_ADDRESS = ("socket.connect", "socket.sendto", "socket.sendmsg")
-"""Those with an address, that is a tuple with the host in it where another machine can be meant."""
+"""The events whose argument is an address: a tuple with the host first, for other machines."""
 
 
 class _Reasons(local):
@@ -41,8 +41,8 @@ _watching: list[bool] = []
 
 
 def close_network() -> None:
-    """Close the network to the whole process, for good, and tell the hub's library so."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # it reads this when it is imported
+    """Close the network to the whole process, for good, and set the hub library to offline."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is not None:
         vars(constants)["HF_HUB_OFFLINE"] = True
@@ -63,7 +63,7 @@ def network_closed(reason: str) -> Iterator[None]:
 
 
 def _watch() -> None:
-    """Install the audit hook, once: Python has no way to take one away."""
+    """Install the audit hook, once: Python cannot remove one."""
     if not _watching:
         _watching.append(True)
         sys.addaudithook(_refuse)

@@ -1,9 +1,9 @@
-"""What other packages add by entry points: measures, commands, hooks of capture, readers of files.
+"""What other packages can add through entry points: measures, commands, hooks of capture, readers of files.
 
     [project.entry-points."attnscope.measures"]
     far = "my_package.measures"
 
-A plugin that cannot be loaded is named on standard error and left out; nothing else is touched by it.
+A plugin that cannot be loaded is named on standard error and left out; everything else keeps working.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GROUPS: Mapping[str, str] = {
     "hooks": "a Tracker, told of each pass behind our own",
     "readers": "a function of a path that returns arrays by name; its own name is the suffix, as in .h5",
 }
-"""What a package may add, and what its entry point names."""
+"""What a package may add, and what each entry point must name."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point: the package it comes from, with its version, and why it is left out if it is."""
+    """One entry point: the package and version it comes from, and why it was left out, if it was."""
 
     group: str
     name: str
@@ -41,14 +41,14 @@ class Plugin:
 
 @cache
 def _entry_points() -> Any:
-    """Those of all packages, which are read once: that takes some 3 ms for 200 packages."""
+    """The entry points of all packages, read once: some 3 ms for 200 packages."""
     from importlib.metadata import entry_points
 
     return entry_points()
 
 
 def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, none of them loaded."""
+    """The entry points of a group, not yet loaded."""
     return tuple(_entry_points().select(group=f"attnscope.{group}"))
 
 
@@ -65,7 +65,7 @@ def load_plugins(group: str) -> tuple[Plugin, ...]:
         value, fault = None, ""
         try:
             value = entry.load()
-        except Exception as error:  # whatever another package does
+        except Exception as error:  # another package's code may raise anything
             fault = " ".join(f"{type(error).__name__}: {error}".split())
             what = clean(f"the plugin {entry.name} of {package_of(entry)} is left out: {fault}")
             print(f"attnscope: {what}", file=sys.stderr)
@@ -74,5 +74,5 @@ def load_plugins(group: str) -> tuple[Plugin, ...]:
 
 
 def plugins(group: str) -> dict[str, Any]:
-    """What the plugins of a group are, by name, without those that cannot be loaded."""
+    """The plugins of a group by name, without those that cannot be loaded."""
     return {each.name: each.value for each in load_plugins(group) if not each.fault}

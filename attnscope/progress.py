@@ -1,4 +1,4 @@
-"""How far a long piece of work has come: whoever does it tells, and whoever shows it listens."""
+"""How far a long task has come: the task reports, and a listener shows it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 Listener: TypeAlias = Callable[[str, int, int], None]
-"""Is told of what there are how many, how many are done, and how many there are: ``("layer", 3, 12)``."""
+"""Called with the unit, the number done and the total: ``("layer", 3, 12)``."""
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 def tell(what: str, done: int, of: int) -> None:
-    """Say how many are done. Nothing happens where nobody listens."""
+    """Report how many are done. Does nothing without a listener."""
     listener = _listener.get()
     if listener is not None:
         listener(what, done, of)
@@ -22,7 +22,7 @@ def tell(what: str, done: int, of: int) -> None:
 
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Let ``listener`` hear what this thread tells inside the block; ``None`` hears nothing."""
+    """Send this thread's reports inside the block to ``listener``; ``None`` silences them."""
     token = _listener.set(listener)
     try:
         yield

@@ -8,8 +8,9 @@
         @derived("how far it moved")
         def moved(self) -> float: ...
 
-``plain`` makes data for JSON of a record, ``schema`` the JSON Schema of that data, ``flat`` a row of a table,
-and ``read`` a record of data that somebody else wrote. Fields without a meaning are for Python alone.
+``plain`` turns a record into data for JSON, ``schema`` gives the JSON Schema of that data, ``flat`` a
+table row, and ``read`` turns data from outside back into a record, with checks. Fields without a meaning
+exist only in Python.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if typing.TYPE_CHECKING:
 else:
 
     def dataclass_transform(**options: Any) -> Any:
-        """Nothing: it tells a type checker that ``record`` makes dataclasses."""
+        """Does nothing at run time: tells type checkers that ``record`` makes dataclasses."""
         return lambda function: function
 
 
@@ -47,15 +48,15 @@ PLAIN: Mapping[Any, Shape] = {
     Any: {},
 }
 LARGEST = 1 << 40
-"""No whole number that is read is larger."""
+"""The largest whole number that is read."""
 
 
 @dataclass(frozen=True)
 class Meaning:
     """What a field holds.
 
-    It may have another ``name`` in data, be left out where it is None (``optional``), have a ``shape`` that
-    its type does not say (NumPy arrays, signed numbers), and be made ``plain`` its own way.
+    Optionally: another ``name`` in data, left out where it is None (``optional``), a ``shape`` that its
+    type does not say (NumPy arrays, signed numbers), and its own conversion to ``plain`` data.
     """
 
     text: str
@@ -70,9 +71,9 @@ Notes = Annotated[tuple[str, ...], Meaning("what to know about the model, the te
 
 
 class Parts:
-    """A field in whose place these attributes of it stand in data, each with its meaning.
+    """A field that is replaced in data by these of its attributes, each with its meaning.
 
-    Without any, all that a record has of its own stand there.
+    Without any, all of the record's own fields take its place.
     """
 
     def __init__(self, **meanings: str | Meaning) -> None:
@@ -82,25 +83,25 @@ class Parts:
 
 
 MATRIX: Any = Sequence[Sequence[float]]
-"""The shape of an array of two axes."""
+"""The schema of a two-dimensional array."""
 
 ADDRESS = Parts(
     layer="its layer",
     head="its number in the layer",
     kind=Meaning("its kind of attention", shape=Kind),
 )
-"""A ``Head`` in whose place its numbers and its kind stand."""
+"""A ``Head`` that is replaced in data by its numbers and its kind."""
 
 
 PRINTED: dict[str, list[Any]] = {}
-"""The records that each command may print with ``--json``, of the modules that are imported."""
+"""The records that each command may print with ``--json``, from imported modules."""
 
 
 @dataclass_transform(frozen_default=True)
 def record(sentence: str, *commands: str, **options: Any) -> Callable[[Class], Class]:
-    """A frozen dataclass whose objects are ``sentence``, and which these ``commands`` print with ``--json``.
+    """A frozen dataclass described by ``sentence``, which these ``commands`` print with ``--json``.
 
-    The ``options`` are those of ``dataclass``.
+    ``options`` are those of ``dataclass``.
     """
 
     def make(cls: Class) -> Class:
@@ -114,13 +115,13 @@ def record(sentence: str, *commands: str, **options: Any) -> Callable[[Class], C
 
 
 class Derived(property):
-    """A property that stands in data beside the fields."""
+    """A property that appears in data beside the fields."""
 
     meaning: Meaning
 
 
 def derived(text: str, **options: Any) -> Callable[[Callable[[Any], Value]], Value]:
-    """Make a method a property that stands in data beside the fields, as ``text`` says."""
+    """Make a method a property that appears in data beside the fields; ``text`` is its meaning."""
 
     def make(method: Callable[[Any], Value]) -> Any:
         made = Derived(method)
@@ -131,14 +132,14 @@ def derived(text: str, **options: Any) -> Callable[[Callable[[Any], Value]], Val
 
 
 def shaped(kind: Any, meaning: Meaning) -> Shape:
-    """The JSON Schema of a field of this type and meaning."""
+    """The JSON Schema of a field with this type and meaning."""
     shape = schema(kind if meaning.shape is None else meaning.shape)
     return shape | {"description": "; ".join(filter(None, [meaning.text, shape.get("description")]))}
 
 
 @cache
 def members(kind: Any) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
-    """What of a record stands in data: the attributes that lead to it, its type and its meaning."""
+    """The parts of a record that appear in data: path of attributes, type and meaning."""
     hints = get_type_hints(kind, include_extras=True)
     found: list[tuple[tuple[str, ...], Any, Meaning]] = []
     for each in fields(kind):
@@ -161,13 +162,13 @@ def members(kind: Any) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
 
 
 def _type_of(kind: Any, name: str) -> Any:
-    """The type of an attribute: a field's, or what a property returns."""
+    """The type of an attribute: of a field, or the return type of a property."""
     value = getattr(kind, name, None)
     return get_type_hints(value.fget)["return"] if isinstance(value, property) else get_type_hints(kind)[name]
 
 
 def schema(kind: Any) -> Shape:
-    """The JSON Schema of what ``plain`` makes of a value of this type; a schema is its own."""
+    """The JSON Schema of what ``plain`` makes of a value of this type; a schema is returned as it is."""
     origin, inside = get_origin(kind), get_args(kind)
     if isinstance(kind, dict):
         return kind
@@ -218,7 +219,7 @@ def plain(value: Any) -> Any:
 
 
 def rounded(values: Any) -> Any:
-    """Nested lists of an array, in the digits that mean something."""
+    """An array as nested lists, rounded to significant digits."""
     return values.astype(float).round(7).tolist()
 
 
@@ -233,7 +234,7 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def flat(value: Any, before: str = "") -> dict[str, Any]:
-    """A record as one row of a table: parts of inner records are named ``inner_part``, lists are left out."""
+    """A record as one table row: parts of inner records are named ``inner_part``, lists are left out."""
     row: dict[str, Any] = {}
     for name, each in (value if isinstance(value, dict) else plain(value)).items():
         if isinstance(each, dict):
@@ -244,7 +245,7 @@ def flat(value: Any, before: str = "") -> dict[str, Any]:
 
 
 def csv_rows(records: Iterable[Any]) -> Iterator[Sequence[object]]:
-    """Records as rows of a file, the names of their fields first."""
+    """Records as CSV rows, the field names first."""
     for number, each in enumerate(records):
         row = plain(each)
         if not number:
@@ -253,9 +254,9 @@ def csv_rows(records: Iterable[Any]) -> Iterator[Sequence[object]]:
 
 
 def read(kind: Any, value: Any, where: str = "it") -> Any:
-    """Data of JSON as the type that is meant: every field is there, no other, each of its own type.
+    """JSON data as this type: every field must be there, no other, each of its own type.
 
-    Raises ``ValueError`` that says where it is not so.
+    Raises ``ValueError`` that names the place.
     """
     origin, inside, made = _parts(kind)
     if origin is Annotated:
@@ -284,7 +285,7 @@ def read(kind: Any, value: Any, where: str = "it") -> Any:
 
 
 def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    """The type of a union that a value fits; of several objects the one with its ``form``, or its fields."""
+    """The type of a union that a value fits; among several objects, by their ``form`` or their fields."""
     for kind in kinds:
         origin, _, made = _parts(kind)
         if made:
@@ -308,7 +309,7 @@ def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
-    """What a type is of, what it has inside, and whether it is a dataclass."""
+    """A type's origin, its arguments, and whether it is a dataclass."""
     return get_origin(kind), get_args(kind), is_dataclass(kind)
 
 

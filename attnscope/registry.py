@@ -1,4 +1,4 @@
-"""A named table of functions or objects, that answers a wrong name with the nearest right one."""
+"""A named table of functions or objects that answers a wrong name with the nearest right one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ Maker = TypeVar("Maker", bound="Callable[..., Any]")
 
 
 class Registry(Mapping[str, Entry]):
-    """Names to entries of one sort, in the order they were registered.
+    """Names to entries of one kind, in order of registration.
 
-    ``noun`` names the sort in messages ("measure", "colour map"), ``retired`` today's name of each old one.
-    ``more`` registers what other packages add, and is called when an unknown name is looked up.
-    Registering a name twice raises ``ValueError``; looking up a name that does not exist raises
-    ``SelectionError``.
+    ``noun`` names the kind in messages ("measure", "colour map"), ``retired`` gives the new name of each
+    old one. ``more`` registers what other packages add; it is called when an unknown name is looked up.
+    Registering a name twice raises ``ValueError``; looking up an unknown name raises ``SelectionError``.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Registry(Mapping[str, Entry]):
         self._families: dict[str, tuple[re.Pattern[str], Callable[..., Entry]]] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Return a decorator that files what it decorates under ``name``."""
+        """Return a decorator that registers an object under ``name``."""
 
         def file(entry: Entry) -> Entry:
             if name in self._entries:
@@ -47,10 +46,10 @@ class Registry(Mapping[str, Entry]):
         return file
 
     def register_family(self, name: str, pattern: str) -> Callable[[Maker], Maker]:
-        """Return a decorator for what makes an entry of each name that a pattern fits, out of its groups.
+        """Return a decorator for what makes an entry from the groups of any name that a pattern matches.
 
-        Such entries are found by their names, and not counted among the others; ``name`` stands for all of
-        them where names are listed.
+        Such entries are found by name but not counted or iterated; ``name`` stands for all of them where
+        names are listed.
         """
 
         def file(make: Maker) -> Maker:
@@ -61,7 +60,7 @@ class Registry(Mapping[str, Entry]):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The names that stand for families."""
+        """The names that stand for families of entries."""
         return tuple(self._families)
 
     def __getitem__(self, name: str) -> Entry:
@@ -101,14 +100,14 @@ class Registry(Mapping[str, Entry]):
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str:
-    """A question for the name that was meant, to be put into a message; empty where none is near."""
+    """ "Did you mean ...?" for a message; empty if no name is near."""
     lower = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
     return f"did you mean {lower[near[0]]!r}? " if near else ""
 
 
 def docstring(function: Callable[..., Any]) -> str:
-    """What a function says about itself; read from its source where ``python -OO`` left it out."""
+    """A function's docstring; read from its source under ``python -OO``."""
     if function.__doc__ is not None:
         return inspect.cleandoc(function.__doc__)
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body

@@ -1,4 +1,4 @@
-"""Text from outside, and the one way to clean it: nothing stays invisible, nothing steers a terminal."""
+"""Text from outside, and the one way to clean it: everything becomes visible, nothing controls a terminal."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 
 LONGEST = 1000
-"""Characters of a token's label, at most: nobody reads more of one."""
+"""Most characters of a token's label."""
 
 LONGEST_SENTENCE = 500
-"""Characters of an error that is printed."""
+"""Most characters of a printed error."""
 
 MOST_CHARACTERS = 1 << 20
-"""Characters of one text that are read: a book has fewer, and no pass goes over so many tokens."""
+"""Most characters of one text that are read: more than a book, and more tokens than any pass takes."""
 
 MOST_DIGITS = 9
-"""Digits of a number that counts something: no text and no model has more of anything."""
+"""Most digits of a number that counts something."""
 
 LARGEST = 10**MOST_DIGITS - 1
-"""The largest of these."""
+"""The largest number of that many digits."""
 
 LARGEST_SEED = 2**64 - 1
-"""A seed counts nothing: it is any number of 64 bits, as torch takes it."""
+"""The largest seed: any number of 64 bits, as torch takes it."""
 
-ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: right-to-left text cannot move its neighbours
-_JOINERS = "\u200c\u200d"  # they shape letters and emoji, and are harmless inside a text
+ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: keeps right-to-left text from moving its neighbours
+_JOINERS = "\u200c\u200d"  # joiners shape letters and emoji; harmless inside a text
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Categories of Unicode: control, format, surrogate and private characters, line and paragraph separators."""
 
 
 _FORMULA = re.compile(r"(?![-+]?\d[\d.]*(e[-+]?\d+)?$)[-=+@\t\r]")
-"""How a text begins that spreadsheets calculate; a number is none."""
+"""How a text begins that a spreadsheet would calculate; numbers are exempt."""
 
 
 def _is_unseen(character: str) -> bool:
-    """Whether nothing shows where a character stands; some are no characters, and no XML may hold them."""
+    """Whether a character is invisible; some code points are not characters and not allowed in XML."""
     unseen = unicodedata.category(character) in _UNSEEN and character not in _JOINERS
     return unseen or ord(character) & 0xFFFE == 0xFFFE
 
 
 class _Pictures(dict[int, str]):
-    """What stands for each character; found when it is first asked for."""
+    """The replacement of each character, found on first use."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -57,10 +57,10 @@ _PICTURES = _Pictures({ord("\n"): "⏎", ord("\t"): "⇥", 0x7F: "␡"})
 
 
 class Untrusted:
-    """Text that somebody else wrote into a file, and that may hold anything.
+    """Text that somebody else wrote into a file; it may hold anything.
 
-    It is no ``str``, so that it cannot be printed, drawn or joined to a sentence by mistake: ``str(text)`` is
-    the text made clean, and ``raw`` what was read.
+    Not a ``str``, so that it cannot be printed, drawn or joined to a sentence by mistake: ``str(text)``
+    is the cleaned text, ``raw`` the original.
     """
 
     __slots__ = ("raw",)
@@ -85,10 +85,10 @@ class Untrusted:
 
 
 def clean(text: str) -> str:
-    """A sentence or a title in which everything can be seen; spaces stay.
+    """A sentence or title with every character visible; spaces stay.
 
-    A newline reads ``⏎``, a tab ``⇥``; other control characters have their Unicode pictures (``␛``) or
-    numbers (``‹202E›``).
+    A newline becomes ``⏎``, a tab ``⇥``; other control characters become their Unicode pictures (``␛``)
+    or numbers (``‹202E›``).
     """
     if text.isprintable():
         return text
@@ -97,32 +97,32 @@ def clean(text: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    """JSON in which no character steers a terminal: such stand as ``\\u202e``, which means the same."""
+    """JSON without characters that control a terminal: they become ``\\u202e``, which means the same."""
     if text.isprintable():
         return text
     return text.translate({ord(c): json.dumps(c)[1:-1] for c in set(text) - {"\n"} if _is_unseen(c)})
 
 
 raw_csv = ContextVar("raw_csv", default=False)
-"""Whether texts in CSV are left as they are, also where a spreadsheet takes them for a formula."""
+"""Whether texts in CSV are left as they are, even where a spreadsheet takes them for a formula."""
 
 
 def csv_cell(value: object) -> object:
-    """A cell of CSV; a text that a spreadsheet would take for a formula has an apostrophe before it."""
+    """A cell of CSV; a text that a spreadsheet would take for a formula gets a leading apostrophe."""
     formula = isinstance(value, str) and _FORMULA.match(value) and not raw_csv.get()
     return f"'{value}" if formula else value
 
 
 def is_framed(text: str) -> bool:
-    """Whether a token is written as special ones are, ``<...>`` or ``[...]``: its end matters, too."""
+    """Whether a token is written like a special one, ``<...>`` or ``[...]``: then its end matters, too."""
     return text[:1] + text[-1:] in ("<>", "[]")
 
 
 def visible(text: str) -> str:
-    """A token's text in which everything can be seen and nothing steers a terminal.
+    """A token's text with everything visible and nothing that controls a terminal.
 
-    The one space that leads a word is dropped. A token of nothing but spaces reads ``␣``; an empty text reads
-    ``∅``; a combining mark that begins a text sits on ``◌``; of a very long one the beginning is there.
+    One leading space is dropped. A token of spaces alone reads ``␣``; an empty text reads ``∅``; a
+    leading combining mark sits on ``◌``; a very long text is cut at the end.
     """
     if not text:
         return "∅"
@@ -135,32 +135,32 @@ def visible(text: str) -> str:
 
 
 def read_number(text: str) -> int | None:
-    """The number that ASCII digits spell, at most ``MOST_DIGITS`` of them; ``None`` for all else.
+    """The number that ASCII digits spell, at most ``MOST_DIGITS`` of them; ``None`` for anything else.
 
-    Python itself refuses to read more than a few thousand digits, and reads those of every script.
+    Python's ``int`` also accepts digits of other scripts, and refuses more than a few thousand.
     """
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
 
 
 def shorten(sentence: str) -> str:
-    """A sentence that can be read: whatever it quotes at length loses its middle."""
+    """A sentence of readable length: long quotations lose their middle."""
     half = LONGEST_SENTENCE // 2
     return sentence if len(sentence) <= 2 * half else f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def isolate(text: str) -> str:
-    """The text, fenced in where it runs from right to left."""
+    """The text; right-to-left text is wrapped in isolates."""
     turns = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
     return f"{ISOLATE}{text}{END}" if turns else text
 
 
 def isolate_quotes(title: str) -> str:
-    """A title with each text that it quotes fenced in, so that the ``…`` of one stands where it ends."""
+    """A title with each quoted text isolated, so that a ``…`` stays at its end."""
     return re.sub("“[^”]*”", lambda quote: f"“{isolate(quote[0][1:-1])}”", title)
 
 
 def title_words(title: str) -> list[str]:
-    """The words of a title, a dot between two parts with the word before it."""
+    """The words of a title; a dot between two parts stays with the word before it."""
     words: list[str] = []
     for word in title.split():
         if word == "·" and words:
@@ -171,7 +171,7 @@ def title_words(title: str) -> list[str]:
 
 
 def isolate_lines(lines: Iterable[str]) -> list[str]:
-    """The lines of one text, with a fence in each of those that what is fenced in goes through."""
+    """The lines of one text; an isolate that spans lines is closed and reopened on each."""
     done, open_ = [], False
     for line in lines:
         line = f"{ISOLATE if open_ else ''}{line}"
@@ -181,12 +181,12 @@ def isolate_lines(lines: Iterable[str]) -> list[str]:
 
 
 def per_cent(share: float) -> str:
-    """A share in whole per cent, or with the first digit that is not 0: ``97%``, ``0.003%``."""
+    """A share in whole per cent, or to the first non-zero digit: ``97%``, ``0.003%``."""
     return f"{share:.0%}" if share >= 0.01 or share == 0 else f"{100 * share:.1g}%"
 
 
 def round_short(value: float) -> str:
-    """A number with two decimals, or with two digits that are not 0 where it is smaller than those tell."""
+    """A number with two decimals, or with two significant digits if it is small."""
     if not math.isfinite(value) or value == 0 or abs(value) >= 0.01:
         return f"{value:.2f}"
     return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"

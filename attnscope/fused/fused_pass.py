@@ -1,10 +1,10 @@
-"""The fused pass: a layer's output and the figures of its heads together, in the kernel's place.
+"""The fused pass: computes a layer's output and its heads' figures together, in place of the kernel.
 
-Short texts are not worth tiles. There a map of every head comes out of torch's own kernel: a kernel sums
-whatever it is given as values. Behind the numbers of each key stands a 1 in the column of its cell and a 0 in
-the others, so that a row's output ends in its attention to each cell. Queries and keys are as wide with
-zeros, which change no score. At 512 tokens and ten cells this costs three tenths of the kernel, and tiles as
-much as all of it.
+Tiles do not pay for short texts. There torch's own kernel computes a map of every head: a kernel sums
+whatever it is given as values, so each value vector is extended by a one-hot vector of its key's cell,
+and a row's output ends in its attention to each cell. Queries and keys are padded with zeros, which
+change no score. At 512 tokens and ten cells this adds three tenths of the kernel's time; tiles would
+double it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from attnscope.fused.weigh import (
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """How scores are made: ``softcap(scale·q·k) + bias`` where ``runs`` are open, with a sink beside them.
+    """How scores are made: ``softcap(scale·q·k) + bias`` where ``runs`` are open, with an optional sink.
 
     All of it times ``BITS``.
     """
@@ -57,7 +57,7 @@ class Scores:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that is computed in: float32 at least."""
+        """The type of the computation: at least float32."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
     def head(self, text: int, number: int) -> HeadInputs:
@@ -65,7 +65,7 @@ class Scores:
         shared = number // (self.query.shape[1] // self.key.shape[1])
         factor = self.scale * BITS if self.softcap is None else self.scale / self.softcap
         query = self.query[text, number].to(self.dtype) * factor
-        # heads are interleaved in memory, and products of neighbouring rows are faster
+        # heads are interleaved in memory; contiguous rows multiply faster
         key, value = (each[text, shared].to(self.dtype).contiguous() for each in (self.key, self.value))
         bias = None if self.bias is None else self.bias[text % len(self.bias), number % self.bias.shape[1]]
         sink = None if self.sinks is None else self.sinks[number].to(self.dtype)
@@ -79,18 +79,18 @@ class Worker:
     """Computes head after head, with scratch memory of its own."""
 
     scores: Scores
-    sheets: Figures  # of all heads, each tensor with the axes [batch, head] before its own
-    plans: Sequence[Sequence[TileBlock]]  # one for each text, or one for all
-    spots: Sequence[Spots]  # as the plans
+    sheets: Figures  # of all heads; each tensor's axes begin with [batch, head]
+    plans: Sequence[Sequence[TileBlock]]  # one per text, or one for all
+    spots: Sequence[Spots]  # like the plans
     matches: Mapping[str, Sequence[Matches]]
     gaps: Sequence[Gaps]
     weigh: Weigh
-    scratch: Tensor = field(init=False)  # room for the scores of any tile
-    kept: Tensor = field(init=False)  # room for the weights of any block
-    numbers: Tensor = field(init=False)  # 0, 1, 2 and so on, as far as any block needs
+    scratch: Tensor = field(init=False)  # scratch for the scores of any tile
+    kept: Tensor = field(init=False)  # scratch for the weights of any block
+    numbers: Tensor = field(init=False)  # 0, 1, 2 and so on, as many as any block needs
 
     def __post_init__(self) -> None:
-        """Make room once: memory that grows from block to block is had anew from the system each time."""
+        """Allocate scratch once: growing it from block to block would request memory each time."""
         blocks = [block for plan in self.plans for block in plan]
         rows = max(block.stop - block.start for block in blocks)
         width = max(block.tiles[0].stop - block.tiles[0].start for block in blocks)
@@ -100,7 +100,7 @@ class Worker:
         self.numbers = torch.arange(max(rows, keys))
 
     def run(self, text: int, number: int) -> None:
-        """Weigh all rows of a head of one text."""
+        """Weigh all rows of one head of one text."""
         head, figures = self.scores.head(text, number), figures_of(self.sheets, text, number)
         for block in self.plans[text % len(self.plans)]:
             self._weigh(head, figures, block, text)
@@ -119,13 +119,13 @@ class Worker:
 
 
 def figures_of(sheets: Figures, text: int, number: int) -> Figures:
-    """Where the figures of one head of one text go; no two heads write to the same place."""
+    """The outputs of one head of one text; no two heads write to the same memory."""
     return Figures._make(None if sheet is None else sheet[text, number] for sheet in sheets)
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What kernels may put between the product and the softmax; see ``ScoredRows`` for each of them."""
+    """What a kernel may insert between product and softmax; see ``ScoredRows``."""
 
     bias: Tensor | None = None  # [batch or 1, head or 1, query, key]
     softcap: float | None = None
@@ -146,12 +146,11 @@ def attend(
 ) -> tuple[Tensor, Statistics]:
     """Compute ``softmax(scale·QKᵀ) V`` over the open keys, and the statistics of its weights.
 
-    ``query`` is ``[batch, head, query, size]``, ``key`` and ``value`` are ``[batch, key_head, key, size]``,
-    float32 or float64; query head ``h`` reads key head ``h // (heads / key_heads)``. Every row has an open
-    key. ``matches`` are those of the pairs in the request, found already for each text; ``offset`` is the
+    ``query`` is ``[batch, head, query, size]``, ``key`` and ``value`` are ``[batch, key_head, key,
+    size]``, float32 or float64; query head ``h`` reads key head ``h // (heads / key_heads)``. Every row
+    needs an open key. ``matches`` are the matching pairs of the request, one per text; ``offset`` is the
     position of row 0 on the key axis. Returns the output, ``[batch, head, query, value size]``, and the
-    statistics. Memory grows with queries + keys. Works on as many threads as torch does, one for each group
-    of heads.
+    statistics. Memory grows with queries + keys. Uses as many threads as torch, one per group of heads.
     """
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
@@ -212,9 +211,9 @@ def attend(
 
 
 def _run(worker: Callable[[], Worker], jobs: Sequence[tuple[int, int]]) -> None:
-    """Run the jobs on torch's number of threads, each with one thread inside.
+    """Run the jobs on torch's number of threads, one inner thread each.
 
-    Threads inside of tile operations are two to three times slower than one: the tiles are too small.
+    Tile operations are too small for inner threads: they run two to three times slower with several.
     """
     threads = min(torch.get_num_threads(), len(jobs))
     inference = torch.is_inference_mode_enabled()
@@ -235,7 +234,7 @@ def _run(worker: Callable[[], Worker], jobs: Sequence[tuple[int, int]]) -> None:
                 for text, head in iter(take, None):
                     mine.run(text, head)
             finally:
-                waiting.clear()  # where one thread fails, the others end, too
+                waiting.clear()  # if one thread fails, stop the others
 
     with _one_inner_thread(), ThreadPoolExecutor(max(1, threads - 1), "attnscope") as pool:
         others = [pool.submit(work) for _ in range(threads - 1)]
@@ -254,9 +253,9 @@ def _one_inner_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@lru_cache(4)  # the layers of a model share their runs
+@lru_cache(4)  # layers of a model share their runs
 def open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
-    """How many open pairs lie in each cell.  -> [batch or 1, row cell, key cell]"""
+    """The number of open pairs in each cell.  -> [batch or 1, row cell, key cell]"""
     edge = torch.tensor(key_edges)
     cell = torch.repeat_interleave(torch.tensor(row_edges).diff())  # [row]
     pairs = torch.zeros(len(runs.low), len(row_edges) - 1, len(key_edges) - 1, dtype=torch.int64)
@@ -268,17 +267,17 @@ def open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...
 
 
 MOST_CELLS = 48
-"""With more cells of keys than this, tiles cost less."""
+"""Above this many key cells, tiles cost less."""
 
 LANES = 16
-"""Rows of a width that is a multiple of this are faster."""
+"""Rows are faster if their width is a multiple of this."""
 
 NUMBERS = 1 << 17
-"""Numbers in a widened tensor at a time, one head at least: half a megabyte stays near the core."""
+"""Numbers per widened tensor, at least one head's: half a megabyte stays in the cache."""
 
 
 def is_widened(call: AttentionCall, cells: int) -> bool:
-    """Whether the kernel can tell so many cells, exactly: in full precision, with nothing but a mask."""
+    """Whether the kernel can do so many cells exactly: full precision, and nothing but a mask."""
     masks = len(call.biases) + len(call.masks)
     exact = call.query.dtype in (torch.float32, torch.float64)
     plain = call.softcap is None and call.sinks is None and (call.diagonal is None or not masks)
@@ -324,7 +323,7 @@ def attend_widened(
     return output, total
 
 
-@lru_cache(4)  # the layers of a model share their edges
+@lru_cache(4)  # layers of a model share their edges
 def _members(edges: tuple[int, ...]) -> Tensor:
     """Which cell each position belongs to.  -> [position, cell], 0 or 1"""
     sizes = torch.tensor(edges).diff()
@@ -332,7 +331,7 @@ def _members(edges: tuple[int, ...]) -> Tensor:
 
 
 def _widen(part: Tensor, width: int, times: int = 1) -> Tensor:
-    """The same with zeros behind, each head so many times.  [batch, head, position, size] -> [..., width]"""
+    """Pad with zeros and repeat each head.  [batch, head, position, size] -> [..., width]"""
     batch, heads, positions, size = part.shape
     wide = part.new_empty(batch, heads, times, positions, width)
     wide[..., :size] = part[:, :, None]
@@ -343,7 +342,7 @@ def _widen(part: Tensor, width: int, times: int = 1) -> Tensor:
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 SCATTERED = "its mask does not leave each row one run of neighbouring keys, the same for all heads"
-"""Why a call with such a mask is left to the kernel."""
+"""Why a call with such a mask goes to the kernel."""
 
 
 class Refusal(Exception):
@@ -352,12 +351,12 @@ class Refusal(Exception):
 
 @dataclass(eq=False)
 class FusedPass:
-    """Computes attention calls in the kernel's place while a recording measures every head.
+    """Computes attention calls in place of the kernel while a recording measures every head.
 
-    The scores are computed once and serve both the output and the figures; computing them again beside the
-    kernel costs several times as much at length. The output then is not the kernel's own: it agrees with it
-    within 1e-4. ``request`` says what is wanted of the weights; its pairs are looked for where their labels
-    are as many as queries and keys.
+    Scores are computed once for both output and figures; computing them a second time beside the kernel
+    costs several times as much on long texts. The output is not bit-identical to the kernel's: it agrees
+    within 1e-4. ``request`` names the sums of weights to compute; its pairs are matched if there is one
+    label per query and key.
 
     >>> with torch.inference_mode(), recording(model, [measured], fused=FusedPass(request)) as record:
     ...     model(**inputs)
@@ -372,10 +371,10 @@ class FusedPass:
     def attend(self, call: AttentionCall) -> tuple[Tensor, MapAlone]:
         """The call's output, [batch, head, query, value size], and the statistics of its weights.
 
-        Types of 16 bits are computed in float32, and the output is rounded to them, as kernels do. Raises
-        ``Refusal`` where only the kernel will do: on other devices than the CPU, in other types than
-        ``DTYPES``, with dropout, gradients, fewer than ``shortest`` keys, or masks that do not leave each
-        row, the same for all heads, one run of neighbouring keys.
+        16-bit types are computed in float32 and the output is rounded, as kernels do. Raises ``Refusal``
+        where only the kernel will do: on devices other than the CPU, for types outside ``DTYPES``, with
+        dropout, gradients, fewer than ``shortest`` keys, or a mask that differs between heads or leaves a
+        row anything but one run of neighbouring keys.
         """
         reason = self._form(call)
         if reason is not None:
@@ -405,7 +404,7 @@ class FusedPass:
         )
 
     def _form(self, call: AttentionCall) -> str | None:
-        """Why the fused pass has no form for a call, its masks' contents aside."""
+        """Why the fused pass cannot compute a call, apart from the contents of its masks."""
         query, key, value, masks = call.query, call.key, call.value, (*call.biases, *call.masks)
         tensors = [query, key, value, *(mask for mask in masks if isinstance(mask, Tensor))]
         devices = {tensor.device.type for tensor in tensors} - {"cpu"}
@@ -434,9 +433,9 @@ class FusedPass:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def _runs(self, call: AttentionCall) -> tuple[Runs | None, bool]:
-        """The runs that a mask leaves open, and whether it does nothing else; kept for the next layers.
+        """The runs that a mask leaves open, and whether it only opens and closes; kept for the next layers.
 
-        Known again by its contents: a model may write the next layer's mask into the same tensor.
+        Looked up by contents: a model may write the next layer's mask into the same tensor.
         """
         mask = next((mask for mask in (*call.biases, *call.masks) if isinstance(mask, Tensor)), None)
         lengths = call.query.shape[2], call.key.shape[2]
@@ -449,9 +448,9 @@ class FusedPass:
         return self._masks[known]
 
     def _open_pairs(self, runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
-        """The open pairs of each cell, kept for the next layers.  -> [batch or 1, row cell, key cell]"""
+        """Open pairs per cell, kept for the next layers.  -> [batch or 1, row cell, key cell]"""
         for known, pairs in self._open:
-            if known is runs:  # runs are never written into, and say how many rows and keys there are
+            if known is runs:  # runs are never written into and hold the numbers of rows and keys
                 return pairs
         pairs = open_pairs(runs, row_edges, key_edges)
         self._open = [*self._open[-3:], (runs, pairs)]

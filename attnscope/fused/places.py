@@ -1,4 +1,4 @@
-"""Where the weights of a block's pairs are, which lie tile by tile one after another."""
+"""Where a block's pairs lie among its weights, which are stored tile by tile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Places = tuple[Tensor, Tensor]
 
 
 def find_places(row: Tensor, key: Tensor, rows: slice, keys: slice, width: int) -> Places:
-    """The places of pairs, counted from the first row and the first key, in tiles of ``width`` keys."""
+    """Flat positions of pairs, counted from the first row and key, in tiles of ``width`` keys."""
     count, size = rows.stop - rows.start, keys.stop - keys.start
     tile = key // width
     first = tile * width
@@ -27,7 +27,7 @@ def find_places(row: Tensor, key: Tensor, rows: slice, keys: slice, width: int) 
 
 @dataclass(frozen=True, eq=False)
 class Spots:
-    """The open ones of some rows' keys, several for each row: ``name`` says which of them it is.
+    """Named keys of rows, several per row, masked ones left out; ``name`` is the index of the name.
 
     Ordered by row.
     """
@@ -40,14 +40,14 @@ class Spots:
 
     @classmethod
     def of(cls, keys: Sequence[Tensor], runs: Runs, text: int) -> Spots:
-        """The open ones of some keys, each [row], of a text."""
+        """The spots of some keys of a text, each [row], where open."""
         low, high = (ends[text % len(ends)] for ends in (runs.low, runs.high))
-        each = torch.stack([*keys, low - 1], 1)  # [row, name], of which the last is closed
+        each = torch.stack([*keys, low - 1], 1)  # [row, name]; the last row's are closed
         row, name = ((low[:, None] <= each) & (each < high[:, None])).nonzero(as_tuple=True)
         return cls(name, row, each[row, name], len(low))
 
     def places(self, rows: slice, keys: slice, width: int) -> tuple[Tensor, Places]:
-        """Where the weights of a block's rows go in [name, row], and where they are; all [spot]."""
+        """Where the weights of a block's rows go in [name, row], and where they lie; both [spot]."""
         if rows.start not in self.kept:
             some = slice(*torch.searchsorted(self.row, torch.tensor([rows.start, rows.stop])).tolist())
             name, row, key = self.name[some], self.row[some], self.key[some]
@@ -58,10 +58,10 @@ class Spots:
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """The numbers of all gaps between rows and keys, from the lowest on; ``slope`` as ``of`` finds it.
+    """The factors of all gaps between rows and keys, from the lowest gap on.
 
-    ``slope`` is the factor where the number of every open pair is its gap times that factor: then sums have a
-    closed form. It is ``None`` elsewhere.
+    ``slope`` is set where the factor of every open pair is its gap times ``slope``: then sums have a
+    closed form. Otherwise it is ``None``.
     """
 
     numbers: Tensor  # [gap] float64
@@ -70,7 +70,7 @@ class Gaps:
 
     @classmethod
     def of(cls, function: Callable[[Tensor], Tensor], runs: Runs, offset: int, keys: int) -> Gaps:
-        """The numbers that a function gives to whole gaps, for rows that begin at ``offset``."""
+        """The factors that a function gives to whole gaps, for rows that begin at ``offset``."""
         rows = runs.low.shape[-1]
         lowest = 1 - rows - offset
         gap = torch.arange(lowest, keys - offset)
@@ -83,21 +83,21 @@ class Gaps:
         return cls(numbers, rows, slope if bool((open_ == slope * gap).all()) else None)
 
     def ahead_of(self, rows: slice, keys: slice, dtype: torch.dtype) -> Tensor:
-        """The numbers of some rows and keys, from that of the last row and the first key on.  -> [gap]"""
+        """The factors of some rows and keys, from the gap of the last row and the first key on.  -> [gap]"""
         first = keys.start + self.rows - rows.stop
         return self.numbers[first : first + rows.stop - rows.start + keys.stop - keys.start - 1].to(dtype)
 
 
 KEPT = 256
-"""Pairs a row, on average, up to which all pairs of a text are kept: a kilobyte a row."""
+"""Up to this many pairs per row on average, all pairs of a text are kept: a kilobyte per row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Matches:
     """The pairs of one text, without an N² table.
 
-    Row ``i`` matches the keys ``order[low[i] : high[i]]``, ``order`` being the keys sorted by label and
-    then by position, but for its own key unless ``itself``.
+    Row ``i`` matches the keys ``order[low[i] : high[i]]``, ``order`` being the keys sorted by label, then
+    by position; its own key is excluded unless ``itself``.
     """
 
     order: Tensor  # [key] int64
@@ -124,9 +124,9 @@ class Matches:
         return cls(order, first, last, count, pairs.itself)
 
     def places(self, rows: slice, keys: slice, width: int) -> Places:
-        """Where the pairs of some rows are, whose open keys are all in ``keys``, in tiles of ``width`` keys.
+        """Where the pairs of some rows lie, whose open keys are all in ``keys``, in tiles of ``width`` keys.
 
-        Kept for the next head and layer while all pairs of the text are no more than ``KEPT`` a row.
+        Kept for the next head and layer while a text has at most ``KEPT`` pairs per row.
         """
         block = rows.start, rows.stop
         if block in self.kept:
@@ -150,12 +150,12 @@ class Matches:
 
     @cached_property
     def few(self) -> bool:
-        """Whether there are no more than ``KEPT`` pairs a row, so that keeping them grows with N alone."""
+        """Whether there are at most ``KEPT`` pairs per row, so that keeping them takes memory linear in N."""
         return int(self.count.sum()) <= KEPT * len(self.count)
 
 
 def find_matches(asked: Mapping[str, Pairs], runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
-    """The matches of each text of a batch, by the name of the pairs; none where texts have other lengths."""
+    """The matches of each text of a batch, by name of the pairs; none if texts have other lengths."""
     return {
         name: _of_batch(pairs, runs, batch)
         for name, pairs in asked.items()

@@ -1,4 +1,4 @@
-"""What is asked of the fused pass beside the statistics that every row has."""
+"""What the fused pass is asked for beyond the statistics of every row."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 SHORTEST = 512
-"""With fewer keys than this the kernel runs, and reading its rows beside it is cheap."""
+"""Below this many keys the kernel runs, and reading its rows beside it is cheap."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs that are asked for: each row with the open keys that carry its label.
+    """Requested pairs: each row with the open keys that carry its label.
 
-    Row ``i`` and key ``i`` stand at the same position. ``itself`` says whether a row is paired with the key
-    at its own position, ``ahead`` whether with keys after it.
+    Row ``i`` and key ``i`` have the same position. ``itself`` pairs a row with the key at its own
+    position, ``ahead`` with keys after it.
     """
 
     rows: Tensor  # [text, row] int64
@@ -32,15 +32,15 @@ class Pairs:
 
 @dataclass
 class Request:
-    """Sums of weights that are wanted, each under a name that the asker chooses.
+    """Requested sums of weights, each under a name that the caller chooses.
 
-    ``at`` asks for the weight on one key of every row: a function of the rows' positions gives the number of
-    that key, ``[row] -> [row]``, or -1 for none; ``heavier`` asks, too, how many keys of the row have a
-    greater weight than that one. ``gaps`` asks for weights summed over all rows, each times a number: a
-    function of how far the key lies ahead of its row gives that number. ``pairs`` asks for the weights on
-    pairs with equal labels, ``cells`` for a map of every head: so many cells of nearly equal size a side, or
-    the positions where cells begin and end on both sides. ``map_alone`` wants nothing else, not even what
-    every row has.
+    ``at`` asks for the weight on one key of every row: a function of the rows' positions gives that key's
+    number, ``[row] -> [row]``, or -1 for none; ``heavier`` also counts the keys of the row with a greater
+    weight than that one. ``gaps`` asks for weights summed over all rows, each times a factor: a function
+    of how far the key lies ahead of its row. ``pairs`` asks for the weights on pairs with equal labels,
+    ``cells`` for a map of every head: a number of nearly equal cells per side, or the positions where
+    cells begin and end on both sides. ``map_alone`` asks for the map alone, without the statistics of
+    every row.
     """
 
     at: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Request:
     map_alone: bool = False
 
     def edges(self, length: int) -> tuple[int, ...]:
-        """Where the cells of an axis begin and end; one cell where no map of that length is asked for."""
+        """Where the cells of an axis begin and end; a single cell if no map of that length is requested."""
         if isinstance(self.cells, tuple):
             return self.cells if self.cells[-1] == length else (0, length)
         return edges(length, self.cells or 1)

@@ -1,4 +1,4 @@
-"""What tells tensors of other contents apart: models write new numbers into tensors that they used before."""
+"""Digests of tensors (models reuse them with new contents), and the runs of keys a mask leaves open."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ WORDS = 1 << 16
 
 
 def digest(tensor: Tensor) -> tuple[object, ...]:
-    """Shape, type and two numbers that differ where contents do, at the speed of reading them.
+    """Shape, type and two numbers that differ where contents do, at memory speed.
 
-    The bytes are words of 64 bits, in rows of ``WORDS``. One number adds up all of them, each times a random
-    odd number, modulo 2⁶⁴; the other does the same to the high halves of the columns' sums, as differences in
-    high bits leave little in a product. Axes along which a tensor only repeats itself are read once.
+    The bytes are 64-bit words in rows of ``WORDS``. One number sums all words, each times a random odd
+    number, modulo 2⁶⁴; the other does the same with the high halves of the columns' sums, because
+    differences in high bits barely change a product. Axes along which a tensor only repeats itself are
+    read once.
     """
     shape = tuple(tensor.shape)
     for axis, step in enumerate(tensor.stride()):
@@ -30,7 +31,7 @@ def digest(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _sums(data: NDArray[np.uint8]) -> tuple[int, int]:
-    """All words, each times a number that stands for its place; and so the high halves of column sums."""
+    """The sum of all words, each times a factor of its place; and the same for high halves of column sums."""
     data = np.pad(data, (0, -len(data) % 8)) if len(data) % 8 else data
     words = data.view(np.int64)
     rows = words[: len(words) // WORDS * WORDS].reshape(-1, WORDS)
@@ -53,14 +54,14 @@ CLOSED_BELOW = -3e4
 """An additive mask closes a key with -inf or about the lowest number of its type (-65504 in float16)."""
 
 CLASSIC_CLOSED = -1e4
-"""The number with which the original BERT code closed a key; no other use of it is known."""
+"""The number with which the original BERT code masked a key; no other use of it is known."""
 
-ROWS = 1024  # rows of a mask that are looked at together
+ROWS = 1024  # rows of a mask that are read together
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Row ``i`` may look at the keys ``low[i] <= j < high[i]``; int64, ``[batch or 1, row]``."""
+    """Row ``i`` attends to the keys ``low[i] <= j < high[i]``; int64, ``[batch or 1, row]``."""
 
     low: Tensor
     high: Tensor
@@ -75,8 +76,8 @@ def open_runs(mask: Tensor | None, queries: int, keys: int, causal: bool) -> Run
     """The runs that a kernel's mask and causality leave open.
 
     ``mask`` is bool (True is open) or additive, ``[batch or 1, 1, query or 1, key]``; with ``causal`` row
-    ``i`` sees keys up to ``i``, as in torch's ``scaled_dot_product_attention``. ``None`` where the open keys
-    of some row are not one run, where heads have masks of their own, or where a row has no open key.
+    ``i`` sees keys up to ``i``, as in torch's ``scaled_dot_product_attention``. ``None`` if some row's
+    open keys are not one run, if masks differ between heads, or if a row has no open key.
     """
     row = torch.arange(queries)
     low, high = torch.zeros(1, queries, dtype=torch.int64), torch.full((1, queries), keys)
@@ -98,7 +99,7 @@ def opens(mask: Tensor) -> Tensor:
 
 
 def is_plain(mask: Tensor) -> bool:
-    """Whether an additive mask only opens and closes, adding nothing to the scores of open keys."""
+    """Whether an additive mask only opens and closes keys and adds nothing to open scores."""
     if mask.dtype == torch.bool:
         return True
     blocks = torch.split(mask, ROWS, -2)

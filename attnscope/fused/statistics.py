@@ -1,4 +1,4 @@
-"""What the fused pass tells of a layer's attention beside the layer's output."""
+"""What the fused pass returns about a layer's attention beside its output."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Map:
     """Every head pooled: sums of the weights in each cell, and how many pairs of a cell are open.
 
-    ``total`` is ``[batch, head, row cell, key cell]``, ``pairs`` ``[batch or 1, row cell, key cell]``. Cell
-    ``c`` of an axis covers the positions ``edges[c]`` to ``edges[c + 1]``.
+    ``total`` is ``[batch, head, row cell, key cell]``, ``pairs`` ``[batch or 1, row cell, key cell]``.
+    Cell ``c`` of an axis covers the positions ``edges[c]`` to ``edges[c + 1]``.
     """
 
     total: Tensor
@@ -32,7 +32,7 @@ class Map:
 
 @dataclass(frozen=True, eq=False)
 class PairSums:
-    """The weights on matching pairs, and how many matching keys each row has."""
+    """The weights on matching pairs, and the number of matching keys of each row."""
 
     pairs: Pairs
     count: Tensor  # [batch, row] int64
@@ -41,14 +41,14 @@ class PairSums:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MapAlone:
-    """The map of every head, and nothing else. Position ``i`` of a row is its number plus ``offset``."""
+    """The map of every head, and nothing else. Row ``i`` has the position ``i + offset``."""
 
     runs: Runs
     offset: int = 0
     map: Map | None = None
 
     def only(self, heads: Sequence[int]) -> Self:
-        """The same of some heads alone, numbered anew from 0."""
+        """The same for some heads, renumbered from 0."""
         map_ = None if self.map is None else replace(self.map, total=self.map.total[:, list(heads)])
         return replace(self, map=map_)
 
@@ -57,11 +57,11 @@ class MapAlone:
 class Statistics(MapAlone):
     """Sums of the weights of every head.
 
-    Of each row, ``[batch, head, row]``: ``entropy`` in nats, the ``largest`` weight, the ``top`` score before
-    the softmax, the ``total`` of weights (less than 1 with a sink), the weight on its key ``at`` (0 where
-    that key is masked), and how many keys are ``heavier`` than that one. Over all rows:
+    For each row, ``[batch, head, row]``: ``entropy`` in nats, the ``largest`` weight, the ``top`` score
+    before the softmax, the ``total`` of weights (less than 1 with a sink), the weight on its key ``at``
+    (0 where that key is masked), and how many keys are ``heavier`` than that one. Over all rows:
     ``column`` ``[batch, head, key]`` of the weights on each key, ``gaps`` ``[batch, head]`` float64, and
-    ``pairs``. What is asked for has the names of the ``Request``.
+    ``pairs``. Requested sums are named as in the ``Request``.
     """
 
     entropy: Tensor
@@ -80,7 +80,7 @@ class Statistics(MapAlone):
         return torch.arange(self.entropy.shape[-1]) + self.offset
 
     def only(self, heads: Sequence[int]) -> Self:
-        """The same of some heads alone, numbered anew from 0."""
+        """The same for some heads, renumbered from 0."""
         some = list(heads)
         return replace(
             super().only(heads),

@@ -1,17 +1,17 @@
-"""The weights of a block of rows, scored, weighed and summed tile by tile while near the core.
+"""The weights of a block of rows, scored, weighed and summed tile by tile inside the processor's cache.
 
 Each tile weighs with ``2^(score - highest score of the row in the tile)``; the tiles of a row are merged with
 the shares ``2^(highest - lse)``, lse being ``log2 Σ 2^score`` of the row (Milakov & Gimelshein 2018, Online
 normalizer calculation for softmax). A share is the largest weight of its tile, and the entropy needs no
 logarithm of a weight: ``H = -ln 2 · Σ_j A (s - lse)``.
 
-Scores are in powers of 2, times ``log2 e``: torch's ``exp`` takes thirty to a hundred times as long for
-a weight that comes out as 0 as for another, and its ``exp2`` does not.
+Scores are in powers of 2, times ``log2 e``: torch's ``exp`` takes thirty to a hundred times as long where
+a weight underflows to 0; its ``exp2`` does not.
 
-What stands here is TorchScript, too: ``scripted`` hands it to torch once, and then a whole block is computed
-without Python's lock, which threads would wait for at each call of torch. So there are no slices in
-its arguments, constants are arguments, and annotations are types, not texts: torch reads them (so there is
-no ``from __future__ import annotations`` here).
+This file is TorchScript, too: ``scripted`` compiles it once, and then a whole block is computed without
+Python's global lock, for which threads would wait at each torch call. So there are no slices among the
+arguments, constants are arguments, and annotations are types, not strings (no ``from __future__ import
+annotations`` here).
 """
 
 import math
@@ -27,7 +27,7 @@ from torch import Tensor
 from attnscope.fused.runs import Runs
 
 ROWS = 256
-"""Rows of a block, whose tiles are merged."""
+"""Rows of a block; their tiles are merged."""
 
 KEYS = 512
 """Keys of a tile: with 256 rows its scores are half a megabyte in float32."""
@@ -36,8 +36,8 @@ KEYS = 512
 class Tile(NamedTuple):
     """The rows of a block times the keys ``start`` to ``stop``.
 
-    ``mask`` is 1 where a pair is closed and 0 elsewhere, [row, key]; it covers the keys from ``masked`` on,
-    so many as it has. ``None`` if all is open.
+    ``mask`` is 1 where a pair is closed and 0 elsewhere, [row, key]; it covers the keys from ``masked``
+    on. ``None`` if all pairs are open.
     """
 
     start: int
@@ -49,8 +49,8 @@ class Tile(NamedTuple):
 class TileBlock(NamedTuple):
     """The rows ``start`` to ``stop`` and the tiles that cover their open keys.
 
-    The tiles have one width, but for the last. ``row_cells`` is the first cell that the rows touch, and
-    ``row_begins`` says where in the block each of its cells begins; so for the keys of all tiles.
+    All tiles but the last have one width. ``row_cells`` is the first cell that the rows touch, and
+    ``row_begins`` says where in the block each cell begins; likewise for the keys of all tiles.
     """
 
     start: int
@@ -62,7 +62,7 @@ class TileBlock(NamedTuple):
     key_begins: Tensor
 
 
-@lru_cache(4)  # the layers of a model share their runs, which nobody writes into
+@lru_cache(4)  # layers of a model share their runs, which are never written into
 def plan(runs: Runs, text: int, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> list[TileBlock]:
     """Cut one text's map into blocks of rows."""
     low, high = (ends[text % len(ends)] for ends in (runs.low, runs.high))
@@ -80,7 +80,7 @@ def plan(runs: Runs, text: int, row_edges: tuple[int, ...], key_edges: tuple[int
 
 
 def _tile(start: int, stop: int, low: Tensor, high: Tensor, masks: dict[bytes, Tensor]) -> Tile:
-    """Some keys of a block whose rows see ``low`` to ``high``; equal masks are kept once."""
+    """Some keys of a block whose rows see ``low`` to ``high``; equal masks are stored once."""
     first = start if int(low.max()) > start else max(start, int(high.min()))
     last = stop if int(high.min()) < stop else min(stop, int(low.max()))
     if first >= last:
@@ -89,12 +89,12 @@ def _tile(start: int, stop: int, low: Tensor, high: Tensor, masks: dict[bytes, T
     name = torch.cat([low, high]).numpy().tobytes() + bytes(last - first)
     if name not in masks:
         key = torch.arange(last - first)
-        masks[name] = ((key < low) | (key >= high)).float()  # to add it is five times faster than to fill
+        masks[name] = ((key < low) | (key >= high)).float()  # adding is five times faster than filling
     return Tile(start, stop, masks[name], first)
 
 
 def _cells(edges: Sequence[int], start: int, stop: int) -> tuple[int, Tensor]:
-    """The first cell that a span touches, and where in the span its cells begin."""
+    """The first cell that a span touches, and where its cells begin in the span."""
     first, last = bisect_right(edges, start) - 1, bisect_left(edges, stop)
     return first, torch.tensor([max(0, edge - start) for edge in edges[first:last]])
 
@@ -103,15 +103,14 @@ MASKED = -1e30
 """The score of a masked key: its weight is 0, and no sum of it overflows."""
 
 LOWEST = -125.0
-"""A weight below 2 to this power counts as 0. Products with numbers below 2^-126 take a hundred times as long
-as others."""
+"""Weights below 2 to this power count as 0: products with denormals take a hundred times as long."""
 
 BITS = math.log2(math.e)
-"""Scores are in powers of 2: those of the softmax times this number."""
+"""The factor from the softmax's scores to scores in powers of 2."""
 
 
 class HeadInputs(NamedTuple):
-    """One head of one text at work, in the type that is computed in."""
+    """One head of one text, in the type of the computation."""
 
     query: Tensor  # [query, size], times ``BITS`` and the scale, or the scale over the soft cap
     key: Tensor  # [key, size]
@@ -123,41 +122,41 @@ class HeadInputs(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Where the figures of a head go."""
+    """Where a head's figures are written to."""
 
     output: Tensor  # [query, value size]
     entropy: Tensor  # [query], as the next three
     largest: Tensor
     top: Tensor
-    total: Tensor  # holds ones, which are right where no sink is
+    total: Tensor  # ones by default, right where there is no sink
     column: Tensor  # [key]
-    at: Tensor  # [name, query], holds zeros, which are right for closed keys
-    heavier: Tensor | None  # the same: how many keys of the row have a greater weight than that one
+    at: Tensor  # [name, query], zeros by default, right for closed keys
+    heavier: Tensor | None  # likewise: how many keys of the row have a greater weight than that one
     gaps: Tensor  # [name] float64, as the next
     pairs: Tensor
     cells: Tensor | None  # [row cell, key cell]
 
 
 class BlockRequest(NamedTuple):
-    """What of a block is asked for by name."""
+    """The named requests, for one block."""
 
-    at: Tensor  # where in [name, query] the weights on one key of a row go, [spot]
-    spots: tuple[Tensor, Tensor]  # and where they are, as the next
-    gaps: list[Tensor]  # the numbers of all gaps, from that of the last row and the first key on
+    at: Tensor  # where in [name, query] the weight on a row's key goes, [spot]
+    spots: tuple[Tensor, Tensor]  # and where it lies, as the next
+    gaps: list[Tensor]  # the factors of all gaps, from that of the last row and first key on
     pairs: list[tuple[Tensor, Tensor]]  # their places in [tile, row] and among the weights, tile by tile
-    numbers: Tensor  # 0, 1, 2 and so on, as many as the rows or keys of a block at least
+    numbers: Tensor  # 0, 1, 2 and so on, at least as many as a block has rows or keys
 
 
 Weigh = Callable[[HeadInputs, TileBlock, BlockRequest, Figures, Tensor, Tensor], None]
-"""What ``weigh`` is, in Python or scripted."""
+"""The type of ``weigh``, in Python or scripted."""
 
 
 @lru_cache(1)
 def scripted() -> Weigh:
-    """``weigh`` as torch's own interpreter runs it; the function itself where torch has none that can.
+    """``weigh`` compiled by TorchScript; the Python function where torch cannot compile it.
 
-    torch warns that its interpreter will be removed some day, and promises nothing from Python 3.14 on. Until
-    then nothing else frees threads of Python's lock; after that they wait for it. The numbers are the same
+    torch warns that TorchScript will be removed one day, and promises nothing from Python 3.14 on.
+    Nothing else frees threads from Python's global lock; without it they wait. The numbers are the same
     either way.
     """
     with warnings.catch_warnings():
@@ -198,10 +197,10 @@ def weigh(
     masked: float = MASKED,
     lowest: float = LOWEST,
 ) -> None:
-    """Weigh the rows of a block, and write their figures down.
+    """Weigh the rows of a block and write their figures.
 
-    ``scratch`` has room for the scores of a tile, ``kept`` for the weights of all: sums over rows wait for
-    the log-sum-exp.
+    ``scratch`` holds the scores of a tile, ``kept`` the weights of all tiles: sums over rows need the
+    log-sum-exp first.
     """
     start, stop, tiles = block.start, block.stop, len(block.tiles)
     rows, size = stop - start, head.value.size(1)
@@ -284,7 +283,7 @@ def count_heavier(
     kept: Tensor,
     scratch: Tensor,
 ) -> None:
-    """Count the keys of each row whose weight is greater than that of the key that is asked for."""
+    """Count the keys of each row whose weight is greater than that of the requested key."""
     rows, places = asked.spots
     names, count = heavier.size(0), share.size(1)
     here = asked.at // heavier.size(1) * count + rows % count  # in [name, row]
@@ -302,7 +301,7 @@ def count_heavier(
 def sum_runs(rows: Tensor, begins: Tensor, share: Tensor | None, numbers: Tensor) -> Tensor:
     """Sum runs of neighbouring rows, each row times its share.  [row, column] -> [run, column]
 
-    Run ``r`` begins at row ``begins[r]``; ``numbers`` are 0, 1, 2 and so on. (An embedding bag does this
-    fastest for runs of any length.)
+    Run ``r`` begins at row ``begins[r]``; ``numbers`` are 0, 1, 2 and so on. (An embedding bag is the
+    fastest way for runs of any length.)
     """
     return torch.embedding_bag(rows, numbers[: rows.size(0)], begins, False, 0, False, share)[0]

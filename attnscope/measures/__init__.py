@@ -1,4 +1,4 @@
-"""Measures: from rows of attention to numbers of a head, each beside its baseline.
+"""Measures: from rows of attention to figures of a head, each with its baseline.
 
 measurement = Measurement()
 with recording(model, [measurement]):
@@ -7,7 +7,7 @@ for head in measurement.figures():
     print(head.name, head.role, head.figures["entropy"])
 """
 
-# The imports of the three families fill the table of measures, in this order.
+# Importing the three families fills the table of measures, in this order.
 from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain

@@ -1,4 +1,4 @@
-"""A block of rows with everything a measure may ask about it: open keys, positions, tokens."""
+"""A block of rows with everything a measure may read: open keys, positions, tokens."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TokenFacts:
-    """What the measures need to know of the tokens along one axis, of one or several texts.
+    """What measures need to know about the tokens along one axis, of one or several texts.
 
-    ``ids`` and ``names`` are int64, the others bool or int64, each ``[text, token]``; one text serves a whole
-    batch. ``names`` tells special tokens apart by their text, see ``number_of``; it is -1 for all others.
-    ``patches``, ``[text, token, 3]``, has picture, row and column, -1 for what is no patch.
+    ``ids`` and ``names`` are int64, the others bool or int64, each ``[text, token]``; one text serves a
+    whole batch. ``names`` identifies special tokens by their text, see ``number_of``; it is -1 for all
+    others. ``patches``, ``[text, token, 3]``, has picture, row and column, -1 for tokens that are not
+    patches.
     """
 
     ids: Tensor
@@ -36,7 +37,7 @@ class TokenFacts:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
-        """Gather the facts of texts that have equally many tokens."""
+        """Gather the facts of texts with equal token counts."""
         import torch
 
         return cls(
@@ -77,7 +78,7 @@ def find_patch(token: Token) -> tuple[int, int, int]:
 
 
 def is_punctuation(token: Token) -> bool:
-    """Whether a token holds nothing but punctuation (Unicode category P); special tokens never do."""
+    """Whether a token is all punctuation (Unicode category P); special tokens never are."""
     return not token.special and _all_punctuation(token.text)
 
 
@@ -89,17 +90,17 @@ def _all_punctuation(text: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some rows of one layer's attention, all heads of it, and what is known about them.
+    """Some rows of one layer's attention, for all heads, and what is known about them.
 
     ``rows``      weights, ``[batch, head, row, key]``
-    ``allowed``   keys that the mask left open, bool, ``[batch or 1, head or 1, row, key]``
+    ``allowed``   keys that the mask leaves open, bool, ``[batch or 1, head or 1, row, key]``
     ``start``     position of the first row on the key axis; ``None`` where queries and keys are different
                   sequences, so that positions cannot be compared
-    ``queries``   facts about the tokens of the rows, ``None`` where the rows are no tokens
-    ``keys``      facts about the tokens of all keys, ``None`` where the keys are no tokens
-    ``before``    the row before the first, a block of its own; ``None`` where none was read
-    ``top``       the largest score of each row before the softmax, ``[batch, head, row]``; ``None`` where it
-                  is not asked for, or where only weights are known
+    ``queries``   facts about the tokens of the rows, ``None`` if the rows have no tokens
+    ``keys``      facts about the tokens of all keys, ``None`` if the keys have no tokens
+    ``before``    the row before the first, as a block; ``None`` if it was not read
+    ``top``       the largest score of each row before the softmax, ``[batch, head, row]``; ``None`` if not
+                  requested, or if only weights are known
     """
 
     rows: Tensor
@@ -126,14 +127,14 @@ class Block:
 
     @cached_property
     def gaps(self) -> Tensor:
-        """How far each key lies ahead of each row.  -> [row, key]"""
+        """Position of each key minus that of each row.  -> [row, key]"""
         import torch
 
         return torch.arange(self.rows.shape[-1], device=self.rows.device) - self.positions[:, None]
 
     @property
     def every_row(self) -> Tensor:
-        """That every row counts, bool.  -> [batch or 1, head or 1, row]"""
+        """All True: every row counts.  -> [batch or 1, head or 1, row]"""
         return self.open_keys >= 0
 
     @cached_property
@@ -162,31 +163,31 @@ class Block:
         return EvenBlock(share, self.allowed, self.start, self.queries, self.keys, before, top)
 
     def last(self) -> Block:
-        """The last row, to stand before the next block."""
+        """The last row, as the next block's ``before``."""
         return Block(self.rows[..., -1:, :].clone(), self.allowed[..., -1:, :].clone())
 
 
 class EvenBlock(Block):
-    """A block with even attention, whose figures are known from the open keys."""
+    """A block with even attention; its figures follow from the open keys alone."""
 
     @cached_property
     def entropy(self) -> Tensor:
-        """The logarithm of how many they are.  -> [batch or 1, head or 1, row]"""
+        """The logarithm of the number of open keys.  -> [batch or 1, head or 1, row]"""
         return self.open_keys.clamp_min(1).log()
 
     @cached_property
     def largest(self) -> Tensor:
-        """The weight of each of them.  -> [batch or 1, head or 1, row]"""
+        """The weight of each open key.  -> [batch or 1, head or 1, row]"""
         return self.total / self.open_keys.clamp_min(1)
 
     @cached_property
     def total(self) -> Tensor:
-        """One, or 0 where none is open.  -> [batch or 1, head or 1, row]"""
+        """1, or 0 where no key is open.  -> [batch or 1, head or 1, row]"""
         return self.open_keys.clamp_max(1)
 
 
 def finest(device: torch.device) -> torch.dtype:
-    """The finest floating-point type of a device: Apple's GPUs have no float64."""
+    """The most precise floating-point type of a device: Apple's GPUs have no float64."""
     import torch
 
     return torch.float32 if device.type == "mps" else torch.float64

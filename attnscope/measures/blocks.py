@@ -1,15 +1,15 @@
-"""What a whole block makes of each key: with the residual, behind the norms.
+"""What each key contributes to a whole block: with the residual, after the norms.
 
 Kobayashi et al. 2021, Incorporating Residual and Normalization Layers into Analysis of Masked Language
-Models. What a block gives is a sum: of each head and key ``A[i, j] v_j W_O,h``, of the token itself the
-residual, which is split evenly over the heads, and biases, which are no token's. A layer norm behind it takes
-each of them alike: less its own mean, times the norm's weight over the spread of the whole. So does a norm
-before the residual is added, of what the heads give alone.
+Models. A block's output is a sum: ``A[i, j] v_j W_O,h`` of each head and key, the token's own residual
+(split evenly over the heads), and biases, which belong to no token. A layer norm after the sum acts on
+each summand alike: minus the summand's mean, times the norm's weight over the standard deviation of the
+whole. A norm before the residual is added acts on the heads' output alone in the same way.
 
 ALTI, one layer of it: Ferrando et al. 2022, Measuring the Mixing of Contextual Information in the
-Transformer. What the block gives is a sum of one vector a token, ``T_i(x_j) = Σ_h A[i, j] v_j W_O,h``, the
-residual added to its own, and all of it behind the norm where there is one. A token's share is how much
-nearer its vector brings the sum: ``max(0, ‖y_i‖₁ - ‖y_i - T_i(x_j)‖₁)``. Biases belong to no token.
+Transformer. A block's output is a sum of one vector per token, ``T_i(x_j) = Σ_h A[i, j] v_j W_O,h``, plus
+the residual for the token itself, all after the norm if there is one. A token's share is how much nearer
+its vector brings the sum: ``max(0, ‖y_i‖₁ - ‖y_i - T_i(x_j)‖₁)``. Biases belong to no token.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ROWS = 32
 """Rows that are computed at a time."""
 
 TILE, LARGE_TILE = 1 << 18, 1 << 24
-"""Numbers of a tile of vectors: 1 MB of float32 stays in a processor's cache, 64 MB keep a GPU busy."""
+"""Numbers in a tile of vectors: 1 MB of float32 stays in a processor's cache, 64 MB keep a GPU busy."""
 
 
 def normed_weight(weight: Tensor, residual: Residual) -> Tensor:
-    """An output projection with the norms behind it, but for the spread of each row.
+    """An output projection followed by the norms, without each row's standard deviation.
 
-    That of a norm behind the sum all of a row share; that of one before it ``spread_rows`` has.
-    [head, size, width] -> [head, size, width]
+    That of a norm after the sum is common to a row; that of one before it is in ``spread_rows``. [head,
+    size, width] -> [head, size, width]
     """
     weight = weight.double()
     for norm in (residual.inner, residual.norm):
@@ -44,25 +44,25 @@ def normed_weight(weight: Tensor, residual: Residual) -> Tensor:
 
 
 def residual_part(residual: Residual, heads: int) -> Tensor:
-    """What a head has of the residual, behind the norm.  -> [batch, query, width]"""
+    """Each head's part of the residual, after the norm.  -> [batch, query, width]"""
     before = residual.before.double()
     return (before if residual.norm is None else residual.norm.of(before)) / heads
 
 
 def spread_rows(amounts: Amounts, inner: Norm) -> Amounts:
-    """Amounts of rows that a norm makes larger or smaller before the residual is added."""
+    """Scale amounts of rows by a norm that stands before the residual is added."""
     spread = inner.spread[:, None]  # [batch, 1, query, 1]
     return lambda rows, which, heads: amounts(rows * spread[:, :, which].to(rows), which, heads)
 
 
 def by_block_norm(values: Values, weight: Tensor, part: Tensor) -> Amounts:
-    """The length of A[i, j] v_j behind projection and norm, the token's own with its part of the residual.
+    """The length of A[i, j] v_j after projection and norm; the token's own includes its part of the residual.
 
-    ``weight`` is [head, size, width] and ``part`` [batch, query, width], both behind the norm.
+    ``weight`` is [head, size, width] and ``part`` [batch, query, width], both after the norm.
     """
     lengths = values.lengths()  # [batch, head, key]
     read = torch.einsum("hsw,bqw->bhqs", weight.double(), part)
-    along = (read * values.values).sum(-1)  # each own value's product with the residual's part
+    along = (read * values.values).sum(-1)  # product of each value with the residual's part
     square = part.square().sum(-1)[:, None]  # [batch, 1, query]
 
     def amounts(rows: Tensor, which: slice, heads: list[int] | slice) -> Tensor:
@@ -83,23 +83,23 @@ class Contributions:
     values: Tensor  # [1, head, key, size]
     weight: Tensor  # [head, size, width]
     residual: Residual
-    crossed: bool = False  # whether the residual is of no key: then it is a last one
+    crossed: bool = False  # whether the residual belongs to no key: then it becomes a last one
 
     @property
     def width(self) -> int:
-        """How many numbers each key's vector has."""
+        """The size of each key's vector."""
         return self.weight.shape[-1]
 
     @cached_property
     def _moved(self) -> Tensor:
-        """The values behind projection and norms, but for each row's spread.  -> [key, head, width]"""
+        """Values after projection and norms, without rows' deviations.  -> [key, head, width]"""
         moved = self.values[0] @ self.weight.to(self.values)
         for norm in (self.residual.inner, self.residual.norm):
             moved = moved if norm is None else norm.of(moved)
         return moved.transpose(0, 1).contiguous()
 
     def __call__(self, rows: Tensor, which: slice, heads: object) -> Tensor:
-        """What each key brings to each row.  [1, head, row, key] -> [1, 1, row, key (+ 1 if crossed)]"""
+        """What each key contributes to each row.  [1, head, row, key] -> [1, 1, row, key (+ 1 if crossed)]"""
         with torch.no_grad():
             weights = rows[0].to(self._moved)
             before = self.residual.before[0, which].to(self._moved)  # [row, width]
@@ -119,10 +119,10 @@ class Contributions:
             return brought.clamp_(min=0)[None, None]
 
     def _add(self, brought: Tensor, weights: Tensor, before: Tensor, whole: Tensor, own: range) -> None:
-        """Write what each key brings to a few rows, which are the keys ``own``, or none.
+        """Write what each key contributes to a few rows, whose own keys are ``own``, if any.
 
-        A vector of each row and key is needed, but only in tiles; where no head looks there is none.
-        [row, key], [head, row, key], [row, width], [row, width]
+        A vector per row and key is needed, but only in tiles, and none where no head attends. [row, key],
+        [head, row, key], [row, width], [row, width]
         """
         length = whole.abs().sum(-1)
         if not own:
@@ -136,17 +136,17 @@ class Contributions:
             for key in range(max(start, own.start), min(stop, own.stop)):
                 left[key - start, key - own.start] += before[key - own.start]
             near = (length - left.sub_(whole).abs_().sum(-1)).mT  # [row, key]
-            brought[:, start:stop] = near.where(moving[:, start:stop], 0)  # else a rounding stays
+            brought[:, start:stop] = near.where(moving[:, start:stop], 0)  # rounding would remain otherwise
 
     @property
     def _tile(self) -> int:
-        """How many keys make up a tile: as many as a processor holds beside itself, or a GPU at once."""
+        """Keys per tile: as many as fit a processor's cache, or keep a GPU busy."""
         numbers = TILE if self.values.device.type == "cpu" else LARGE_TILE
         return max(1, numbers // (ROWS * self.width))
 
 
 def _tiles(keys: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    """Where tiles begin and end that hold all keys, at most so many each, and none between them in vain."""
+    """Begins and ends of tiles that cover all keys with weight, each at most so long."""
     start = last = None
     for key in keys:
         if start is None or last is None or key != last + 1 or key - start >= size:

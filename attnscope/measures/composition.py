@@ -1,9 +1,10 @@
-"""How much what one head writes is what a later head reads: composition, from the weights alone.
+"""Composition: how much a later head reads of what an earlier head writes, from the model's weights alone.
 
-Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: the length of the product of what the
-earlier head writes with what the later one reads, over the product of their lengths. With states as rows,
-``W_OV = W_V W_O`` and ``W_QK = W_Q W_Kᵀ``, K-composition is ``‖W_OV W_QKᵀ‖ / (‖W_OV‖ ‖W_QK‖)``, Q-composition
-``‖W_OV W_QK‖`` over the same, V-composition ``‖W_OV W_OV'‖ / (‖W_OV‖ ‖W_OV'‖)``, all of them Frobenius norms.
+Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: the norm of the product of the
+earlier head's writing matrix and the later head's reading matrix, over the product of their norms. With
+states as rows, ``W_OV = W_V W_O`` and ``W_QK = W_Q W_Kᵀ``, K-composition is ``‖W_OV W_QKᵀ‖ / (‖W_OV‖
+‖W_QK‖)``, Q-composition ``‖W_OV W_QK‖`` with the same denominator, V-composition ``‖W_OV W_OV'‖ / (‖W_OV‖
+‖W_OV'‖)``, all of them Frobenius norms.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 
 DRAWS = 32
-"""Random matrices that the baseline is the mean of."""
+"""The baseline is the mean over this many random matrices."""
 
 
 @dataclass(frozen=True, eq=False)
 class Circuit:
-    """The projections of the heads of one layer, each ``[head, width, size]``; ``output`` is turned so."""
+    """The projections of the heads of one layer, each ``[head, width, size]``; ``output`` is transposed."""
 
     query: Tensor | None
     key: Tensor | None
@@ -28,7 +29,7 @@ class Circuit:
 
 
 def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
-    """The scores of all pairs of heads of two layers, by the way: Q, K, V.  -> [later head, earlier head]"""
+    """Q-, K- and V-composition of all heads of two layers.  -> [later head, earlier head]"""
     ways = {"V": (later.value, later.output)}
     if later.query is not None and later.key is not None:
         ways = {"Q": (later.query, later.key), "K": (later.key, later.query)} | ways
@@ -43,7 +44,7 @@ def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
 
 
 def compose_random(earlier: Circuit, later: Circuit) -> tuple[float, float]:
-    """The mean score of random matrices of the same shapes, and how far they scatter: alike every time."""
+    """The mean score of random matrices of the same shapes, and its deviation; reproducible."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(like: Tensor) -> Tensor:
@@ -61,5 +62,5 @@ def _gram(parts: Tensor) -> Tensor:
 
 
 def _length(one: Tensor, other: Tensor) -> Tensor:
-    """The Frobenius norm of one times the other turned.  [head, width, size] twice -> [head]"""
+    """The Frobenius norm of one times the other transposed.  [head, width, size] twice -> [head]"""
     return (_gram(one) * _gram(other)).sum((-2, -1)).clamp(min=0).sqrt()

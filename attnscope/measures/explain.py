@@ -15,7 +15,7 @@ NEEDS = {
     "keys": "token labels",
     "scores": "the scores before the softmax, which a file of weights has not",
 }
-"""What a measure cannot do without, in words."""
+"""What a measure needs, in words."""
 
 PREDICTIONS = {
     "importance": (
@@ -62,20 +62,20 @@ PREDICTIONS = {
         "            the Wild"
     ),
 }
-"""What is said of predictions, beside the measures of attention."""
+"""The explanations of prediction figures, beside those of measures."""
 
 
 def explain(name: str) -> str:
-    """What a measure, a role or a weighing means: value, unit, formula, rows, baseline, source, threshold.
+    """Explain a measure, a role or a weighing: value, unit, formula, rows, baseline, source, threshold.
 
-    Raises ``SelectionError`` naming what exists.
+    Raises ``SelectionError`` that names what exists.
     """
     parts = [
         text for text in (_measure(name), explain_role(name), _weighing(name), PREDICTIONS.get(name)) if text
     ]
     if not parts:
         if name in MEASURES.retired:
-            MEASURES[name]  # says what it is called now
+            MEASURES[name]  # an old name is answered with the new one
         near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *METHODS, *PREDICTIONS))
         measures = ", ".join((*MEASURES, *MEASURES.families))
         raise SelectionError(

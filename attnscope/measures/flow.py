@@ -1,7 +1,7 @@
-"""From the last layer's tokens back to those of the text: what flows through all layers.
+"""How much each input token contributes to each position, through all layers.
 
-Each layer has one matrix, whose row ``i`` says what token ``i`` is made of there: a share for each token of
-the layer below. All of it is NumPy, float64.
+Each layer has one matrix, whose row ``i`` holds the share of each token of the layer below in token
+``i``. All of it is NumPy, float64.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ METHODS: dict[str, Explanation] = {
         "Ferrando et al. 2022, Measuring the Mixing of Contextual Information in the Transformer",
     ),
 }
-"""How a cell of each method comes about."""
+"""How each method computes a cell."""
 
 CAPACITY = 1 << 24
-"""The capacity of an edge with all of a row, as a whole number."""
+"""The capacity, as a whole number, of an edge with all of a row's weight."""
 
 
 def with_residual(weights: Array, crossed: bool = False) -> Array:
     """Half of each row from its own token, half by attention (Abnar & Zuidema 2020).  [query, key]
 
-    Rows are made to sum to 1 before; one without attention keeps its token. Of cross attention (``crossed``)
-    the residual is one more column, the last one.
+    Rows are normalized to sum to 1 first; a row without attention keeps its own token. In cross attention
+    (``crossed``) the residual is an extra last column.
     """
     if not crossed:
         return 0.5 * as_shares(weights) + 0.5 * np.eye(len(weights))
@@ -59,7 +59,7 @@ def with_residual(weights: Array, crossed: bool = False) -> Array:
 
 
 def as_shares(rows: Array, crossed: bool = False) -> Array:
-    """Rows over their sums; one that is all 0 is its own token's, or the last column's if ``crossed``.
+    """Rows divided by their sums; a row of zeros goes to its own token, or to the last column if ``crossed``.
 
     [query, key], the same
     """
@@ -70,7 +70,7 @@ def as_shares(rows: Array, crossed: bool = False) -> Array:
 
 
 def _over_sums(rows: Array) -> Array:
-    """Rows over their sums, where these are more than 0.  [query, key]"""
+    """Rows divided by their sums, where these are positive.  [query, key]"""
     rows = np.asarray(rows, np.float64)
     total = rows.sum(-1, keepdims=True)
     shares: Array = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
@@ -78,15 +78,15 @@ def _over_sums(rows: Array) -> Array:
 
 
 Both: TypeAlias = "tuple[Array, Array]"
-"""What a decoder's tokens are made of: of their own side [own, own], and of the encoder's [own, other]."""
+"""The contributions to a decoder's tokens: of its own side [own, own], and of the encoder's [own, other]."""
 
 
 def roll_out(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
-    """What tokens are made of after each step, of the first layer's: an encoder's, or a decoder's two sides.
+    """Input tokens' contributions after each step: an encoder's, or those of both sides of a decoder.
 
-    A model of one sequence has the one kind, encoder, for which this is the product of all matrices so far.
-    A step is the kind of attention and its shares, with the residual in them: [query, key], and of cross
-    attention [own, other + 1], whose last column is the residual's.
+    For a model of one sequence (kind encoder) this is the product of all matrices so far. A step is the
+    kind of attention and its shares, including the residual: [query, key], and for cross attention [own,
+    other + 1], whose last column is the residual's.
     """
     encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
     maps: list[Array | Both] = []
@@ -103,11 +103,11 @@ def roll_out(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[A
 
 
 def add_up_relevance(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
-    """Relevance (Chefer et al. 2021), both sides of a row of an encoder-decoder together as shares.
+    """Relevance (Chefer et al. 2021); a row of an encoder-decoder is normalized over both sides together.
 
-    ``R ← R + A R`` inside of each side, and across ``R ← R + S A E``: E what the encoder's tokens are made of
-    and S the decoder's, each less itself over the sum of its row, and itself. Chefer et al. have Sᵀ there,
-    with which tokens of a causal decoder would be made of later ones.
+    ``R ← R + A R`` inside each side, and across sides ``R ← R + S A E``: E is the encoder's relevance and
+    S the decoder's, each without the identity, rows normalized, and the identity added. Chefer et al.
+    have Sᵀ, with which later tokens would contribute to earlier ones in a causal decoder.
     """
     encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
     maps: list[Array | Both] = []
@@ -126,22 +126,22 @@ def add_up_relevance(steps: Sequence[tuple[str, Array]], own: int, other: int) -
 
 
 def _evened(relevance: Array) -> Array:
-    """What each token has of others as shares, beside all of itself.  [query, key]"""
+    """The relevance of other tokens, rows normalized, plus the identity.  [query, key]"""
     own = np.eye(len(relevance))
     return _over_sums(relevance - own) + own
 
 
 def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int) -> Array:
-    """The largest flow from one token of the last step to each of the text (Abnar & Zuidema 2020), as shares.
+    """The maximum flow from one token of the last step to each input token (Abnar & Zuidema 2020), as shares.
 
-    Steps are those of ``roll_out``; a model of one sequence has the one kind, encoder. Edges go from
-    each token to those that it is made of, with the shares as capacities.  -> [other + own]
+    Steps are those of ``roll_out``; a model of one sequence has the kind encoder. Edges go from each
+    token to those that contribute to it, with the shares as capacities.  -> [other + own]
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow
 
     starts, ends, capacities = [], [], []
-    encoded, side, nodes = 0, other, other + own  # where the nodes of both sides begin, and those there are
+    encoded, side, nodes = 0, other, other + own  # where the nodes of each side begin, and how many there are
     for kind, matrix in steps:
         queries, keys = np.nonzero(matrix)
         capacities.append(np.rint(matrix[queries, keys] * CAPACITY).astype(np.int32))
@@ -152,7 +152,7 @@ def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int)
             ends.append((encoded if kind == "encoder" else side) + keys)
         encoded, side = (nodes, side) if kind == "encoder" else (encoded, nodes)
         nodes += len(matrix)
-    places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # as scipy 1.14 asks
+    places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # required by scipy 1.14
     parts = np.concatenate(capacities), places
     graph = coo_array(parts, shape=(nodes, nodes)).tocsr()
     source = (encoded if steps[-1][0] == "encoder" else side) + row

@@ -1,8 +1,8 @@
-"""What a form of measures is: it turns one small function into the same measure of rows and of statistics.
+"""Forms of measures: each turns one small function into a measure of rows and of the fused pass's statistics.
 
-``of_block`` takes it from rows of weights, ``of_statistics`` from what the fused pass tells, each with the
-baseline: of a block, by measuring the block with even attention; of statistics, in closed form, because there
-the open keys of a row are one run of neighbours, and how many of something lie in a run is a difference of
+``of_block`` measures rows of weights, ``of_statistics`` the fused pass's statistics, each with the
+baseline: for a block, by measuring a block with even attention; for statistics, in closed form, because
+there the open keys of a row are one run, and the count of anything inside a run is a difference of
 running counts.
 """
 
@@ -27,8 +27,8 @@ class PerRow(NamedTuple):
     """A measure's value of each row, and which rows count.
 
     ``value`` is ``[batch, head, row]``; ``counts`` is bool, ``[batch or 1, head or 1, row]``. A row that
-    does not count may hold any value. Rows without an open key never count, whatever ``counts`` says. Which
-    rows count is a matter of masks, positions and tokens, never of weights.
+    does not count may hold any value. Rows without an open key never count, whatever ``counts`` says.
+    Which rows count depends on masks, positions and tokens, never on weights.
     """
 
     value: Tensor
@@ -36,10 +36,10 @@ class PerRow(NamedTuple):
 
 
 class KeySum(NamedTuple):
-    """A measure that adds up a row's weights, each times a number: ``Σ_j A[i, j] number[i, j]``.
+    """A measure that is a weighted sum over a row: ``Σ_j A[i, j] number[i, j]``.
 
-    ``number`` is ``[text or 1, row or 1, key]``, of any type, ``counts`` as in ``PerRow``. Neither is a
-    matter of weights, so that all such measures are prepared for all layers once, and cost one product.
+    ``number`` is ``[text or 1, row or 1, key]``, of any type, ``counts`` as in ``PerRow``. Neither
+    depends on weights, so that all such measures are prepared once for all layers and cost one product.
     """
 
     number: Tensor
@@ -47,10 +47,11 @@ class KeySum(NamedTuple):
 
 
 class Total(NamedTuple):
-    """A measure summed over the rows that count, with what tells rows with one open key from the others.
+    """A measure summed over the rows that count, with the values of rows with one open key apart.
 
-    ``value`` is ``[batch, head]``, ``counts`` (bool) and ``baseline`` are ``[batch or 1, 1, row]``, ``lone``
-    is ``[batch or 1, head or 1, row]``: the values of rows with one open key, any number for others.
+    ``value`` is ``[batch, head]``, ``counts`` (bool) and ``baseline`` are ``[batch or 1, 1, row]``,
+    ``lone`` is ``[batch or 1, head or 1, row]``: the values of rows with one open key, arbitrary for
+    others.
     """
 
     value: Tensor
@@ -60,7 +61,7 @@ class Total(NamedTuple):
 
 
 class RowFigures(NamedTuple):
-    """What is known of rows from the fused pass, float64, each ``[batch or 1, head or 1, row]``."""
+    """What the fused pass knows about rows, float64, each ``[batch or 1, head or 1, row]``."""
 
     entropy: Tensor
     largest: Tensor
@@ -76,10 +77,10 @@ Row: TypeAlias = "Block | RowFigures"
 class Form(ABC):
     """What a measure is a function of.
 
-    ``needs`` says what it cannot do without: queries and keys on one sequence (``positions``), or tokens on
-    an axis (``queries``, ``keys``), scores before the softmax (``scores``). ``rows`` says in words which
-    rows count. ``fused`` says whether the fused pass can tell it, ``usual`` whether it is measured unless
-    asked otherwise, where that pass can.
+    ``needs`` says what it requires: queries and keys on one sequence (``positions``), tokens on an axis
+    (``queries``, ``keys``), scores before the softmax (``scores``). ``rows`` says in words which rows
+    count. ``fused`` says whether the fused pass can compute it, ``usual`` whether it is measured by
+    default where that pass can.
     """
 
     function: Callable[..., Any]
@@ -93,16 +94,16 @@ class Form(ABC):
         """Measure the rows of a block."""
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
-        """Ask the fused pass for what it must tell; false if it cannot. ``facts`` are those of the text."""
+        """Ask the fused pass for its sums; False if that is impossible. ``facts`` are those of the text."""
         return self.fused
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
-        """Measure all rows at once; ``None`` if that was not asked for. ``facts`` are those of the keys."""
+        """Measure all rows at once; ``None`` if that was not requested. ``facts`` are those of the keys."""
         return None
 
 
 class OfWeights(Form):
-    """Any function of a block, -> [batch, head, row]. It has to see every row."""
+    """Any function of a block, -> [batch, head, row]. It needs every row."""
 
     rows = "rows with at least two open keys"
     fused = False
@@ -134,7 +135,7 @@ class OfTwoRows(OfWeights):
 
 
 class OfNextToken(OfWeights):
-    """A function of rows and of the earlier keys that hold the token which comes next, -> [batch, head, row].
+    """A function of rows and of the earlier keys that hold the next token, -> [batch, head, row].
 
     [batch, head, row, key] and bool, [text, 1, row, key]. A row counts if such a key is open.
     """
@@ -154,9 +155,9 @@ class OfNextToken(OfWeights):
 
 
 class OnPatches(Form):
-    """The mean over the patches of the row's own picture, by weight: a function of two axes, -> number.
+    """The weighted mean over the patches of the row's own picture of a function of two axes, -> number.
 
-    What goes to other keys, such as [CLS], is left out; rows of patches count.
+    Weight on other keys, such as [CLS], is left out; rows of patches count.
     """
 
     needs = ("queries", "keys")
@@ -198,16 +199,16 @@ class OfRow(Form):
 
 
 class OfEveryRow(OfRow):
-    """The same, of rows with one open key, too."""
+    """The same, including rows with one open key."""
 
     rows = "all rows"
     least = 1
 
 
 class OfScores(OfEveryRow):
-    """The same, of the largest score of each row before the softmax: ``row.top``, 0 for even attention.
+    """The same for the largest score of each row before the softmax: ``row.top``, 0 for even attention.
 
-    A head's figure is the largest of all its rows, not their mean: ``Sums.top`` has it.
+    A head's figure is the maximum over its rows, not their mean: ``Sums.top`` has it.
     """
 
     needs = ("scores",)
@@ -216,7 +217,7 @@ class OfScores(OfEveryRow):
 
 
 def by_rows(value: Tensor, counts: Tensor, baseline: Tensor) -> Total:
-    """The total of values that are known row by row."""
+    """The total of values known per row."""
     return Total(value.where(counts, 0).sum(-1), counts, baseline, value)
 
 
@@ -252,7 +253,7 @@ class AtKey(Form):
 
 
 class ByGap(Form):
-    """Weights summed, each times a number: a function of how far its key lies ahead of its row."""
+    """Weights summed, each times a factor: a function of how far its key lies ahead of its row."""
 
     needs = ("positions",)
 
@@ -278,7 +279,7 @@ class ByGap(Form):
 
 
 class IsPeak(AtKey):
-    """Whether the weight on that key is the row's largest, and over ``LEAST_PEAK``."""
+    """Whether the weight on that key is the row's largest, and above ``LEAST_PEAK``."""
 
     usual = False
 
@@ -297,7 +298,7 @@ class IsPeak(AtKey):
 
 
 LEAST_PEAK = 0.3
-"""A weight of a row on an attention sink is larger than this."""
+"""A row's weight on an attention sink is larger than this."""
 
 
 def _is_peak(weight: Tensor, largest: Tensor) -> Tensor:
@@ -305,11 +306,11 @@ def _is_peak(weight: Tensor, largest: Tensor) -> Tensor:
 
 
 ROUNDING = 1e-6
-"""The part of a weight, or of a row, by which rounding may fall short."""
+"""The share of a weight, or of a row, that rounding may cost."""
 
 
 class InWindow(Form):
-    """The weight on the first keys and on those near the row: the function gives how many, and how near."""
+    """The weight on the first keys and on those near the row; the function gives how many, and how near."""
 
     needs = ("positions",)
     usual = False
@@ -321,7 +322,7 @@ class InWindow(Form):
         return KeySum((first | (block.gaps.abs() < recent))[None], block.every_row)
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
-        """Ask for the sum over far keys, and for the weight on each of the first ones where it is far."""
+        """Ask for the sum over keys outside the near window, and for each of the first keys there."""
         sink, recent = self.function()
         request.gaps[name] = lambda gap: gap.abs() >= recent
         request.at |= {f"{name} {key}": _far_key(key, recent) for key in range(sink)}
@@ -346,12 +347,12 @@ class InWindow(Form):
 
 
 def _far_key(key: int, recent: int) -> Callable[[Tensor], Tensor]:
-    """That key for the rows that are so far away from it, none for others."""
+    """That key for the rows whose near window excludes it, -1 for others."""
     return lambda position: (0 * position + key).where((position - key).abs() >= recent, -1)
 
 
 class OnKeys(Form):
-    """Weights summed, each times a number of its key: a function of the keys' tokens, -> [text, key]."""
+    """Weights summed, each times a factor of its key: a function of the keys' tokens, -> [text, key]."""
 
     needs = ("keys",)
 
@@ -367,7 +368,7 @@ class OnKeys(Form):
 
 
 class OnTokens(OnKeys):
-    """The weight on keys of one sort: a function of the keys' tokens, -> bool, [text, key].
+    """The weight on keys of one class: a function of the keys' tokens, -> bool, [text, key].
 
     Rows of texts that have such a key count.
     """
@@ -387,7 +388,7 @@ class OnTokens(OnKeys):
 
 
 class OnPairs(Form):
-    """The weight on keys that carry their row's label: a function of queries' and keys' tokens, -> Pairs.
+    """The weight on keys with their row's label: a function of queries' and keys' tokens, -> Pairs.
 
     Rows that have such a key count.
     """
@@ -425,7 +426,7 @@ class OnPairs(Form):
 
 
 class OnOthers(OnPairs):
-    """The weight on keys that carry another label than their row; fused where all labels are the same."""
+    """The weight on keys with another label than their row; fused where all labels are the same."""
 
     @staticmethod
     def _match(rows: Tensor, keys: Tensor) -> Tensor:
@@ -436,7 +437,7 @@ class OnOthers(OnPairs):
         return bool((pairs.rows == pairs.keys[:, :1]).all() and (pairs.keys == pairs.keys[:, :1]).all())
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
-        """Ask for nothing: the fused pass can tell that there are none."""
+        """Ask for nothing: the fused pass only handles texts without such keys."""
         return facts is None or self._has_none(facts)
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
@@ -449,7 +450,7 @@ class OnOthers(OnPairs):
 def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tensor) -> Total:
     """The total of a sum over keys in which all rows count.
 
-    Row ``i`` and its key ``j`` have the number ``number[text, j - shift[i]]``, ``shift`` being [row].
+    Row ``i`` and key ``j`` have the factor ``number[text, j - shift[i]]``, ``shift`` being [row].
     """
     import torch
 
@@ -457,7 +458,7 @@ def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tenso
     texts = max(len(number), len(runs.low))
     number = number.expand(texts, -1)
     low, high = ((each - shift).expand(texts, -1) for each in (runs.low, runs.high))
-    before = torch.nn.functional.pad(number.cumsum(-1), (1, 0))  # of all places before each
+    before = torch.nn.functional.pad(number.cumsum(-1), (1, 0))  # running sums before each position
     baseline = (before.gather(1, high) - before.gather(1, low)) / runs.count
     lone = statistics.total.double() * number.gather(1, low)[:, None]
     return Total(value, (runs.count > 0)[:, None].expand_as(baseline[:, None]), baseline[:, None], lone)

@@ -1,7 +1,7 @@
 """What a measure is, and the table of all measures.
 
-Adding a measure is adding one function under ``@measure(...)``. Its form says what the function is given, and
-does the rest: the rows, the fused pass and the baseline.
+To add a measure, add one function under ``@measure(...)``. Its form says what the function is given and
+handles the rows, the fused pass and the baseline.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LACKING = {
     "keys": "needs tokens, and this axis holds bare positions",
     "scores": "needs the scores before the softmax, and here only weights are known",
 }
-"""Why a measure does not exist, by what it needs."""
+"""Why a measure does not exist, by missing requirement."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number a row, with all that a reader needs to know about it; ``rows`` says which rows count."""
+    """One number per row, with all that a reader needs to know; ``rows`` says which rows count."""
 
     name: str
     form: Form
@@ -52,7 +52,7 @@ class Measure:
         return docstring(self.form.function).split("\n")[0].split("  ")[0].rstrip(".")  # without shapes
 
     def missing(self, offered: Iterable[str]) -> str | None:
-        """Why this measure does not exist for an attention that offers only so much; ``None`` if it does."""
+        """Why this measure does not exist for an attention that offers only this; ``None`` if it does."""
         lacking = [need for need in self.form.needs if need not in offered]
         return f"{self.name} {LACKING[lacking[0]]}" if lacking else None
 
@@ -60,7 +60,7 @@ class Measure:
 MEASURES: Registry[Measure] = Registry(
     "measure",
     retired={"spread": "normalized_entropy", "span": "effective_keys", "sink": "no_key"},
-    more=lambda: load_plugins("measures"),  # each declares its own, under @measure
+    more=lambda: load_plugins("measures"),  # each measure declares its own, under @measure
 )
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -76,9 +76,9 @@ def measure(
     bounds: str = "0 to 1",
     rows: str | None = None,
 ) -> Callable[[Function], Function]:
-    """Return a decorator that files a function as the measure ``name``; its form says what it is given.
+    """Return a decorator that registers a function as the measure ``name``; its form says what it is given.
 
-    ``rows`` says in words which rows count, where the form's own words are not plain enough.
+    ``rows`` says in words which rows count, if the form's own words are not plain enough.
     """
 
     def file(function: Function) -> Function:
@@ -92,9 +92,9 @@ def measure(
 def fused_request(
     names: Iterable[str], texts: Sequence[Sequence[Token]], cells: int | None = None
 ) -> Request | None:
-    """What to ask the fused pass for, so that it tells these measures; ``None`` if it cannot tell them all.
+    """What to ask the fused pass for to compute these measures; ``None`` if it cannot compute them all.
 
-    ``texts`` are those of a batch, of equal length, or one for all of it; ``cells`` asks for a map, too.
+    ``texts`` are those of a batch, of equal length, or one for all of it; ``cells`` also asks for a map.
     """
     facts = TokenFacts.of(texts) if texts and texts[0] else None
     request = Request(cells=cells)

@@ -1,6 +1,6 @@
-"""What a block's figures stand on whatever its weights are: masks, positions and tokens, worked out once.
+"""Measures every head: figures that add up over blocks of rows, texts and batches.
 
-Layers follow each other with the same mask and tokens, so all of this is kept from one to the next.
+Whatever depends on masks, positions and tokens alone is computed once and kept from layer to layer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What is known of a block besides its weights, ready to measure any weights in its place.
+    """What is known about a block besides its weights, ready to measure any weights in its place.
 
     ``even`` is the block with even attention. Its rows fall into two groups: those with a choice between
-    keys, and lone ones with one open key. ``rowwise`` measures are functions of a block; the sums over keys
-    are one product with ``number``. Here the rowwise ones stand before the sums; ``order`` says where each
-    measure stands.
+    keys, and lone ones with one open key. ``rowwise`` measures are functions of a block; sums over keys
+    are one product with ``number``. Internally the rowwise ones come before the sums; ``order`` gives the
+    place of each measure.
     """
 
     even: Block
@@ -40,14 +40,14 @@ class Setting:
     rowwise: Sequence[Measure]
     number: Tensor  # [text or 1, row, key, sum]
     counting: Sequence[tuple[Tensor, Tensor] | None]  # of each group, which rows count: [rowwise measure,
-    # batch or 1, head or 1, row] and [batch or 1, row, head or 1, sum]; None where none counts anywhere
+    # batch or 1, head or 1, row] and [batch or 1, row, head or 1, sum]; None if no row counts
     rows: Tensor  # [group, measure, batch or 1, head or 1], rows that count, in the order of ``measures``
-    baseline: Tensor  # float64, the same: the sum over those rows on even attention
+    baseline: Tensor  # likewise, float64: the sum over those rows with even attention
     order: Sequence[int]
 
     @classmethod
     def of(cls, block: Block, measures: Sequence[Measure]) -> Setting:
-        """Work out what the measures need of a block besides its weights."""
+        """Compute what the measures need to know about a block besides its weights."""
         import torch
 
         even = replace(block, allowed=block.allowed.clone()).baseline()
@@ -80,7 +80,7 @@ class Setting:
         )
 
     def fits(self, block: Block, measures: Sequence[Measure]) -> bool:
-        """Whether this is the setting of that block for these measures."""
+        """Whether this setting belongs to that block and these measures."""
         own = self.even
         return (
             own.start == block.start
@@ -115,7 +115,7 @@ class Setting:
 
 
 def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """The numbers of all sums side by side, in the type of the rows.  -> [text or 1, row, key, sum]"""
+    """The factors of all sums side by side, in the type of the rows.  -> [text or 1, row, key, sum]"""
     import torch
 
     if not numbers:
@@ -144,13 +144,13 @@ def _stack(rows: Sequence[Tensor]) -> Tensor:
 USUAL = [name for name, measure in MEASURES.items() if measure.form.fused and measure.form.usual]
 
 DEFAULT = (*USUAL, *TWO_AWAY)
-"""What is measured unless asked otherwise: everything but what has to see every row, or is of use to few."""
+"""Measured by default: every measure that neither needs every row nor is specialised."""
 
 BLOCK_ELEMENTS = 1 << 21
-"""Weights that are looked at together: 8 MB in float32. Memory stays a small multiple of it at any length."""
+"""Weights that are processed together: 8 MB in float32. Memory stays a small multiple of it at any length."""
 
 KEPT = 1 << 22
-"""Numbers that are kept from one layer to the next, for the blocks of one text: 16 MB in float32."""
+"""Numbers kept from one layer to the next, for the blocks of one text: 16 MB in float32."""
 
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
@@ -158,9 +158,10 @@ Texts: TypeAlias = "Sequence[Sequence[Token]]"
 class Measurement:
     """Measures every head that it observes, in blocks of rows, and adds up over texts.
 
-    ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); heads have roles only
-    if all of ``ROLE_MEASURES`` are among them. Every call of ``observe`` counts ``batch`` texts of that site.
-    All sums are float64, whatever type the model runs in. Of each call, ``rows`` are measured, or all.
+    ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); heads have roles
+    only if all of ``ROLE_MEASURES`` are among them. Every call of ``observe`` counts ``batch`` texts of
+    that site. All sums are float64, whatever type the model runs in. ``rows`` limits each call to some
+    rows.
     """
 
     rows: range | None = None
@@ -171,14 +172,14 @@ class Measurement:
         self._sums: dict[Site, Sums] = {}
         self._absent: dict[Site, dict[str, str]] = {}
         self._texts: Mapping[Kind, tuple[Texts, Texts]] = {}
-        self._facts: list[tuple[object, TokenFacts]] = []  # the tokens of an axis, and what to know of them
+        self._facts: list[tuple[object, TokenFacts]] = []  # the tokens of an axis, and the facts about them
         self._settings: dict[int | None, Setting] = {}  # by the position of the first row
 
     def label(self, texts: Mapping[Kind, tuple[Texts, Texts]]) -> None:
-        """Say what the texts of the next batches hold: by kind, the tokens of the queries and of the keys.
+        """Set the tokens of the next batches: by kind, those of the queries and of the keys.
 
-        One sequence of tokens for each text of the batch, or one for all. An attention of other lengths
-        than these keeps its own axes. Without a label, an attention's axes label every text of its batch.
+        One sequence of tokens for each text of the batch, or one for all. An attention with other lengths
+        keeps its own axes. Without this, an attention's axes label every text of its batch.
         """
         self._texts = texts
 
@@ -187,7 +188,7 @@ class Measurement:
         SharedRows([self]).observe(attention)
 
     def begin(self, attention: Attention) -> _Reading | None:
-        """Begin to measure a call; ``None`` where the fused pass tells all that is to be measured."""
+        """Begin to measure a call; ``None`` if the fused pass has measured it."""
         if self.rows is not None and self.rows.start >= len(attention.queries):
             return None
         queries, keys = self._axis_facts(attention)
@@ -217,19 +218,19 @@ class Measurement:
     def _add_sums(
         self, site: Site, sums: Tensor, absent: Mapping[str, str], top: Tensor | None = None
     ) -> None:
-        """Add the sums of the measures that are there.  [choice|lone, rows|value|baseline, measure, ...]"""
+        """Add the sums of the measures that exist here.  [choice|lone, rows|value|baseline, measure, ...]"""
         everything = sums.new_zeros(2, 3, len(self.measures), *sums.shape[3:])
         everything[:, :, [place for place, name in enumerate(self.measures) if name not in absent]] = sums
         self._add(site, replace(Sums.of_texts(*everything), top=top), absent)
 
     def _setting(self, block: Block, measures: Sequence[Measure]) -> Setting:
-        """The setting of a block: that of an earlier layer if it is the same, else a new one."""
+        """The setting of a block: an earlier layer's if it is the same, else a new one."""
         known = self._settings.get(block.start)
         if known is not None and known.fits(block, measures):
             return known
         made = Setting.of(block, measures)
         if block.start in self._settings or sum(map(_size, self._settings.values())) + _size(made) > KEPT:
-            self._settings.clear()  # they are those of another text
+            self._settings.clear()  # it belongs to another text
         if _size(made) <= KEPT:
             self._settings[block.start] = made
         return made
@@ -254,7 +255,7 @@ class Measurement:
         return self._facts_of(queries), self._facts_of(keys)
 
     def _facts_of(self, tokens: Texts | Axis) -> TokenFacts | None:
-        """Facts about the tokens, kept for the next layers, that come with the same axes."""
+        """Facts about the tokens, kept for the next layers, which have the same axes."""
         if isinstance(tokens, range) or len(tokens) == 0:
             return None
         texts: Any = (tokens,) if isinstance(tokens[0], Token) else tokens
@@ -266,7 +267,7 @@ class Measurement:
         return self._facts[-1][1]
 
     def merge(self, other: Measurement) -> None:
-        """Add the sums of another one of the same measures; the order changes nothing beyond rounding."""
+        """Add the sums of another measurement of the same measures; order only changes rounding."""
         if list(self.measures) != list(other.measures):
             raise ValueError(f"cannot merge {list(other.measures)} into {list(self.measures)}")
         for site, sums in other._sums.items():
@@ -303,7 +304,7 @@ class Measurement:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Measurement:
-        """What ``state`` wrote down, ready to go on."""
+        """The measurement that ``state`` saved, ready to continue."""
         measurement = cls(state["measures"])
         for entry in state["sites"]:
             sums = Sums.from_state(entry["sums"])
@@ -315,7 +316,7 @@ class Measurement:
 
 @dataclass(eq=False)
 class _Reading:
-    """One call, measured a block of rows at a time."""
+    """One call, measured one block of rows at a time."""
 
     measurement: Measurement
     attention: Attention
@@ -334,7 +335,7 @@ class _Reading:
         wanted, length = self.measurement.rows, len(attention.queries)
         self.shown = range(length) if wanted is None else range(wanted.start, min(wanted.stop, length))
         self.wanted = () if not count else None if wanted is None else self.shown
-        wide = max(attention.heads, count)  # a block's table has a column a measure beside its heads
+        wide = max(attention.heads, count)  # a block's table has one column per measure besides its heads
         self.step = self.measurement.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
         # [choice | lone, rows | value | baseline, measure, text, head]
         self.sums = torch.zeros(2, 3, count, attention.batch, attention.heads, dtype=torch.float64)

@@ -1,21 +1,21 @@
 """Roles: what a head does in one word and one sentence, from its figures.
 
-A head's role is its strongest pattern. A pattern passes when its score reaches its threshold, stands at least
-``LEAST_LIFT`` and ``CHANCE`` times its error by chance above the baseline (on three tokens even attention
-puts 0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those that pass
-is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one, and the
-lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Equal lifts fall to the
+A head's role is its strongest pattern. A pattern passes when its score reaches its threshold, exceeds the
+baseline by at least ``LEAST_LIFT`` and ``CHANCE`` standard errors (on three tokens even attention puts
+0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those that pass
+is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one, and
+the lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Ties go to the
 pattern named first below. Without a pattern, a head is `broad` when its normalized entropy exceeds
-``BROAD``, and `sharp` when it is below ``SHARP``: it looks at few keys, and which they are no measure tells.
+``BROAD``, and `sharp` when it is below ``SHARP``: it looks at few keys that no measure describes.
 
-Of the heads that are left, those that hardly any other head of the model is like have a weak role: see below.
-All others have the role `none`.
+Of the remaining heads, those whose pattern hardly any other head of the model has get a weak role: see
+below. All others have the role `none`.
 
 Rows with one open key have no choice and are left out, so that a role's score can differ a little from
 the figure of the same name.
 
-**Weak roles.** An induction head at 0.3 among heads at 0.01 is told, with its rank. A head is weak at a
-pattern of position or of repeats when its score
+**Weak roles.** An induction head at 0.3 among heads at 0.01 is named, with its rank. A head has a weak role
+for a pattern of position or of repeats when its score
 
 - is at least a quarter of the threshold and ``TIMES`` its baseline, and beyond chance;
 - is no shoulder of something else;
@@ -24,15 +24,14 @@ pattern of position or of repeats when its score
   heads, the deviation being the median one, and among the best tenth of the heads of one kind of attention
   (the best, where they are few), of which there are at least ``FEWEST_HEADS``.
 
-Attention sinks (first, special, punctuation) have no weak form: there all rows look at one key, which with
-random weights is any, so that a text holds a single sample however many rows it has.
+Attention sinks (first, special, punctuation) have no weak form: all rows look at one key, and with random
+weights that may be any key, so that a text is a single sample however many rows it has.
 
 **Attention sinks by chance.** A head that looks at one key from every row may look at a special token or at a
-full stop by chance. All its rows are then a single sample, so that no number of rows makes it sure, and a
-short text has few other keys. But the heads of a model are samples. Of the heads whose largest weights would
-do, each rests at a pattern's keys by chance as often as the baseline says. The role is theirs if that puts as
-many of them there as there are in at most one of twenty models, or hardly any there at all: at most one of a
-hundred heads.
+full stop by chance. All its rows are then a single sample, so that more rows do not help, and a short text
+has few other keys. But the heads of a model are samples: each head with large enough weights would look at a
+pattern's keys by chance as often as the baseline says. They get the role if chance would give so many heads
+in at most one of twenty models, or would give hardly any: at most one of a hundred heads.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ POSITION = 0.5
 """Threshold of previous, next and self."""
 
 TARGET = 0.6
-"""Threshold of first, special and punctuation: attention sinks, that take more to stand out."""
+"""Threshold of first, special and punctuation: attention sinks, for which the bar is higher."""
 
 REPEAT = 0.4
 """Threshold of duplicate and induction."""
@@ -65,27 +64,27 @@ LEAST_LIFT = 0.1
 """A pattern's score must stand this far above its baseline."""
 
 CHANCE = 5
-"""And so many times the error that chance could give the score: of rows between 0 and 1, their mean being
-the baseline b, the standard error is at most sqrt(b (1 - b) / rows)."""
+"""And by this many standard errors of chance: for rows between 0 and 1 with mean b, the baseline, the error
+is at most sqrt(b (1 - b) / rows)."""
 
 FEWEST_ROWS = 3
-"""A pattern must count in as many rows."""
+"""A pattern must count in at least this many rows."""
 
 SHOULDER = 3
-"""Whatever a head does, it does with a third of its largest weights: else it does something else that is not
-measured, and the next token but two is no previous one."""
+"""A head's pattern must hold a third of its largest weights; otherwise the head does something else that is
+not measured: a head on the next token but two is not a `previous` head."""
 
 RETRIEVES, STREAMS = 0.1, 0.95
-"""``cachecost``: a head that retrieves copies so often from a needle; one that streams has so much of its
-weight in the window."""
+"""``cachecost``: a retrieval head copies from a needle at least this often; a streaming head keeps this much
+of its weight in the window."""
 
 NONE = "none"
-"""The role of a head without one."""
+"""The role of a head without a pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A measure that can be a head's role: its threshold and the words for it."""
+    """A measure that can be a head's role: its threshold and wording."""
 
     threshold: float
     words: str
@@ -104,24 +103,24 @@ PATTERNS: Mapping[str, Pattern] = {
 """Every pattern, by the name of its measure."""
 
 POSITIONAL = "positional"
-"""The role of a head that looks at another fixed distance, where it was measured: ``offset=-2``."""
+"""The role of a head at another fixed distance, if measured: ``offset=-2``."""
 
 ROLE_MEASURES = (*PATTERNS, "normalized_entropy")
 """The measures that make up roles."""
 
 SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
-"""The patterns of an attention sink: the head looks at one place from all rows."""
+"""The patterns of an attention sink: all rows look at one place."""
 
 WORTH = 5
-"""Heads that are recommended."""
+"""How many heads are recommended."""
 
 
 def role(figures: Mapping[str, Figure]) -> Role | None:
     """The role of a head, from its figures over rows with a choice; ``None`` if none of them counts.
 
-    A head with a figure that is not a finite number, because a weight is none, has no role either.
-    Figures that do not exist for the head (positions in cross-attention) are simply not in ``figures``.
-    For ``broad`` and ``none``, score and baseline are those of the normalized entropy.
+    A head with a NaN or infinite figure has no role either. Figures that do not exist for the head
+    (positions in cross-attention) are missing from ``figures``. For ``broad`` and ``none``, score and
+    baseline are those of the normalized entropy.
     """
     if not all(isfinite(figure.value) for figure in figures.values()):
         return None
@@ -154,7 +153,7 @@ def _name_none(evenness: Figure) -> str:
 
 
 def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
-    """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none does."""
+    """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none passes."""
     passing = [name for name, pattern in patterns.items() if _passes(pattern, figures[name])]
     if not passing:
         return None
@@ -164,7 +163,7 @@ def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) ->
 
 
 def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
-    """The patterns that were measured, and the measured distances that have no name of their own."""
+    """The patterns that were measured, including measured distances without a name."""
     known = {name: pattern for name, pattern in PATTERNS.items() if name in figures}
     steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
     return known | {
@@ -175,31 +174,31 @@ def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
 
 
 def role_name(measure: str) -> str:
-    """What a head is called whose pattern is the strongest."""
+    """The role of a head with this strongest pattern."""
     return measure if measure in PATTERNS else POSITIONAL
 
 
 def is_beyond_chance(figure: Figure) -> bool:
-    """Whether heads that look anywhere at all would hardly reach the score in so many rows."""
+    """Whether random attention would hardly reach the score in so many rows."""
     error = (max(figure.baseline * (1 - figure.baseline), 0.0) / figure.rows) ** 0.5
     return figure.rows >= FEWEST_ROWS and figure.lift >= CHANCE * error
 
 
 def is_no_shoulder(figures: Mapping[str, Figure], name: str) -> bool:
-    """Whether a good part of the largest weights goes to what the measure looks at."""
+    """Whether enough of the largest weights goes to what the measure looks at."""
     confidence = figures.get("confidence")
     return confidence is None or SHOULDER * figures[name].value >= confidence.value
 
 
 def pattern_words(pattern: Pattern, figure: Figure) -> str:
-    """What the head does, and in how many rows, where that is not in all."""
+    """What the head does, and in how many rows if not in all."""
     return pattern.words + (
         f" in the {figure.rows:,} rows that have one" if pattern.threshold == REPEAT else ""
     )
 
 
 def score(figure: Figure) -> str:
-    """A score beside its baseline."""
+    """A score with its baseline."""
     return f"({figure.value:.2f}, baseline {round_short(figure.baseline)})"
 
 
@@ -208,11 +207,11 @@ def _passes(pattern: Pattern, figure: Figure) -> bool:
 
 
 def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadFigures]:
-    """The ``count`` heads most worth a look, most telling first, of as many different roles as there are.
+    """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 
-    Heads are dealt in rounds: each round takes the best head left of every role, ordered by lift, so that
-    thirty heads on [CLS] do not hide the one that copies. Heads on even attention (`broad`) and heads in
-    which no pattern stands out are left out.
+    Heads are picked in rounds: each round takes the best remaining head of every role, ordered by lift,
+    so that thirty heads on [CLS] do not hide the one that copies. Heads on even attention (`broad`) and
+    heads without a pattern are left out.
     """
     lift = attrgetter("role.lift")
     by_role: dict[str, list[HeadFigures]] = {}
@@ -235,31 +234,31 @@ ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, SHARP_ROLE, "broad", NONE)
 """Every role."""
 
 PATTERNLESS = (SHARP_ROLE, "broad", NONE)
-"""The roles of heads without a pattern, whose figure is the normalized entropy."""
+"""The roles of heads without a pattern; their figure is the normalized entropy."""
 
 NEAR = 0.75
-"""The part of the threshold from which a head is weak at a pattern, however many others are."""
+"""From this share of the threshold on a head is weak at a pattern, however many others are."""
 
 PART = 0.25
-"""The part of a pattern's threshold that a weak head reaches."""
+"""A weak head reaches at least this share of a pattern's threshold."""
 
 TIMES = 3
-"""How many times its baseline the score is."""
+"""And this many times its baseline."""
 
 OUTLYING = 7
-"""How many median deviations it stands above the median head. A deviation is at least ``FINEST``."""
+"""And this many median deviations above the median head. A deviation is at least ``FINEST``."""
 
 FINEST = 0.01
 
 FEWEST_HEADS = 8
-"""Among fewer heads none is called unlike the others."""
+"""With fewer heads, none is called an outlier."""
 
 BEST = 0.1
-"""The part of the heads that may be weak at one pattern; one always may."""
+"""At most this share of the heads may be weak at one pattern, but always at least one."""
 
 
 def _find_weak(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
-    """The weak role of each head, if it has one."""
+    """The weak role of each head, if any."""
     patterns = patterns_of({name for head in heads for name in head.figures})
     patterns = {name: pattern for name, pattern in patterns.items() if name not in SINK_PATTERNS}
     lifts = {name: [head.figures[name].lift for head in heads if name in head.figures] for name in patterns}
@@ -289,7 +288,7 @@ def _is_weak(figures: Mapping[str, Figure], name: str, pattern: Pattern) -> bool
 
 
 def _least(lifts: Sequence[float]) -> float:
-    """The lift that stands out from those of most heads, and that few heads exceed."""
+    """The lift that is an outlier among the heads, and that few heads exceed."""
     if len(lifts) < FEWEST_HEADS:
         return float("inf")
     middle = median(lifts)
@@ -317,7 +316,7 @@ HARDLY = 0.01
 
 
 def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
-    """The heads of a model with the roles that can be told when all heads are known."""
+    """The heads of a model with the roles that depend on all heads."""
     settled = list(heads)
     for kind in {head.site.kind for head in heads}:
         alike = [number for number, head in enumerate(heads) if head.site.kind == kind]
@@ -329,7 +328,7 @@ def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
 
 
 def _doubt(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
-    """The role of each of the heads of one kind, without attention sinks that may be chance."""
+    """The roles of the heads of one kind, without attention sinks that may be due to chance."""
     sure = {name: PATTERNS[name] for name in SINK_PATTERNS if _is_sure(heads, name)}
     for head in heads:
         role, evenness = head.role, head.figures.get("normalized_entropy")
@@ -360,7 +359,7 @@ def _is_sure(heads: Sequence[HeadFigures], name: str) -> bool:
 
 
 def _tail(count: int, least: int, chance: float) -> float:
-    """How likely of ``count`` draws at least ``least`` succeed, each with the same chance."""
+    """The probability of at least ``least`` successes in ``count`` draws with the same chance."""
     if not 0 < chance < 1:
         return chance
     ways = (lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) for k in range(least, count + 1))
@@ -372,11 +371,11 @@ CROWD = (
     f";\n            among {FEWEST_HEADS} heads or more, only where chance puts as many there in at most\n"
     f"            {LEVEL:.0%} of models, or at most {HARDLY:.0%} of the heads"
 )
-"""What more an attention sink takes."""
+"""The additional condition for an attention sink."""
 
 
 def explain_role(name: str) -> str:
-    """What a role means, or from when on a measure is one; nothing for a name that is neither."""
+    """The definition of a role, or the condition for a measure to be one; empty for any other name."""
     if name in PATTERNS:
         pattern = PATTERNS[name]
         return (

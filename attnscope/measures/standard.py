@@ -18,7 +18,7 @@ VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
 OFF_KEYS = "sink logits: gpt-oss; softmax plus one: Miller 2023, Attention Is Off By One"
 
 COVERED = 0.9
-"""The part of a row that ``coverage90`` waits for."""
+"""The share of a row that ``coverage90`` counts up to."""
 
 
 @measure("entropy", forms.OfRow, unit="nats", bounds="0 to log n", formula="-Σ_j A log A", source=CLARK)
@@ -63,8 +63,8 @@ def confidence(row: forms.Row) -> Tensor:
 def coverage90(block: Block) -> Tensor:
     """Fewest keys that hold nine tenths of the row; sorts every row, so it is measured only when asked for.
 
-    [batch, head, row, key] -> [batch, head, row]. The sums run in float64 where the device has it; a
-    shortfall of a millionth of the row is taken for rounding.
+    [batch, head, row, key] -> [batch, head, row]. Sums are float64 where the device has it; a shortfall
+    of a millionth of the row counts as rounding.
     """
     rows = block.rows.to(finest(block.rows.device))
     reached = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
@@ -81,8 +81,8 @@ def coverage90(block: Block) -> Tensor:
 def monotonic(rows: Tensor, before: Tensor) -> Tensor:
     """Whether the row's largest key is at or after that of the row before; only when asked for.
 
-    [batch, head, row, key] twice -> [batch, head, row]. Where several keys are equally large, each counts as
-    the largest for its part, so that even attention scores (n + 1) / 2n, as one key drawn anew each row does.
+    [batch, head, row, key] twice -> [batch, head, row]. Equally large keys share the count, so that even
+    attention scores (n + 1) / 2n, like a key drawn at random in each row.
     """
     here, there = (each == each.amax(-1, keepdim=True) for each in (rows, before))
     reached = there.cumsum(-1, dtype=rows.dtype) / there.sum(-1, keepdim=True)
@@ -116,7 +116,7 @@ SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
 STREAMING = "Xiao et al. 2024, DuoAttention (streaming heads); Xiao et al. 2023, StreamingLLM"
 
 TWO_AWAY = ("offset=-2", "offset=2")
-"""The distances that are measured beside the next ones: a head that looks two back is no `previous` one."""
+"""Distances measured beside `previous` and `next`: a head that looks two back is not a `previous` head."""
 
 
 @measure("distance", forms.ByGap, unit="tokens", bounds="0 to N - 1", formula="Σ_j A |i - j|", source=VIG)
@@ -316,7 +316,7 @@ def retrieval(rows: Tensor, match: Tensor) -> Tensor:
 
 
 NO_TOKEN = -(1 << 63)
-"""The label of a key that follows no token: the id of none."""
+"""The label of a key that follows no token; not a valid id."""
 
 
 @measure(

@@ -1,4 +1,4 @@
-"""Sums and counts that figures are made of. They add up: over blocks, texts, processes and machines."""
+"""The sums and counts behind figures. They add up over blocks, texts, processes and machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def read_site(state: Mapping[str, Any]) -> Site:
-    """What a file says of a site. Raises ``ValueError`` or ``TypeError`` if that is none."""
+    """A site as a file stores it. Raises ``ValueError`` or ``TypeError`` for anything else."""
     site = Site(**state)
     numbers = all(type(number) is int and 0 <= number < 1 << 31 for number in (site.call, site.layer))
     if not (numbers and isinstance(site.name, str) and site.kind in get_args(Kind)):
@@ -34,12 +34,12 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Sums:
-    """What has been added up for one site: ``[name, measure, head]`` float64, counts being exact up to 2^53.
+    """The sums of one site: ``[name, measure, head]`` float64; counts are exact up to 2^53.
 
-    ``rows``, ``value`` and ``baseline`` add up the rows with a choice (two open keys or more);
-    ``lone_*`` the rows that count with one open key. ``texts`` counts the texts in which a row counted; the
-    last three add up, over texts, the squared sum of values, the product of that sum with the number of
-    rows, and the squared number of rows: the standard error is made of them.
+    ``rows``, ``value`` and ``baseline`` sum over the rows with a choice (two open keys or more);
+    ``lone_*`` over the rows that count with one open key. ``texts`` counts the texts with a row that
+    counted; the last three are sums over texts of the squared sum of values, of that sum times the number
+    of rows, and of the squared number of rows, from which the standard error is computed.
     """
 
     numbers: Tensor  # in the order of ``NAMES``
@@ -47,7 +47,7 @@ class Sums:
 
     @classmethod
     def of_texts(cls, choice: Tensor, lone: Tensor) -> Sums:
-        """Add up the texts of a batch, both ``[rows|value|baseline, measure, text, head]``."""
+        """Sum over the texts of a batch, both ``[rows|value|baseline, measure, text, head]``."""
         import torch
 
         rows, value, _baseline = choice + lone  # [measure, text, head]
@@ -55,7 +55,7 @@ class Sums:
         return cls(torch.cat([choice, lone, spread]).sum(2))
 
     def __add__(self, other: Sums) -> Sums:
-        """Both, added up."""
+        """The sum of both."""
         import torch
 
         tops = [sums.top for sums in (self, other) if sums.top is not None]
@@ -89,7 +89,7 @@ class Sums:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sums:
-        """The sums that ``state`` wrote down. Raises ``ValueError`` where they do not fit together."""
+        """Restore sums from ``state``. Raises ``ValueError`` where they do not fit together."""
         import torch
 
         numbers = torch.tensor([state[name] for name in NAMES], dtype=torch.float64)
@@ -101,7 +101,7 @@ class Sums:
 def sums_of_statistics(
     measures: Sequence[Measure], statistics: Statistics, keys: TokenFacts | None
 ) -> Tensor | None:
-    """The same sums as from all rows; ``None`` where the statistics do not hold what a measure needs.
+    """The same sums as from all rows; ``None`` if the statistics lack what a measure needs.
 
     -> [choice|lone, rows|value|baseline, measure, text, head]
     """

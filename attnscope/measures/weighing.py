@@ -1,8 +1,8 @@
-"""What a weight is worth: rows of attention, weighed by what the values behind them do.
+"""Weighings: rows of attention, weighted by the effect of the values behind them.
 
-A row of any weighing is a row of shares: it sums to 1, so that every measure, role and baseline means on it
-what it means on the weights themselves; what is no key's, the residual of cross attention, is missing from
-the sum. A row in which nothing moves at all is closed.
+A weighed row holds shares that sum to 1, so that every measure, role and baseline means the same as on
+plain weights; the part that belongs to no key, the residual of cross attention, is missing from the sum.
+A row without any effect is masked.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STILL = 1e-6
-"""A cosine distance that is not more than rounding."""
+"""A cosine distance below this is rounding."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A weighing in words: what a cell is the share of, the formula, and who proposed it."""
+    """A weighing in words: what a cell is the share of, the formula, and the paper."""
 
     share: str
     formula: str
@@ -60,9 +60,9 @@ WEIGHINGS: dict[str, Explanation] = {
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """The values of every head, and the metric in which their length is that of what they add.
+    """The values of every head, and the metric that gives their length after the output projection.
 
-    ``metric`` is ``W_O,h W_O,hᵀ`` of each head, ``None`` where no output projection is known.
+    ``metric`` is ``W_O,h W_O,hᵀ`` of each head, ``None`` if no output projection is known.
     """
 
     values: Tensor  # [batch, head, key, size]
@@ -70,7 +70,7 @@ class Values:
 
     @staticmethod
     def of(values: Tensor, heads: int, weight: Tensor | None) -> Values:
-        """The values of heads that may share them, and their output projection, [head, size, width]."""
+        """Values, possibly shared by several heads, and their output projection, [head, size, width]."""
         import torch
 
         values = values.detach().to(torch.promote_types(values.dtype, torch.float32))
@@ -78,12 +78,12 @@ class Values:
         return Values(values, None if weight is None else _gram(weight))
 
     def measured(self) -> Tensor:
-        """The values, each times the metric, so that a product with another is that after the projection."""
+        """The values times the metric: times another value, the product after the projection."""
         values = self.values.double()
         return values if self.metric is None else values @ self.metric
 
     def lengths(self) -> Tensor:
-        """How long each value is after the projection.  -> [batch, head, key]"""
+        """The length of each value after the projection.  -> [batch, head, key]"""
         return (self.measured() * self.values).sum(-1).clamp(min=0).sqrt()
 
 
@@ -93,26 +93,26 @@ def _gram(weight: Tensor) -> Tensor:
 
 
 Amounts: TypeAlias = "Callable[[Tensor, slice, list[int] | slice], Tensor]"
-"""What some rows of some heads move.  [batch, head, row, key], rows, heads -> the same shape"""
+"""The effect of each key on some rows.  [batch, head, row, key], rows, heads -> the same shape"""
 
 
 @dataclass(frozen=True, eq=False)
 class WeighedRows:
-    """The rows of a call, weighed: ``amounts`` of each, as shares of their sum."""
+    """The weighed rows of a call: ``amounts`` of each row as shares of their sum."""
 
     raw: RowSource
     amounts: Amounts
-    may_be_none: bool = False  # whether there may be rows in which nothing is moved: they are closed
-    beside: Tensor | None = None  # what moves each row and is no key's, [batch, 1, query, 1]
-    heads: tuple[int, ...] | None = None  # those that are shown, where they are not all
-    _moving: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)  # of the last rows
+    may_be_none: bool = False  # whether some rows may have no effect at all: they are masked
+    beside: Tensor | None = None  # the effect on each row that belongs to no key, [batch, 1, query, 1]
+    heads: tuple[int, ...] | None = None  # the shown heads, if not all
+    _moving: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)  # of the last rows read
 
     def only(self, heads: Sequence[int]) -> WeighedRows:
-        """The same rows of these heads alone: nothing of others is computed."""
+        """The same rows of these heads alone; others are not computed."""
         return replace(self, heads=tuple(self._of(heads) or ()), _moving={})
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """The share of each key in what moves its row.  -> [batch, head, row, key]"""
+        """The share of each key in the effect on its row.  -> [batch, head, row, key]"""
         import torch
 
         shown = self._of(heads)
@@ -128,25 +128,25 @@ class WeighedRows:
             return amounts / total.where(total > 0, 1)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the mask left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Keys that the mask leaves open, bool.  -> [batch or 1, head or 1, row, key]"""
         allowed = self.raw.allowed(start, stop)
         if self.heads is not None and allowed.shape[1] > 1:
             allowed = allowed[:, self._of(None)]
         if not self.may_be_none:
             return allowed
-        if (start, stop) not in self._moving:  # most who ask have read these rows just before
+        if (start, stop) not in self._moving:  # callers have usually just read these rows
             self.rows(start, stop, None)
         return allowed & self._moving[start, stop]
 
     def _of(self, heads: Sequence[int] | None) -> list[int] | None:
-        """The numbers that shown heads have in the call; ``None`` for all."""
+        """The numbers that the shown heads have in the call; ``None`` for all."""
         if self.heads is None:
             return None if heads is None else list(heads)
         return list(self.heads if heads is None else (self.heads[head] for head in heads))
 
 
 def by_norm(values: Values) -> Amounts:
-    """A[i, j] times the length of v_j behind the output projection."""
+    """The length of A[i, j] v_j after the output projection."""
     lengths = values.lengths()
 
     def amounts(rows: Tensor, _: slice, heads: list[int] | slice) -> Tensor:
@@ -156,11 +156,11 @@ def by_norm(values: Values) -> Amounts:
 
 
 def by_zeroing(values: Values) -> Amounts:
-    """The cosine distance between what a head gives with and without v_j, behind the output projection.
+    """The cosine distance between a head's output with and without v_j, after the output projection.
 
-    It needs no vector of a row and a key: with ``o`` of length 1, what is left has the square
-    ``1 - 2 A o·v + A² v·v`` and the product ``1 - A o·v`` with it. A turn of less than ``STILL`` is none:
-    where all values point one way, taking one away turns nothing.
+    Needs no vector per row and key: with ``o`` of length 1, the rest has the squared length ``1 - 2 A o·v
+    + A² v·v`` and the product ``1 - A o·v`` with ``o``. Distances below ``STILL`` count as 0: where all
+    values are parallel, removing one changes no direction.
     """
     import torch
 
@@ -170,16 +170,16 @@ def by_zeroing(values: Values) -> Amounts:
     def amounts(weights: Tensor, _: slice, heads: list[int] | slice) -> Tensor:
         numbers = range(known.shape[1])[heads] if isinstance(heads, slice) else heads
         turned = torch.empty_like(weights)
-        for place, head in enumerate(numbers):  # one after the other, as they are float64
+        for place, head in enumerate(numbers):  # head by head, because they are float64
             turned[:, place] = turn(weights[:, place], head)
         return turned
 
     def turn(weights: Tensor, head: int) -> Tensor:
         """[batch, row, key] -> [batch, row, key]"""
-        rows = weights.to(measured, copy=True)  # float64, as what is left are small differences
+        rows = weights.to(measured, copy=True)  # float64, because the rest is a small difference
         whole = rows @ known[:, head]  # [batch, row, size]
-        along = whole @ measured[:, head].mT  # each value's product with the whole
-        square = torch.linalg.vecdot(rows, along)[..., None]  # of the whole with itself
+        along = whole @ measured[:, head].mT  # each value's product with the whole output
+        square = torch.linalg.vecdot(rows, along)[..., None]  # the whole output's product with itself
         length = square.clamp(min=0).sqrt()
         along.mul_(rows).div_(square)
         left = rows.mul_(lengths[:, head, None]).div_(length).square_().sub_(along, alpha=2).add_(1)
@@ -191,9 +191,10 @@ def by_zeroing(values: Values) -> Amounts:
 
 
 def by_gradient(values: Values, slopes: Tensor) -> Amounts:
-    """What raises a score: weight times slope, where that is positive.
+    """What raises a score: weight times gradient, where positive.
 
-    ``slopes`` are those of the score by what each head gives, [batch, head, query, size].
+    ``slopes`` are the gradients of the score with respect to each head's output, [batch, head, query,
+    size].
     """
 
     def amounts(rows: Tensor, which: slice, heads: list[int] | slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""Figures of heads whose pieces of words were merged: measured on what a picture of words shows."""
+"""Figures of heads whose pieces of words were merged, measured on the merged map."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from attnscope.measures import Measurement
 
 
 def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | None:
-    """The figures of heads whose rows and columns are words; ``None`` where they were pooled further.
+    """The figures of heads whose rows and columns are words; ``None`` if they were pooled further.
 
-    Two words are the same where they read the same. [head, query, key] -> a head's figures each
+    Words are equal if their texts are. [head, query, key] -> figures per head
     """
     import torch
 

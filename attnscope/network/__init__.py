@@ -1,4 +1,4 @@
-"""The own network: a transformer encoder on ``MultiHeadAttention``, its tokenizer and its folder."""
+"""attnscope's own network: a transformer encoder on ``MultiHeadAttention``, its tokenizer and its folder."""
 
 from attnscope.network.attention import MultiHeadAttention, RotaryAttention, sinusoids
 from attnscope.network.encoder import Encoder, EncoderConfig, EncoderLayer

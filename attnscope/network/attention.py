@@ -1,4 +1,4 @@
-"""Multi-head attention that answers for each head: a drop-in for ``torch.nn.MultiheadAttention``.
+"""Multi-head attention with weights per head: a drop-in for ``torch.nn.MultiheadAttention``.
 
 Formula and names after Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
 """
@@ -16,10 +16,10 @@ from torch.nn import functional as F
 class MultiHeadAttention(nn.MultiheadAttention):
     """Attention of several heads, each over its own slice of the width.
 
-    Takes the arguments of ``torch.nn.MultiheadAttention``, holds its parameters and returns what it returns.
-    Two things go further: ``is_causal=True`` needs no mask beside it, and ``scores`` may be overridden by a
-    subclass, which is how relative attention is written. Raises ``ValueError`` where sizes or the
-    shape of a mask do not fit.
+    Takes the arguments of ``torch.nn.MultiheadAttention``, holds its parameters and returns what it
+    returns. Two additions: ``is_causal=True`` needs no mask beside it, and a subclass may override
+    ``scores``, for example for relative attention. Raises ``ValueError`` if sizes or a mask's shape do
+    not fit.
     """
 
     use_kernel = True
@@ -44,11 +44,11 @@ class MultiHeadAttention(nn.MultiheadAttention):
         """Attend from queries to keys.  [query, batch, width] (batch first or unbatched too) -> the same
 
         ``key_padding_mask`` is ``[batch, key]``, ``attn_mask`` is ``[query, key]`` or ``[batch · head,
-        query, key]``; in a boolean mask True closes a key, a float mask is added to the scores. The
-        second result is the weights, ``[batch, query, key]`` averaged over heads or ``[batch, head,
-        query, key]``, and ``None`` with ``need_weights=False``. As in torch, ``is_causal`` is a promise
-        that ``attn_mask`` is the causal mask, and the kernel may use the promise in place of the mask.
-        A row whose keys are all closed is NaN where weights are asked for and 0 in the kernel.
+        query, key]``; in a boolean mask True masks a key, a float mask is added to the scores. The second
+        result is the weights, ``[batch, query, key]`` averaged over heads or ``[batch, head, query,
+        key]``, and ``None`` with ``need_weights=False``. As in torch, ``is_causal`` is a promise that
+        ``attn_mask`` is the causal mask, and the kernel may use the promise in place of the mask. A fully
+        masked row is NaN where weights are asked for and 0 in the kernel.
         """
         batched = query.dim() == 3
         if not batched:
@@ -116,7 +116,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
         return x.view(batch, tokens, self.num_heads, self.head_dim).transpose(1, 2)
 
     def _extend(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append the learned key and the zero key, if there are any, open to every query."""
+        """Append the learned key and the zero key, if any, open to every query."""
         tails: list[tuple[Tensor, Tensor]] = []
         if self.bias_k is not None and self.bias_v is not None:
             tails.append((self._split(self.bias_k), self._split(self.bias_v)))
@@ -130,7 +130,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
         return k, v, mask
 
     def _mask(self, padding: Tensor | None, attn: Tensor | None, query: Tensor) -> Tensor | None:
-        """Both masks as one that is added to scores.  -> [batch or 1, head or 1, query or 1, key]"""
+        """Both masks as one additive mask.  -> [batch or 1, head or 1, query or 1, key]"""
 
         def additive(mask: Tensor) -> Tensor:
             if mask.dtype == torch.bool:
@@ -150,7 +150,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attn: Tensor | None
     ) -> None:
-        """Raise ``ValueError`` where shapes would not fit, or would fit by broadcasting alone."""
+        """Raise ``ValueError`` where shapes do not fit, or only fit by accidental broadcasting."""
         batch, queries = query.shape[:2]
         keys = key.shape[1]
         sizes = ((query, self.embed_dim, "query"), (key, self.kdim, "key"), (value, self.vdim, "value"))
@@ -183,7 +183,7 @@ def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
 
 
 class Sinusoidal(nn.Module):
-    """Adds its sinusoid to each token.  [batch, token, width] -> the same"""
+    """Adds the sinusoid of its position to each token.  [batch, token, width] -> the same"""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -196,12 +196,11 @@ class Sinusoidal(nn.Module):
 
 
 class RotaryAttention(MultiHeadAttention):
-    """Self-attention whose scores depend on how far apart two tokens are, not on where they stand.
+    """Self-attention whose scores depend on the distance between two tokens, not on their positions.
 
-    Queries and keys are rotated by an angle that grows with the position (Su et al. 2021,
-    "RoFormer", equation 34), the first half of a head's width against its second half, so ``q · k``
-    holds the distance alone. The parameters are those of ``MultiHeadAttention``. The head width must
-    be even.
+    Queries and keys are rotated by an angle that grows with the position (Su et al. 2021, "RoFormer",
+    equation 34), the first half of a head's width against its second half, so that ``q · k`` depends on
+    the distance alone. The parameters are those of ``MultiHeadAttention``. The head width must be even.
     """
 
     def __init__(
@@ -223,7 +222,7 @@ class RotaryAttention(MultiHeadAttention):
         return self.rotate(q), self.rotate(k), v
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Turn each token by its position.  [batch, head, token, head width] -> the same"""
+        """Rotate each token by its position.  [batch, head, token, head width] -> the same"""
         tokens = x.shape[-2]
         if tokens > len(self.cos):
             raise ValueError(f"{tokens} tokens are more than the {len(self.cos)} positions")

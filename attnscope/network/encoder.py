@@ -1,4 +1,4 @@
-"""What an encoder looks like: a dataclass that is checked before anything is built from it."""
+"""The encoder and its config, a dataclass that is checked before anything is built from it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ACTIVATIONS = ("gelu", "relu")
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes and kinds of one encoder; a value that makes no sense raises ``ModelError``.
+    """Sizes and kinds of one encoder; an invalid value raises ``ModelError``.
 
     ``vocabulary`` counts token ids, ``width`` is the size of a token's vector, ``hidden`` that of the
-    feed-forward layer, ``max_positions`` the longest text, ``segments`` the number of texts that can
-    be told apart in one input (0: none). ``causal`` closes the future to every token. ``trained``
-    says whether the weights have seen text, so that output of random weights can say so.
+    feed-forward layer, ``max_positions`` the longest text, ``segments`` the number of distinguishable
+    texts in one input (0: none). ``causal`` masks the future of every token. ``trained`` is False for
+    random weights, so that output can say so.
     """
 
     vocabulary: int = 8192
@@ -159,9 +159,9 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """A stack of ``EncoderLayer``, bidirectional or causal, with a language-model head.
 
-    ``forward`` gives hidden states; ``logits`` turns any of them into scores over the vocabulary
-    (of the token that stands there in a masked model, of the next one in a causal model). The head's
-    last matrix is the token embedding itself (Press & Wolf 2017).
+    ``forward`` gives hidden states; ``logits`` turns any of them into scores over the vocabulary (for the
+    token at that position in a masked model, for the next one in a causal model). The head's last matrix
+    is the tied token embedding (Press & Wolf 2017).
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -204,7 +204,7 @@ class Encoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Small normal weights; what writes into the residual stream is smaller the deeper the stack is."""
+        """Small normal weights; those that write to the residual stream shrink with the stack's depth."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 residual = name.endswith(("out_proj.weight", "linear2.weight"))
@@ -222,9 +222,9 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Hidden states of the last layer.  [batch, token] -> [batch, token, width]
 
-        ``segments`` holds 0 or 1 for each token (all 0 if absent), ``attention_mask`` True or 1 for
-        each real token and False or 0 for padding, ``causal`` overrules the config. Raises ``InputError``
-        for an input that is longer than the model's positions.
+        ``segments`` holds 0 or 1 for each token (all 0 if absent), ``attention_mask`` True or 1 for each
+        real token and False or 0 for padding, ``causal`` overrules the config. Raises ``InputError`` for
+        an input longer than ``max_positions``.
         """
         tokens = ids.shape[1]
         if tokens > self.config.max_positions:

@@ -1,4 +1,4 @@
-"""An encoder and its tokenizer in a folder: written, read back with checks, and the bundled ones."""
+"""An encoder and its tokenizer in a folder: written, read back with checks; and the bundled ones."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def save_encoder(
 def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     """Read a folder that ``save_encoder`` wrote; the encoder is in ``eval`` mode and float32.
 
-    Nothing but safetensors is read. Raises ``ModelError`` for a folder that is not there, a config that
-    makes no sense, and weights or a vocabulary that do not fit the config.
+    Reads safetensors only. Raises ``ModelError`` for a missing folder, an invalid config, and weights or
+    a vocabulary that do not fit the config.
     """
     folder = Path(folder)
     config = load_config(folder)
@@ -79,7 +79,7 @@ def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     sizes = {f"layers.{n}.linear1.weight": (config.hidden, config.width) for n in range(config.layers)}
     _check_shapes(path, {"embedding.weight": (config.vocabulary, config.width), **sizes}, state)
     with _Undrawn():
-        encoder = Encoder(config)  # only now, when it is known to ask for no more than the file holds
+        encoder = Encoder(config)  # only now that the config is known to ask for no more than the file holds
     shapes = {name: tuple(x.shape) for name, x in encoder.state_dict().items()}
     _check_shapes(path, shapes, state)
     unknown = sorted(set(state) - set(shapes))
@@ -95,7 +95,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(read_regular(path, LARGEST_VOCABULARY))
     except AttnscopeError as error:
         raise ModelError(str(error)) from None
-    except Exception as error:  # the library raises bare Exception for every sort of bad file
+    except Exception as error:  # the library raises bare Exception for every kind of bad file
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
     for token in SPECIAL:
         if tokenizer.token_to_id(token) is None:
@@ -104,12 +104,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves new parameters undrawn, which takes two thirds of loading: all are read from a file next."""
+    """Skips drawing initial weights, two thirds of the loading time: a file overwrites them all."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Give a tensor back that would be drawn, as ``normal_`` and the like do."""
+        """Return a tensor that would be drawn (``normal_`` and the like) as it is."""
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
             return args[0] if args else kwargs["tensor"]
@@ -117,7 +117,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def load_config(folder: str | Path) -> EncoderConfig:
-    """The config of a folder that ``save_encoder`` wrote; raises ``ModelError`` if it is not one."""
+    """The config of a folder that ``save_encoder`` wrote; raises ``ModelError`` for any other folder."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it")
@@ -161,7 +161,7 @@ def bundled(name: str = "own") -> Path:
 def untrained(seed: int = 0, name: str = "own") -> tuple[Encoder, Tokenizer]:
     """A bundled encoder's shape and tokenizer with weights drawn from ``seed``; ``config.trained`` is False.
 
-    What a head does here is what the architecture does before it has seen any text.
+    Shows what heads do by architecture alone, before any training.
     """
     if name not in BUNDLED:
         raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}")

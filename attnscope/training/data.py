@@ -1,4 +1,4 @@
-"""Learn a tokenizer from text, with the ``tokenizers`` library: WordPiece or byte-level BPE."""
+"""Training data: a tokenizer by the ``tokenizers`` library (WordPiece or byte-level BPE), and rows of ids."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learn a tokenizer from lines of text; ``[PAD] [UNK] [CLS] [SEP] [MASK]`` are its ids 0 to 4.
 
-    ``wordpiece`` splits at spaces and punctuation and knows no character that the lines lack;
-    ``bpe`` works on bytes and can spell anything. Both read curly quotation marks as straight ones.
-    ``lines`` is read twice, so a bare iterator will not do. The same lines give the same tokenizer.
-    Raises ``ModelError`` for another kind, or a vocabulary too small to hold an alphabet.
+    ``wordpiece`` splits at spaces and punctuation and knows only characters of the lines; ``bpe`` works
+    on bytes and can spell anything. Both turn curly quotation marks into straight ones. ``lines`` is read
+    twice, so it cannot be an iterator. The same lines give the same tokenizer. Raises ``ModelError`` for
+    another kind, or a vocabulary too small to hold an alphabet.
     """
     if kind not in KINDS:
         raise ModelError(f"no tokenizer {kind!r}: there are {', '.join(KINDS)}")
@@ -78,7 +78,7 @@ def _byte_pairs(lines: Iterable[str], vocabulary: int, lowercase: bool) -> Token
 
 
 def _word_pieces(lines: Iterable[str], vocabulary: int, lowercase: bool) -> Tokenizer:
-    """WordPiece; its ``##`` letters get ids first, since the trainer would number them by chance."""
+    """WordPiece; its ``##`` letters get the first ids, since the trainer would number them arbitrarily."""
     normalizer = normalizers.Sequence(
         [*_QUOTES, normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)]
     )
@@ -114,10 +114,10 @@ def _word_pieces(lines: Iterable[str], vocabulary: int, lowercase: bool) -> Toke
 
 
 Ids = npt.NDArray[np.int64]
-IGNORED = -1  # the target of a position that is not to be guessed
+IGNORED = -1  # the target of a position without a prediction
 
 LONGEST = 1 << 16
-"""Characters of a line; what is longer counts as several, so that no line fills the memory."""
+"""Characters per line; longer lines are split to bound memory."""
 
 TOGETHER = 1 << 19
 """Characters that are tokenized together, for the same reason."""
@@ -125,9 +125,10 @@ TOGETHER = 1 << 19
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of some files that are not blank, one at a time, as often as asked.
+    """The non-blank lines of some files, one at a time, as often as needed.
 
-    ``part`` keeps all but the last twentieth of the lines (``"first"``), only those (``"last"``), or all.
+    ``part`` selects all but the last twentieth of the lines (``"first"``), only those (``"last"``), or
+    all.
     """
 
     files: Sequence[Path]
@@ -159,8 +160,8 @@ def _read(path: Path) -> Iterator[str]:
 def split_held_out(files: Sequence[Path], held_out: Sequence[Path], seed: int) -> tuple[Lines, Lines]:
     """Training and held-out lines that share no document; a file is a document.
 
-    Without ``held_out``, a twentieth of the files (at least one) is drawn by ``seed``; of a single file the
-    last twentieth of its lines is held out. Raises ``InputError`` where a file is on both sides.
+    Without ``held_out``, a twentieth of the files (at least one) is drawn by ``seed``; a single file
+    gives the last twentieth of its lines. Raises ``InputError`` if a file is on both sides.
     """
     if held_out:
         both = {path.resolve() for path in files} & {path.resolve() for path in held_out}
@@ -178,7 +179,7 @@ def split_held_out(files: Sequence[Path], held_out: Sequence[Path], seed: int) -
 
 
 def write_stream(lines: Lines, tokenizer: Tokenizer, path: Path) -> int:
-    """Write the ids of all lines, a ``[SEP]`` after each, and return how many; memory stays small.
+    """Write the ids of all lines, a ``[SEP]`` after each, and return their number; memory stays small.
 
     The file appears whole or not at all.
     """
@@ -194,7 +195,7 @@ def write_stream(lines: Lines, tokenizer: Tokenizer, path: Path) -> int:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Lines that are tokenized together: a thousand, or fewer of long ones."""
+    """Lines to tokenize together: a thousand, or fewer long ones."""
     block: list[str] = []
     size = 0
     for line in lines:
@@ -215,7 +216,7 @@ def read_stream(path: Path) -> npt.NDArray[np.uint32]:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of one length; a target is ``IGNORED`` where nothing is to be guessed.  Each [row, token]"""
+    """Rows of one length; a target is ``IGNORED`` where nothing is predicted.  Each [row, token]"""
 
     ids: Ids
     segments: Ids
@@ -226,10 +227,10 @@ class TokenRows:
 class Cutter:
     """Cuts rows out of a stream of ids: ``[CLS]``, a stretch of text, ``[SEP]``.
 
-    ``length`` counts a row's tokens. ``guessed`` is the share of text tokens that become ``[MASK]`` and are
-    to be guessed; ``causal`` asks for that share of all next tokens instead. In a ``short`` share of the
-    steps each row is cut into four, so that short inputs are seen too. A ``repeats`` share of the rows is
-    no text but random tokens that repeat themselves, from which attention learns to copy.
+    ``length`` counts a row's tokens. ``guessed`` is the share of text tokens that become ``[MASK]`` and
+    are predicted; ``causal`` predicts that share of all next tokens instead. In a ``short`` share of the
+    steps each row is cut into four, to train on short inputs too. A ``repeats`` share of the rows holds
+    random tokens that repeat, from which attention learns to copy.
     """
 
     stream: npt.NDArray[np.uint32]
@@ -243,18 +244,18 @@ class Cutter:
 
     @property
     def stretch(self) -> int:
-        """How many tokens of text a whole row holds."""
+        """How many tokens of text a full row holds."""
         return self.length - 2
 
     @property
     def count(self) -> int:
-        """How many whole rows the stream gives in one pass."""
+        """How many full rows the stream gives in one pass."""
         return max(0, len(self.stream) // self.stretch - 1)
 
     def training(self, step: int, batch: int, causal: bool | None = None) -> TokenRows:
-        """The rows of a training step; each pass over the stream goes in another order, cut elsewhere.
+        """The rows of a training step; each pass over the stream has another order and other cuts.
 
-        ``causal`` asks for each next token in this step, whatever ``self.causal`` says.
+        ``causal`` predicts each next token in this step, whatever ``self.causal`` says.
         """
         if self.count < 1:
             raise InputError(f"{len(self.stream)} tokens of text are too few for rows of {self.length}")
@@ -275,13 +276,13 @@ class Cutter:
         return self._rows(texts, chance, self.causal if causal is None else causal)
 
     def evaluation(self, start: int, stop: int) -> TokenRows:
-        """Whole rows ``start`` to ``stop`` of the stream, in order; the masks depend on the seed alone."""
+        """Full rows ``start`` to ``stop`` of the stream, in order; the masks depend on the seed alone."""
         texts = np.stack([self.stream[n * self.stretch : (n + 1) * self.stretch] for n in range(start, stop)])
         return self._rows(texts.astype(np.int64), np.random.default_rng([self.seed, 3, start]), self.causal)
 
     def _rows(self, texts: Ids, chance: np.random.Generator, causal: bool) -> TokenRows:
         rows, stretch = texts.shape
-        first = np.zeros(rows, dtype=np.int64)  # where guessing starts to be possible
+        first = np.zeros(rows, dtype=np.int64)  # from here on predictions are possible
         for row in np.flatnonzero(chance.random(rows) < self.repeats):
             period = int(chance.integers(max(2, stretch // 8), max(3, stretch // 2 + 1)))
             unit = chance.integers(len(SPECIAL), self.tokenizer.get_vocab_size(), period)
@@ -306,7 +307,7 @@ class Cutter:
         return TokenRows(ids, segments, targets)
 
     def _segments(self, ends: npt.NDArray[np.bool_], chance: np.random.Generator) -> Ids:
-        """Half of the rows with a line's end become a pair there: 0 up to it, 1 after.  -> [row, token]"""
+        """Half of the rows with a line break become a pair there: 0 up to it, 1 after.  -> [row, token]"""
         segments = np.zeros((len(ends), ends.shape[1] + 2), dtype=np.int64)
         pair = chance.random(len(ends)) < 0.5
         which = (chance.random(len(ends)) * ends.sum(1)).astype(np.int64)

@@ -21,19 +21,19 @@ from attnscope.training.data import Cutter, Lines, read_stream, split_held_out, 
 from attnscope.training.train import Settings, TrainingProgress, evaluate, train_encoder
 
 WORK = "training"
-"""What a run needs to resume, inside the model's folder; gone when the run is over."""
+"""What a run needs to resume, inside the model's folder; removed when the run is over."""
 CHECKPOINT = "checkpoint.safetensors"
 CHANGEABLE = ("steps", "minutes", "save_minutes", "device")
 """Settings that a resumed run may change: how long, and where."""
 GUESSED = 0.15
-"""Share of tokens that are hidden when a masked encoder's loss is measured."""
+"""Share of tokens that are masked when a masked encoder's loss is measured."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What is trained on what: the encoder's shape, its tokenizer, and how rows are cut.
 
-    ``config.vocabulary`` is what is asked for; little text may give less. The other fields are those of
+    ``config.vocabulary`` is an upper limit; little text may give less. The other fields are those of
     ``Cutter`` and ``train_tokenizer``.
     """
 
@@ -58,7 +58,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; ``done`` says whether at its planned end, ``held_out`` names the files kept aside."""
+    """How a run ended; ``done`` says whether at its planned end, ``held_out`` names the held-out files."""
 
     encoder: Encoder
     tokenizer: Tokenizer
@@ -78,12 +78,12 @@ def train_on_files(
     observe: Callable[[TrainingProgress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Outcome:
-    """Train an encoder on text files and save it in ``folder``, also when it is stopped before its end.
+    """Train an encoder on text files and save it in ``folder``, even if it is stopped early.
 
-    ``start`` names the folder of an encoder to start from, whose config ``recipe`` must have; its tokenizer
-    is taken too. ``say`` hears what is being prepared, ``observe`` every step. Raises ``InputError`` for
-    text that cannot be used, ``ModelError`` for a run that cannot be resumed, ``OutputError`` for a folder
-    that holds something already; all before any training.
+    ``start`` names the folder of an encoder to start from, whose config ``recipe`` must have; its
+    tokenizer is taken too. ``say`` is called with what is being prepared, ``observe`` with every step.
+    Before any training, raises ``InputError`` for unusable text, ``ModelError`` for a run that cannot be
+    resumed, and ``OutputError`` for a folder that is not empty.
     """
     work = folder / WORK
     training_lines, held_out_lines = split_held_out(files, held_out, settings.seed)
@@ -159,14 +159,14 @@ def train_on_files(
 
 
 FEWEST = 14
-"""Tokens whose loss is measured, at least."""
+"""Loss is measured on at least this many tokens."""
 
 
 def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: int = 0) -> tuple[float, int]:
-    """The loss of a saved encoder on text files: nats a guessed token, and how many were guessed.
+    """The loss of a saved encoder on text files, in nats per predicted token, and the number of predictions.
 
-    A masked encoder guesses ``GUESSED`` of the tokens of each row, a causal one every next token. The same
-    files, length and seed ask the same questions.
+    A masked encoder predicts ``GUESSED`` of the tokens of each row, a causal one every next token. The
+    same files, length and seed give the same predictions.
     """
     import tempfile
 
@@ -180,7 +180,7 @@ def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: 
         stream, stretch = read_stream(path), length - 2
         if len(stream) < FEWEST:
             raise InputError(f"the text has {len(stream)} tokens: give at least {FEWEST}")
-        if len(stream) < 2 * stretch:  # one or two rows that hold all of it; a cutter keeps one row back
+        if len(stream) < 2 * stretch:  # one or two rows that hold everything; a cutter holds one row back
             stretch = len(stream) // (-(-len(stream) // stretch))
             stream = np.append(stream, stream[:stretch])
         cutter = Cutter(stream, tokenizer, stretch + 2, causal, 1.0 if causal else GUESSED, seed=seed)
@@ -188,7 +188,7 @@ def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: 
 
 
 def _terms(training: Lines, held_out: Lines, recipe: Recipe, settings: Settings) -> dict[str, Any]:
-    """All that a run's result depends on, as JSON holds it; raises ``InputError`` for missing files."""
+    """Everything that a run's result depends on, as JSON; raises ``InputError`` for missing files."""
     sides = {}
     for name, lines in (("training", training), ("held_out", held_out)):
         try:
@@ -203,7 +203,7 @@ def _terms(training: Lines, held_out: Lines, recipe: Recipe, settings: Settings)
 
 
 def _check_terms(work: Path, terms: dict[str, Any]) -> None:
-    """Raise ``ModelError`` unless the run was started on the same terms, but for ``CHANGEABLE``."""
+    """Raise ``ModelError`` unless the run was started with the same terms, ``CHANGEABLE`` ones excepted."""
     path = work / "terms.json"
     if not path.is_file():
         over = (work.parent / "training.json").is_file()

@@ -33,7 +33,7 @@ NAMES = ("adamw", "muon")
 def make_optimizers(
     encoder: Encoder, name: str, rate: float, decay: float
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """AdamW (Loshchilov & Hutter 2019) that shrinks matrices, and leaves biases and norms alone.
+    """AdamW (Loshchilov & Hutter 2019) with weight decay on matrices, not on biases and norms.
 
     With ``muon`` the matrices of the layers are updated by Muon (Jordan et al. 2024) instead, scaled so that
     one learning rate serves both.
@@ -57,7 +57,7 @@ def make_optimizers(
 
 
 def _state_of(optimizers: Sequence[torch.optim.Optimizer], parameter: Tensor) -> dict[str, Any]:
-    """What the optimizer that owns ``parameter`` remembers of it; empty before the first step."""
+    """The optimizer state of ``parameter``; empty before the first step."""
     owner = next(
         each
         for each in optimizers
@@ -72,10 +72,10 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 @dataclass
 class TrainingProgress:
-    """Where a run stands: what is shown, and, with the weights, what it resumes from.
+    """Where a run stands: what is displayed, and what it resumes from (with the weights).
 
-    ``loss`` is a running mean over the training steps, ``held_out`` holds pairs of a step and a loss, both in
-    nats a token; ``tokens`` counts those that went in.
+    ``loss`` is a running mean over the training steps, ``held_out`` holds pairs of step and loss, both in
+    nats per token; ``tokens`` counts the tokens trained on.
     """
 
     step: int = 0
@@ -91,7 +91,7 @@ def save_checkpoint(
     optimizers: Sequence[torch.optim.Optimizer],
     progress: TrainingProgress,
 ) -> None:
-    """Weights, moments and progress in one safetensors file, that appears whole or not at all."""
+    """Weights, moments and progress in one safetensors file, which appears whole or not at all."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
@@ -106,9 +106,9 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, encoder: Encoder, optimizers: Sequence[torch.optim.Optimizer]
 ) -> TrainingProgress:
-    """Bring encoder and optimizers back to where ``save_checkpoint`` left them.
+    """Restore encoder and optimizers to the state that ``save_checkpoint`` saved.
 
-    Raises ``ModelError`` if there is nothing to resume, or the checkpoint is of another shape.
+    Raises ``ModelError`` if there is nothing to resume, or the checkpoint has another shape.
     """
     if not path.is_file():
         raise ModelError(f"there is nothing to resume: {path} does not exist")
@@ -136,20 +136,20 @@ def load_checkpoint(
 
 PRECISIONS = ("float32", "bfloat16")
 FEWER_SHAPES = 64
-"""Targets are filled up to a multiple of it: CPU libraries keep code for every shape that they ever saw."""
-SEEDS = 1_000_003  # steps a seed: the random state of a step is seed * SEEDS + step
+"""Targets are padded to a multiple of it: CPU libraries cache code for every shape they see."""
+SEEDS = 1_000_003  # steps per seed: the random state of a step is seed * SEEDS + step
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to train. Exactly one of ``steps`` and ``minutes`` says how long.
 
-    ``rate`` is the peak learning rate, reached after the share ``warmup`` of the run and brought to 0 by a
-    cosine. ``precision`` is ``float32`` or ``bfloat16`` (products only; weights stay float32).
-    ``causal_first`` is the share of the run, at its start, in which a bidirectional encoder learns to guess
-    the next token instead of masked ones: every position then teaches, and it leaves the long plateau of
-    masked learning early. ``optimizer`` is ``adamw``, or ``muon`` for the matrices of the layers and AdamW
-    for the rest.
+    ``rate`` is the peak learning rate, reached after the share ``warmup`` of the run and brought to 0 by
+    a cosine. ``precision`` is ``float32`` or ``bfloat16`` (products only; weights stay float32).
+    ``causal_first`` is the share of the run, at its start, in which a bidirectional encoder learns to
+    predict next tokens instead of masked ones: then every position gives a gradient, and the long plateau
+    of masked learning ends early. ``optimizer`` is ``adamw``, or ``muon`` for the matrices of the layers
+    and AdamW for the rest.
     """
 
     steps: int | None = None
@@ -185,7 +185,7 @@ def fraction(progress: TrainingProgress, settings: Settings) -> float:
 
 
 def schedule(over: float, warmup: float) -> float:
-    """The learning rate as a share of its peak: up a line, then down a cosine to 0."""
+    """The learning rate as a share of its peak: linear warm-up, then a cosine to 0."""
     if over < warmup:
         return over / warmup
     return 0.5 * (1 + math.cos(math.pi * (over - warmup) / (1 - warmup)))
@@ -202,10 +202,10 @@ def train_encoder(
 ) -> tuple[TrainingProgress, bool]:
     """Train ``encoder`` in place; returns where it ended and whether that is the planned end.
 
-    Saves to ``checkpoint`` every few minutes and at the end. Ctrl-C ends the run between two steps, after
-    saving. With ``steps``, a resumed run ends in the same weights, bit for bit, as one that never stopped;
+    Saves to ``checkpoint`` every few minutes and at the end. Ctrl-C saves and ends the run between two
+    steps. With ``steps``, a resumed run ends in the same weights, bit for bit, as an uninterrupted one;
     with ``minutes`` the schedule follows the clock and no two runs are alike. Raises ``ModelError`` when
-    the loss is no number any more; the checkpoint is then the last one before.
+    the loss becomes NaN or infinite; the previous checkpoint stays.
     """
     device = torch.device(settings.device)
     encoder.to(device)
@@ -263,7 +263,7 @@ def _step(
 
 
 def evaluate(encoder: Encoder, held_out: Cutter, settings: Settings, rows: int | None = None) -> float:
-    """Mean loss in nats of the tokens to be guessed, over all rows or ``rows`` of them, evenly spread."""
+    """Mean loss in nats per predicted token, over all rows or ``rows`` of them, evenly spread."""
     was_training = encoder.training
     encoder.eval()
     total, count = 0.0, 0
@@ -296,7 +296,7 @@ def rows_loss(encoder: Encoder, rows: TokenRows, settings: Settings, causal: boo
 
 @contextmanager
 def plain_attention(encoder: Encoder, device: torch.device) -> Iterator[None]:
-    """On a CPU, plain products in place of the kernel, whose backward pass is several times slower there."""
+    """On a CPU, plain products instead of the kernel, whose backward pass is several times slower there."""
     modules = [module for module in encoder.modules() if isinstance(module, MultiHeadAttention)]
     for module in modules:
         module.use_kernel = device.type != "cpu"

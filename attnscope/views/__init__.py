@@ -1,4 +1,4 @@
-"""What a picture holds, before it is drawn: labels, limits, values and what to say beside them.
+"""What a picture holds, before it is drawn: labels, limits, values and notes.
 
 A view is built once by its function and drawn by any surface of ``attnscope.render``::
 
@@ -45,10 +45,10 @@ View: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | HeadPair"
     " | HeadRow | AlignedTexts | Curves | Stack | Terms | Table"
 )
-"""What is printed in a terminal."""
+"""What can be printed in a terminal."""
 
 Drawable: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | HeadPair"
     " | HeadRow | Terms | Curves | Stack | SoundMap | LayerGraph"
 )
-"""What is saved as a picture."""
+"""What can be saved as a picture."""

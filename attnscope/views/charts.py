@@ -1,4 +1,4 @@
-"""Numbers as charts: curves along a text, orders of tokens, shares of a whole, terms of a sum."""
+"""Numbers as charts: curves along a text, orders of tokens, stacked shares, terms of a sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnscope.views.token import FULL_BARS
 
 @record("a head", slots=True)
 class Curve:
-    """A head's averages over one run of rows after the other; ``None`` where no row of a run counts."""
+    """A head's averages over consecutive runs of rows; ``None`` for a run without a row to average."""
 
     head: Annotated[str, Meaning("its address, with its kind of attention where there are several")]
     values: Annotated[
@@ -26,7 +26,7 @@ class Curve:
 
     @property
     def mean(self) -> float:
-        """The mean over the runs that have one."""
+        """The mean over the runs that have a value."""
         known = [value for value in self.values if value is not None]
         return sum(known) / len(known)
 
@@ -44,22 +44,22 @@ class Curves:
     title: Annotated[str, Meaning("what it is")] = ""
     subtitle: Annotated[str, Meaning("the model and what ran")] = ""
     notes: Notes = ()
-    along: str = "row"  # or the step of a checkpoint, or what the axis is of values at points
+    along: str = "row"  # or the step of a checkpoint, or the axis values of separate points
 
     @property
     def at_points(self) -> bool:
-        """Whether each value belongs to one point of the axis, and not to a run up to the next one."""
+        """Whether each value belongs to one point of the axis, not to a run of rows."""
         return self.along not in ("row", "step")
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What the first run is, and the last row or step."""
+        """The label of the first run, and the last row or step."""
         last = self.edges[-1] - 1 if self.along == "row" else self.edges[-2]
         return f"{self.along} {self.edges[0]:,}", f"{last:,}"
 
     @property
     def top(self) -> float:
-        """What a mark of full height stands for: a round share that holds all, or the largest figure."""
+        """The value of a full-height mark: a round share, or the largest figure."""
         known = [abs(value) for value in self._known]
         most = max(known, default=0.0) or 1.0
         return next((step for step in FULL_BARS if self.unit == "share" and most <= step), most)
@@ -80,10 +80,10 @@ AreaError = Annotated[float, Meaning("its standard error over random orders; 0 o
 
 @record("an order of the tokens, or the mean of random ones", slots=True)
 class TokenOrder:
-    """One order of the tokens: the probability of the prediction after each step, and the means of it.
+    """One order of removing tokens: the probability of the prediction after each step, and summary means.
 
-    ``first`` are the tokens that stand first, none of a mean of several orders; the errors are those of such
-    a mean.
+    ``first`` are the first tokens of the order, empty for a mean over several orders; errors belong to
+    such a mean.
     """
 
     name: Annotated[str, Meaning("the way of weighing or following attention, or the head, that gives it")]
@@ -103,7 +103,7 @@ class TokenOrder:
 
 @record("which order of tokens a prediction depends on (--faithful)", "stats", "flow", slots=True)
 class Faithful:
-    """Orders by several methods, the best first; ``taken`` is how many tokens each step has taken away."""
+    """Orders by several methods, best first; ``taken`` is the number of tokens removed after each step."""
 
     taken: Annotated[tuple[int, ...], Meaning("how many tokens are taken away at each step")]
     ranked: Annotated[tuple[TokenOrder, ...], Meaning("every order, that with the lowest deletion first")]
@@ -115,7 +115,7 @@ class Faithful:
 
     @property
     def whole(self) -> float:
-        """The probability with all tokens, of which areas are shown as shares."""
+        """The probability with all tokens; areas are shares of it."""
         return self.random.deletion[0] or 1.0
 
 
@@ -124,7 +124,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, eq=False)
 class Stack(Titled):
-    """A line for each label, made up of a share for each part."""
+    """One line per label, divided into a share for each part."""
 
     parts: tuple[str, ...]
     labels: tuple[str, ...]
@@ -151,7 +151,7 @@ class Stack(Titled):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One of the numbers that are added."""
+    """One summand."""
 
     label: str
     value: float
@@ -159,7 +159,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class MovedWords:
-    """The words that a head's output raises and lowers most, each with how far."""
+    """The words that a head's output promotes and demotes most, each with its change."""
 
     label: str
     raised: tuple[Term, ...]
@@ -178,10 +178,10 @@ class MovedWords:
 
 @dataclass(frozen=True, eq=False)
 class Terms(Titled):
-    """What a number is the sum of: in a few groups, and the largest terms one by one.
+    """What a number is the sum of: a few groups, and the largest single terms.
 
-    ``groups`` sum to ``total``, and so do ``largest`` and ``rest``. ``marked`` is the label of the term that
-    was asked for. ``heads`` is the map of all heads, which a picture has beside the bars.
+    ``groups`` sum to ``total``, and so do ``largest`` and ``rest``. ``marked`` is the label of the
+    requested term. ``heads`` is a map of all heads, drawn beside the bars in a picture.
     """
 
     groups: tuple[Term, ...]
@@ -199,7 +199,7 @@ class Terms(Titled):
 
     @property
     def span(self) -> tuple[float, float]:
-        """How far the bars go below zero, and above it; 1 in all where there is none."""
+        """How far the bars reach below and above zero; 1 in all if there are none."""
         values = [term.value for block in self.blocks for term in block]
         low, high = max(0.0, -min(values, default=0.0)), max(0.0, max(values, default=0.0))
         return (low, high) if low + high else (0.0, 1.0)
@@ -207,11 +207,11 @@ class Terms(Titled):
 
 @dataclass(frozen=True, eq=False)
 class SoundMap(Titled):
-    """What the tokens of a text give to the frames of a sound, and the path through both.
+    """The attention from a text's tokens to the frames of a sound, and the path through both.
 
-    ``path`` has the frame in which each token begins, and that in which the last one ends, ``words`` each
-    word and the frame in which it begins. A frame is ``seconds`` long, the first one is at ``begin``.
-    ``bands`` is how loud the sound is, 0 to 1.
+    ``path`` has the frame in which each token begins and the last one's end, ``words`` each word and its
+    first frame. A frame is ``seconds`` long, the first one starts at ``begin``. ``bands`` is the loudness
+    of the sound by frequency, 0 to 1.
     """
 
     values: Array  # [token, frame]

@@ -1,4 +1,4 @@
-"""How far heads are apart: a table in which alike heads stand together, and a plane with every head on it."""
+"""Distances between heads: a table with similar heads side by side, and a plane with every head on it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from attnscope.views.table import Titled
 class DistanceMap(Titled):
     """Distances between the heads of the rows and those of the columns, in nats.
 
-    ``groups`` are the sizes of the groups in which both axes stand, in their order; empty where rows and
-    columns are the heads of two models. ``top`` is the distance at the far end of the colour bar. Where it is
-    ``matched``, each row with the column of its number, the nearest first, there is nothing to be averaged:
-    less room shows fewer of them.
+    ``groups`` are the sizes of the groups along both axes, in order; empty where rows and columns are the
+    heads of two models. ``top`` is the distance at the far end of the colour bar. If ``matched``, the
+    diagonal pairs each row with its column, nearest first; then smaller tables show fewer pairs instead
+    of averages.
     """
 
     values: Array  # [row, column]
@@ -29,7 +29,7 @@ class DistanceMap(Titled):
     matched: bool = False
 
     def nearness(self) -> Array:
-        """1 for heads that are alike, 0 for those as far apart as any.  [row, column]"""
+        """1 for equal heads, 0 for the largest distance.  [row, column]"""
         return np.clip(1 - self.values / self.top, 0, 1)
 
     @property
@@ -40,7 +40,7 @@ class DistanceMap(Titled):
     def fit(self, rows: int, columns: int) -> DistanceMap:
         """The same table on at most so many cells; a cell is then the mean of several heads.
 
-        Of matched heads as many are left as there is room for.
+        A matched table keeps as many heads as fit.
         """
         block = max(-(-len(self.rows) // max(rows, 1)), -(-len(self.columns) // max(columns, 1)), 1)
         if block == 1:
@@ -84,7 +84,7 @@ def distance_map(
     notes: tuple[str, ...] = (),
     matched: bool = False,
 ) -> DistanceMap:
-    """Settle a table ``[row, column]``; with ``groups`` of numbers of heads both axes are put in their order.
+    """Build the view of a table ``[row, column]``; ``groups`` of head numbers order both axes.
 
     Full colour is distance 0, none is the largest one in the table.
     """
@@ -111,7 +111,7 @@ def distance_map(
 class HeadDistances(Titled):
     """All heads compared with all others: the table, and every head as a point on a plane, with its layer.
 
-    Heads that do alike things lie near each other; the axes have no unit.
+    Similar heads lie near each other; the axes have no unit.
     """
 
     table: DistanceMap

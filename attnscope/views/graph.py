@@ -10,7 +10,7 @@ from attnscope.views.table import Titled
 
 @dataclass(frozen=True, eq=False)
 class GraphNode:
-    """A node: its name, its column, what it does in a word, how much it carries, and its own map."""
+    """A node: its name, column, role, how much it carries, and its own map."""
 
     name: str
     column: int
@@ -21,7 +21,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """An edge from one node to another in a later column, how much it carries, and in which way."""
+    """An edge to a node in a later column: how much it carries, and by which composition."""
 
     source: str
     target: str
@@ -43,18 +43,18 @@ class LayerGraph(Titled):
 
     @property
     def tallest(self) -> int:
-        """The nodes of the fullest column."""
+        """The number of nodes in the fullest column."""
         columns = [node.column for node in self.nodes]
         return max(map(columns.count, columns))
 
     def places(self) -> dict[str, tuple[float, float]]:
-        """Where each node stands: its column, and how far from the middle of it."""
+        """The position of each node: its column, and how far from the column's middle."""
         placed: dict[str, tuple[float, float]] = {}
         at = {node.name: node.column for node in self.nodes}
         passed = {column for edge in self.edges for column in range(at[edge.source] + 1, at[edge.target])}
         for column in range(self.columns):
             names = [node.name for node in self.nodes if node.column == column]
-            aside = column in passed and len(names) % 2 == 1  # an edge passes the middle
+            aside = column in passed and len(names) % 2 == 1  # leaves the middle to a passing edge
             beside = (0.3 if column % 2 else -0.3) if aside else 0.0
             for row, name in enumerate(names):
                 placed[name] = float(column), row - (len(names) - 1) / 2 + beside

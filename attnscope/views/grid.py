@@ -19,11 +19,11 @@ SCALE_ENDS = {"row": EACH_ROW, "head": "each head's largest"}
 """What full colour stands for, in words."""
 
 FEW = 0.1
-"""Where a smaller share of the heads than that has a cell above ``FAINT``, full colour is each head's own."""
+"""If fewer than this share of the heads has a cell above ``FAINT``, each head gets its own scale."""
 
 
 QUARTER, DARK = 0.25, 0.01
-"""Where a smaller share of pooled cells is above the first, full colour is the largest cell."""
+"""If fewer than the second share of pooled cells is above the first, the scale ends at the largest cell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +45,12 @@ class GridLayer:
 class Grid(Titled):
     """Thumbnails of every head of one kind of attention.
 
-    Layers keep their numbers: one without attention leaves its number free. Layers may have different
-    numbers of heads. ``size`` is how many queries and keys a thumbnail stands for. Where only some layers
-    were asked for, the picture is not ``whole``, and the others are not named.
+    Layers keep their numbers: a layer without attention leaves a gap. Layers may have different numbers
+    of heads. ``size`` is how many queries and keys a thumbnail stands for. ``whole`` is False if only
+    some layers were asked for; then the others are not named.
 
-    A ``large`` one is larger than a screen.
-    ``written`` is the number of the first key that the model wrote itself, if it wrote any. ``each`` says
-    what a thumbnail is.
+    A ``large`` grid may exceed one screen. ``written`` is the number of the first generated key, if any.
+    ``each`` says what a thumbnail is.
     """
 
     layers: tuple[GridLayer, ...]
@@ -63,7 +62,7 @@ class Grid(Titled):
     large: bool = False
 
     def written_from(self, columns: int) -> int:
-        """The column of a thumbnail of so many where what the model wrote begins; none is ``columns``."""
+        """The first generated column in a thumbnail of ``columns``; ``columns`` if there is none."""
         if self.written is None or self.written >= self.size[1]:
             return columns
         return -(-columns * self.written // max(self.size[1], 1))
@@ -75,12 +74,12 @@ class Grid(Titled):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns; of maps that are no heads, none."""
+        """The names of the columns; empty for maps that are not heads."""
         return [f"H{number}" if self.each == "a head" else "" for number in range(self.heads)]
 
     @cached_property
     def signed(self) -> bool:
-        """Whether there are negative values, which no attention has: then 0 is in the middle of the map."""
+        """Whether there are negative values: then 0 is in the middle of the colour map."""
         return any(bool((layer.values < 0).any()) for layer in self.layers)
 
     @property
@@ -91,20 +90,20 @@ class Grid(Titled):
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the layers from top to bottom, those without attention among them."""
+        """The layer numbers from top to bottom, including those without attention."""
         return sorted({*(layer.layer for layer in self.layers), *self.without_attention})
 
     def scale_ends(self, minus: str = "-") -> tuple[str, str]:
-        """What the two ends of the colour bar stand for."""
+        """The labels of both ends of the colour bar."""
         high = f"{self.top:.2g}" if self.shown_scale == "fixed" else SCALE_ENDS[self.shown_scale]
         low = high if self.shown_scale == "fixed" else "largest"
         return f"{minus}{low}" if self.signed else "0", high
 
     def legend(self, *, masked: str = "", line: str = "line") -> list[str]:
-        """What a thumbnail is, and what its colours are, as it is drawn with so many rows and columns.
+        """What a thumbnail is, and what its colours mean, drawn with this many rows and columns.
 
-        ``masked`` says what masked cells look like where there are any; a ``line`` stands above the columns
-        that the model wrote.
+        ``masked`` describes the look of masked cells, if any; ``line`` that of the line above generated
+        columns.
         """
         queries, keys = self.size
         cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
@@ -130,7 +129,7 @@ class Grid(Titled):
 
     @cached_property
     def shown_scale(self) -> Scale:
-        """What full colour stands for: "auto" is 1, or each head's largest where nearly all are faint."""
+        """What full colour stands for: "auto" is 1, or each head's largest if nearly all heads are faint."""
         if self.scale != "auto":
             return self.scale
         tops = [_largest(layer).ravel() for layer in self.layers]
@@ -139,9 +138,9 @@ class Grid(Titled):
 
     @cached_property
     def top(self) -> float:
-        """The weight that full colour stands for, where that is not for each head or row to say.
+        """The weight of full colour, unless each head or row has its own scale.
 
-        It is the largest cell of pooled maps that would be nearly black otherwise.
+        The largest cell, for pooled maps that would be nearly black otherwise.
         """
         cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
         if self.scale != "auto" or self.shown_scale != "fixed" or self.signed or cells >= self.size:
@@ -154,7 +153,7 @@ class Grid(Titled):
         return 1.0 if bright >= DARK else float(weights.max())
 
     def fit(self, rows: int, columns: int) -> Grid:
-        """The same thumbnails on at most ``rows`` × ``columns`` cells each, every cell of whole places."""
+        """The same thumbnails on at most ``rows`` × ``columns`` cells; each covers whole places."""
         layers = []
         for layer in self.layers:
             down, across = layer.sizes or ([1] * layer.values.shape[1], [1] * layer.values.shape[2])
@@ -165,7 +164,7 @@ class Grid(Titled):
 
 
 def _lengthen(sizes: Sequence[int], cells: int) -> Sequence[int]:
-    """The sizes, the last one enlarged where then every cell holds whole places, and the last one fewer."""
+    """The sizes, the last one enlarged if every cell then covers whole places; and one fewer."""
     places = len(sizes)
     block = -(-places // max(cells, 1))
     if set(sizes) != {1} or block * (cells - 1) >= places:
@@ -185,9 +184,9 @@ def grid(
 ) -> Grid:
     """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
 
-    Pairs may come from a generator: each layer is brought down to at most ``cells`` × ``cells`` (keys
-    summed, queries averaged) before the next one is asked for, so one layer is held at a time.
-    Values that are not numbers count as masked.
+    Pairs may come from a generator: each layer is pooled to at most ``cells`` × ``cells`` (keys summed,
+    queries averaged) before the next one is read, so that one layer is in memory at a time. NaNs count as
+    masked.
     """
     thumbnails, size = [], (0, 0)
     for number, weights in layers:
@@ -212,7 +211,7 @@ def _count(places: Sequence[Place]) -> int:
 
 
 def thumbnail_levels(layer: GridLayer, view: Grid) -> Array:
-    """Where each value of a layer lies on the colour map, 0 to 1 (0.5 is zero where the view is signed).
+    """Positions of a layer's values on the colour map, 0 to 1 (0.5 is zero where the view is signed).
 
     With the scale "head", 1 is the largest weight of the head; "row" and "fixed" as in a heatmap.
     -> [head, row, column]
@@ -225,7 +224,7 @@ def thumbnail_levels(layer: GridLayer, view: Grid) -> Array:
 
 
 def _largest(layer: GridLayer) -> Array:
-    """The largest weight of each head in the rows that can choose.  -> [head, 1, 1]"""
+    """The largest weight of each head among the rows of ``choosing_rows``.  -> [head, 1, 1]"""
     rows = choosing_rows(~layer.masked)[..., None]  # [head, row, 1]
     top: Array = np.abs(layer.values).max((-2, -1), keepdims=True, initial=0, where=rows)
     return top

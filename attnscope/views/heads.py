@@ -1,4 +1,4 @@
-"""Numbers about heads: one scalar each in a layers × heads map, and the heads most worth a look."""
+"""Numbers per head: one scalar each in a layers × heads map, and the heads most worth a look."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from attnscope.views.table import Titled
 
 @dataclass(frozen=True, eq=False)
 class HeadMap(Titled):
-    """One number a head. ``values`` is ``[layer, head]``; NaN where there is no such head or number.
+    """One number per head. ``values`` is ``[layer, head]``; NaN where there is no such head or number.
 
-    ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle. ``marks`` stand before the
-    numbers of rows and columns: numbers of other things than heads have others, or ``labels`` for their rows.
-    A map ``by_layer`` has the mean of each layer beside it, and in a picture every head over its layer.
+    ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle. ``marks`` prefix the
+    numbers of rows and columns (L and H for heads); ``labels`` replace them for rows. A map ``by_layer``
+    adds the mean of each layer, and in a picture a plot of every head over its layer.
     """
 
     values: Array  # [layer, head]
@@ -52,7 +52,7 @@ class HeadMap(Titled):
 
     @property
     def texts(self) -> list[list[str]]:
-        """The numbers as they are written."""
+        """The numbers as text."""
         largest = max(map(abs, self.limits))
         return [[number(value, largest) for value in row] for row in self.values]
 
@@ -63,9 +63,9 @@ class HeadMap(Titled):
 
 
 def number(value: float, largest: float = 1.0) -> str:
-    """A number of a head in three figures: 0.42, 3.14, 12.8, 128; nothing where there is none.
+    """A number of a head in three digits: 0.42, 3.14, 12.8, 128; empty for NaN.
 
-    Beside numbers of at most ``largest``, a small one, it shows two figures of that: 0.0014.
+    Beside numbers of at most ``largest``, a small one, it shows two digits of that: 0.0014.
     """
     if np.isnan(value):
         return ""
@@ -78,7 +78,7 @@ def number(value: float, largest: float = 1.0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What stands beside a head's picture: its role in a word and in a sentence, and its figures."""
+    """The text beside a head's picture: its role in a word and in a sentence, and its figures."""
 
     role: str
     sentence: str
@@ -114,9 +114,9 @@ def head_map(
     marks: tuple[str, str] = ("L", "H"),
     labels: tuple[str, ...] = (),
 ) -> HeadMap:
-    """A map from each layer's numbers, one a head; layers may differ in their number of heads.
+    """A map from each layer's numbers, one per head; layers may differ in their number of heads.
 
-    Without ``limits``: 0 to the largest number, or minus to plus the largest where ``signed``.
+    Default ``limits``: 0 to the largest number, or ± the largest if ``signed``.
     """
     layers = tuple(sorted(values))
     heads = max((len(values[layer]) for layer in layers), default=0)
@@ -155,7 +155,7 @@ def rows_by_kind(values: Mapping[Head, float]) -> dict[str, dict[int, list[float
 def maps_by_kind(
     values: Mapping[Head, float], name: str, *, unit: str = "", lead: str = ""
 ) -> dict[str, HeadMap]:
-    """A signed map of heads for each kind of attention, all on one scale; ``lead`` begins each title."""
+    """A signed map of heads for each kind of attention, on one scale; ``lead`` begins each title."""
     kinds, top = rows_by_kind(values), max(map(abs, values.values()), default=0.0) or 1.0
     return {
         kind: head_map(
@@ -171,18 +171,18 @@ def maps_by_kind(
 
 
 Step = tuple["Place | None", "Place | None"]
-"""A place of the first text and the one of the second that belongs to it; ``None`` where it has none."""
+"""A place of the first text and its partner in the second; ``None`` where there is none."""
 
 
 @dataclass(frozen=True)
 class AlignedTexts(Titled):
-    """Two texts in steps, in reading order."""
+    """Two aligned texts in reading order."""
 
     steps: tuple[Step, ...]
 
 
 def joint(steps: Sequence[Step]) -> tuple[Place, ...]:
-    """One axis for both texts: ``cat→dog`` where a token is replaced, ``−cat`` left out, ``+cat`` put in."""
+    """One axis for both texts: ``cat→dog`` for a replaced token, ``−cat`` deleted, ``+cat`` inserted."""
     return tuple(_joint(number, *step) for number, step in enumerate(steps))
 
 
@@ -197,10 +197,10 @@ def _joint(number: int, one: Place | None, other: Place | None) -> Place:
 
 
 def joint_difference(maps: tuple[Array, Array], queries: Sequence[Step], keys: Sequence[Step]) -> Weights:
-    """The second map minus the first, [pair of queries, pair of keys] each, on the axes of both texts.
+    """The second map minus the first, [pair of queries, pair of keys], on the joint axes of both texts.
 
-    Cells of a token that only one of the texts has are masked, and so are those that are 0 in both,
-    which is where a mask hid them.
+    Cells of a token that only one text has are masked, and so are cells that are 0 in both, which were
+    masked.
     """
     rows, columns = ([a is not None and b is not None for a, b in axis] for axis in (queries, keys))
     values = np.zeros((len(queries), len(keys)), np.float32)

@@ -1,4 +1,4 @@
-"""One head's attention as a picture: values, what is masked, labels, limits and what to say."""
+"""One head's attention as a picture: values, masked cells, labels, limits and notes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from attnscope.records import Meaning, record
 from attnscope.views.table import Titled
 
 Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
-"""What the full colour stands for: the weight 1, the largest weight of its row, or that of its head; "auto"
-is the weight 1, unless nearly all weights are below ``FAINT``: then it is that of the head."""
+"""Full colour: the weight 1, the largest of its row or its head; "auto" is 1, or its head's if it is faint.
+"""
 
 SCALES: tuple[Scale, ...] = ("auto", "fixed", "row", "head")
 
 EACH_ROW = "each row's largest"
-"""What full colour stands for where each row has a scale of its own."""
+"""What full colour stands for if each row has its own scale."""
 
 WHERE = " where most keys are open"
-"""Said of a largest weight that is not that of all rows: others have large weights for want of keys."""
+"""Qualifies a largest weight that leaves out rows with few keys, which have large weights anyway."""
 
 FAINT = 0.1
-"""Weights below are next to invisible where full colour is 1."""
+"""Lower weights are almost invisible where full colour is 1."""
 
 FEW = 0.05
-"""Where a smaller share of the rows than that has a weight above ``FAINT``, a head is nearly all faint."""
+"""If fewer than this share of the rows has a weight above ``FAINT``, a head is faint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One measured number of a head, beside its baseline, the same on even attention; and what it means."""
+    """One measured number of a head, its baseline (the same on even attention), and its meaning."""
 
     name: str
     value: float
@@ -44,14 +44,14 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Heatmap(Titled):
-    """One head, settled and ready to be drawn. A cell has a weight, or is masked, or hidden.
+    """One head, ready to draw. A cell has a weight, or is masked, or hidden.
 
-    ``limits`` are the values of the two ends of the colour bar (with the scale "row", of the row that
-    has the largest). ``signed`` maps show differences, with 0 in the middle of a diverging colour map.
-    ``block`` says how many rows and columns of the head one cell stands for, ``written`` which token is the
-    first that the model wrote itself. ``bands`` is how loud the sound is that the columns stand for, the
-    lowest first, drawn above them; ``losses`` is how badly each token of the columns is predicted, in nats,
-    drawn below them. Cells weaker than ``min_weight`` are hidden: no colour, no number.
+    ``limits`` are the values of the two ends of the colour bar (with the scale "row", of the row that has
+    the largest). ``signed`` maps show differences, with 0 in the middle of a diverging colour map.
+    ``block`` says how many rows and columns of the head one cell stands for, ``written`` is the first
+    generated token. ``bands`` is the loudness of the columns' sound, lowest frequency first, drawn above
+    them; ``losses`` is the loss of each token of the columns in nats, drawn below them. Cells weaker than
+    ``min_weight`` are hidden: no colour, no number.
     """
 
     weights: Weights  # [query, key]
@@ -67,7 +67,7 @@ class Heatmap(Titled):
 
     @property
     def strip(self) -> tuple[float | None, ...] | None:
-        """The mean loss of the tokens of each column; ``None`` where none of them is predicted."""
+        """The mean loss of the tokens of each column; ``None`` if none of them is predicted."""
         if self.losses is None:
             return None
         known = [
@@ -88,7 +88,7 @@ class Heatmap(Titled):
 
     @property
     def masked(self) -> Array:
-        """What the mask or causality hides, bool.  [query, key]"""
+        """The cells closed by mask or causality, bool.  [query, key]"""
         return ~self.weights.allowed
 
     @property
@@ -97,14 +97,14 @@ class Heatmap(Titled):
         return ~self.masked & (np.abs(self.values) < self.min_weight)
 
     def scale_ends(self, form: str, minus: str = "-") -> tuple[str, str]:
-        """What the two ends of the colour bar stand for, numbers in a format."""
+        """The labels of both ends of the colour bar, numbers in this format."""
         if self.scale == "row":
             return (f"{minus}largest" if self.signed else "0"), EACH_ROW
         low, high = self.limits
         return f"{low:{form}}", f"{high:{form}}"
 
     def legend(self, masked: str, *, per_cent: bool) -> str:
-        """How to read the map: ``masked`` says what masked cells look like, if there are any."""
+        """How to read the map; ``masked`` describes the look of masked cells, if any."""
         said = ["rows look at columns"]
         if self.written is not None:
             said.append(f"bold, from token {self.written} on: written by the model")
@@ -114,11 +114,11 @@ class Heatmap(Titled):
         return "; ".join([*said, f"hidden below {self.min_weight:g}: blank"] if self.hidden.any() else said)
 
     def levels(self) -> Array:
-        """Where each value lies between the two ends of the colour map, 0 to 1.  [query, key]"""
+        """The position of each value on the colour map, 0 to 1.  [query, key]"""
         return levels(self.values, self.limits, self.scale, self.signed)
 
     def fit(self, rows: int, columns: int) -> Heatmap:
-        """The same head on at most ``rows`` × ``columns`` cells; where it is pooled, a note says so."""
+        """The same head on at most ``rows`` × ``columns`` cells; a note says so if it is pooled."""
         pooled = fit(self.weights, rows, columns)
         if pooled is self.weights:
             return self
@@ -146,10 +146,10 @@ def heatmap(
     readings: tuple[Measured, ...] = (),
     min_weight: float = 0.0,
 ) -> Heatmap:
-    """Settle one head ``[query, key]``.
+    """Build the view of one head ``[query, key]``.
 
-    Values that are not numbers are shown as masked, values beyond the limits in the colour of the
-    nearer end; a note says how many there are.
+    NaNs are shown as masked, values beyond the limits in the colour of the nearer end; a note gives their
+    number.
     """
     if weights.values.ndim != 2:
         raise ValueError(f"a heatmap shows one head [query, key], not {weights.values.shape}")
@@ -172,17 +172,17 @@ def heatmap(
 
 
 def is_faint(weights: Weights) -> bool:
-    """Whether nearly no row that can choose has a weight that is seen where full colour is 1."""
+    """Whether nearly no row of ``choosing_rows`` has a weight visible where full colour is 1."""
     choosing = choosing_rows(weights.allowed)
     clear = np.abs(weights.values).max(-1, initial=0)[choosing] > FAINT  # [query]
     return bool(weights.values.any()) and clear.mean() < FEW
 
 
 def choosing_rows(allowed: Array) -> Array:
-    """The rows with more than half as many unmasked keys as any has.
+    """The rows with more than half as many unmasked keys as the longest.
 
-    Others have large weights for want of keys: the first row of a causal head has the weight 1 whatever the
-    head does.  [..., query, key] -> [..., query]
+    Rows with few keys have large weights anyway: the first row of a causal head has the weight 1 whatever
+    the head does.  [..., query, key] -> [..., query]
     """
     opened = np.count_nonzero(allowed, -1)
     rows: Array = 2 * opened > opened.max(-1, keepdims=True, initial=0)
@@ -207,14 +207,14 @@ def _limits(weights: Weights, scale: Scale, signed: bool) -> tuple[float, float]
 
 
 def _beyond(values: Array, limits: tuple[float, float]) -> tuple[str, ...]:
-    """What to say about values that the colour map does not reach."""
+    """The note on values beyond the colour map."""
     low, high = limits
     beyond = int(((values < low - 1e-4) | (values > high + 1e-4)).sum())
     return (f"{beyond} values are outside {low:g} to {high:g}",) if beyond else ()
 
 
 def _hidden(maps: Sequence[Heatmap]) -> tuple[str, ...]:
-    """What to say about cells that are hidden; rows count by the tokens that they stand for."""
+    """The note on hidden cells; rows are weighted by the number of their tokens."""
     if not any(each.hidden.any() for each in maps):
         return ()
     tokens = np.array([[place.count] for place in maps[0].weights.queries])  # [query, 1]
@@ -226,7 +226,7 @@ def _hidden(maps: Sequence[Heatmap]) -> tuple[str, ...]:
 
 @record("a token where they differ most", slots=True)
 class Parting:
-    """One token whose rows differ: how far (nats), and where each head looks most from there."""
+    """One token whose rows differ between two heads: how far (nats), and each head's largest weight there."""
 
     label: Annotated[str, Meaning("its label", name="token")]
     position: Annotated[int, Meaning("its number")]
@@ -243,7 +243,7 @@ class HeadRow(Titled):
 
 
 def head_row(maps: Sequence[Heatmap], *, scale: Scale = "fixed", title: str = "") -> HeadRow:
-    """Settle heads side by side; "auto" is the weight 1, or the largest of all where all heads are faint."""
+    """Build the view of heads side by side; "auto" is 1, or the largest of all if all are faint."""
     signed = any(each.signed for each in maps)
     told = {note for each in maps for note in _hidden([each])}
     notes = dict.fromkeys(note for each in maps for note in each.notes if note not in told)
@@ -269,7 +269,7 @@ class HeadPair(Titled):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What is said of each token whose rows differ."""
+        """A sentence for each token whose rows differ."""
         return tuple(
             f"{each.label} {each.position}: {each.distance:.2f} nats apart; "
             + " · ".join(
@@ -290,7 +290,7 @@ def head_pair(
     subtitle: str = "",
     notes: tuple[str, ...] = (),
 ) -> HeadPair:
-    """Settle two heads ``[query, key]`` of the same labels. The difference's colours end at its largest."""
+    """Build the view of two heads ``[query, key]`` with the same labels, and of their difference."""
     one, other = weights
     if scale == "auto":  # one scale for both
         scale = "head" if is_faint(one) and is_faint(other) else "fixed"

@@ -1,4 +1,4 @@
-"""What stands above and below every view; and a table: named columns, a row a line."""
+"""The title and notes of every view; and tables of named columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Titled:
-    """The words of a view: a title, what it is about, and notes below."""
+    """The words of a view: a title, a subtitle, and notes below."""
 
     title: str = ""
     subtitle: str = ""
@@ -19,15 +19,15 @@ Cell: TypeAlias = "str | tuple[tuple[str, str | float], ...]"
 """A text, or pieces of one, each with a style: ``bold``, ``dim``, a colour, or a level of the colour map."""
 
 BREAK = ("\n", "")
-"""The piece behind which a new line begins; in any other, line breaks are made visible."""
+"""A piece that ends in a real line break; in any other, line breaks are made visible."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name, whether it stands on the right, and what becomes of texts that are too long.
+    """A column: its name, whether it is right-aligned, and how overlong texts are treated.
 
-    They go on in the next line between words (``wrap``) or anywhere (``fold``), are cut at the column's edge
-    (``keep``), or end in an ellipsis (``cut``), in a column as wide as the line leaves (``rest``).
+    They wrap between words (``wrap``) or anywhere (``fold``), are cut off at the column's edge
+    (``keep``), or end in an ellipsis (``cut``), in a column as wide as the line allows (``rest``).
     """
 
     name: str
@@ -39,9 +39,9 @@ class Column:
 class Table:
     """Rows under the names of their columns.
 
-    ``gap`` is the number of spaces between columns; with ``edge`` they stand behind the last one, too.
-    ``dim`` are the numbers of rows that recede. ``command``, to be copied, stands below on one line.
-    ``narrow`` is shown instead where there is little room.
+    ``gap`` is the number of spaces between columns; ``edge`` adds them after the last one, too. ``dim``
+    are the numbers of dimmed rows. ``command``, to be copied, stands below on one line. ``narrow``
+    replaces the table where space is short.
     """
 
     columns: tuple[Column, ...] = ()

@@ -1,4 +1,4 @@
-"""A picture, and the attention between one place and each of its patches."""
+"""The ranked attention of one token, and its attention to and from the patches of a picture."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Patches = Annotated[Array | None, Meaning("a weight a patch", shape=list[list[fl
 class Overlay:
     """What a place looks at in a picture, and which patches look at it.
 
-    ``looks_at`` and ``looked_at_by`` hold a weight a patch, ``[patch row, patch column]``; either is ``None``
-    where there is no such row or column. ``patch`` is the place itself, ``None`` for a special token;
-    ``name`` tells the picture from others, ``verbs`` say what the two maps are.
+    ``looks_at`` and ``looked_at_by`` hold a weight per patch, ``[patch row, patch column]``; either is
+    ``None`` if there is no such row or column. ``patch`` is the place itself, ``None`` for a special
+    token; ``name`` tells several pictures apart, ``verbs`` say what the two maps are.
     """
 
     pixels: Array  # [row, column, 3], uint8
@@ -34,13 +34,13 @@ class Overlay:
 
     @property
     def maps(self) -> tuple[tuple[str, Array], ...]:
-        """Each map that there is, with the words that lead to it."""
+        """Each existing map, with the words that introduce it."""
         both = zip(self.verbs, (self.looks_at, self.looked_at_by), strict=True)
         return tuple((verb, weights) for verb, weights in both if weights is not None)
 
 
 class SceneRegion(NamedTuple):
-    """What a token stands for, in shares of the whole picture; ``fine`` unless finer parts lie over it."""
+    """The part of a picture behind a token, in shares of its size; ``fine`` unless finer parts overlap it."""
 
     left: float
     top: float
@@ -51,9 +51,9 @@ class SceneRegion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """What a model saw or heard. ``parts`` are by the ids of tokens; none where they are not known.
+    """What a model saw or heard. ``parts`` are by token id; empty if unknown.
 
-    ``heard`` tells a spectrogram, low tones at the bottom, from a picture.
+    ``heard`` marks a spectrogram, low frequencies at the bottom.
     """
 
     pixels: Array  # [row, column, 3], uint8
@@ -61,7 +61,7 @@ class Scene:
     heard: bool = False
 
     def ids_of(self, place: Place) -> tuple[int, ...]:
-        """The tokens of a place that have a part, one or some neighbours."""
+        """The token ids of a place (one or several neighbours) that have a part."""
         if place.id is None:
             return ()
         ids = range(place.id, place.id + place.stop - place.start)
@@ -71,16 +71,16 @@ class Scene:
 Edges: TypeAlias = tuple[float, float, float, float]
 
 FULL_BARS = (0.1, 0.25, 0.5, 1.0)
-"""Weights that a full bar may stand for."""
+"""Possible weights of a full bar."""
 
 NOTHING = 0.001
-"""A weight below it has no name of its own."""
+"""Tokens with less weight are not listed by name."""
 
 NOWHERE: Mapping[int, Edges] = MappingProxyType({})
 
 
 def describe_box(box: Edges) -> str:
-    """A part of a picture: from where to where across, then down."""
+    """A part of a picture in words: from where to where across, then down."""
     left, top, right, bottom = (round(edge) for edge in box)
     return f"{left}-{right} across, {top}-{bottom} down"
 
@@ -91,9 +91,9 @@ def _edges(box: Edges) -> list[float]:
 
 @record("a token and its weight", slots=True)
 class Bar:
-    """One ranked token: its label, its number in the text, and the weight between it and the focus.
+    """One ranked token: its label, its number in the text, and the weight between it and the pinned token.
 
-    ``box`` is the part of a picture that it stands for, left, top, right and bottom in pixels of it.
+    ``box`` is its part of a picture: left, top, right and bottom in pixels.
     """
 
     label: Annotated[str, Meaning("its label", name="text")]
@@ -111,13 +111,13 @@ class Bar:
 
     @property
     def where(self) -> str:
-        """The part of a picture in words; empty for what stands for none."""
+        """The part of a picture in words; empty for a token without one."""
         return "" if self.box is None else describe_box(self.box)
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Ranked tokens, the heaviest first; ``more`` unmasked ones follow, each at most ``most``."""
+    """Ranked tokens, heaviest first; ``more`` unmasked ones follow, each at most ``most``."""
 
     bars: tuple[Bar, ...]
     more: int = 0
@@ -125,7 +125,7 @@ class Bars:
 
     @property
     def rest(self) -> str:
-        """What is said of those that are not shown."""
+        """The note on those that are not shown."""
         most = f"at most {self.most:.2g}" if self.most >= NOTHING else f"less than {NOTHING}"
         return f"and {self.more} more, each {most}" if self.more else ""
 
@@ -141,7 +141,7 @@ def _ranked(side: str) -> Meaning:
 
 @record("the token")
 class TokenLabel:
-    """A token as it is named, and where it stands."""
+    """A token's label, and its position."""
 
     text: Annotated[str, Meaning("its label")]
     position: Annotated[int, Meaning("its number")]
@@ -151,9 +151,9 @@ class TokenLabel:
 class TokenView:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
 
-    Either is ``None`` where the token has no row or no column, as in cross-attention. ``overlays`` have
-    the same of all patches where the tokens are those of pictures. ``verbs`` say what row and column are.
-    ``full`` is the weight of a full bar where that is not for the lists to say: of half a focus.
+    Either is ``None`` if the token has no row or no column, as in cross-attention. ``overlays`` show the
+    same on a picture, for tokens that are patches. ``verbs`` say what row and column are. ``full`` is the
+    weight of a full bar, if it is not chosen from the lists.
     """
 
     label: str
@@ -169,13 +169,13 @@ class TokenView:
 
     @property
     def lists(self) -> tuple[tuple[str, Bars], ...]:
-        """Each list that there is, with the words that lead to it."""
+        """Each existing list, with the words that introduce it."""
         both = zip(self.verbs, (self.looks_at, self.looked_at_by), strict=True)
         return tuple((verb, bars) for verb, bars in both if bars is not None)
 
     @derived("which it is")
     def token(self) -> TokenLabel:
-        """The token that is looked at from both sides."""
+        """The token in view."""
         return TokenLabel(self.label, self.position)
 
     @derived("with images: one each, of many those that have most", optional=True, shape=tuple[Overlay, ...])
@@ -185,7 +185,7 @@ class TokenView:
 
     @property
     def full_bar(self) -> float:
-        """The weight of a full bar, in both lists: the smallest round one that holds them all."""
+        """The weight of a full bar in both lists: the smallest round one above all of them."""
         if self.full is not None:
             return self.full
         heaviest = max((bar.weight for _, bars in self.lists for bar in bars.bars), default=0.0)
@@ -203,9 +203,9 @@ def token_view(
 ) -> TokenView:
     """Rank row ``query`` and column ``key`` of one head ``[query, key]``, or of a mean over heads.
 
-    Both are numbers of tokens in the text (a word is found by any of its tokens). In self-attention
-    they are one token; in cross-attention one of them is ``None``. Closed cells are left out. Raises
-    ``SelectionError`` for a token that the axis does not have.
+    Both are numbers of tokens in the text (a word is found by any of its tokens). In self-attention they
+    are one token; in cross-attention one of them is ``None``. Masked cells are left out. Raises
+    ``SelectionError`` for a token that is not on the axis.
     """
     if weights.values.ndim != 2:
         raise ValueError(f"a focus shows one map [query, key], not {weights.values.shape}")
@@ -228,7 +228,7 @@ def token_view(
 
 
 def place_of(axis: Sequence[Place], position: int) -> int:
-    """The place that a token is part of. Raises ``SelectionError`` for a token that is not there."""
+    """The place that a token belongs to. Raises ``SelectionError`` for a token that is not there."""
     for index, place in enumerate(axis):
         if place.start <= position < place.stop:
             return index
@@ -239,10 +239,9 @@ def place_of(axis: Sequence[Place], position: int) -> int:
 def rank_places(
     values: Array, allowed: Array, axis: Sequence[Place], top: int, boxes: Mapping[int, Edges] = NOWHERE
 ) -> Bars:
-    """The unmasked places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]
+    """The unmasked places by weight, the heaviest ``top`` of them, ties in text order.  [place]
 
-    A sum of weights that is not a finite number has no place among them.
-    ``boxes`` has, by the id of a place, the part of a picture that it stands for.
+    NaN and infinite sums are left out. ``boxes`` gives the part of a picture of each place, by its id.
     """
     order = [i for i in np.argsort(-values, kind="stable") if allowed[i] and np.isfinite(values[i])]
     bars = tuple(

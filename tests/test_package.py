@@ -13,6 +13,7 @@ from tests.tools.readme import ROOT
 
 pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
 
+CAT = "The cat sat on the mat because it was tired."
 LARGEST = 12 << 20
 """Bytes of a wheel with both encoders."""
 
@@ -66,7 +67,9 @@ def test_the_wheel_is_of_the_version_that_the_package_says(wheel, installed):
 
 
 def test_the_wheel_alone_shows_heads_completes_words_and_answers_a_notebook(installed):
-    assert "L0H7" in installed("-m", "attnscope", "show", "The cat sat on the mat because it was tired.")
     assert "_ATTNSCOPE_COMPLETE" in installed("-m", "attnscope", "--completion", "bash")
-    cell = "import attnscope; print(attnscope.load('own').read('The cat sat.')._repr_mimebundle_().keys())"
-    assert "image/png" in installed("-c", cell) or "text/html" in installed("-c", cell)
+    cell = "import attnscope; print(attnscope.load('own').read('The cat sat.')._repr_mimebundle_().keys())\n"
+    command = f"import sys; from attnscope.cli import main; sys.argv[1:] = ['show', {CAT!r}]; main()"
+    shown = installed("-c", cell + command)
+    assert "image/png" in shown or "text/html" in shown
+    assert "L0H7" in shown

@@ -83,6 +83,7 @@ def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
     assert 0.8 <= found["faithfulness"] <= 1.2
 
 
+@pytest.mark.nightly
 def test_one_head_rules_out_the_giver_and_one_raises_both_names(tmp_path) -> None:
     heads = train_and_compare("gifts", tmp_path)
     asked, inhibitor = f"-m gifts-model {SCORE}", heads["inhibitor"]

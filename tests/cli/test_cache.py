@@ -578,6 +578,7 @@ def test_a_large_pass_is_not_kept(monkeypatch, run, looks):
     assert not looks.exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.subprocess
 def test_two_processes_at_once_do_no_harm(run, looks, folder):
     given = [sys.executable, "-m", "attnscope", "show", TEXT, "-m", str(folder), "--head", "L0H0"]

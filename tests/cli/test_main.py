@@ -253,8 +253,12 @@ def test_what_an_encoding_cannot_write_is_replaced(monkeypatch):
 @pytest.mark.subprocess
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2> >(true)"])
 @pytest.mark.parametrize(("head", "code"), [("L0H0", 0), ("L9H9", 2)])
-def test_the_answer_is_printed_and_the_code_is_right_whatever_standard_error_is(redirection, head, code):
-    command = f"{sys.executable} -m attnscope show 'a cat sat' --head {head} {redirection}"
+def test_the_answer_is_printed_and_the_code_is_right_whatever_standard_error_is(
+    run, tmp_path, redirection, head, code
+):
+    trace = tmp_path / "a.trace"  # answers without torch
+    assert run("show", "a cat sat", "--keep", trace).code == 0
+    command = f"{sys.executable} -m attnscope show --from {trace} --head {head} {redirection}"
     done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True)
     assert done.returncode == code
     assert done.stdout.startswith("L0H0") == (code == 0)
@@ -283,9 +287,13 @@ def test_no_line_in_a_pipe_ends_in_spaces(run, arguments):
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
-    "words", [("schema", "compare"), ("check", "any.previous > 0", "--text", TEXT)], ids=["text", "table"]
+    "words",
+    [("schema", "compare"), ("check", "any.previous > 0", "--from", "a.trace")],
+    ids=["text", "table"],
 )
-def test_whoever_reads_no_further_ends_the_command_without_a_word(words):
+def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert run("show", TEXT, "--keep", "a.trace").code == 0
     command = [sys.executable, "-m", "attnscope", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()

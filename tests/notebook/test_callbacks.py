@@ -95,7 +95,7 @@ def framework(request, tmp_path):
     return request.param(tmp_path)
 
 
-@pytest.mark.parametrize("steps", [STEPS, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(200, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "how", [{}, {"accumulate": 3}, {"bf16": True}], ids=["plain", "accumulation", "bfloat16"]
 )

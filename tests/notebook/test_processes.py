@@ -1,6 +1,7 @@
 """Several processes that train one model: each measures its own batches, and the first one has the sums."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,26 +20,28 @@ def folder(tmp_path_factory):
     return gpt2(tmp_path_factory.mktemp("model"), **without)
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp"])
-def seen(request, folder):
+@pytest.fixture(scope="module")
+def ran(folder):
+    """What each of both processes saw, by how they share a model and what was watched."""
+    ended = launch("tests.notebook.watched_run", folder, "ddp", "fsdp", "tp")
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(Path(folder, f"seen-{number}.json").read_text()) for number in range(2)]
+
+
+@pytest.fixture(params=["ddp", "fsdp"])
+def seen(request, ran):
     """What both processes saw, by what was watched."""
-    ran = launch("tests.notebook.watched_run", folder, request.param)
-    assert ran.returncode == 0, ran.stderr
-    kept = []
-    for number in range(2):
-        with open(f"{folder}/seen-{number}.json") as file:
-            kept.append({name.split()[1]: each for name, each in json.load(file).items()})
-    return kept
+    ways = [
+        {name.split()[1]: each for name, each in one.items() if name.startswith(request.param)} for one in ran
+    ]
+    assert all(len(one) == 4 for one in ways)
+    return ways
 
 
-def test_heads_that_are_split_over_processes_are_refused(folder):
-    ran = launch("tests.notebook.watched_run", folder, "tp")
-    assert ran.returncode == 0, ran.stderr
-    for number in range(2):
-        with open(f"{folder}/seen-{number}.json") as file:
-            seen = json.load(file)["tp batch"]
-        assert seen["stopped"].startswith("tensor parallelism splits the heads over processes")
-        assert seen["figures"] == {}
+def test_heads_that_are_split_over_processes_are_refused(ran):
+    for one in ran:
+        assert one["tp batch"]["stopped"].startswith("tensor parallelism splits the heads over processes")
+        assert one["tp batch"]["figures"] == {}
 
 
 def mean_entropy(folder, many, layer, head):

@@ -48,7 +48,7 @@ def learn(model, steps, accumulate=1, dtype=None):
     return [*model.state_dict().values(), torch.get_rng_state()]
 
 
-@pytest.mark.parametrize("steps", [7, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [7, pytest.param(200, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "how",
     [{}, {"accumulate": 3}, {"dtype": torch.bfloat16}, {"checkpointing": True}],

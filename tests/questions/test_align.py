@@ -54,7 +54,7 @@ def said(prepared, ids, spell):
 
 
 @pytest.mark.slow
-def test_times_are_those_of_transformers_frame_for_frame(folder, tone, monkeypatch):
+def test_times_are_those_of_transformers_frame_for_frame(folder, tone, monkeypatch, request):
     model = load(folder, generative=True)
     theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
     original, calls = WhisperGenerationMixin._extract_token_timestamps, []
@@ -67,7 +67,7 @@ def test_times_are_those_of_transformers_frame_for_frame(folder, tone, monkeypat
     prepared = model.prepare_audio(tone)
     mask = (torch.arange(200) < 130).long()[None]
     ends = set()
-    for seed in range(50):
+    for seed in range(50 if request.config.getoption("whole") else 12):
         shake(theirs, seed)
         model.writer.load_state_dict(theirs.state_dict())
         made = theirs.eval().generate(
@@ -99,7 +99,7 @@ def test_times_are_those_of_transformers_frame_for_frame(folder, tone, monkeypat
         assert [one.begin for one in seen.tokens][1:] == [one.end for one in seen.tokens][:-1]
         assert seen.heads == tuple(Head(*head) for head in HEADS)
         ends |= set(found)
-    assert len(ends) > 20  # no two seeds say the same
+    assert len(ends) > 10  # no two seeds say the same
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from transformers import FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5C
 
 from attnscope.errors import ModelError
 from attnscope.models.huggingface.source import Source
-from attnscope.questions.cost import estimate_cost, of_cost
+from attnscope.questions.cost import estimate_cost, measure_pace, of_cost
 
 CONFIGS = {
     "gpt2": GPT2Config(n_layer=3, n_head=4, n_embd=64, n_positions=256, vocab_size=100),
@@ -18,6 +18,12 @@ CONFIGS = {
     ),
     "t5": T5Config(d_model=32, d_ff=64, num_layers=2, num_heads=2, d_kv=16, vocab_size=100),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def paced(monkeypatch):
+    """A machine whose pace is known, and not measured for a third of a second each time."""
+    monkeypatch.setattr("attnscope.questions.cost.measure_pace", lambda dtype: 1e9)
 
 
 @pytest.fixture(params=CONFIGS)
@@ -71,13 +77,14 @@ def test_a_text_longer_than_the_positions_is_said_to_be_refused(tmp_path):
 
 def test_seventy_billion_weights_are_counted_without_one(tmp_path):
     LlamaConfig(
-        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
-        num_key_value_heads=8, dtype="bfloat16",
+        hidden_size=16384, intermediate_size=57344, num_hidden_layers=20, num_attention_heads=128,
+        num_key_value_heads=16, dtype="bfloat16",
     ).save_pretrained(tmp_path)  # fmt: skip
     cost = estimate_cost(Source(str(tmp_path), None, False), 512)
-    assert cost.parameters == 68_714_504_192
+    layer = (2 + 2 / 8) * 16384**2 + 3 * 16384 * 57344 + 2 * 16384
+    assert cost.parameters == 20 * layer + 32000 * 16384 + 16384 == 68_976_001_024
     assert cost.weights == 2 * cost.parameters
-    embeddings = 2 * 32000 * 8192
+    embeddings = 2 * 32000 * 16384
     show, logits, *_ = (each.memory for each in cost.commands)
     assert cost.weights - embeddings < show < cost.weights + 3e9
     assert logits > cost.weights + embeddings  # the output head
@@ -105,6 +112,10 @@ def test_a_model_of_several_classes_or_without_heads_has_its_cost(config, tmp_pa
     cost = estimate_cost(Source(str(tmp_path), None, False), 16)
     assert cost.parameters > 0
     assert all(each.passes >= 1 for each in cost.commands)
+
+
+def test_the_pace_of_this_machine_is_measured():
+    assert measure_pace(torch.float32, size=64, seconds=0.01) > 1e6
 
 
 def test_a_model_of_pictures_is_refused_in_a_sentence(tmp_path):

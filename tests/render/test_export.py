@@ -163,7 +163,7 @@ def _write(folder, layers, barrier, answers):
         answers.put(str(error))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.subprocess
 def test_two_processes_exporting_into_one_folder_leave_one_whole_export(tmp_path):
     start = multiprocessing.get_context("spawn")

@@ -49,7 +49,14 @@ def test_patches_of_a_picture_are_tokens():
     assert nothing_missed("vit").sentences == all_through(2)
 
 
-@pytest.mark.parametrize(("name", "place"), [("bert", 0), ("t5", -1), ("deberta-v2", 0), ("vit", -1)])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("bert", 0),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("t5", -1), ("deberta-v2", 0))),
+        ("vit", -1),
+    ],
+)
 @pytest.mark.slow
 def test_one_layer_that_the_capture_misses_is_named_exactly(name, place):
     sites = nothing_missed(name).sites

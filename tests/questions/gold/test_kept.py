@@ -29,8 +29,9 @@ def bank(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize("window", [4, 100], ids=["between windows", "within one"])
-@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize(
+    ("window", "held_out"), [(4, False), (100, True)], ids=["between windows", "within one, held out"]
+)
 def test_a_run_that_stops_goes_on_to_the_very_same_figures(
     model, bank, tmp_path, monkeypatch, window, held_out
 ):
@@ -112,7 +113,7 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits
         find_gold(model, read_gold(bank), run=CorpusRun(checkpoint=kept, limit=3))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.subprocess
 def test_two_processes_print_the_table_of_one(bank, monkeypatch, capsys):
     asked = ("find", "--gold", bank, "--relation", "nsubj,obj", "--json")

@@ -194,7 +194,13 @@ def those(result):
     return [each.head.name for each in result.heads if abs(each.effect) > SMALL]
 
 
-@pytest.mark.parametrize("seed", range(20))
+def seeds(quick):
+    """Twenty seeds; by day the first, which plant heads at every place."""
+    later = (pytest.param(seed, marks=pytest.mark.nightly) for seed in range(quick, 20))
+    return pytest.mark.parametrize("seed", [*range(quick), *later])
+
+
+@seeds(6)
 def test_a_head_that_is_planted_to_copy_is_the_only_one_named(seed):
     module, (layer, head) = Planted(seed), divmod(seed % 6, 3)
     module.plant_copy((layer, head), at=2)
@@ -208,7 +214,7 @@ def test_a_head_that_is_planted_to_copy_is_the_only_one_named(seed):
     assert result.heads[0].effect == pytest.approx(1, abs=SMALL)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(9)
 def test_of_two_planted_heads_in_sequence_the_path_names_the_first(seed):
     module, (first, second) = Planted(seed), divmod(seed % 9, 3)
     module.plant_induction((0, first), (1, second))
@@ -226,7 +232,7 @@ def test_of_two_planted_heads_in_sequence_the_path_names_the_first(seed):
     assert those(patch(model, [pair], to=Receiver.parse("logits"))) == [behind]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(9)
 def test_of_two_heads_that_do_the_same_each_alone_is_missed_little(seed):
     module, places = Planted(seed), [(0, seed % 3), (1, seed // 3 % 3)]
     for place in places:

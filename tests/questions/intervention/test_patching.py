@@ -186,6 +186,7 @@ def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
     assert 1 <= len(ran) / len(layers) <= (4 if asked == "estimate" else 1.15 * heads)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("asked", ASKED)
 def test_memory_is_flat_in_the_number_of_heads(asked, long):
     model, pair = long
@@ -239,6 +240,7 @@ def test_a_path_that_is_none_is_a_sentence(to, error, sentence):
 WHAT = {"output": (), "q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("what", WHAT)
 @pytest.mark.parametrize("noise", [False, True])
 def test_a_patch_is_the_other_passs_part_of_that_head(model, what, noise, monkeypatch):

@@ -177,7 +177,9 @@ class TestPage:
         assert page.run("[state.token, state.side]") == [3, "key"]
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("size", [(1400, 900), (1024, 768), (400, 844)], ids=str)
+    @pytest.mark.parametrize(
+        "size", [(1400, 900), pytest.param((400, 844), marks=pytest.mark.nightly)], ids=str
+    )
     def test_axe_finds_nothing(self, opened, size):
         pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
         axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")

@@ -111,20 +111,26 @@ def show_all(page) -> None:
     page.run("new Promise((done) => setTimeout(done, 60))")
 
 
+AXE = [
+    pytest.param(name, size, dark, marks=[pytest.mark.nightly] if row != column else [])
+    for row, (size, dark) in enumerate(zip(SIZES, (False, True, True), strict=True))
+    for column, name in enumerate(("short", "wide", "cross"))
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "dark"), zip(SIZES, (False, True, True), strict=True))
-def test_axe_finds_nothing(chromium, pages, size, dark) -> None:
+@pytest.mark.parametrize(("name", "size", "dark"), AXE)
+def test_axe_finds_nothing(chromium, pages, name, size, dark) -> None:
     pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
-    for name in ("short", "wide", "cross"):
-        page = opened(chromium, pages / f"{name}.html", size, dark)
-        page.send("Runtime.evaluate", expression=axe)
-        for act in (lambda _: None, show_all):
-            act(page)
-            found = page.run(
-                "axe.run().then(({ violations }) => violations.map((one) => `${one.id}: ${one.help}`))"
-            )
-            assert found == [], name
+    page = opened(chromium, pages / f"{name}.html", size, dark)
+    page.send("Runtime.evaluate", expression=axe)
+    for act in (lambda _: None, show_all):
+        act(page)
+        found = page.run(
+            "axe.run().then(({ violations }) => violations.map((one) => `${one.id}: ${one.help}`))"
+        )
+        assert found == []
     assert page.troubles == []
 
 

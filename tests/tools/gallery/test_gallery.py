@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.notebook import induction
 from tests.render.page.browser import CHROMIUM
 from tests.tools.gallery.__main__ import PAGES_OF, draw
 from tests.tools.gallery.plates import plates
@@ -14,7 +15,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-def test_every_plate_can_be_made_and_one_is_drawn(tmp_path: Path) -> None:
+def test_every_plate_can_be_made_and_one_is_drawn(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(induction, "STEPS", 2)
     made = list(plates(tmp_path))
     names = [plate.name for plate in made]
     assert len(set(names)) == len(names)

@@ -156,7 +156,7 @@ def oddities(maps: Iterable[Sampled]) -> list[str]:
     broken = sum(kept.broken for kept in maps)
     if broken:
         notes.append(f"{broken:,} weights are not finite numbers and count as 0")
-    if max(kept.highest for kept in maps) > 1 + 1e-2:
+    if max(float(kept.values.sum(-1).max()) for kept in maps) > 1 + 1e-2:
         notes.append("rows that sum to more than 1 are compared by their shares")
     if any(float((1 - kept.values.sum(-1)).max()) > 1e-2 for kept in maps):
         notes.append("what a row does not give to these tokens counts as one more key")

@@ -188,7 +188,14 @@ class Coarsen(AloneOrShared):
         axes = self.axes(attention)
         if axes is None or self._take_made(attention, *axes):
             return None
-        return _CoarseReading(self, attention, *axes)
+        queries, keys = axes
+        wanted = sorted(queries.tokens(*range(len(queries.places)))) if queries.partial else None
+
+        def keep(values: Any, opened: Any, broken: int) -> None:
+            tokens = _tokens(attention)
+            self.maps.append(CoarseMap(attention.site, values, opened, queries, keys, tokens, broken))
+
+        return CellReading(attention, queries.averaging(), keys.summing(), wanted, keep, self.how)
 
     def _take_made(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
         """Whether the fused pass has made the same map, which is kept."""
@@ -223,20 +230,30 @@ def cells(most: int) -> Callable[[Attention], Axes]:
     return axes
 
 
-class _CoarseReading:
-    """One call, its rows added up as they come: tensors, or arrays where the attention has those."""
+class CellReading:
+    """One call, its rows added up as they come: tensors, or arrays where the attention has those.
+
+    ``down`` averages queries, [row, query], and ``across`` adds up keys, [column, key]; ``None`` leaves them.
+    Rows that are not ``wanted`` count for nothing. At the end, ``keep`` is given the cells, which are open,
+    and how many weights were no finite numbers.
+    """
 
     def __init__(
-        self, observer: Coarsen, attention: Attention, queries: Coarsening, keys: Coarsening
+        self,
+        attention: Attention,
+        down: Array | None,
+        across: Array | None,
+        wanted: Sequence[int] | None,
+        keep: Callable[[Any, Any, int], None],
+        how: How = "share",
     ) -> None:
-        self.observer, self.attention, self.queries, self.keys = observer, attention, queries, keys
+        self.attention, self.down, self.across = attention, down, across
+        self.wanted, self.keep, self.how = wanted, keep, how
         self.step = rows_at_a_time(attention, BLOCK)
-        self.wanted = sorted(queries.tokens(*range(len(queries.places)))) if queries.partial else None
         self.broken = 0
-        self.down, self.across = queries.averaging(), keys.summing()
         self.shape = (
-            queries.size if self.down is None else len(self.down),
-            keys.size if self.across is None else len(self.across),
+            len(attention.queries) if down is None else len(down),
+            len(attention.keys) if across is None else len(across),
         )
         self.kind: Any = np if attention.arrays else import_module("torch")
         self.values: Any = None  # [batch, head, row, column]
@@ -244,6 +261,11 @@ class _CoarseReading:
 
     def add(self, rows: Any, allowed: Any, start: int) -> None:
         """Add a block of rows."""
+        places = list(range(start, start + rows.shape[2]))
+        if self.wanted is not None:
+            places = [row for row in self.wanted if row in range(start, start + rows.shape[2])]
+            here = [row - start for row in places]
+            rows, allowed = rows[:, :, here], allowed[:, :, here]
         rows = self._floats(rows)
         finite = self.kind.isfinite(rows)
         if not finite.all():
@@ -255,16 +277,15 @@ class _CoarseReading:
             self.values, self.open = (self._zeros(each) for each in (rows, opened))
         elif len(opened) > len(self.open) or opened.shape[1] > self.open.shape[1]:
             self.open = self.open + self._zeros(opened)  # broken in this block alone
-        stop = start + rows.shape[2]
-        groups, down = slice(start, stop), None
+        groups, down = slice(start, start + rows.shape[2]), None
         if self.down is not None:
-            part = self.down[:, start:stop]
+            part = self.down[:, places]
             reached = np.flatnonzero(part.any(1))
             if not len(reached):
                 return
             groups = slice(int(reached[0]), int(reached[-1]) + 1)
             down = self._matrix(part[groups], rows)
-        if self.observer.how == "max":
+        if self.how == "max":
             largest = self._largest(rows, down)
             self.values[:, :, groups] = self.kind.maximum(self.values[:, :, groups], largest)
         else:
@@ -272,18 +293,15 @@ class _CoarseReading:
         self.open[:, :, groups] += self._coarser(opened, down)
 
     def end(self) -> None:
-        """Keep the map."""
+        """Hand the cells over."""
         if self.values is None:
             heads = self.attention.batch, self.attention.heads
             self.values, self.open = (
                 self.kind.zeros((*lead, *self.shape), dtype=self.kind.float32) for lead in (heads, (1, 1))
             )
-        if self.observer.how == "mean":
+        if self.how == "mean":
             self.values /= self.kind.where(self.open > 0, self.open, 1)
-        opened, tokens = self.open > 0, _tokens(self.attention)
-        self.observer.maps.append(
-            CoarseMap(self.attention.site, self.values, opened, self.queries, self.keys, tokens, self.broken)
-        )
+        self.keep(self.values, self.open > 0, self.broken)
 
     def _floats(self, block: Any) -> Any:
         """A block as single numbers."""

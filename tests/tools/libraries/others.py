@@ -161,7 +161,7 @@ def litgpt() -> dict[str, Make]:
     return {
         "GPT": make(),
         "key heads": make(n_query_groups=2),
-        "window": make(sliding_window_size=4, sliding_window_indices=[1, 0]),
+        "window": make(sliding_window_size=4, sliding_window_layer_placing="interleaved"),
         "soft cap": make(**capped),
     }
 

@@ -36,16 +36,16 @@ def load(
     """Load a model by name.
 
     ``name`` is ``own`` or ``own-causal`` (the bundled encoders), a folder that attnscope saved, a folder
-    with a Hugging Face model, the id of one on the hub, or ``FILE.py:NAME`` or ``package.module:NAME`` for
-    a module of your own: that runs the file, and the module reads the token ids of the model whose name
-    is ``tokenizer``. ``device`` is auto, cpu, cuda or mps (auto takes the best there is), ``dtype`` one of
-    ``DTYPES`` (auto keeps the type of the stored weights).
-    Code in a model's folder runs only with ``trust_remote_code``, pickled weights load only with
-    ``allow_pickle``. ``generative`` brings the head with which a Hugging Face model writes on, for
-    ``Model.generate``; ``predicting`` the one that it was trained with, for head importance and ablation.
+    with a Hugging Face model, a hub id, or ``FILE.py:NAME`` or ``package.module:NAME`` for a module of
+    your own: that runs the file, and the module reads token ids of the model named ``tokenizer``.
+    ``device`` is auto, cpu, cuda or mps (auto takes the fastest), ``dtype`` one of ``DTYPES`` (auto keeps
+    the type of the stored weights). Code in a model's folder runs only with ``trust_remote_code``,
+    pickled weights load only with ``allow_pickle``. ``generative`` loads the language-model head of a
+    Hugging Face model, for ``Model.generate``; ``predicting`` the head that it was trained with, for head
+    importance and ablation.
 
-    ``device_map`` spreads a Hugging Face model that is too large for one device over all there are, and the
-    disk ("auto", "balanced", "sequential", or a place for every module). Raises ``ModelError``.
+    ``device_map`` spreads a Hugging Face model that is too large for one device over all devices and the
+    disk ("auto", "balanced", "sequential", or a device for every module). Raises ``ModelError``.
     """
     import torch
 
@@ -66,7 +66,7 @@ def load(
         from attnscope.models.module import ModuleModel, load_module
         from attnscope.models.text.reader import load_reader
 
-        with foreign_output():  # what the file prints is no answer
+        with foreign_output():  # what the file prints is not part of the answer
             loaded = load_module(name, device=place, dtype=kind)
         return ModuleModel(name, loaded, load_reader(tokenizer))
     if tokenizer != "own":
@@ -99,12 +99,12 @@ def load(
 
 
 def choose_device(device: str) -> torch.device:
-    """A device of this machine by its name; ``auto`` is the fastest. Raises ``ModelError``."""
+    """A device of this machine by name; ``auto`` is the fastest. Raises ``ModelError``."""
     import torch
 
     backends = {"mps": torch.backends.mps, "cuda": torch.cuda}
     present = [name for name, backend in backends.items() if backend.is_available()] + ["cpu"]
-    if device == "auto" and present[0] == "cuda":  # torchrun's processes take a GPU of their machine each
+    if device == "auto" and present[0] == "cuda":  # each torchrun process takes one GPU of its machine
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     try:
         if device == "auto" or device.partition(":")[0] in present:

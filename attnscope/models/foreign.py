@@ -1,8 +1,8 @@
-"""What a foreign model folder may ask for.
+"""Checks on a foreign model folder.
 
-It names its own files and no repository, and its settings and vocabularies have an honest size. Whatever it
-makes its library do before the first layer runs has one deadline. What a tokenizer does in Rust and C cannot
-be stopped in this process.
+It may name only its own files, no repository; its settings and vocabularies must have plausible sizes.
+Everything it makes the library do before the first layer runs shares one deadline. Tokenizer code in Rust
+or C cannot be stopped in this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONFIGS = (
     "processor_config.json",
     "adapter_config.json",
 )
-"""The files of a model folder that say what is to be built, loaded or called."""
+"""The files of a model folder that say what to build, load or call."""
 
 VOCABULARIES = (".json", ".txt", ".model", ".spm", ".tiktoken", ".bpe")
 WEIGHTS = (".safetensors", ".bin")
@@ -36,25 +36,25 @@ ACTING = re.compile(
     r"backbone|repo|kernel|custom_generate|base_model|checkpoint|tower|index_path|text_model"
     r"|vision_model|model_id|model_name|[a-z]_name_or_path|auto_map"
 )
-"""Fields whose text the library would fetch or run, if it names a repository."""
+"""Fields whose text the library would download or run if it names a repository."""
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:[@:].*)?|[\w.-]+--[\w.]+")
-"""What names a repository on the hub: ``owner/name``, also with a revision, a kernel or a class behind it."""
+"""The name of a hub repository: ``owner/name``, optionally with a revision, a kernel or a class."""
 
 IMPLEMENTATION = re.compile(r"(?:paged\|)?\w*")
-"""What names one of the library's own implementations; the library loads a kernel of any other text."""
+"""The names of the library's own implementations; for any other name it downloads a kernel."""
 
 LEAST = {
     re.compile(r"layers?$|(^|[._])(depths?|block_sizes)$"): 16 << 10,
     re.compile(r"num_labels$"): 256,
     re.compile(r"vocab_size$|positions?(_embeddings)?$"): 64,
 }
-"""Fields that count what is built, and the bytes that one of it takes at least: a layer is many objects."""
+"""Fields that count objects to build, and the least bytes of each: a layer is many objects."""
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise ``ModelError`` for foreign code that runs out of memory, out of time, or breaks its library."""
+    """Raise ``ModelError`` for foreign code that runs out of memory or time, or breaks its library."""
     try:
         with deadline():
             yield
@@ -63,7 +63,7 @@ def explained(what: str) -> Iterator[None]:
             sentence = f"{what} {error}"
         elif asked := out_of_memory(error):
             sentence = f"{what} runs {asked}"
-        elif type(error).__name__ == "PanicException":  # one in Rust
+        elif type(error).__name__ == "PanicException":  # a panic in Rust
             sentence = f"{what} breaks the library that runs it"
         else:
             raise
@@ -72,20 +72,20 @@ def explained(what: str) -> Iterator[None]:
 
 @contextmanager
 def refusable(work: str, refusal: str) -> Iterator[None]:
-    """``explained`` work on what the user gave: whatever else it raises is an ``InputError``, a refusal."""
+    """``explained`` work on the user's input: any other exception becomes an ``InputError``, a refusal."""
     try:
         with explained(work):
             yield
     except ModelError:
         raise
-    except Exception as error:  # foreign code raises whatever it likes
+    except Exception as error:  # foreign code may raise anything
         raise InputError(f"{refusal}: {first_line(error)}") from error
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise ``ModelError`` for a pipe or a device in a folder, and for a file larger than any honest one.
+    """Raise ``ModelError`` for a pipe or a device in a folder, or an implausibly large file.
 
-    So for an index of weights that is none, or that leads out of the folder.
+    Also for an index of weights that is malformed or leads out of the folder.
     """
     try:
         files = [*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")]
@@ -126,14 +126,14 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
 
 
 def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
-    """Raise ``ModelError`` for a field that names a repository, of which code or weights would be fetched.
+    """Raise ``ModelError`` for a field that names a repository of code or weights to download.
 
-    So for a number that asks for more than the memory, however small that is which it counts.
+    Also for a number that asks for more than the memory, even at the smallest size per object.
     """
     most = most_memory()
     pending: list[tuple[str, Any]] = [("", settings)]
-    while pending:  # no recursion: settings may be nested deeper than Python calls
-        field, value = pending.pop()  # text_config.attn_implementation
+    while pending:  # not recursive: settings may be nested deeper than Python's stack
+        field, value = pending.pop()  # e.g. text_config.attn_implementation
         if isinstance(value, Mapping):
             pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
         elif isinstance(value, list):

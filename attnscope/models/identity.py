@@ -1,6 +1,6 @@
-"""Which model a name means, to the byte: what is the same has the same weights, tokenizer and config.
+"""The identity of a model, to the byte: equal identities mean equal weights, tokenizer and config.
 
-Small files count with their contents. Large ones count with their size, times and place on the disk: a change
+Small files are identified by their contents; large ones by size, times and place on the disk: a change
 through a memory map may leave those as they were.
 """
 
@@ -21,21 +21,21 @@ from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
 from attnscope.plugins import GROUPS, entry_points_of, package_of
 
 SETTLED = 2.0
-"""Seconds after which another change of a file has another time, on any disk."""
+"""Seconds after which a change of a file changes its time stamp, on any disk."""
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "torchvision", "sentencepiece",
     "accelerate", "timm", "peft", "kernels", "flash-attn", "bitsandbytes", "soundfile", "scipy",
 )  # fmt: skip
-"""Whose versions count, where they are installed."""
+"""Packages whose versions count, if installed."""
 
 
 def identify_model(name: str, revision: str | None = None) -> list[Any] | None:
-    """What tells a model's files from all others; ``None`` where nothing does.
+    """The identity of a model's files; ``None`` if it cannot be known.
 
-    That is so for modules of one's own code, whose imports nobody knows, for adapters, whose base lies
-    elsewhere, for models that are not on this machine, and while large files are being written.
+    It is unknown for modules of the user's own code (any import may matter), for adapters (their base
+    lies elsewhere), for models that are not on this machine, and while large files are being written.
     """
     folder = _folder_of(name, revision)
     if folder is None:
@@ -101,7 +101,7 @@ def _folder_of(name: str, revision: str | None) -> Path | None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Every file. Raises ``ValueError`` where they are too many, or not all of the model."""
+    """Every file. Raises ``ValueError`` if there are too many, or they are not all of the model."""
     count = 0
     for place, folders, names in os.walk(folder):
         folders.sort()
@@ -115,7 +115,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _identify(folder: Path, path: Path, *, hashed: bool) -> tuple[Any, ...]:
-    """What tells one file from all others. Raises ``ValueError`` for a large one that is being written."""
+    """The identity of one file. Raises ``ValueError`` for a large one that is being written."""
     found, name = path.stat(), str(path.relative_to(folder))
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is not a file")

@@ -1,4 +1,4 @@
-"""What goes into a model, and what it is to predict: the data that every kind of model shares."""
+"""What goes into a model, and what it predicts: the data that all kinds of models share."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Paths: TypeAlias = Path | Sequence[Path]
 class Picture:
     """An image as the model sees it: cropped and scaled, in ``grid`` patches, rows by columns.
 
-    ``tokens`` are the patches row by row, named by row and column, with the special ones before them.
-    ``grid`` is ``None``, and ``tokens`` are none, where the module does not say how it cuts the image.
-    ``boxes`` has left, top, right and bottom of what a token stands for, by the token's id, in pixels of the
-    image as it was given; ``name`` tells it from others: image 2, or frame 3 of a video.
+    ``tokens`` are the patches row by row, named by row and column, after the special ones. ``grid`` is
+    ``None`` and ``tokens`` empty if the module does not say how it cuts the image. ``boxes`` has left,
+    top, right and bottom of a token's part, by token id, in pixels of the original image; ``name`` tells
+    pictures apart: image 2, or frame 3 of a video.
     """
 
     pixels: Array  # [row, column, 3], uint8
@@ -41,9 +41,9 @@ class Picture:
 
 
 class SoundPart(NamedTuple):
-    """From which second of a sound to which it is heard; ``None`` is its end.
+    """The part of a sound that is read, in seconds; ``None`` is its end.
 
-    With ``truncate`` only the beginning of what is too long for the model.
+    ``truncate`` keeps only the beginning of a sound that is too long for the model.
     """
 
     begin: float = 0.0
@@ -53,11 +53,10 @@ class SoundPart(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Letters:
-    """What a CTC head reads in a sound: the likeliest token of each of its frames, of ``seconds`` each.
+    """What a CTC head reads in a sound: the most likely token of each frame of ``seconds``.
 
-    ``scores`` are the logarithms of the probabilities of all tokens in each frame. ``blank`` is the token
-    that says nothing, ``read`` is how the others read, ``boundary`` stands between words if it is not
-    ``None``, and those in ``begin`` begin a word.
+    ``scores`` are log probabilities of all tokens per frame. ``blank`` is the blank token, ``read`` the
+    text of the others, ``boundary`` the word separator, if any; tokens in ``begin`` begin a word.
     """
 
     ids: Array  # [frame of the head]
@@ -71,10 +70,10 @@ class Letters:
 
 @dataclass(frozen=True)
 class Heard:
-    """A sound as a model hears it: ``frames`` of ``seconds`` each, behind which there may be padding.
+    """A sound as a model reads it: ``frames`` of ``seconds`` each, possibly followed by padding.
 
-    They begin at the second ``begin`` of the file. ``bands`` is how loud it is, ``None`` where that cannot be
-    told. ``letters`` is what a CTC head reads in it.
+    They begin at the second ``begin`` of the file. ``bands`` is the loudness by frequency, ``None`` if
+    unknown. ``letters`` is what a CTC head reads in it.
     """
 
     seconds: float
@@ -86,7 +85,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Chat:
-    """That a text is a user's message, after that of a ``system``; ``reply`` opens the model's turn."""
+    """Marks a text as a user's message, after one of a ``system``; ``reply`` opens the model's turn."""
 
     system: str | None = None
     reply: bool = False
@@ -96,15 +95,14 @@ class Chat:
 class ModelInput:
     """A text, an image or tensors as a model reads them.
 
-    ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
-    kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
-    ``settings`` are further keywords, ``arguments`` go in by position. ``replay`` holds a generation that
-    was recorded while it ran, or a trace: then nothing runs again, and ``figures`` are those of the trace, as
-    are ``words``, of heads whose pieces of words were merged. ``arrays`` is a short trace whose rows come as
-    NumPy arrays, for looks that need no torch.
-    ``pictures`` are the images that were read, ``heard`` the sound, ``entry`` the method of the module to
-    call where that is not the whole forward. ``written`` is the number of the first token that the model
-    wrote itself, if it wrote any. ``text`` is the plain text that was read, ``messages`` are those of a chat.
+    ``inputs`` are keyword arguments of the model's forward, ``axes`` label the queries and keys of every
+    kind of attention, ``tokens`` is the text itself, ``notes`` say what was done to it (cut, joined),
+    ``settings`` are further keyword arguments, ``arguments`` positional ones. ``replay`` holds a recorded
+    generation or a trace: then nothing runs again, and ``figures`` (and ``words``, with pieces of words
+    merged) come from the trace. ``arrays`` is a short trace with NumPy rows, for views without torch.
+    ``pictures`` are the images, ``heard`` the sound, ``entry`` the method to call instead of the whole
+    forward. ``written`` is the number of the first generated token, if any. ``text`` is the plain text,
+    ``messages`` are those of a chat.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -126,21 +124,21 @@ class ModelInput:
 
     @property
     def picture(self) -> Picture | None:
-        """The first picture, ``None`` without any."""
+        """The first picture; ``None`` if there is none."""
         return self.pictures[0] if self.pictures else None
 
     @property
     def read(self) -> int:
-        """How many of ``tokens`` were read: what the model wrote itself stands behind them."""
+        """How many of ``tokens`` were read; generated ones follow."""
         axes = self.axes.get("decoder")
         follows = axes is not None and axes[0] == self.tokens
         return len(self.tokens) if self.written is None or not follows else self.written
 
     @property
     def lead(self) -> Kind | None:
-        """The kind to show first: that of a text with a picture or sound in it.
+        """The kind of attention to show first: that of a text with a picture or sound in it.
 
-        Of a sound, and of pictures among other things that an encoder reads, what finds them.
+        For a sound, or pictures among other encoder inputs, the kind that attends to them.
         """
         found = self.axes["cross"][1] if "cross" in self.axes else ()
         inside = self.picture is not None and self.tokens != self.picture.tokens
@@ -154,9 +152,8 @@ class ModelInput:
 class Objective(NamedTuple):
     """How a model predicts tokens.
 
-    ``input`` names the ids among its inputs, or is their number among its arguments. ``mask`` is the id that
-    stands for a token that is masked, and predicted at its place; ``None`` if the model predicts each next
-    token.
+    ``input`` names the ids among its inputs, or is their position among its arguments. ``mask`` is the id
+    of the mask token, at whose place the model predicts; ``None`` if it predicts next tokens.
     """
 
     input: str | int
@@ -164,11 +161,11 @@ class Objective(NamedTuple):
     vocabulary: Vocabulary
 
     def ids(self, prepared: ModelInput) -> Tensor:
-        """The tokens that are read.  -> [text, token]"""
+        """The input tokens.  -> [text, token]"""
         where = self.input
         return prepared.inputs[where] if isinstance(where, str) else prepared.arguments[where]
 
 
 def text_axes(tokens: tuple[Token, ...]) -> dict[Kind, tuple[Axis, Axis]]:
-    """The axes of a model that reads one text, whichever way it looks."""
+    """The axes of a model that reads one text, causal or not."""
     return {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}

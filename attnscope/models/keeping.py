@@ -1,4 +1,4 @@
-"""How a trace is made: a pass of a model, or whatever runs inside a block, kept."""
+"""How a trace is made: by keeping a pass of a model, or whatever runs inside a block."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 
 MOST_PASSES = 16
-"""Passes of one recording that are held: training may run thousands."""
+"""Most passes of one recording that are held: training may run thousands."""
 
 
 class UnkeptPass(ModelError):
-    """A pass that a trace cannot hold: the recording failed in some of it."""
+    """A pass that a trace cannot hold: part of it could not be recorded."""
 
 
 @dataclass(eq=False)
 class _Measuring:
-    """Measures all heads, as long as those so far have at most so many weights."""
+    """Measures all heads while their weights so far are no more than a limit."""
 
     most: float
     measured: Measurement = field(default_factory=Measurement)
@@ -66,15 +66,15 @@ class _Measuring:
             self.measured.observe(attention)
 
     def figures(self) -> tuple[HeadFigures, ...]:
-        """The figures of every head; none where there were too many weights."""
+        """The figures of every head; empty if there were too many weights."""
         return tuple(self.measured.figures()) if self.size <= self.most else ()
 
 
 def hold_pass(model: Model, prepared: ModelInput, *, fused: bool = False) -> Trace | None:
-    """The pass of a short input, or of one that is small beside ``LARGEST``, looked at as one from a file.
+    """Keep the pass of a short input in memory, so that it can be read like a trace from a file.
 
-    ``fused``: the fused pass measures all heads of a long text in the kernels' place. Beside these no long
-    text is measured. ``None`` for any other input, and for one that fails.
+    ``fused``: the fused pass measures all heads of a long text; no long text is measured otherwise.
+    ``None`` for any other input, and for one that fails.
     """
     run, most = partial(model.run, prepared), float(MEASURED_WEIGHTS)
     if not has_short_text(prepared):
@@ -106,9 +106,9 @@ def make_trace(
     *,
     most: float = math.inf,
 ) -> Trace:
-    """Let a pass run before observers, and keep it; ``notes`` are those of the model.
+    """Run a pass with observers, and keep it; ``notes`` are those of the model.
 
-    Heads of more than ``most`` weights in all are not measured.
+    Heads are not measured if they have more than ``most`` weights in all.
     """
     kept, measuring = KeepRows(), _Measuring(most)
     record = run([kept, measuring])
@@ -164,7 +164,7 @@ def make_trace(
     trace = Trace(description, kept.arrays)
     if not is_short(trace) or not description.figures:
         return trace
-    coarse = Coarsen(  # the figures of every head whose pieces of words are merged
+    coarse = Coarsen(  # the figures of every head with pieces of words merged
         lambda attention: (
             coarsen_axis(attention.queries, words=True),
             coarsen_axis(attention.keys, words=True),
@@ -176,14 +176,14 @@ def make_trace(
 
 
 def describe_model(model: Model) -> About:
-    """What a model is, in a few words that go into a file; of a trace, what its model was."""
+    """A model's description for a file; for a trace, that of its model."""
     if isinstance(model, TracedModel):
         return model.trace.description.model
     return describe_module(model.name, model.module)
 
 
 def describe_module(name: str, module: nn.Module) -> About:
-    """What a module is, in a few words that go into a file."""
+    """A module's description for a file."""
     return About(
         name=name,
         class_=type(module).__name__,
@@ -194,7 +194,7 @@ def describe_module(name: str, module: nn.Module) -> About:
 
 
 def _trace_size(module: nn.Module, tokens: int) -> int | None:
-    """Bytes of the queries and keys of all layers, at most; ``None`` where no config tells it."""
+    """The most bytes of queries and keys of all layers; ``None`` if no config tells."""
     config = getattr(module, "config", None)
     text = getattr(config, "get_text_config", None)
     config = text() if callable(text) else config
@@ -202,17 +202,17 @@ def _trace_size(module: nn.Module, tokens: int) -> int | None:
     layers = getattr(config, "num_hidden_layers", getattr(config, "layers", None))
     if not isinstance(width, int) or not isinstance(layers, int):
         return None
-    both = 3 if getattr(config, "is_encoder_decoder", False) else 1  # encoder, decoder, across
+    both = 3 if getattr(config, "is_encoder_decoder", False) else 1  # encoder, decoder, cross
     bytes_ = next((weights.itemsize for weights in module.parameters() if weights.is_floating_point()), 4)
     return 2 * both * layers * width * tokens * bytes_
 
 
 @dataclass(eq=False)
 class RecordedPasses:
-    """An observer that holds passes; a site that comes again begins another, unless it is a next step."""
+    """An observer that holds passes; a site that occurs again begins a new one, unless it is a next step."""
 
     steps: list[Steps] = field(default_factory=lambda: [Steps()])
-    starts: list[int] = field(default_factory=lambda: [0])  # how many calls were seen before each
+    starts: list[int] = field(default_factory=lambda: [0])  # the number of earlier calls before each
     seen: int = 0
     dropped: int = 0
 
@@ -267,7 +267,7 @@ DROPPED = "dropout was on: what is shown was computed without some of the units,
 
 
 def drops_out(module: nn.Module) -> bool:
-    """Whether a part of a module that trains has dropout, as a layer or as a number of its own."""
+    """Whether a part of a module in training mode has dropout, as a layer or as a number."""
 
     def share(part: nn.Module) -> object:
         return part.p if type(part).__name__.startswith("Dropout") else getattr(part, "dropout", 0)
@@ -280,9 +280,10 @@ def drops_out(module: nn.Module) -> bool:
 def axes_of_texts(
     tokens: Sequence[str] | Mapping[str, Sequence[str]] | None,
 ) -> dict[Kind, tuple[Axis, Axis]]:
-    """Texts as the axes of every attention of their number; equal texts are the same token.
+    """Texts as the axes of every attention of the same length; equal strings are the same token.
 
-    A mapping has those of the ``encoder`` and of the ``decoder``. Raises ``InputError`` for other names.
+    A mapping gives those of the ``encoder`` and of the ``decoder``. Raises ``InputError`` for other
+    names.
     """
     if tokens is None:
         return {}

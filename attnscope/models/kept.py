@@ -1,4 +1,4 @@
-"""A file in a model's place: the commands that look at a model's pass look at it alike."""
+"""A file in place of a model: commands read its pass as if the model had run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class FileModel(Model):
-    """One pass that a file holds. ``prepared`` is its text; it reads no other, and predicts nothing."""
+    """One pass held by a file. ``prepared`` is its text; it reads no other text and predicts nothing."""
 
     what: ClassVar[str]
 
@@ -44,7 +44,7 @@ class FileModel(Model):
         self.name, self.positions, self.notes = name, None, tuple(notes)
 
     def __getattr__(self, name: str) -> Any:
-        """A module without weights, made for those who ask for one: a look at a file needs no torch."""
+        """A module without weights, made on first use: reading a file needs no torch."""
         if name != "module":
             raise AttributeError(f"{self.what} has no {name}")
         from torch import nn
@@ -54,7 +54,7 @@ class FileModel(Model):
 
     @contextmanager
     def threads(self, prepared: ModelInput) -> Iterator[None]:
-        """As many threads as there are: no small passes follow each other."""
+        """All threads: there are no small passes in a row."""
         yield
 
     @abstractmethod
@@ -64,7 +64,7 @@ class FileModel(Model):
     @property
     @abstractmethod
     def prepared(self) -> ModelInput:
-        """The text that was read, as far as the file tells."""
+        """The text that was read, as far as the file has it."""
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
@@ -79,7 +79,7 @@ class FileModel(Model):
 
 
 class TracedModel(FileModel):
-    """A trace in a model's place: ``prepared`` is its text, and every observer sees what the model showed."""
+    """A trace in place of a model: ``prepared`` is its text; observers see the model's attention."""
 
     what = "a trace"
 
@@ -96,7 +96,7 @@ class TracedModel(FileModel):
 
     @property
     def title(self) -> str:
-        """The model's name, how it is weighed, and when the pass ran where that is to be said."""
+        """The model's name, its weighing, and when the pass ran if that should be shown."""
         weighed = self.trace.description.weighed
         parts = (super().title, weighed and visible(weighed), self.since)
         return " · ".join(filter(None, parts))
@@ -112,13 +112,13 @@ class TracedModel(FileModel):
 
 
 def look_at(prepared: ModelInput, trace: Trace) -> ModelInput:
-    """An input with its pass, that was kept: nothing runs again for it."""
+    """An input with its kept pass: nothing runs again."""
     kept = prepare_traced(trace)
     return replace(prepared, replay=kept.replay, figures=kept.figures, words=kept.words, arrays=kept.arrays)
 
 
 def prepare_traced(trace: Trace) -> ModelInput:
-    """What was read, with the pass that was kept: no model runs again for it."""
+    """The input with its kept pass: no model runs again."""
     description, sound = trace.description, trace.description.heard
 
     def tokens(number: int) -> tuple[Token, ...]:
@@ -160,17 +160,17 @@ def prepare_traced(trace: Trace) -> ModelInput:
 
 
 def has_short_text(prepared: ModelInput) -> bool:
-    """Whether a text is never measured by the fused pass: whichever way its heads are, the pass is one."""
+    """Whether a text is never measured by the fused pass, whatever its heads are."""
     return len(prepared.tokens) < SHORTEST
 
 
 def is_short(trace: Trace) -> bool:
-    """Whether arrays are as quick as tensors: what is longer wants many threads."""
+    """Whether arrays are as fast as tensors: longer inputs need threads."""
     return all(max(trace.size(call)) < SHORTEST for call in trace.description.calls)
 
 
 def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:
-    """Figures, every text made clean; ``None`` where they are not those of the calls' heads."""
+    """Figures, with every text cleaned; ``None`` if they do not belong to the calls' heads."""
     heads = [
         (call.name, call.call, call.kind, call.layer, head)
         for call in description.calls
@@ -193,10 +193,10 @@ def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> t
 
 
 class WeightsFile(FileModel):
-    """A file of weights in a model's place: observers see its layers as if they had just been computed.
+    """A file of weights in place of a model: observers see its layers as if just computed.
 
-    Raises what ``attnscope.storage.arrays`` raises. Where a file holds no ids of its tokens, those of
-    one text count as the same token.
+    Raises what ``attnscope.storage.arrays`` raises. If a file holds no token ids, tokens with equal texts
+    count as the same.
     """
 
     what = "a file of weights"
@@ -214,12 +214,12 @@ class WeightsFile(FileModel):
 
     @property
     def title(self) -> str:
-        """What the file says that it came from, or its name."""
+        """The source that the file names, or its own name."""
         return self._title
 
     @property
     def prepared(self) -> ModelInput:
-        """The text that the weights belong to, as far as the file tells."""
+        """The text of the weights, as far as the file has it."""
         axes = {layer.site.kind: (layer.queries, layer.keys) for layer in reversed(self.layers)}
         tokens = self.layers[0].keys
         return ModelInput({}, axes, tokens if isinstance(tokens, tuple) else ())
@@ -249,7 +249,7 @@ def _layers(
 ) -> Iterator[Attention]:
     import torch
 
-    axes: dict[tuple[Place, ...], Axis] = {}  # layers share theirs, which measures look for
+    axes: dict[tuple[Place, ...], Axis] = {}  # layers share these; measures check for it
     known: tuple[Kind, ...] = ("encoder", "decoder", "cross")
     for kind in known:
         for layer, weighed in sorted(kinds.get(kind, ()), key=lambda pair: pair[0]):
@@ -276,7 +276,7 @@ def _layers(
 
 
 def _axis(places: tuple[Place, ...]) -> Axis:
-    """The tokens of an axis; bare positions where the labels are nothing but their numbers.
+    """The tokens of an axis; bare positions if the labels are only numbers.
 
     A special token belongs to the segment of the token before it, as a separator does.
     """

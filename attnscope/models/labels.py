@@ -1,4 +1,4 @@
-"""Labels for the positions of what is no text: genes, table cells, joints, time steps, nodes of a graph."""
+"""Labels for positions that are not text: genes, table cells, joints, time steps, nodes of a graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnscope.models.inputs import ModelInput, Picture, text_axes
 from attnscope.storage.files import read_lines
 
 COLUMNS = ("label", "group", "special")
-"""The columns of a table of labels; the first one is needed."""
+"""The columns of a table of labels; only the first is required."""
 
 YES = ("1", "true", "yes", "special")
 
@@ -26,7 +26,7 @@ Axes: TypeAlias = Mapping[Kind, tuple[Axis, Axis]]
 
 
 class Label(NamedTuple):
-    """What a position is called, the group that it belongs to if any, and whether it is special."""
+    """The label of a position, its group if any, and whether it is special."""
 
     text: str
     group: str = ""
@@ -34,7 +34,7 @@ class Label(NamedTuple):
 
 
 def read_labels(path: Path) -> tuple[Label, ...]:
-    """A label a line, or a table whose columns a first line names, between tabs: label, group, special.
+    """One label per line, or a tab-separated table with a header: label, group, special.
 
     Raises ``InputError``.
     """
@@ -61,7 +61,7 @@ def read_labels(path: Path) -> tuple[Label, ...]:
 
 
 def tokens_of(labels: Sequence[Label]) -> tuple[Token, ...]:
-    """Labels as tokens; equal ones are the same token, and a group stands before its labels."""
+    """Labels as tokens; equal ones are the same token; a group precedes its labels."""
     numbers: dict[Label, int] = {}
     return tuple(
         Token(
@@ -75,7 +75,7 @@ def tokens_of(labels: Sequence[Label]) -> tuple[Token, ...]:
 
 
 def relabel(axis: Axis, tokens: tuple[Token, ...]) -> Axis:
-    """An axis of as many positions with their labels; ids that were read stay what they are."""
+    """An axis with its positions labelled; ids that were read stay."""
     if len(axis) != len(tokens):
         return axis
     if isinstance(axis, range):
@@ -84,7 +84,7 @@ def relabel(axis: Axis, tokens: tuple[Token, ...]) -> Axis:
 
 
 def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
-    """What a model reads with its positions labelled. Raises ``InputError`` for another number of them."""
+    """A model's input with its positions labelled. Raises ``InputError`` for another number of them."""
     tokens = tokens_of(labels)
     axes: dict[Kind, tuple[Axis, Axis]] = {
         kind: (relabel(queries, tokens), relabel(keys, tokens))
@@ -101,9 +101,9 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
 
 
 def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Picture, ...]]:
-    """Axes whose labels that name an image are its patches, row by row, and the images with their patches.
+    """Axes on which labels that name an image become its patches; and the images with them.
 
-    The grid is the one whose shape comes nearest to that of the image. Raises ``InputError``.
+    The grid is the one nearest to the image's shape. Raises ``InputError``.
     """
     known = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
     pictures, patches, first = list[Picture](), dict[str, tuple[Token, ...]](), PICTURED
@@ -126,7 +126,7 @@ def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Pic
 
 
 def images_of_pass(images: Mapping[str, Any], number: int, count: int) -> dict[str, Any]:
-    """What each camera saw in one of so many passes: its image, or one of a list. Raises ``InputError``."""
+    """Each camera's image in one of several passes. Raises ``InputError``."""
     found = {}
     for name, image in images.items():
         each = image if isinstance(image, list) else [image] * count
@@ -138,7 +138,7 @@ def images_of_pass(images: Mapping[str, Any], number: int, count: int) -> dict[s
 
 
 def _read_image(name: str, image: Any) -> Array:
-    """An array, a tensor or an image of PIL, channels first or last, as bytes.  -> [row, column, 3]"""
+    """An array, a tensor or a PIL image, channels first or last, as bytes.  -> [row, column, 3]"""
     array: Array = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
     array = array[0] if array.ndim == 4 and len(array) == 1 else array
     if array.ndim == 3 and array.shape[0] == 3 != array.shape[-1]:
@@ -156,7 +156,7 @@ def _read_image(name: str, image: Any) -> Array:
 
 
 def _find_grid(count: int, rows: int, columns: int) -> tuple[int, int]:
-    """So many patches in rows and columns, as near to the shape of an image as can be."""
+    """A number of patches in rows and columns, as near to the shape of an image as possible."""
     able = [each for each in range(1, count + 1) if count % each == 0]
     best = min(able, key=lambda each: abs(np.log(each * each * columns / (count * rows))))
     return best, count // best

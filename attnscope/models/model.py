@@ -1,4 +1,4 @@
-"""What every kind of model is: how it reads, runs and predicts, and what its module says of itself."""
+"""What all kinds of models share: how they read, run and predict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def find_device(module: nn.Module) -> torch.device:
-    """Where the first weights live; those that a device map keeps on disk live nowhere."""
+    """The device of the first weights; with a device map, of the first ones not on disk."""
     import torch
 
     places = (weights.device for weights in module.parameters())
@@ -46,61 +46,61 @@ def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
 
 @lru_cache(maxsize=64)
 def _arguments(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    """Those of a class's own function, asked for every text; a function of one module would keep it alive."""
+    """The arguments of a class's own function, cached; caching a module's function would keep it alive."""
     return inspect.signature(function).parameters
 
 
 def takes(function: Callable[..., object], argument: str) -> bool:
-    """Whether a function takes an argument of that name, among whatever else it takes."""
+    """Whether a function takes an argument of that name, possibly by keyword arguments."""
     parameters = inspect.signature(function).parameters
     return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 SOUNDS = ("input_features", "input_values")
-"""What modules of transformers call a sound."""
+"""Names of the sound input in transformers modules."""
 
 
 def find_sound_input(module: nn.Module) -> str | None:
-    """What a module of transformers, or its encoder, calls the sound that it reads; ``None`` without."""
+    """The name of the sound input of a transformers module, or of its encoder; ``None`` if it has none."""
     mains = (getattr(part, "main_input_name", None) for part in (module, getattr(module, "encoder", None)))
     taken = [name for name in SOUNDS if accepts(module, name)]
     return next((str(name) for name in (*mains, *taken) if name in taken), None)
 
 
 def hears(module: nn.Module) -> bool:
-    """Whether a module of transformers reads sound, and nothing else that could stand alone."""
+    """Whether a transformers module reads sound, and nothing else on its own."""
     return find_sound_input(module) is not None and not accepts(module, "input_ids")
 
 
 Fit: TypeAlias = Callable[[int], tuple[int | None, tuple[str, ...]]]
-"""How many tokens to keep of so many, or ``None`` for all of them, and what to say of it."""
+"""From a token count: how many to keep (``None`` for all), and a note."""
 
 
 class RunsWeighed(Protocol):
-    """Runs a model so that observers see its weights weighed; as a text, how."""
+    """Runs a model so that observers see weighed attention; as text, the name of the weighing."""
 
     def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """One pass, seen by ``observers``."""
 
 
 _kinds_shown: WeakSet[nn.Module] = WeakSet()
-"""Modules of which a text of one token has shown the kinds."""
+"""Modules whose kinds a text of one token has already shown."""
 
 SMALL_PASS = 4e9
-"""Floating-point operations of a pass below which threads cost more than they bring."""
+"""Below this many floating-point operations per pass, threads cost more than they save."""
 
 
 class Model:
-    """A loaded model: its module, how it reads text, and what a reader should know about it.
+    """A loaded model: its module, how it reads text, and notes about it.
 
     ``name`` is what the user called it, ``notes`` are sentences that belong under every picture of it
-    ("untrained: ..."), ``positions`` the most tokens that it can read (``None``: no limit known).
+    ("untrained: ..."), ``positions`` is the most tokens that it can read (``None``: no known limit).
     """
 
-    stateless = False  # known to keep nothing of a pass, so that several threads may run it at once
-    weigh: Weigh = "raw"  # what its attention is weighed by
+    stateless = False  # known to store nothing during a pass, so that several threads may run it at once
+    weigh: Weigh = "raw"  # the weighing of its attention
     weighing: RunsWeighed | None = None
-    trains = False  # what a pass keeps on the module (a table of rotations) must then be fit for gradients
+    trains = False  # what a pass stores on the module (a table of rotations) must then allow gradients
 
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()
@@ -112,9 +112,9 @@ class Model:
 
     @property
     def title(self) -> str:
-        """The name as a title has room for it: of a folder, the last two parts of its path.
+        """The name shortened for a title: the last two parts of a folder's path.
 
-        Whoever made the folder chose its name: nothing in it steers a terminal.
+        Whoever made the folder chose its name, so it is cleaned.
         """
         parts = Path(self.name).parts
         name = visible(self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:]))
@@ -122,12 +122,12 @@ class Model:
 
     @property
     def weighed(self) -> str:
-        """What its attention is weighed by, as a title says it, and what was found; empty if by nothing."""
+        """The weighing in words for a title, and what was found; empty for none."""
         return "" if self.weighing is None else str(self.weighing)
 
     @property
     def device(self) -> torch.device:
-        """Where the first weights live."""
+        """The device of the first weights."""
         return find_device(self.module)
 
     def prepare(
@@ -135,16 +135,16 @@ class Model:
     ) -> ModelInput:
         """The inputs and labelled axes of one text, or of a pair of texts.
 
-        ``max_tokens`` cuts the text at that many tokens. A text longer than the model's positions
-        raises ``InputError``, or is cut if ``truncate`` is set; the notes say so.
+        ``max_tokens`` cuts the text at that many tokens. A text longer than the model's positions raises
+        ``InputError``, or is cut with a note if ``truncate`` is set.
         """
         raise InputError(f"{self.name} has no tokenizer: wrap it with one, or read tensors by name")
 
     def fit(self, texts: Sequence[str], max_tokens: int | None, truncate: bool) -> Fit:
         """How many tokens of a text or a pair to keep, and a note if that cuts it.
 
-        Of a text of more characters than are read, the tokens of its beginning are counted. What it returns
-        raises ``InputError`` for a text that is too long, and is not to be cut.
+        If only the beginning of a very long text is read, its tokens are counted. The returned function
+        raises ``InputError`` for a text that is too long and may not be cut.
         """
         characters = max(map(len, texts))
 
@@ -170,11 +170,11 @@ class Model:
         return fit
 
     def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
-        """``count`` random tokens twice, in the place of a text. Raises ``InputError``."""
+        """``count`` random tokens twice, instead of a text. Raises ``InputError``."""
         raise InputError(f"{self.name} reads no text of random tokens: leave out --repeat-random")
 
     def _require_room(self, count: int, tokens: int) -> None:
-        """Raise ``InputError`` where ``count`` tokens twice, ``tokens`` with special ones, are too many."""
+        """Raise ``InputError`` if ``tokens``, ``count`` twice plus special ones, are too many."""
         if self.positions is not None and tokens > self.positions:
             most = count - -(-(tokens - self.positions) // 2)
             raise InputError(
@@ -185,13 +185,13 @@ class Model:
     def prepare_all(
         self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
     ) -> list[ModelInput | InputError]:
-        """``prepare`` for many texts or pairs, with what it raised in the place of one that it refused."""
+        """``prepare`` for many texts or pairs; a refused one gives its exception."""
         return [self._prepare_or_refuse(text, max_tokens, truncate) for text in texts]
 
     def prepare_chats(
         self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
     ) -> list[ModelInput | InputError]:
-        """``prepare_chat`` for many chats, with what it raised in the place of one that it refused."""
+        """``prepare_chat`` for many chats; a refused one gives its exception."""
         return [self._prepare_or_refuse(text, max_tokens, truncate, chat=True) for text in texts]
 
     def _prepare_or_refuse(
@@ -206,7 +206,7 @@ class Model:
     def prepare_chat(
         self, text: str, chat: Chat | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
-        """A text as one message, or all of them as JSON, in the model's chat format.
+        """A text as one message, or a JSON list of messages, in the model's chat format.
 
         Raises ``InputError`` without such a format.
         """
@@ -215,18 +215,18 @@ class Model:
     def prepare_image(
         self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False
     ) -> ModelInput:
-        """An image, or some with a text; or the frames of a ``video``. Raises ``InputError``."""
+        """An image, images with a text, or the frames of a ``video``. Raises ``InputError``."""
         left = "--video" if video else "--image"
         raise InputError(f"{self.name} reads text, not images: leave out {left}, or choose a vision model")
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
-        """A sound file, alone or with what is said in it, as the model hears it. Raises ``InputError``."""
+        """A sound file, alone or with its transcript, as the model reads it. Raises ``InputError``."""
         raise InputError(f"{self.name} does not take sound: leave out --audio, or choose a speech model")
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
-        """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ...
+        """The user's own tensors, by argument name, or numbered ``0``, ``1``, ...
 
-        Ids of one text are tokens by their numbers, so that repeats are known without a tokenizer.
+        The ids of a single text become tokens by number, so that repeats are known without a tokenizer.
         """
         placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         ids = placed.get("input_ids", next(iter(placed.values())) if len(placed) == 1 else None)
@@ -245,7 +245,7 @@ class Model:
         return ModelInput(placed, axes, tokens)
 
     def prepare_any(self) -> ModelInput:
-        """A text that shows which weights are whose; any will do."""
+        """Any valid input, for finding out which weights belong to what."""
         return self.prepare(ANY, truncate=True)
 
     def generate(
@@ -253,8 +253,8 @@ class Model:
     ) -> ModelInput:
         """The text with up to ``count`` tokens that the model generates, fewer if it ends the text itself.
 
-        At temperature 0 each token is the likeliest one; above, it is drawn with ``seed``. Raises
-        ``ModelError`` for a model that does not write, ``InputError`` without room for ``count`` tokens.
+        At temperature 0 each token is the most likely one; above, it is drawn with ``seed``. Raises
+        ``ModelError`` for a model that cannot generate, ``InputError`` without room for ``count`` tokens.
         """
         raise ModelError(
             f"{self.name} does not generate text: it has no output that is scores of a next token"
@@ -262,13 +262,13 @@ class Model:
 
     @property
     def objective(self) -> Objective:
-        """How the model predicts a token. Raises ``ModelError`` for one without an output head."""
+        """How the model predicts a token. Raises ``ModelError`` without an output head."""
         raise ModelError(f"{self.name} predicts no tokens: it has no output head over a vocabulary")
 
     def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
         """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]
 
-        ``copies`` and ``at`` say where in the batch. Raises ``ModelError`` for one without an output head.
+        ``copies`` and ``at`` say where in the batch. Raises ``ModelError`` without an output head.
         """
         raise ModelError(f"{self.name} predicts no tokens: it has no output head over a vocabulary")
 
@@ -299,18 +299,18 @@ class Model:
         return self._require_attention(record)
 
     def show_kinds(self, prepared: ModelInput) -> None:
-        """Run a text of one token written twice, so that the recording knows which kind each attention is.
+        """Run a text of one token written twice, so that the recording learns the kind of each attention.
 
-        One token cannot show that. Only the first such text of a module is run so, and the run changes no
-        random number of later ones. Where the model fails on two tokens, a warning says so: the kinds are
-        then what the modules say of themselves.
+        One token cannot show that. Only the first such text of a module is run so, and the run leaves
+        random number generators as they were. If the model fails on two tokens, a warning says so, and
+        the kinds are those that the modules declare.
         """
         import torch
 
         from attnscope.capture import recording
 
         def is_one_token(tensor: Tensor) -> bool:
-            """Whether a tensor is the ids or the mask of texts of one token, [batch, 1]."""
+            """Whether a tensor is the ids or the mask of one-token texts, [batch, 1]."""
             return tensor.ndim == 2 and tensor.shape[1] == 1 and not tensor.is_floating_point()
 
         def twice(tensor: Tensor) -> Tensor:
@@ -338,14 +338,14 @@ class Model:
         _kinds_shown.add(self.module)
 
     def look(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
-        """``run`` for observers that read rows of tensors and of arrays alike: a short trace has arrays."""
+        """``run`` for observers that read tensor or array rows alike: a short trace gives arrays."""
         if prepared.arrays is not None:
             return prepared.arrays.shown_to(observers)
         return self.run(prepared, observers)
 
     @contextmanager
     def _quoting(self, prepared: ModelInput) -> Iterator[None]:
-        """Turn what a model raises into a ``ModelError``, and send what it prints to standard error."""
+        """Turn a model's exceptions into ``ModelError``, and send its output to standard error."""
         try:
             with foreign_output():
                 yield
@@ -359,7 +359,7 @@ class Model:
             raise ModelError(f"{self.name} {reason}") from error
 
     def _require_attention(self, record: Record) -> Record:
-        """The record, if there is any attention in it. Raises ``ModelError``."""
+        """The record, if it contains attention. Raises ``ModelError``."""
         from attnscope.capture.placing.without_attention import why_empty
 
         if not record.sites:
@@ -383,7 +383,7 @@ class Model:
             torch.set_num_threads(before)
 
     def _require_positions(self, tokens: int, count: int) -> None:
-        """Raise ``InputError`` if ``count`` tokens behind ``tokens`` are more than there are positions."""
+        """Raise ``InputError`` if ``count`` tokens after ``tokens`` exceed the positions."""
         if self.positions is not None and tokens + count > self.positions:
             raise InputError(
                 f"the text has {tokens:,} tokens and {self.name} reads at most {self.positions:,}: there is "
@@ -393,12 +393,12 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class LayersDone:
-    """An observer that reads nothing. It stands behind the others: what it tells of, they have seen."""
+    """Reports progress by layer. It reads nothing, and runs after the other observers."""
 
     module: nn.Module
 
     def observe(self, attention: Attention) -> None:
-        """Tell where in the outermost list of layers a call was; of a model without such a list, nothing."""
+        """Report the call's place in the outermost list of layers; nothing for a model without one."""
         parts = attention.site.name.split(".")
         place = next((place for place, part in enumerate(parts) if part.isdigit()), None)
         if place is None:
@@ -412,7 +412,7 @@ ANY = "The quick brown fox jumps over the lazy dog."
 
 
 def _tokens_by_number(ids: Tensor | None) -> tuple[Token, ...]:
-    """The tokens of one text that is given as ids, [1, token]; none of any other tensor."""
+    """The tokens of a single text given as ids, [1, token]; empty for any other tensor."""
     if ids is None or ids.ndim != 2 or len(ids) != 1 or ids.is_floating_point() or ids.is_complex():
         return ()
     numbers: list[int] = ids[0].tolist()

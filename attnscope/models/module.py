@@ -1,6 +1,6 @@
 """Any PyTorch module in a Python file or an importable module: ``model.py:Name`` or ``package.module:Name``.
 
-Loading one runs the file: it can do anything that its reader can.
+Loading runs the file, with all of the user's rights.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 
 PROBED = (8, 3, 2)
-"""Tokens of the text with which a module is asked whether it looks ahead: fewer for a short context."""
+"""Length of the text that tests whether a module is causal; shorter for a short context."""
 
 FAILING = (IndexError, RuntimeError, ValueError)
-"""What a module raises on more tokens than it has positions."""
+"""What a module raises for more tokens than it has positions."""
 
 
 NUMBERED = "tokens are shown by their numbers: no tokenizer has read them"
 
 
 class ModuleModel(ReaderModel):
-    """A user's own module, that reads token ids ``[1, token]`` of some tokenizer, or tensors as they are."""
+    """A user's own module, which reads token ids ``[1, token]`` of some tokenizer, or plain tensors."""
 
     def run(
         self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
     ) -> Record:
-        """One forward pass; its notes say if something that looks like attention was not captured."""
+        """One forward pass; a note says if something attention-like was not captured."""
         record = super().run(prepared, observers, fused)
         unseen = find_unseen(original(self.module), {site.site.name for site in record.sites})
         if unseen and prepared.replay is None:
@@ -62,13 +62,13 @@ class ModuleModel(ReaderModel):
         return record
 
     def prepare_any(self) -> ModelInput:
-        """Two ids, that every vocabulary has and every context has room for."""
+        """Two ids that are in every vocabulary and fit every context."""
         return self.label(tuple(Token(f"id {number}", number) for number in range(2)), ())
 
-    numbered = False  # or its tokens are ids that no tokenizer has made
+    numbered = False  # whether its tokens are ids without a tokenizer
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
-        """The user's own tensors; ids of one text are the module's one argument, and tokens by number."""
+        """The user's own tensors; ids of a single text are the module's only argument, labelled."""
         prepared = super().prepare_tensors(tensors)
         if len(tensors) != 1 or not prepared.tokens:
             return prepared
@@ -77,27 +77,27 @@ class ModuleModel(ReaderModel):
         return replace(prepared, inputs={}, arguments=ids, notes=(*prepared.notes, NUMBERED))
 
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
-        """The ids of tokens as the module's one argument."""
+        """The ids of tokens as the module's only argument."""
         argument = torch.tensor([[token.id for token in tokens]], device=self.device)  # [1, token]
         return ModelInput({}, text_axes(tokens), tokens, notes, arguments=(argument,))
 
     def next_scores(self, ids: Tensor) -> Tensor:
-        """The logits of the token behind a text.  [1, token] -> [vocabulary]
+        """The logits of the token after a text.  [1, token] -> [vocabulary]
 
-        The module returns those behind every token or behind the last one, alone, as ``logits`` or before
-        other results.
+        The module returns those after every token or after the last one, alone, as ``logits``, or as its
+        first result.
         """
         scores = self._scores(ids, "does not generate text")
         return scores.reshape(-1, scores.shape[-1])[-1]
 
     @cached_property
     def objective(self) -> Objective:
-        """Each next token where scores do not move with later tokens, else tokens that are masked.
+        """Next tokens if scores do not depend on later tokens, otherwise masked tokens.
 
-        Raises ``ModelError`` for one without scores over the vocabulary behind every token.
+        Raises ``ModelError`` for a module without scores over the vocabulary at every token.
         """
         for count in PROBED:
-            ids = torch.arange(count, device=self.device)[None] % 2  # which every vocabulary has
+            ids = torch.arange(count, device=self.device)[None] % 2  # valid in every vocabulary
             other = ids.clone()
             other[0, -1] = 1 - other[0, -1]
             try:
@@ -120,7 +120,7 @@ class ModuleModel(ReaderModel):
         return self._scores(prepared.arguments[0])[copies, at]
 
     def _scores(self, ids: Tensor, but: str = "predicts no tokens") -> Tensor:
-        """What the module returns over the vocabulary. Raises ``ModelError`` if that is none.
+        """The module's scores over the vocabulary. Raises ``ModelError`` if its result is anything else.
 
         [batch, token] -> [..., vocabulary]
         """
@@ -137,10 +137,10 @@ class ModuleModel(ReaderModel):
 
 
 def load_module(name: str, *, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """The module that ``FILE.py:NAME`` or ``package.module:NAME`` stands for.
+    """The module that ``FILE.py:NAME`` or ``package.module:NAME`` names.
 
-    ``NAME`` is an ``nn.Module``, or a class or function that makes one when called without arguments.
-    Raises ``ModelError``.
+    ``NAME`` is an ``nn.Module``, or a class or function without required arguments that makes one. Raises
+    ``ModelError``.
     """
     where, _, attribute = name.rpartition(":")
     source = _import(where)
@@ -187,7 +187,7 @@ def _import(where: str) -> ModuleType:
 
 
 def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | None) -> Model:
-    """The module as a model; it is told by its tokenizer and its config what it is."""
+    """The module as a model; its tokenizer and its config describe it."""
     config: Any = getattr(module, "config", None)
     name = name or getattr(config, "_name_or_path", None) or type(module).__name__
     if tokenizer is None and processor is None:

@@ -17,11 +17,11 @@ from attnscope.capture import Record, recording
 from attnscope.errors import ModelError, first_line
 
 PADDING_SHARE = 0.5
-"""A number that moves by less than this share of the most, from black to white, is padding."""
+"""A number that changes by less than this share of the maximum, from black to white, is padding."""
 
 
 class Coordinates(NamedTuple):
-    """Where each prepared number lies in one picture, in its pixels; ``nan`` for what is no part of it."""
+    """The position of each prepared number in one picture, in its pixels; ``nan`` for any other."""
 
     x: Array
     y: Array
@@ -30,16 +30,16 @@ class Coordinates(NamedTuple):
 def find_coordinates(
     prepare: Callable[[Sequence[Array]], Tensor], shapes: Sequence[tuple[int, int]]
 ) -> list[Coordinates] | None:
-    """Let a processor prepare pictures that grow brighter to the right, and downwards.
+    """Have a processor prepare pictures that get brighter to the right, and downwards.
 
-    However it scales, cuts and turns a picture, a number between what it makes of black and of white tells
-    how far to the right, or how far down, it comes from; and of several pictures, those whose numbers move
-    when one alone turns white tell what is that one's. ``prepare`` gets each as [row, column, 3] in uint8,
-    ``shapes`` are their rows and columns. ``None`` if pictures of one size are prepared in different sizes.
+    However it scales, cuts and turns a picture, a number between its values for black and for white tells
+    how far right, or down, it comes from; with several pictures, the numbers that change when one alone
+    turns white belong to it. ``prepare`` gets each as [row, column, 3] in uint8, ``shapes`` are their
+    rows and columns. ``None`` if pictures of one size are prepared in different sizes.
     """
 
     def prepared(greys: Sequence[Array]) -> Array:
-        """What becomes of pictures in shades of grey, that are given for their rows, columns, or all."""
+        """The prepared pictures for shades of grey, given by row, by column, or for all."""
         pictures = [
             np.broadcast_to(grey[..., None], (*shape, 3)).astype(np.uint8)
             for grey, shape in zip(greys, shapes, strict=True)
@@ -56,7 +56,7 @@ def find_coordinates(
         white = prepared([lit if other == one else dark for other in range(len(shapes))])
         if not black.shape == right.shape == low.shape == white.shape:
             return None
-        with np.errstate(invalid="ignore", over="ignore"):  # a processor may divide by what it likes
+        with np.errstate(invalid="ignore", over="ignore"):  # a processor may divide by anything
             span = white - black
             inside = np.abs(span) > PADDING_SHARE * np.abs(span).max(initial=0)
             span = np.where(inside, span, np.nan)
@@ -65,24 +65,24 @@ def find_coordinates(
 
 
 COARSER = 1.15
-"""Tokens of which the pixels are so many times larger belong to a coarser picture of the same thing."""
+"""Tokens with pixels this many times larger belong to a coarser version of the same picture."""
 
 SAME_LINE = 0.25
-"""Middles closer to each other than this share of a token's width are of one row or column."""
+"""Centres closer than this share of a token's width are in one row or column."""
 
 LEAST_OWNED = 0.5
-"""Where less than this share of a picture's numbers ends in one token alone, no token has a place in it."""
+"""If less than this share of a picture's numbers ends in exactly one token, no token has a place in it."""
 
 EDGE_SNAP = 0.1
-"""An edge so close to the picture's own, in widths of a token, is the picture's."""
+"""An edge this close to the picture's own, in token widths, is the picture's."""
 
 
 @dataclass(frozen=True)
 class Region:
     """The part of a picture that one token stands for.
 
-    ``box`` is left, top, right and bottom, in pixels of the picture as it was given. ``row`` and ``column``
-    count within the tokens of the same ``level``: 0 is the finest, the others show the whole.
+    ``box`` is left, top, right and bottom, in pixels of the original picture. ``row`` and ``column``
+    count within the tokens of the same ``level``: 0 is the finest, coarser ones show the whole.
     """
 
     level: int
@@ -93,7 +93,7 @@ class Region:
 
 @dataclass(frozen=True)
 class _Cell:
-    """Where the numbers of one token come from: their middle, their extent, and pixels a number."""
+    """Where the numbers of one token come from: their centre, their extent, and pixels per number."""
 
     token: int
     middle: tuple[float, float]
@@ -104,20 +104,20 @@ class _Cell:
 def find_regions(owners: Array, where: Coordinates, rows: int, columns: int) -> dict[int, Region] | None:
     """The region of each token that owns numbers of a picture; tokens of padding have none.
 
-    ``owners`` has the number of a token for each number of the prepared picture, or less than 0. ``None`` if
-    two tokens would have the same place, or if too little of the picture ends in one token alone.
+    ``owners`` has the number of a token for each number of the prepared picture, or less than 0. ``None``
+    if two tokens would have the same place, or if too little of the picture ends in exactly one token.
     """
     inside = np.isfinite(where.x) & np.isfinite(where.y)
     owned = inside & (owners >= 0)
     if inside.any() and owned.sum() / inside.sum() < LEAST_OWNED:
         return None
-    levels: list[list[_Cell]] = []  # tokens of one scale each
+    levels: list[list[_Cell]] = []  # the tokens of each scale
     for cell in sorted(_cells(owners[owned], where.x[owned], where.y[owned]), key=lambda cell: cell.scale):
         if not levels or cell.scale > COARSER * levels[-1][-1].scale:
             levels.append([])
         levels[-1].append(cell)
     parts = [part for level in levels for part in _part(level, (columns, rows))]
-    # by the longer side: small pictures of the whole may be squeezed
+    # by the longer side: thumbnails may be squeezed
     parts.sort(key=lambda cells: np.median([max(cell.size) for cell in cells]))
     regions: dict[int, Region] = {}
     for level, part in enumerate(parts):
@@ -136,20 +136,20 @@ def _cells(owners: Array, x: Array, y: Array) -> list[_Cell]:
         np.bincount(which, (values - middle[which]) ** 2) / counts
         for values, middle in zip((x, y), middles, strict=True)
     ]
-    sizes = np.sqrt(12 * np.array(variances))  # of numbers that are spread evenly
+    sizes = np.sqrt(12 * np.array(variances))  # for evenly spread numbers
     scales = np.sqrt(np.maximum(sizes[0] * sizes[1], 1e-12) / counts)
     columns = (tokens.tolist(), *(each.tolist() for each in (*middles, *sizes, scales)))
     return [_Cell(token, (a, b), (w, h), s) for token, a, b, w, h, s in zip(*columns, strict=True)]
 
 
 def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]:
-    """Tokens of one scale, apart where two pictures of the same thing happen to have it.
+    """Separate tokens of one scale that come from two versions of the same picture.
 
-    Tokens of one picture follow each other: each joins the first in which it covers none.
+    Tokens of one picture are consecutive: each joins the first version in which it overlaps none.
     """
 
     def is_full(cells: Sequence[_Cell]) -> bool:
-        """Whether every place of so many rows and columns is one token's."""
+        """Whether every cell of a grid of this size has exactly one token."""
         places = {(each.row, each.column) for each in _place_cells(cells, 0, picture).values()}
         rows, columns = ({place[side] for place in places} for side in (0, 1))
         return len(cells) == len(places) == len(rows) * len(columns)
@@ -166,7 +166,7 @@ def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]
 
 
 def _overlap(one: _Cell, other: _Cell) -> bool:
-    """Whether two tokens share more than the edges of their pictures, in both directions."""
+    """Whether two tokens overlap by more than their edges, in both directions."""
     return all(
         (size + wide) / 2 - abs(middle - centre) > SAME_LINE * min(size, wide)
         for middle, centre, size, wide in zip(one.middle, other.middle, one.size, other.size, strict=True)
@@ -187,7 +187,7 @@ def _edges(cells: Sequence[_Cell], axis: int, end: int) -> tuple[list[int], list
     middle = np.array([cell.middle[axis] for cell in cells])
     half = np.array([cell.size[axis] for cell in cells]) / 2
     width = 2 * float(np.median(half))
-    order = np.argsort(middle)  # the picture's edge may cut all but a sliver of a token
+    order = np.argsort(middle)  # the picture's edge may cut off most of a token
     begins = np.diff(middle[order], prepend=-np.inf) > SAME_LINE * width
     numbers = np.empty(len(cells), int)
     numbers[order] = np.cumsum(begins) - 1
@@ -202,26 +202,26 @@ def _edges(cells: Sequence[_Cell], axis: int, end: int) -> tuple[list[int], list
 
 
 DIGIT_BASE = 8
-"""Tokens are told apart by the digits of their numbers to this base: few enough for bfloat16."""
+"""The base of the digits that identify tokens: small enough for bfloat16."""
 
 DIGIT_CHECKS = 4
-"""Random digits of each token that are read, too: several tokens may give whole digits, but hardly these."""
+"""Additional random digits per token: a mixture may give whole digits, but hardly these."""
 
 DIGIT_TOLERANCE = 0.2
-"""How far a digit that was read may be from a whole number."""
+"""How far a digit may be from a whole number."""
 
 GRADIENT_NOISE = 40
-"""Gradients of so many roundings of a usual one tell nothing: their digits would be read wrong."""
+"""Gradients below this many roundings of a typical one are ignored: their digits would be wrong."""
 
 NONE, SEVERAL = -1, -2
 
 
 class Owners(NamedTuple):
-    """The token that each number of a prepared picture ends in, and on which axis it stands.
+    """The token that each number of a prepared picture ends in, and the axis of that token.
 
-    ``tokens`` has the shape of the prepared picture; a number that ends in no token has ``NONE``, one that
-    ends in more than one has ``SEVERAL``. ``kind`` is ``"cross"`` where the language model looks across to
-    the picture, of which ``length`` tokens there are.
+    ``tokens`` has the shape of the prepared picture; a number that ends in no token has ``NONE``, one
+    that ends in more than one has ``SEVERAL``. ``kind`` is ``"cross"`` if the language model
+    cross-attends to the picture, which has ``length`` tokens.
     """
 
     tokens: Tensor
@@ -230,11 +230,11 @@ class Owners(NamedTuple):
 
 
 class _Reached(Exception):
-    """The language model is about to run: all that was to be seen has been."""
+    """Raised when the language model is about to run: everything needed has been seen."""
 
 
 class Entered(NamedTuple):
-    """What enters a language model, as far as it is a function of ``given``, and on which axis it stands."""
+    """What enters a language model as a function of ``given``, and on which axis."""
 
     states: Tensor  # [token, feature]
     given: Tensor
@@ -242,12 +242,12 @@ class Entered(NamedTuple):
 
 
 def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> Owners | None:
-    """Let a model read ``inputs`` up to its language model, and follow the gradients to ``inputs[picture]``.
+    """Run a model on ``inputs`` up to its language model, and follow gradients to ``inputs[picture]``.
 
-    What attention returns is held: then a token depends on its own pixels alone. A token is read off as the
-    digits of its number: each digit weighs the gradient of its token, and what a pixel receives, divided by
-    what it receives without any weight, is the digit. ``None`` if nothing that enters the language model
-    depends on the picture.
+    Attention outputs are held constant: then a token depends on its own pixels alone. A token's number is
+    read off digit by digit: each digit scales its token's gradient, and a pixel's gradient, divided by
+    its unscaled gradient, is the digit. ``None`` if nothing that enters the language model depends on the
+    picture.
     """
     entered = enter(module, inputs, picture)
     if entered is None:
@@ -256,7 +256,7 @@ def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> O
 
 
 def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | None:
-    """Run a model up to its language model, with what attention returns held.
+    """Run a model up to its language model, with attention outputs held constant.
 
     ``None`` if nothing that enters it depends on ``inputs[name]``.
     """
@@ -274,7 +274,7 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
             module(**{**inputs, name: given})
         except _Reached:
             pass
-        except Exception as error:  # folders may hold a model and a processor that do not fit
+        except Exception as error:  # a folder's model and processor may not fit together
             why = first_line(error)
             raise ModelError(f"the model does not read what its processor made: {why}") from error
     if entry.states is None:
@@ -283,7 +283,7 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
 
 
 def find_moved(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[str]) -> set[int]:
-    """The tokens that move with the numbers of ``inputs[pictures]``, through attention, too."""
+    """The tokens that change with the numbers of ``inputs[pictures]``, including through attention."""
     other = {**inputs, **{name: 1 - inputs[name] for name in pictures}}
     before, after = (enter(module, given, pictures[0]) for given in (inputs, other))
     if before is None or after is None:
@@ -292,7 +292,7 @@ def find_moved(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[
 
 
 class _Entry:
-    """Waits for the module that is given the embedded text, with the picture in it or beside it."""
+    """Waits for the module that receives the embedded text, with the picture in it or beside it."""
 
     def __init__(self, given: Tensor, ids: Tensor | None) -> None:
         self._given, self._ids = given, ids
@@ -301,32 +301,32 @@ class _Entry:
         self._embedded: Tensor | None = None
 
     def embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Remember the embedded text, so that it is known again in what is made of it."""
+        """Remember the embedded text, to recognise it later."""
         self._embedded = output.detach().requires_grad_(True)
-        return self._embedded.clone()  # which the model may write into
+        return self._embedded.clone()  # the model may write into it
 
     def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Take what depends on the picture, where a module reads the text."""
+        """Take what depends on the picture when a module reads the text."""
         text, beside, ids = (
             kwargs.get("inputs_embeds"),
             [*args[1:], *kwargs.values()],
             kwargs.get("input_ids"),
         )
-        # what stands between may read some ids of its own
+        # modules in between may read some ids of their own
         of_text = isinstance(ids, Tensor) and self._ids is not None and torch.equal(ids, self._ids)
         layer = text is None and not of_text
-        if layer:  # that looks across is given both
+        if layer:  # a cross-attending layer gets both
             text = args[0] if args else None
             beside = [value for value in beside if _is_seen(value) and not _holds(value, self._embedded)]
         beside = [
             value
             for value in beside
-            # what a processor made of the picture has not been read yet
+            # the processor's output has not been read yet
             if value is not text and _holds(value, self._given) and not torch.equal(value, self._given)
         ]
         if not (_holds(text, self._embedded) if text is not None else not layer):
             return
-        if _holds(text, self._given):  # the picture stands in the text already
+        if _holds(text, self._given):  # the picture is already in the text
             self.states = text
         elif beside:
             self.states, self.kind = beside[0], "cross"
@@ -336,7 +336,7 @@ class _Entry:
 
 
 def _holds(states: Any, given: Tensor | None) -> bool:
-    """Whether what may be states is made of what was given."""
+    """Whether something that may be states depends on the given input."""
     if given is None or not _is_seen(states):
         return False
     (found,) = torch.autograd.grad(states.sum(), given, retain_graph=True, allow_unused=True)
@@ -344,12 +344,12 @@ def _holds(states: Any, given: Tensor | None) -> bool:
 
 
 def _is_seen(value: Any) -> bool:
-    """Whether a value may be states, token by token."""
+    """Whether a value may be states, one per token."""
     return isinstance(value, Tensor) and value.requires_grad and value.ndim >= 3
 
 
 def _hold(path: str, record: Record) -> Callable[..., Any]:
-    """A hook that cuts the gradient behind a module in which attention was seen."""
+    """A hook that stops the gradient after a module that contains attention."""
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
         return _detached(output) if path in record.calls else None
@@ -392,16 +392,16 @@ def _read_off(states: Tensor, pixels: Tensor) -> Tensor:
 
 
 MIDDLES = 12
-"""Gradients that are taken, at least: of few tokens, several in other directions."""
+"""At least this many gradients are taken: with few tokens, several in different directions."""
 
 
 def find_middles(
     module: nn.Module, inputs: Mapping[str, Any], name: str, tokens: Sequence[int], axis: int
 ) -> Array | None:
-    """The middle of the steps, along ``axis`` of ``inputs[name]``, that move each of ``tokens`` by itself.
+    """The centre of the steps, along ``axis`` of ``inputs[name]``, that change each of ``tokens``.
 
-    What attention returns is held. ``None`` if what is given enters the language model elsewhere than in its
-    text, or not at all.  -> [token]
+    Attention outputs are held constant. ``None`` if the input enters the language model outside its text,
+    or not at all.  -> [token]
     """
     entered = enter(module, inputs, name)
     if entered is None or entered.kind == "cross" or len(entered.states) != inputs["input_ids"].shape[1]:
@@ -417,5 +417,5 @@ def find_middles(
             moved = entered.states[token] @ direction
             (found,) = torch.autograd.grad(moved, entered.given, retain_graph=True)
             energy += found.double().square().movedim(axis, 0).flatten(1).sum(1).cpu()
-        middles.append(float((energy * at).sum() / energy.sum()))  # nan for one that does not hear
+        middles.append(float((energy * at).sum() / energy.sum()))  # nan for a token without sound
     return np.array(middles)

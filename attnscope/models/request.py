@@ -1,4 +1,4 @@
-"""What a model is asked to read: a text, a chat, pictures, a sound or tensors, and how much it generates."""
+"""What a model reads: a text, a chat, pictures, a sound or tensors, and how much it generates."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CHAT_EXAMPLE = '[{"role": "user", "content": "Who slept?"}]'
 
 
 SERVED = ("response", "answer", "completion", "output")
-"""What logs call the answer that was served; ``choices`` of the usual interface are known, too."""
+"""Log fields for the served answer; ``choices`` of the usual API are known, too."""
 
 
 def read_chat(text: str, system: str | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The messages of a chat, each with its role and its content, and its tools and documents by name.
 
     A text that is a JSON list of messages is a whole chat; so is a line of a log, an object with its
-    ``messages`` and the answer that was served. Any other is one message of a user, with ``system`` before
-    it if that is given. Raises ``InputError`` for a list of something else.
+    ``messages`` and the served answer. Any other text is one user message, after ``system`` if given.
+    Raises ``InputError`` for a list of something else.
     """
     messages: Any = None
     more: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def read_chat(text: str, system: str | None = None) -> tuple[list[dict[str, Any]
 
 
 def _served(line: Mapping[str, Any]) -> list[Any]:
-    """The answer that a line of a log holds beside its messages, as one more of them."""
+    """The answer that a log line holds beside its messages, as one more message."""
     for found in (line, *(line.get(name) for name in SERVED)):
         if isinstance(found, str):
             return [{"role": "assistant", "content": found}]
@@ -70,7 +70,7 @@ def _served(line: Mapping[str, Any]) -> list[Any]:
 
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content is one text: parts of text are joined, and calls of tools have none."""
+    """A message whose content is one text: text parts are joined, tool calls have none."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
@@ -78,15 +78,15 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Waiting: TypeAlias = Callable[[str], AbstractContextManager[Any]]
-"""What shows a sign of life, with what is waited for."""
+"""Shows progress, with what is being waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputRequest:
-    """A text, or what stands in its place or beside it, and how much the model writes on.
+    """A text, or another input, and how much to generate.
 
-    ``tensors`` are by the names of arguments, or a file of them, ``labels`` a file that names positions;
-    ``begin`` and ``end`` are seconds of the sound; ``repeat_random`` tokens are read twice, not a text.
+    ``tensors`` are by argument name, or a file of them, ``labels`` a file that names positions; ``begin``
+    and ``end`` are seconds of the sound; ``repeat_random`` tokens are read twice instead of a text.
     """
 
     text: str | None = None
@@ -108,7 +108,7 @@ class InputRequest:
     truncate: bool = False
 
     def prepare(self, model: Model, waiting: Waiting = nullcontext) -> ModelInput:
-        """The input as a model reads it, with what it writes on. Raises ``AttnscopeError``."""
+        """The model's input, including generated tokens. Raises ``AttnscopeError``."""
         prepared = self.read(model)
         if self.generate is not None:
             with waiting(f"{model.title} writes up to {self.generate:,} tokens"):
@@ -117,7 +117,7 @@ class InputRequest:
                 )
         if self.chat and self.text is not None:
             said, _ = read_chat(self.text, self.system)
-            answered = prepared.written is not None and self.generate is None  # the last one is that answer
+            answered = prepared.written is not None and self.generate is None  # the last message is it
             kept = said[: len(said) - answered]
             prepared = replace(prepared, messages=tuple(Message(x["role"], x["content"]) for x in kept))
         if self.pictures or self.audio is not None or self.tensors is not None or self.chat:
@@ -125,7 +125,7 @@ class InputRequest:
         return replace(prepared, text=self.text if self.second is None else f"{self.text}\n{self.second}")
 
     def read(self, model: Model) -> ModelInput:
-        """The same with nothing that the model writes itself. Raises ``InputError``."""
+        """The input without any generation. Raises ``InputError``."""
         size = len(self.text or "")
         if (self.pictures or self.audio or self.chat) and size > MOST_CHARACTERS:
             raise InputError(f"the text has {size:,} characters: shorten it to {MOST_CHARACTERS:,}")

@@ -1,4 +1,4 @@
-"""Attention weighed by what it moves: a model that runs so is looked at as any other."""
+"""Attention weighed by its effect: a model whose passes observers see weighed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
-    """The same model, each weight of which is the share of its row that it moves; a note says so.
+    """The same model with each weight replaced by its share of the row's effect; a note says so.
 
-    ``target`` is the prediction that a gradient is of. Raises ``ModelError`` for a file in a model's place.
+    ``target`` is the prediction whose gradient is taken. Raises ``ModelError`` for a file in place of a
+    model.
     """
     if isinstance(model, FileModel):
         raise ModelError(
@@ -46,14 +47,14 @@ def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
 class ModelWeighing:
     """Runs ``model`` so that observers see its weights weighed.
 
-    A pass runs twice: once to find the output projections, and once to be looked at.
+    Each pass runs twice: once to find the output projections, once for the observers.
     """
 
     model: Model
     weigh: Weigh
     target: str | None
-    without: dict[Site, bool] = field(default_factory=dict)  # whether no output projection was found
-    forms: dict[str, None] = field(default_factory=dict)  # where norms were found, of all calls
+    without: dict[Site, bool] = field(default_factory=dict)  # where no output projection was found
+    forms: dict[str, None] = field(default_factory=dict)  # where norms were found, over all calls
 
     def __str__(self) -> str:
         found = [f"weighed by {self.weigh}", *self.forms]
@@ -63,9 +64,9 @@ class ModelWeighing:
         return ", ".join(found)
 
     def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
-        """One pass that is looked at, and one before it; nothing is fused, whose figures are of the weights.
+        """One pass to prepare, and one for the observers. The fused pass measures plain weights only: off.
 
-        What was kept of a pass runs again. Raises ``ModelError`` where the values of a call cannot be seen.
+        A kept pass runs again. Raises ``ModelError`` if a call's values cannot be seen.
         """
         prepared = replace(prepared, replay=None, figures=None, words=(), arrays=None)
         projections: Projections = Residuals() if self.weigh == "norm-residual" else Projections()
@@ -87,7 +88,7 @@ class ModelWeighing:
 
 
 class _WeighedAttention(Attention):
-    """A call whose rows are weighed: of heads that nobody asks for nothing is computed."""
+    """A call whose rows are weighed; unrequested heads are not computed."""
 
     read: WeighedRows
 
@@ -97,7 +98,7 @@ class _WeighedAttention(Attention):
 
 @dataclass(frozen=True, eq=False)
 class _Weighed:
-    """An observer that shows each call to others, weighed."""
+    """An observer that passes each call on to others, weighed."""
 
     weighing: ModelWeighing
     projections: Projections
@@ -105,7 +106,7 @@ class _Weighed:
     observers: Sequence[Observer]
 
     def observe(self, attention: Attention) -> None:
-        """Show one call. Raises ``ModelError`` if its values are not known."""
+        """Pass one call on. Raises ``ModelError`` if its values are not known."""
         known = vars(attention) | {"read": self._weigh(attention), "statistics": None}
         weighed = _WeighedAttention(**known)
         for observer in self.observers:
@@ -127,13 +128,13 @@ class _Weighed:
             why = "no output projection was found through which it could be taken; --weigh norm needs none"
             raise self._refusal(attention, f" by gradient: {why}")
         slope = self.slopes.get(attention.site)
-        if slope is None:  # the prediction does not hang on it
+        if slope is None:  # the prediction does not depend on it
             shape = (len(values.values), attention.heads, len(attention.queries), values.values.shape[-1])
             slope = values.values.new_zeros(shape)  # [batch, head, query, size]
         return WeighedRows(attention.read, by_gradient(values, slope), may_be_none=True)
 
     def _with_residual(self, attention: Attention, values: Tensor, found: Projection | None) -> WeighedRows:
-        """Raises ``ModelError`` where the block around the attention cannot be followed."""
+        """Raises ``ModelError`` if the block around the attention cannot be followed."""
         site, why = attention.site, ""
         residual = self.projections.of(site) if isinstance(self.projections, Residuals) else None
         if found is None:
@@ -150,7 +151,7 @@ class _Weighed:
         weight = normed_weight(found.weight, residual)
         part = residual_part(residual, attention.heads)
         known = Values.of(values, attention.heads, weight)
-        if attention.site.kind == "cross":  # the residual is of no token that is looked at
+        if attention.site.kind == "cross":  # the residual belongs to no token that is attended to
             amounts, beside = by_norm(known), part.norm(dim=-1)[:, None, :, None]
         else:
             amounts, beside = by_block_norm(known, weight, part), None
@@ -166,9 +167,9 @@ class _Weighed:
 def gradients_of(
     model: Model, prepared: ModelInput, target: str | None, projections: Projections | None = None
 ) -> tuple[dict[Site, Tensor], str]:
-    """The slope of a prediction by what each head gives, by site, and which prediction that is, in words.
+    """The gradient of a prediction with respect to each head's output, by site; and the prediction in words.
 
-    One pass forward and one backward, in which ``projections`` finds what it looks for.  -> [batch, head,
+    One pass forward and one backward, in which ``projections`` records what it needs.  -> [batch, head,
     query, size]
     """
     projections = projections or Projections()

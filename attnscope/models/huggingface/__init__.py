@@ -1,1 +1,1 @@
-"""Models of the transformers library: found, loaded, and given what they read."""
+"""Models of the transformers library: finding, loading, and preparing their inputs."""

@@ -1,4 +1,4 @@
-"""Images as a model reads them: the file, the pixels that reach the model, and its patches as tokens."""
+"""Images as a model reads them: the file, the pixels that enter the model, and its patches as tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""What is opened; of the others that Pillow knows, some run programs of their own."""
+"""Formats that are opened; some other readers of Pillow run external programs."""
 
 BEFORE = {
     "cls_token": "CLS",
@@ -34,10 +34,10 @@ BEFORE = {
     "distillation_token": "DIST",
     "register_tokens": "REG",
 }
-"""Parameters that stand as tokens before the patches, and what they are called; the order is theirs."""
+"""Names of parameters that stand as tokens before the patches, and of those tokens; in their order."""
 
 AFTER = {"detection_tokens": "DET"}
-"""Those that stand behind them."""
+"""Those that stand after the patches."""
 
 
 def open_image(path: Path) -> Image:
@@ -47,7 +47,7 @@ def open_image(path: Path) -> Image:
 
 
 def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
-    """The frames of a GIF, APNG, WebP or TIFF, or the images of a folder by name; notes on those left out.
+    """The frames of a GIF, APNG, WebP or TIFF, or the images of a folder by name; with notes on omitted ones.
 
     Raises ``InputError``, also for frames of different sizes.
     """
@@ -73,13 +73,13 @@ def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
 
 
 def _spread(count: int) -> list[int]:
-    """At most ``MOST_VIDEO_FRAMES`` of so many frames, evenly spread."""
+    """At most ``MOST_VIDEO_FRAMES`` of a number of frames, evenly spread."""
     kept = min(count, MOST_VIDEO_FRAMES)
     return [(2 * number + 1) * count // (2 * kept) for number in range(kept)]
 
 
 def _upright(image: Image) -> Image:
-    """An image in colour, turned as its camera says; of 16 bits, the upper 8 are taken."""
+    """An image in colour, turned as its metadata says; 16-bit images keep their upper 8 bits."""
     from PIL import Image, ImageOps
 
     turned = ImageOps.exif_transpose(image)
@@ -90,7 +90,7 @@ def _upright(image: Image) -> Image:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image]:
-    """An image file; what goes wrong while it is read is one ``InputError``."""
+    """An image file; any failure to read it is an ``InputError``."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -107,12 +107,12 @@ def _opened(path: Path) -> Iterator[Image]:
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         limit = Image.MAX_IMAGE_PIXELS or 0
         raise InputError(f"{path} has more than {limit:,} pixels, and is not opened: scale it down") from None
-    except Exception as error:  # a damaged file raises whatever its decoder stumbles over
+    except Exception as error:  # a damaged file may raise anything from its decoder
         raise InputError(f"{path} cannot be read as an image: {first_line(error)}") from error
 
 
 def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__call__") -> ModelInput:
-    """An image file as a module reads it, or as its method ``entry`` does. Raises ``InputError``."""
+    """An image file prepared for a module, or for its method ``entry``. Raises ``InputError``."""
     image = open_image(path)
     with refusable(f"what the image processor makes of {path}", f"the image processor refuses {path}"):
         fields = dict(processor(images=image, return_tensors="pt"))
@@ -120,7 +120,7 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
     if isinstance(values, Tensor) and values.ndim == 4 and values.shape[1] == 3:
         pixels, grid = _pixels(values[0], processor), _patch_grid(module, *values.shape[-2:])
     axes: dict[Kind, tuple[Axis, Axis]] = {}
-    if grid is not None:  # among the patches, no two of which are equal, and of a head that pools them
+    if grid is not None:  # none of which are equal, and for a head that pools them
         places = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
         patches = (Token(place, number) for number, place in enumerate(places, PICTURED))
         tokens = *_special_tokens(module, BEFORE), *patches, *_special_tokens(module, AFTER, PICTURED // 2)
@@ -130,9 +130,9 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
 
 
 def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any) -> dict[str, Any]:
-    """What a processor of a model makes of ``what``, a picture or a sound, with its text, in bounded memory.
+    """What a model's processor makes of ``what`` (a picture or a sound) and its text, in bounded memory.
 
-    Raises ``InputError`` for what it refuses, ``ModelError`` for what takes too much.
+    Raises ``InputError`` for what it refuses, ``ModelError`` if it takes too much time or memory.
     """
     work = f"what the processor of {name} makes of the {what}"
     with refusable(work, f"the processor of {name} refuses this"):
@@ -140,7 +140,7 @@ def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any)
 
 
 def place_fields(fields: Mapping[str, Any], module: nn.Module, entry: str = "__call__") -> dict[str, Tensor]:
-    """The tensors of a processor that a module takes, where its weights are and in their type."""
+    """A processor's tensors that the module takes, on its device and in its dtype."""
     dtypes = (weights.dtype for weights in module.parameters() if weights.is_floating_point())
     device, dtype = find_device(module), next(dtypes, torch.float32)
     return {
@@ -151,7 +151,7 @@ def place_fields(fields: Mapping[str, Any], module: nn.Module, entry: str = "__c
 
 
 def _pixels(values: Tensor, processor: Any) -> Array:
-    """What a processor made of an image, as an image again.  [3, row, column] -> [row, column, 3]"""
+    """A prepared image converted back to an image.  [3, row, column] -> [row, column, 3]"""
     pixels: Array = values.float().cpu().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):
         pixels = pixels * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
@@ -163,9 +163,9 @@ def _pixels(values: Tensor, processor: Any) -> Array:
 
 
 def _patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | None:
-    """How many patches a module cuts ``rows`` × ``columns`` pixels into, by its first convolution.
+    """The grid of patches into which a module cuts ``rows`` × ``columns`` pixels, by its first convolution.
 
-    ``None`` if it has none that reads the three colours.
+    ``None`` if it has no convolution over the three colours.
     """
     for child in module.modules():
         if isinstance(child, nn.Conv2d) and child.in_channels == 3 and child.kernel_size[0] > 1:
@@ -179,7 +179,7 @@ def _patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] |
 
 
 def _special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0) -> Iterator[Token]:
-    """The tokens that a module puts beside the patches, by the names of its parameters."""
+    """The tokens that a module adds to the patches, by the names of its parameters."""
     parameters = {name.rpartition(".")[2]: weights for name, weights in module.named_parameters()}
     names: list[str] = []
     for parameter, name in called.items():

@@ -1,4 +1,4 @@
-"""Loads a Hugging Face model: which class, with which head, tokenizer and processor; models with classes."""
+"""Loads a Hugging Face model: class, head, tokenizer and processor; and classifiers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AUTOMATIC = (
 
 
 def pick_classifier(config: Any) -> Any:
-    """The automatic class of a model that was saved with a head for classes; ``None`` for any other."""
+    """The auto class of a model saved with a classification head; ``None`` for any other."""
     import transformers
 
     saved = set(config.architectures or ())
@@ -48,11 +48,11 @@ def pick_classifier(config: Any) -> Any:
 
 
 class Classifier(HuggingFaceModel):
-    """``writer`` is the model with the head that tells classes apart."""
+    """``writer`` is the model with its classification head."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The classes as the folder names them."""
+        """The class names from the folder."""
         named = getattr(self.module.config, "id2label", None) or {}
         count = int(getattr(self.module.config, "num_labels", len(named)))
         return tuple(str(named.get(number, number)) for number in range(count))
@@ -64,7 +64,7 @@ class Classifier(HuggingFaceModel):
 
     @property
     def objective(self) -> Objective:
-        """Raises ``ModelError``: it predicts no tokens."""
+        """Raises ``ModelError``: it does not predict tokens."""
         raise ModelError(f"{self.name} predicts no tokens: it has a head for {len(self.labels):,} classes")
 
 
@@ -80,12 +80,11 @@ def load_huggingface(
     predicting: bool = False,
     device_map: str | Mapping[str, str] | None = None,
 ) -> HuggingFaceModel:
-    """Load a hub id or a local folder. ``dtype`` ``None`` takes the type that the weights are stored in.
+    """Load a hub id or a local folder. ``dtype`` ``None`` keeps the type of the stored weights.
 
-    ``generative`` loads the language-model head with which it generates, ``predicting`` the one that it was
-    trained with. ``device_map`` spreads the layers over devices and the disk (needs accelerate); then
-    ``device`` says nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from
-    being loaded.
+    ``generative`` loads the language-model head, ``predicting`` the head that it was trained with.
+    ``device_map`` spreads the layers over devices and the disk (needs accelerate) and overrides
+    ``device``. Raises ``ModelError``, one sentence, for anything that prevents loading.
     """
     from transformers import AutoModel
 
@@ -97,7 +96,7 @@ def load_huggingface(
     config = source.load_config()
     try:
         tokenizer = source.load_tokenizer(config)
-    except ModelError as error:  # raised again as soon as one is needed
+    except ModelError as error:  # raised again when a tokenizer is needed
         tokenizer = NoTokenizer(error)
     classes = pick_classifier(config) if predicting and not generative else None
     options = {
@@ -114,7 +113,7 @@ def load_huggingface(
         loaded.to(device)
     module = loaded if kind is AutoModel else loaded.base_model
     if accepts(loaded, "decoder_input_ids") and not accepts(module, "decoder_input_ids"):
-        module = loaded  # the layers that read tokens stand around the base
+        module = loaded  # the embedding layers stand around the base model
     headless = is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
     if kind is not AutoModel and (generative or predicting) and not is_ctc(config):
         _require_head(name, loaded, missing, of_tokens=classes is None)
@@ -124,7 +123,7 @@ def load_huggingface(
     if preferred is not None and (generative or hears(module)):
         _forget_preferences(loaded)
     if isinstance(tokenizer, NoTokenizer) and not accepts(module, "input_ids"):
-        tokenizer = None  # models of images have none
+        tokenizer = None  # image models have none
     rows: tuple[tuple[bool, type[HuggingFaceModel]], ...] = (
         (stands_for_sounds(config), SoundTextModel),
         (hears(module), SpeechModel),
@@ -145,7 +144,7 @@ def load_huggingface(
 
 
 def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
-    """The model, the automatic class that loaded it in the end, and the weights that no file has."""
+    """The model, the auto class that loaded it in the end, and the weights missing from the files."""
     from transformers import AutoModel, AutoModelForImageTextToText
 
     name, config = source.name, options["config"]
@@ -159,17 +158,17 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
         loaded, missing, renamed = load(kind)
         other = AutoModelForImageTextToText._model_mapping.get(type(config), None)
         saved = other is not None and other.__name__ in (config.architectures or ())
-        if kind is AutoModel and renamed and saved:  # names of weights that this release knows with a head
+        if kind is AutoModel and renamed and saved:  # weights that this release knows under names with a head
             kind = AutoModelForImageTextToText
             loaded, missing, _ = load(kind)
     return kind, loaded, missing
 
 
 def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
-    """The automatic class that loads what is wanted.
+    """The auto class for the wanted head.
 
-    Some types exist as masked and as causal models; what the folder says it was saved from decides, and a
-    folder that does not tell holds a masked one.
+    Some types exist as masked and as causal models; the folder's saved architecture decides, and the
+    default is masked.
     """
     import transformers as library
 
@@ -184,7 +183,7 @@ def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in saved)
     masked = predicting and has(library.AutoModelForMaskedLM) and not causal
     rows = (
-        (config.is_encoder_decoder and speaks, speech),  # its head says which language it hears
+        (config.is_encoder_decoder and speaks, speech),  # its head tells the language of the sound
         (is_ctc(config), library.AutoModelForCTC),  # its letters name the frames
         (bare and not has(library.AutoModel) and has(seeing), seeing),  # some have no class without a head
         (bare, library.AutoModel),
@@ -198,7 +197,7 @@ def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
 
 
 def _require_head(name: str, writer: Any, missing: Sequence[str], *, of_tokens: bool) -> None:
-    """Raise ``ModelError`` if weights of the head over words, or classes, are among the missing ones."""
+    """Raise ``ModelError`` if weights of the language-model or classification head are missing."""
     base, head = writer.base_model, writer.get_output_embeddings()
     inside = {id(weights) for weights in base.parameters()} if base is not writer else set()
     outside = {id(weights) for weights in (head.parameters() if head is not None else ())}
@@ -209,21 +208,21 @@ def _require_head(name: str, writer: Any, missing: Sequence[str], *, of_tokens: 
 
 
 def _forget_preferences(writer: Any) -> None:
-    """Take away what the folder prefers in texts: penalties, forced words, samplers."""
+    """Remove the folder's generation preferences: penalties, forced words, samplers."""
     from transformers import GenerationConfig
 
     stored = writer.generation_config
     names = ["bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"]
-    if hears(writer):  # what is no speech was no part of what it learned to write
+    if hears(writer):  # it learned not to write what is not speech
         names += ["suppress_tokens", "begin_suppress_tokens"]
     kept = {name: getattr(stored, name, None) for name in names}
-    if kept["decoder_start_token_id"] is None:  # of two models that were joined by hand
+    if kept["decoder_start_token_id"] is None:  # two models joined by hand
         kept["decoder_start_token_id"] = getattr(writer.config, "decoder_start_token_id", None)
     writer.generation_config = GenerationConfig(**kept)
 
 
 def most_positions(module: nn.Module) -> int | None:
-    """The most tokens that the model has positions for, from its table of positions or its config."""
+    """The most tokens that the model has positions for, by its position table or its config."""
     for name, table in module.named_modules():
         if isinstance(table, nn.Embedding) and name.rpartition(".")[2] in {"position_embeddings", "wpe"}:
             reserved = 0 if table.padding_idx is None else table.padding_idx + 1

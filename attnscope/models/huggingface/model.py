@@ -1,4 +1,4 @@
-"""A transformers model: what it reads, what it generates with its cache of keys, and what it predicts."""
+"""A transformers model: its inputs, generation with its key-value cache, and its predictions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def generate_cached(
     sampling: Sampling,
     ends: Collection[int],
 ) -> tuple[list[int], Steps | None, Record]:
-    """Let ``writer``, a model with its language-model head, generate up to ``count`` tokens.
+    """Generate up to ``count`` tokens with ``writer``, a model with its language-model head.
 
-    ``inputs[side]`` are the tokens to go on from, ``module`` is what is watched. One token more than
-    ``count`` is generated and dropped, so that the last one that counts is read too and has its row. No
-    ``Steps`` come from a model that reads the whole text again at every step.
+    ``inputs[side]`` are the tokens to continue, ``module`` is what is recorded. ``count`` + 1 tokens are
+    generated and the last is dropped, so that the one before it is read too and has its row. A model that
+    reads the whole text again at every step gives no ``Steps``.
     """
     from transformers import GenerationConfig, GenerationMixin
 
@@ -56,7 +56,7 @@ def generate_cached(
         recording(module, [steps], warn=False) as record,
     ):
         torch.manual_seed(sampling.seed)
-        # what hears has a loop of its own, over pieces of the sound, that brings no steps
+        # speech models have their own loop over pieces of the sound, without steps
         generate = partial(GenerationMixin.generate, writer) if hears(writer) else writer.generate
         whole = generate(**inputs, generation_config=config, streamer=_Written(count))  # [1, token]
     new = whole[0, inputs[side].shape[1] :].tolist()
@@ -70,32 +70,32 @@ def generate_cached(
 
 @dataclass
 class _Written:
-    """What transformers hands each token to, and the prompt before them: it tells how many there are."""
+    """Receives each token from transformers, the prompt first, and reports how many there are."""
 
     count: int
     so_far: int = -1
 
     def put(self, ids: Tensor) -> None:
-        """Take the prompt, or the next token."""
+        """Receive the prompt, or the next token."""
         self.so_far += 1
         if 0 < self.so_far <= self.count:
             tell("token", self.so_far, self.count)
 
     def end(self) -> None:
-        """Take the end of the text."""
+        """Receive the end of the text."""
 
 
 def is_row(tensor: Tensor, tokens: int) -> bool:
-    """Whether a tensor has a number for each token of one text, [1, token]; pixels have not."""
+    """Whether a tensor has one number per token of a single text, [1, token]; pixels do not."""
     return tensor.ndim == 2 and tensor.shape[1] == tokens
 
 
 class HuggingFaceModel(Model):
     """A transformers model with its tokenizer, if it reads text, and its image processor, if it reads images.
 
-    ``load_processor`` brings what prepares an image, a sound, or one of them in a text, when it is first
-    asked for; ``writer`` is the model with its language-model head, and ``preferred`` the generation config
-    of its folder.
+    ``load_processor`` loads the processor for images, sounds, or texts with either, on first use;
+    ``writer`` is the model with its language-model head, and ``preferred`` the generation config of its
+    folder.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class HuggingFaceModel(Model):
     ) -> ModelInput:
         """The inputs and labelled axes of a text; a second text is its pair, or a decoder's target.
 
-        Without a target an encoder-decoder model reads the text on both sides, and a note says so; one that
-        is to generate begins with its start token.
+        Without a target an encoder-decoder model reads the text on both sides, and a note says so; for
+        generation it gets its start token.
         """
         if not self._reads:
             main = getattr(self.module, "main_input_name", "tensors")
@@ -145,7 +145,7 @@ class HuggingFaceModel(Model):
         return self._label(encoded)
 
     def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
-        """``count`` random tokens twice, between the special tokens of a text, on both sides of a pair."""
+        """``count`` random tokens twice, between a text's special tokens; on both sides of a pair."""
         if "input_ids" not in self._reads:
             return super().repeat_random(count, seed)
         config: Any = self.module.config
@@ -158,14 +158,14 @@ class HuggingFaceModel(Model):
     def prepare_image(
         self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False
     ) -> ModelInput:
-        """An image for the image tower of a model that has one, or some with a text for what reads both."""
+        """An image for the model's image tower, or images with a text for a model that reads both."""
         if "pixel_values" not in self._reads:
             if accepts(self.module, "flattened_patches") or reads_pictures_in_texts(self.module):
                 raise InputError(f"{self.name} {UNMADE}")
             return super().prepare_image(path, video=video)
         paths = [path] if isinstance(path, Path) else path
         in_texts = reads_pictures_in_texts(self.module)
-        if self.encoder_decoder and not in_texts:  # the text is what it writes
+        if self.encoder_decoder and not in_texts:  # the text is what it generates
             written = () if text is None else self._read([text], None, False).tokens[:-1]
             return self._begin_decoder(self._see(paths), (self._begin, *written))
         if text is None:
@@ -185,13 +185,13 @@ class HuggingFaceModel(Model):
         return self._see_beside(paths, self._read([text], None, False))
 
     def _see(self, paths: Sequence[Path], entry: str = "__call__") -> ModelInput:
-        """One picture alone, by the whole model or the method ``entry`` of its image tower."""
+        """One picture alone, through the whole model or the method ``entry`` of its image tower."""
         if len(paths) != 1:
             raise InputError(f"{self.name} reads one image at a time here: there are {len(paths)}")
         return read_image(paths[0], self.load_processor("image"), self.module, entry)
 
     def _see_beside(self, paths: Sequence[Path], encoded: Encoded) -> ModelInput:
-        """One picture and a text: each by a tower of its own, or a text that attends to the picture."""
+        """One picture and one text: each through its own tower, or a text that attends to the picture."""
         prepared, words = self._see(paths), encoded.tokens
         inputs = {**prepared.inputs, **self._tensors(encoded.fields)}
         axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (words, words)}
@@ -209,7 +209,7 @@ class HuggingFaceModel(Model):
         return prepared
 
     def _begin_decoder(self, prepared: ModelInput, tokens: tuple[Token, ...]) -> ModelInput:
-        """What an encoder reads, a picture among it, with the tokens that its decoder begins with."""
+        """The encoder's inputs (a picture among them) and the tokens with which its decoder begins."""
         axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (tokens, tokens)}
         if prepared.tokens:
             axes |= {"encoder": (prepared.tokens, prepared.tokens), "cross": (tokens, prepared.tokens)}
@@ -217,7 +217,7 @@ class HuggingFaceModel(Model):
         return replace(prepared, inputs={**prepared.inputs, "decoder_input_ids": ids}, axes=axes)
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
-        """The user's own tensors; ids of one text are labelled with what the vocabulary has for them."""
+        """The user's own tensors; the ids of a single text are labelled from the vocabulary."""
         prepared = super().prepare_tensors(tensors)
         ids = prepared.inputs.get("input_ids")
         if self.encoder_decoder:
@@ -230,7 +230,7 @@ class HuggingFaceModel(Model):
     def prepare_chat(
         self, text: str, chat: Chat | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
-        """A text as a user's message, by the chat template of the tokenizer."""
+        """A text as a user's message, in the tokenizer's chat template."""
         tokenizer, chat = self.reader.tokenizer, chat or Chat()
         if not getattr(tokenizer, "chat_template", None):
             return super().prepare_chat(text)
@@ -246,7 +246,7 @@ class HuggingFaceModel(Model):
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> ModelInput:
-        """The text with up to ``count`` tokens that the model generates, recorded while it does."""
+        """The text with up to ``count`` generated tokens, recorded during generation."""
         if self.writer is None:
             raise ModelError(
                 f"{self.name} was loaded without its generating head: load it with generative=True"
@@ -261,7 +261,7 @@ class HuggingFaceModel(Model):
             inputs |= {name: x[:, : len(tokens)] for name, x in inputs.items() if is_row(x, len(start))}
         try:
             self.show_kinds(prepared)
-            with self.threads(prepared), foreign_output():  # what foreign code prints
+            with self.threads(prepared), foreign_output():  # foreign code's output
                 new, steps, record = generate_cached(
                     self.writer, self.module, inputs, side, count, sampling, ends
                 )
@@ -277,7 +277,7 @@ class HuggingFaceModel(Model):
         note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
         notes, written = (*prepared.notes, *notes, note), self._tensor(new)
         count = inputs[side].shape[1]
-        for name, tensor in inputs.items():  # of one text, every input with a number for each token grows
+        for name, tensor in inputs.items():  # of a single text; every input with one number per token grows
             if name == side or (not self.encoder_decoder and is_row(tensor, count)):
                 more = written if name == side else tensor[:, -1:].expand(-1, len(new))
                 inputs[name] = torch.cat([tensor, more.to(tensor.dtype)], 1)
@@ -298,7 +298,7 @@ class HuggingFaceModel(Model):
         return start_token(self.module, self.reader.tokenizer)
 
     def _label(self, source: Encoded, target: str | None = None, truncate: bool = False) -> ModelInput:
-        """What was read as the model's input; of one with a decoder, with its ``target``."""
+        """Label the model's input; with a decoder, also its ``target``."""
         tokens, notes = source.tokens, source.notes
         if not self.encoder_decoder:
             entry = "get_text_features" if self._towers else "__call__"
@@ -322,7 +322,7 @@ class HuggingFaceModel(Model):
 
     @property
     def objective(self) -> Objective:
-        """Masked tokens of a masked model, else each next one. Raises ``ModelError`` without a head."""
+        """Masked tokens for a masked model, otherwise next tokens. Raises ``ModelError`` without a head."""
         if self.writer is None:
             raise ModelError(f"{self.name} was loaded without its output head: load it with predicting=True")
         mask = None
@@ -339,7 +339,7 @@ class HuggingFaceModel(Model):
         return scores[copies.to(scores.device), at.to(scores.device)]
 
     def _ends(self) -> set[int]:
-        """The tokens with which the model ends a text."""
+        """The model's end-of-text tokens."""
         ends = (self.writer.generation_config.eos_token_id, self.reader.tokenizer.eos_token_id)
         return {end for one in ends for end in (one if isinstance(one, list) else [one]) if end is not None}
 

@@ -1,4 +1,4 @@
-"""Models larger than memory: what each device may hold; the rest is read from its files, layer by layer."""
+"""Models larger than memory: how much each device may hold; the rest is read from disk, layer by layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnscope.errors import readable
 from attnscope.limits import free_memory
 
 HELD = 0.5
-"""The share of the free memory that weights may take: a layer from the disk and the pass need the rest."""
+"""The share of free memory for weights; a layer from disk and the pass need the rest."""
 
 
 def find_room() -> dict[int | str, int]:
@@ -30,9 +30,9 @@ def find_room() -> dict[int | str, int]:
 
 @contextmanager
 def unmapped() -> Iterator[None]:
-    """Let accelerate read what it needs of a file of weights, now and in each pass of what is loaded here.
+    """Make accelerate read only the weights it needs, during loading and in every later pass.
 
-    It would map whole files, all at once, and what is mapped counts as memory that was taken.
+    By default it maps whole files, all at once, and mapped memory counts as taken.
     """
     from accelerate import big_modeling
     from safetensors import safe_open
@@ -43,13 +43,13 @@ def unmapped() -> Iterator[None]:
     class FileWeights(big_modeling.OffloadedWeightsLoader):  # type: ignore[misc]
         def __getitem__(self, key: str) -> Any:
             place = self.index[key]
-            if "safetensors_file" not in place:  # made from several weights, in a folder of its own
+            if "safetensors_file" not in place:  # merged from several weights, in a separate folder
                 return super().__getitem__(key)
             with read(place["safetensors_file"], framework="pt") as file:
                 weights = file.get_tensor(place["weight_name"])
             return weights.to(getattr(torch, place["dtype"]))
 
-    said = logging.getLogger(big_modeling.__name__)  # that weights stay on disk, which a note says
+    said = logging.getLogger(big_modeling.__name__)  # reports weights on disk, as our note does
     before, level = (modeling_utils.safe_open, big_modeling.OffloadedWeightsLoader), said.level
     said.setLevel(logging.ERROR)
     modeling_utils.safe_open, big_modeling.OffloadedWeightsLoader = read, FileWeights

@@ -1,4 +1,4 @@
-"""Where pictures stand in a text: the signs of a processor, or its chat template."""
+"""Pictures inside a text: the processor's placeholders, or its chat template."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 
 DRAWN_PIXELS = 512
-"""Along the longer side of a picture that is drawn under attention, at most."""
+"""Most pixels along the longer side of a picture drawn under attention."""
 
 IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
-"""What configs call the id of a token that stands for a picture, or for a video."""
+"""Config fields for the id of a token that stands for a picture or a video."""
 
 SIGNS = {
     "image": ("boi_token", "image_token", "fake_image_token", "image_placeholder_token"),
     "video": ("video_token",),
 }
-"""What processors call the sign that becomes the tokens of a picture, or of a video."""
+"""Processor attributes for the placeholder of a picture or a video."""
 
 UNMADE = "takes images in a form that attnscope does not make: give them with --inputs FILE"
-"""What is said of models that read pictures, but no pixels."""
+"""Note on models that read pictures, but not as pixels."""
 
 
 def reads_pictures_in_texts(module: nn.Module) -> bool:
-    """Whether a model has a token that stands for a picture in its text, or looks across from its text."""
+    """Whether a model has an image token in its text, or cross-attends from its text to a picture."""
     named = any(getattr(module.config, name, None) is not None for name in IDS["image"])
     one_tower = hasattr(module, "get_image_features") and not hasattr(module, "get_text_features")
     return named or one_tower or accepts(module, "image_attention_mask")
@@ -64,9 +64,9 @@ def reads_pictures_in_texts(module: nn.Module) -> bool:
 class PictureTokens:
     """Which tokens, on the axis of ``kind`` with ``length`` tokens, stand for which parts of pictures.
 
-    ``regions`` has those of each picture by the numbers of tokens; frames of a video may share tokens.
-    ``padding`` are tokens of what a processor put around the pictures, ``mixed`` those that depend on them
-    and have no place. ``word`` is image or frame.
+    ``regions`` has those of each picture by token number; frames of a video may share tokens. ``padding``
+    are tokens of padding around the pictures, ``mixed`` those that depend on the pictures without a
+    place. ``word`` is image or frame.
     """
 
     word: str
@@ -78,17 +78,17 @@ class PictureTokens:
 
     @property
     def placed(self) -> bool:
-        """Whether any token stands for a part of a picture alone."""
+        """Whether any token stands for a part of one picture."""
         return any(self.regions)
 
     @property
     def shared(self) -> int:
-        """How many pictures one token stands for, at most."""
+        """The most pictures that share one token."""
         numbers = [number for regions in self.regions for number in regions]
         return max(map(numbers.count, numbers[:1] + numbers[-1:]), default=1)
 
     def name(self, number: int) -> str | None:
-        """What a token of a part of a picture is called; ``None`` for one of no part."""
+        """The name of a token for a part of a picture; ``None`` for any other token."""
         at = [place for place, regions in enumerate(self.regions, 1) if number in regions]
         if not at:
             return None
@@ -98,13 +98,13 @@ class PictureTokens:
         return f"{which} · {region.row},{region.column}"
 
     def name_in_text(self, tokens: Sequence[Token], stand: Collection[int]) -> tuple[Token, ...]:
-        """The tokens of a text, of which those at ``stand`` and of regions have names of their own."""
+        """The tokens of a text, with those at ``stand`` and in regions named by their part."""
         named, order, pictures = [], sorted(stand), len(self.regions)
         for position, token in enumerate(tokens):
             name, special = self.name(position), False
             if name is None and (position in self.padding or (position in stand and self.placed)):
                 name, special = self._name_beside(position), True
-            elif name is None and position in stand:  # pictures have as many tokens each
+            elif name is None and position in stand:  # all pictures have equally many tokens
                 number, (each, more) = order.index(position), divmod(len(order), pictures)
                 which = f"s 1-{pictures}" if more else f" {number // each + 1}"
                 name = f"{self.word}{which} · {number if more else number % each}"
@@ -115,7 +115,7 @@ class PictureTokens:
         return tuple(named)
 
     def _name_beside(self, position: int) -> str:
-        """What a token between those of regions is called: of which picture it is, and what it is there."""
+        """The name of a token between those of regions: its picture, and its role there."""
         last = [max((number for number in each if number < position), default=-1) for each in self.regions]
         what = "padding" if position in self.padding else "row end"
         if position in self.mixed:
@@ -123,7 +123,7 @@ class PictureTokens:
         return f"{self.word} {last.index(max(last)) + 1} · {what}"
 
     def name_across(self) -> tuple[Token, ...]:
-        """The tokens of pictures that are looked at across a model."""
+        """The tokens of pictures that a model cross-attends to."""
         names = [self.name(number) for number in range(self.length)]
         return tuple(
             Token(name, PICTURED + number)
@@ -133,7 +133,7 @@ class PictureTokens:
         )
 
     def lay_out(self, images: Sequence[Image], tokens: Sequence[Token]) -> Iterator[Picture]:
-        """Each picture as far as its finest tokens reach, with those tokens row by row."""
+        """Each picture up to where its finest tokens reach, with those tokens row by row."""
         for place, (image, regions) in enumerate(zip(images, self.regions, strict=True), 1):
             boxes = {tokens[number].id: region.box for number, region in regions.items()}
             whole = Picture(np.asarray(image), None, (), boxes, f"{self.word} {place}")
@@ -154,18 +154,18 @@ class PictureTokens:
 
 
 TYPE_IDS = "mm_token_type_ids"
-"""What models call the kind of each token, word or picture; some processors give it only if asked."""
+"""Model inputs for the kind of each token, word or picture; some processors return them only on request."""
 
 POSITION_MASK = "image_embeds_position_mask"
-"""What processors call the positions of a picture, if its ids there mean nothing."""
+"""Processor outputs for the positions of a picture, where its ids there mean nothing."""
 
 FORMER_NAMES = {"image_patches": "pixel_values", "pixel_values_images": "pixel_values"}
-"""What processors called the pixels before models took them by one name."""
+"""Old processor outputs for pixels."""
 
 
 @dataclass(frozen=True)
 class PictureText:
-    """Reads texts with pictures for the ``module``, with the ``processor`` of its folder.
+    """Reads texts with pictures for ``module`` with its folder's ``processor``.
 
     ``video``: the pictures are frames of a video.
     """
@@ -178,14 +178,14 @@ class PictureText:
 
     @property
     def what(self) -> str:
-        """What stands in the text, in the words of chat templates."""
+        """The content type in chat templates."""
         return "video" if self.video else "image"
 
     def read(self, paths: Sequence[Path], text: str, chat: Chat | None) -> ModelInput:
         """The inputs and labelled axes of a text with pictures, or with the frames of a video.
 
-        They stand where the text has signs for them, or before the text; in a chat, where the template puts
-        them. Raises ``InputError``, also for what the processor refuses.
+        Pictures go where the text has placeholders, or before the text; in a chat, where the template
+        puts them. Raises ``InputError``, also for what the processor refuses.
         """
         images, skipped = self._open(paths)
         count = 1 if self.video else len(images)
@@ -199,8 +199,8 @@ class PictureText:
                 refusals.append(error)
         if not made:
             raise refusals[0]
-        prompt = prompts[-1]  # the text itself, if the processor puts the pictures into it
-        if prompt not in made or not self._signed(made[prompt]):  # it may read a sign as a word more
+        prompt = prompts[-1]  # the text itself, if the processor inserts the pictures
+        if prompt not in made or not self._signed(made[prompt]):  # it may read a placeholder as an extra word
             prompt = max(made, key=lambda prompt: len(made[prompt]["input_ids"][0]))
         fields = made[prompt]
         inputs = place_fields(fields, self.module)
@@ -208,12 +208,12 @@ class PictureText:
             name: value
             for name, value in fields.items()
             if isinstance(value, list) and accepts(self.module, name) and name not in inputs
-        }  # of tiles, which some models take as plain numbers
+        }  # numbers of tiles, which some models take as plain integers
         labelled = self._label(prompt, images, inputs, {**self.settings, **counts})
         return replace(labelled, notes=(*labelled.notes, *skipped))
 
     def _open(self, paths: Sequence[Path]) -> tuple[Sequence[Image], tuple[str, ...]]:
-        """The pictures, and a note on frames that are left out."""
+        """The pictures, and a note on omitted frames."""
         if not self.video:
             return [open_image(path) for path in paths], ()
         if getattr(self.processor, "video_processor", None) is None:
@@ -223,10 +223,11 @@ class PictureText:
         return open_frames(paths[0])
 
     def _write(self, text: str, count: int) -> list[str]:
-        """What may be meant by a text with ``count`` pictures: the first is meant of those of one length.
+        """Possible prompts for a text with ``count`` pictures; among equal lengths the first is meant.
 
-        They stand where the text has the processor's signs or ``<image>``, or before it; there the processor
-        may put them itself. Raises ``InputError`` if the text has signs for more or fewer pictures.
+        Pictures go where the text has the processor's placeholders or ``<image>``, or before it; then the
+        processor may insert them. Raises ``InputError`` if the text has more or fewer placeholders than
+        pictures.
         """
         signs, plain, usual = *self._signs(), f"<{self.what}>"
         written = [sign for sign in (*signs, *plain) if sign in text]
@@ -242,7 +243,7 @@ class PictureText:
         return [*(sign * count + text for sign in signs), text]
 
     def _write_chat(self, text: str, count: int, chat: Chat) -> str:
-        """The text as a user's message with its pictures, by the chat template of the processor."""
+        """The text as a user's message with its pictures, in the processor's chat template."""
         if not getattr(self.processor, "chat_template", None):
             raise InputError(
                 f"{self.reader.name} has no chat format: leave out --chat to give it the text as it is"
@@ -269,7 +270,7 @@ class PictureText:
         )
 
     def _signs(self) -> tuple[list[str], list[str]]:
-        """What the template puts for a picture and what else names one; and the processor's own, plain."""
+        """The template's text for a picture, other names of one, and the processor's placeholder."""
         config: Any = self.module.config
         tokenizer = getattr(self.processor, "tokenizer", None)
 
@@ -286,12 +287,12 @@ class PictureText:
                 spell(f"{what}_{side}_token_id") or getattr(tokenizer, f"{what}_{side}_token", None)
                 for side in ("start", "end")
             )
-            if isinstance(start, str) and isinstance(end, str):  # which tell a picture from the next one
+            if isinstance(start, str) and isinstance(end, str):  # they separate pictures
                 return [sign if start in sign else start + sign + end for sign in signs], plain
         return signs, plain
 
     def _in_template(self) -> str | None:
-        """What the chat template puts for a picture between two texts, if it has one and puts it there."""
+        """What the chat template puts between two texts for a picture, if it has one."""
         if not getattr(self.processor, "chat_template", None):
             return None
         message = {"role": "user", "content": [_text("one"), {"type": self.what}, _text("two")]}
@@ -303,7 +304,7 @@ class PictureText:
         return between[1].strip() or None if between else None
 
     def _signed(self, fields: Mapping[str, Any]) -> set[int]:
-        """The positions at which a text has an id that stands for a picture, or which are marked as one."""
+        """Positions of ids that stand for a picture, or that are marked as one."""
         config: Any = self.module.config
         signs = {getattr(config, name, None) for name in IDS[self.what]}
         marked = fields[POSITION_MASK][0].tolist() if POSITION_MASK in fields else []
@@ -331,7 +332,7 @@ class PictureText:
         inputs: Mapping[str, Tensor],
         settings: Mapping[str, Any],
     ) -> ModelInput:
-        """The input with its axes: tokens of pictures are named by their row and column in them."""
+        """The input with its axes; picture tokens are named by row and column."""
         found = self._find(prompt, images, inputs, settings)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
@@ -341,9 +342,9 @@ class PictureText:
             axes["cross"] = tokens, named
         else:
             signs = {ids[position] for regions in found.regions for position in regions}
-            beside = {position for position, id_ in enumerate(ids) if id_ in signs}  # between the parts, too
+            beside = {position for position, id_ in enumerate(ids) if id_ in signs}  # between parts, too
             named = tokens = found.name_in_text(tokens, self._signed(inputs) | beside)
-        axes["decoder"] = tokens, tokens  # the tower has other tokens, though they may be as many
+        axes["decoder"] = tokens, tokens  # the tower has other tokens, even if equally many
         notes: tuple[str, ...] = ()
         if not found.placed:
             notes = ("no token stands for a part of the picture alone: those of the picture are numbered",)
@@ -359,10 +360,10 @@ class PictureText:
         inputs: Mapping[str, Tensor],
         settings: Mapping[str, Any],
     ) -> PictureTokens:
-        """Which tokens stand for which parts of the pictures, by experiment on the larger fields first.
+        """Which tokens stand for which parts of the pictures, by experiment, largest fields first.
 
-        Tiles and a small picture of the whole may be fields of their own: each that places tokens adds its
-        own. Of two towers for the same tokens one may mix them; the other says where they are.
+        Tiles and a thumbnail may be separate fields: each that places tokens adds its own. If one of two
+        towers for the same tokens mixes them, the other still places them.
         """
         from PIL import Image as pillow
 
@@ -371,22 +372,22 @@ class PictureText:
             name = self.reader.name
             raise InputError(f"the processor of {name} makes nothing of the picture that the model reads")
         word, shapes = "frame" if self.video else "image", [(image.height, image.width) for image in images]
-        if POSITION_MASK in inputs:  # which says nothing of their parts
+        if POSITION_MASK in inputs:  # it says nothing about their parts
             return PictureTokens(word, "decoder", inputs["input_ids"].shape[1], [{} for _ in images])
 
         def place(tokens: Array, where: Sequence[Coordinates]) -> list[dict[int, Region]]:
-            """The regions of each picture's tokens; of none where they are not apart."""
+            """The regions of each picture's tokens; empty if they cannot be told apart."""
             return [
                 find_regions(tokens, each, *shape) or {} for each, shape in zip(where, shapes, strict=True)
             ]
 
         given, axis = {**inputs, **settings}, None
         read, owned = list[str](), set[int]()
-        traced: list[tuple[Array, list[Coordinates]]] = []  # where the numbers of a field end, and come from
+        traced: list[tuple[Array, list[Coordinates]]] = []  # where each field's numbers end up, and come from
         for field in sorted(sizes, key=lambda name: -sizes[name]):
             owners = find_owners(self.module, given, field)
             axis = axis or (owners and (owners.kind, owners.length))
-            if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
+            if owners is None or (owners.kind, owners.length) != axis:  # e.g. the times of frames
                 continue
             read.append(field)
 
@@ -396,7 +397,7 @@ class PictureText:
 
             where = find_coordinates(prepare, shapes)
             if where is None or where[0].x.shape != tuple(owners.tokens.shape):
-                continue  # nobody can tell where these numbers come from
+                continue  # the origin of these numbers is unknown
             tokens = owners.tokens.cpu().numpy().ravel()
             flat = [Coordinates(each.x.ravel(), each.y.ravel()) for each in where]
             these = set(np.unique(tokens[tokens >= 0]).tolist())

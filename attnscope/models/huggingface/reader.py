@@ -1,4 +1,4 @@
-"""Text as the tokenizer of a transformers model reads it."""
+"""Text as a transformers tokenizer reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnscope.text import MOST_CHARACTERS
 
 
 class NoTokenizer:
-    """Stands for the tokenizer of a folder without one: tensors are read, and a text ends in why not."""
+    """Takes the tokenizer's place in a folder without one: tensors work, a text raises the reason."""
 
     def __init__(self, reason: ModelError) -> None:
         self._reason = reason
@@ -30,15 +30,15 @@ class NoTokenizer:
 
 @dataclass(frozen=True)
 class FolderReader:
-    """Reads text with the ``tokenizer`` that came with the model ``name``."""
+    """Reads text with the ``tokenizer`` of the model ``name``."""
 
     name: str
     tokenizer: Any
 
     def read(self, texts: Sequence[str], fit: Fit | None = None, *, templated: bool = False) -> Encoded:
-        """Tokenize a text or a pair, and keep as many of its tokens as ``fit`` wants.
+        """Tokenize a text or a pair, and keep as many tokens as ``fit`` allows.
 
-        A ``templated`` text brings its own special tokens. Raises ``InputError`` if there is no token in it,
+        A ``templated`` text already has its special tokens. Raises ``InputError`` for an empty text,
         ``ModelError`` if the tokenizer fails, as a damaged one does.
         """
         texts = [text[:MOST_CHARACTERS] for text in texts]
@@ -59,16 +59,16 @@ class FolderReader:
             tokens = tuple(
                 replace(token, special=True, word=None) if token.id in special else token for token in tokens
             )
-        # no tokenizer cuts its own special tokens
+        # no tokenizer splits its own special tokens
         return Encoded(tokens[:keep], (*notes, *cut), {name: field[:keep] for name, field in fields.items()})
 
     def _encode(self, texts: Sequence[str], templated: bool, keep: int | None) -> Any:
-        """What the tokenizer makes of texts, where it keeps so many tokens, special ones among them."""
+        """Tokenize texts, keeping at most this many tokens, special ones included."""
         cut = {} if keep is None else {"truncation": True, "max_length": keep}
         try:
             with explained(f"the tokenizer of {self.name}"):
                 return self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
-        except ModelError:  # there is none, and it says why
+        except ModelError:  # there is none; the error says why
             raise
         except Exception as error:
             raise ModelError(f"the tokenizer of {self.name} fails: {first_line(error)}") from error
@@ -94,16 +94,17 @@ class FolderReader:
 def write_chat(
     name: str, writer: Any, messages: Sequence[Mapping[str, Any]], reply: bool, **more: Any
 ) -> str:
-    """Messages, and ``more`` such as tools, as the chat template of a tokenizer or a processor writes them.
+    """Messages, and ``more`` such as tools, in the chat template of a tokenizer or a processor.
 
-    Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or memory.
+    Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or
+    memory.
     """
     with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this"):
         return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply, **more))
 
 
 def start_token(module: Any, tokenizer: Any) -> Token:
-    """The token that a decoder begins with. Raises ``ModelError`` for a number that no vocabulary has."""
+    """The token with which a decoder begins. Raises ``ModelError`` for a number outside any vocabulary."""
     candidates = (
         getattr(module.config, "decoder_start_token_id", None),
         getattr(getattr(module, "generation_config", None), "decoder_start_token_id", None),

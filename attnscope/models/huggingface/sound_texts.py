@@ -1,4 +1,4 @@
-"""Models that read texts and sounds: a sound that stands in a text, or in its place."""
+"""Models that read texts and sounds: a sound inside a text, or in its place."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Seconds = tuple[float, ...]
 
 
 def find_begins(module: nn.Module, steps: int, seconds: float, count: int) -> Seconds | None:
-    """The second at which each of ``count`` tokens begins, of ``steps`` of ``seconds`` each.
+    """The second at which each of ``count`` tokens begins, in steps of ``seconds``.
 
-    A token begins so long after the first as a sound has to be longer to have it. ``None`` where no encoder
-    counts its tokens by a function of its file, or where that counts others.
+    A token begins at the length from which a sound has it. ``None`` if no encoder gives its token count
+    as a function of length, or if that function counts something else.
     """
     for child in module.modules():
         file, config = sys.modules[type(child).__module__], getattr(child, "config", None)
@@ -50,31 +50,31 @@ def find_begins(module: nn.Module, steps: int, seconds: float, count: int) -> Se
         known = {name: getattr(config, name) for name in others if hasattr(config, name)}
         counts = counter(torch.arange(1, steps + 1), **known)
         if int(counts[-1]) == count and bool((counts.diff() >= 0).all()):
-            first = torch.searchsorted(counts, torch.arange(1, count + 1))  # the length that has each token
+            first = torch.searchsorted(counts, torch.arange(1, count + 1))  # length at each token
             return tuple(round(int(begin) * seconds, 6) for begin in first - first[0])
     return None
 
 
 SOUND_IDS = ("audio_token_id", "audio_token_index")
-"""What configs call the id of a token that stands for a sound."""
+"""Config fields for the id of a token that stands for a sound."""
 
 
 def stands_for_sounds(config: Any) -> bool:
-    """Whether a model has a token that stands for a sound in its text."""
+    """Whether a model has a sound token in its text."""
     return any(getattr(config, name, None) is not None for name in SOUND_IDS)
 
 
 MOST_BESIDE_LINE = 0.5
-"""Tokens that the middle of one may lie beside the line through all of them."""
+"""How far, in tokens, a token's middle may lie from the line through all of them."""
 
 
 class SoundTextModel(HuggingFaceModel):
-    """A language model of transformers with a token in its text that stands for a sound."""
+    """A transformers language model with a sound token in its text."""
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
-        """A text with a sound file in it, as the model reads them.
+        """A text with a sound file in it, as the model reads it.
 
-        The sound stands where the text has the processor's sign for it, or before the text. Raises
+        The sound goes where the text has the processor's placeholder, or before the text. Raises
         ``InputError`` for what the processor refuses.
         """
         if text is None:
@@ -116,7 +116,7 @@ class SoundTextModel(HuggingFaceModel):
         return next(filter(None, (getattr(self._processor, name, None) for name in names)), None)
 
     def _prompt(self, text: str) -> str:
-        """The text with the processor's sign for a sound."""
+        """The text with the processor's placeholder for a sound."""
         sign = getattr(self._processor, "audio_token", None)
         if not isinstance(sign, str):
             raise InputError(
@@ -128,9 +128,10 @@ class SoundTextModel(HuggingFaceModel):
     def _read_both(
         self, prompt: str, sound: Sound, signs: set[Any]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """What the model is given of both, by the processor, or by itself, with a note, where that refuses.
+        """The model's input for both, from the processor, or built without it where it refuses (with a note).
 
-        Some take a sound in chats alone. Then as many signs stand for it as the model makes vectors of it.
+        Some processors take a sound in chats alone. Then the text gets as many placeholders as the model
+        makes vectors.
         """
         both = {"text": [prompt], "audio": [sound.samples]}
         find: Any = getattr(self.module, "get_audio_features", None)
@@ -153,7 +154,7 @@ class SoundTextModel(HuggingFaceModel):
                 vectors: Tensor = find(
                     **place_fields(fields, self.module, "get_audio_features")
                 ).pooler_output
-        except Exception:  # it asks for more than the sound: what the processor said is the answer
+        except Exception:  # it needs more than the sound: the processor's own error is the answer
             raise refusal from None
         count = vectors.flatten(0, -2).shape[0]
         written = [id_ for one in read for id_ in ([one] * count if one in signs else [one])]
@@ -165,7 +166,7 @@ class SoundTextModel(HuggingFaceModel):
     def _find_begins(
         self, inputs: Mapping[str, Tensor], name: str, sound: Sound, stand: Sequence[int]
     ) -> tuple[Seconds | None, str]:
-        """When each token of the sound begins: as the model counts them, or evenly; else why not."""
+        """When each token of the sound begins, as the model counts or evenly; otherwise why not."""
         values, count = inputs[name], len(stand)
         axis = time_axis(values, self._extractor)
         steps = values.shape[axis]
@@ -188,16 +189,16 @@ class SoundTextModel(HuggingFaceModel):
 
 
 def hears_too(module: nn.Module) -> bool:
-    """Whether a module takes a sound, whatever it is called."""
+    """Whether a module takes a sound, under any name."""
     parameters = inspect.signature(module.forward).parameters
     return any(name in SOUNDS or "audio" in name for name in parameters)
 
 
 class HearingModel(HuggingFaceModel):
-    """A transformers model that reads texts and hears."""
+    """A transformers model that reads texts and sounds."""
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
-        """A sound for the encoder of what writes from texts and sounds alike."""
+        """A sound for the encoder of a model that generates from texts and sounds alike."""
         from transformers import AutoModelForSpeechSeq2Seq
 
         writes = type(self.module.config) in AutoModelForSpeechSeq2Seq._model_mapping

@@ -1,4 +1,4 @@
-"""Models that hear: the frames of a sound, how long each is, and what a CTC head reads in it."""
+"""Models that read sound: the frames of a sound, how long each is, and what a CTC head reads in it."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ from attnscope.models.text.tokens import BEGINS, tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
 
 LENGTHS = ("_get_subsampling_output_length", "_get_feat_extract_output_lengths")
-"""What modules call the function from the length of their input to the number of frames.
+"""Names of the function from input length to number of frames.
 
-The first stands in the encoder itself; the other may be copied from a model of another input.
+The first belongs to the encoder itself; the other may be copied from a model of another input.
 """
 
 LONG_INPUT = 10**9
-"""A length that is so large that its number of frames tells how long a frame is."""
+"""A length large enough for its number of frames to give the length of one."""
 
 FRAMES_CUT = 4
-"""Frames that a sound may be shorter or longer than all of its own together: convolutions cut its ends."""
+"""How many frames a sound may differ from the sum of its frames: convolutions cut its ends."""
 
 HUNDREDTHS_TOLERANCE = 1e-4
-"""Seconds that hundredths may be off."""
+"""How many seconds hundredths may be off."""
 
 BANDS = 64
-"""Bands that a wave is taken apart into."""
+"""Frequency bands of a wave."""
 
 SILENT_SHARE = 1e-6
-"""The share of the loudest that counts as silence: 60 decibels."""
+"""The share of the maximum that counts as silence: 60 decibels."""
 
 
 @dataclass(frozen=True)
 class Frames:
-    """The frames of an encoder: how long each is, and the first ``heard`` of them are sound, not padding.
+    """The frames of an encoder: the length of each; the first ``heard`` of them are sound, the rest padding.
 
     The first begins at the second ``begin`` of the file.
     """
 
     count: int
     heard: int
-    seconds: float  # of one
+    seconds: float  # of one frame
     begin: float
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        """A token for each, named by the time when it begins; no two are equal."""
+        """A token for each, named by its start time; no two are equal."""
         return tuple(
             Token(
                 name_moment(self.begin + number * self.seconds, self.seconds), HEARD + number, special=special
@@ -74,7 +74,7 @@ class Frames:
 
 
 def name_moment(time: float, *steps: float) -> str:
-    """When something begins, with as many digits as tell it from neighbours at ``steps`` from each other."""
+    """A time in seconds, with as many digits as separate it from neighbours ``steps`` away."""
     exact = all(abs(step - round(step, 2)) < HUNDREDTHS_TOLERANCE for step in steps)
     return f"{time:.{2 if exact else 3}f} s"
 
@@ -95,8 +95,8 @@ def find_frames(
             f"{sound.seconds:.3f} seconds are too short for {name}: its encoder makes no frame of it"
         )
     step = step_seconds(values, steps if heard is None else heard, sound, extractor)
-    joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that an encoder makes one
-    long, full = joined * round(LONG_INPUT / count(LONG_INPUT), 3), count(steps) // joined  # steps in a frame
+    joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that the encoder joins into one
+    long, full = joined * round(LONG_INPUT / count(LONG_INPUT), 3), count(steps) // joined  # long: of a frame
     if abs(full * long - steps) > FRAMES_CUT * long or (_is_wave(values) and long == 1):
         return None  # the function counts frames of something else
     if heard is None:
@@ -106,29 +106,29 @@ def find_frames(
 
 
 def time_axis(values: Tensor, extractor: Any) -> int:
-    """The axis of the steps in what a model is given: a wave, or a spectrogram either way round."""
+    """The time axis of the model's input: a wave, or a spectrogram either way round."""
     wide = values.ndim == 3 and values.shape[1] == getattr(extractor, "feature_size", None)
     return values.ndim - 1 if wide or _is_wave(values) else 1
 
 
 def step_seconds(values: Tensor, steps: int, sound: Sound, extractor: Any) -> float:
-    """How long a step of what the model is given lasts; ``steps`` of them are the sound, or more."""
+    """The duration of one input step; ``steps`` of them cover the sound, or more."""
     if _is_wave(values):
         return 1 / sound.rate
     hop = getattr(extractor, "hop_length", None)
     if not isinstance(hop, int):
         return round(sound.seconds / steps, 3)
-    stacked = max(1, round(sound.seconds * sound.rate / hop / steps))  # hops that an extractor makes one step
+    stacked = max(1, round(sound.seconds * sound.rate / hop / steps))  # hops per step
     return stacked * hop / sound.rate
 
 
 def _is_wave(values: Tensor) -> bool:
-    """Whether a model is given the wave itself, [1, step] or [1, channel, step]."""
+    """Whether the model's input is the wave itself, [1, step] or [1, channel, step]."""
     return values.ndim == 2 or (values.ndim == 3 and values.shape[1] == 1)
 
 
 def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> Array | None:
-    """How loud each band is in each frame, of what the model is given: the wave itself, or a spectrogram.
+    """The loudness of each band in each frame of the model's input: the wave itself, or a spectrogram.
 
     [1, sample] or [1, band, step] or [1, step, band] -> [band, frame]
     """
@@ -144,7 +144,7 @@ def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> 
         loud = loud.reshape(len(loud), -1, bands).mean(1).mT  # neighbours that are stacked in a step
     elif values.shape[1] != bands:
         return None
-    long = max(1, round(loud.shape[1] / frames.count))  # steps in a frame
+    long = max(1, round(loud.shape[1] / frames.count))  # input steps per frame
     hop = getattr(extractor, "hop_length", None)
     if isinstance(hop, int) and values.shape[1] == bands:
         long = max(1, round(frames.seconds * sound.rate / hop))
@@ -157,7 +157,7 @@ def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> 
 
 
 def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
-    """The logarithm of how loud it is, in equal bands up to the highest tone.  [sample] -> [band, frame]"""
+    """Logarithmic loudness in equal bands up to the highest frequency.  [sample] -> [band, frame]"""
     window = max(1 << step.bit_length(), 2 * BANDS)  # samples: about two frames of speech
     padded = functional.pad(wave, (window // 2 - step // 2, window + step))  # the middle of each frame first
     spectrum = torch.stft(
@@ -171,7 +171,7 @@ def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
 
 
 def _frame_counter(module: nn.Module) -> Callable[[int], int] | None:
-    """From a length to a number of frames, before any adapter; ``None`` if no module says it."""
+    """The function from length to number of frames, before any adapter; ``None`` if no module has it."""
     methods = (getattr(child, name, None) for name in LENGTHS for child in module.modules())
     method = next((method for method in methods if method is not None), None)
     if method is None:
@@ -181,7 +181,7 @@ def _frame_counter(module: nn.Module) -> Callable[[int], int] | None:
 
 
 def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
-    """The samples a second that a feature extractor asks for. Raises ``ModelError`` for what no sound has."""
+    """The sampling rate of a feature extractor. Raises ``ModelError`` for an impossible one."""
     rate: Any = getattr(extractor, "sampling_rate", default)
     if rate not in RATES:
         raise ModelError(f"the feature extractor of {name} asks for {rate!r} samples a second")
@@ -189,7 +189,7 @@ def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
 
 
 BOUNDARY = "|"
-"""What stands before a piece that begins a word: what CTC's own vocabularies write between words."""
+"""The word separator in CTC vocabularies."""
 
 
 def is_ctc(config: Any) -> bool:
@@ -201,8 +201,8 @@ def is_ctc(config: Any) -> bool:
 
 
 def spell_letters(ids: Array, scores: Array, seconds: float, tokenizer: Any) -> Letters | None:
-    """Tokens that are heard in frames of ``seconds``, or said; ``None`` where no token stands for nothing."""
-    blank = getattr(tokenizer, "pad_token_id", None)  # that is the blank of transformers' CTC tokenizers
+    """CTC tokens of frames of ``seconds``; ``None`` if no token is the blank."""
+    blank = getattr(tokenizer, "pad_token_id", None)  # the blank of transformers' CTC tokenizers
     if not isinstance(blank, int):
         return None
     heard = list(dict.fromkeys(ids.tolist()))
@@ -214,9 +214,9 @@ def spell_letters(ids: Array, scores: Array, seconds: float, tokenizer: Any) -> 
 
 
 def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]:
-    """Frames with what is heard in each behind its time: ``0.42 s · h``. Blanks add nothing.
+    """Frames named by time and the token read there: ``0.42 s · h``. Blanks add nothing.
 
-    Where an encoder has joined neighbours, a frame holds what is heard in each of them, repeated ones once.
+    Where an encoder joins neighbours, a frame has the tokens of each of them, repetitions once.
     """
     each = len(letters.ids) // len(tokens)
     named = []
@@ -231,9 +231,9 @@ def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]
 
 
 class SpeechModel(HuggingFaceModel):
-    """A transformers model that hears, with its feature extractor, and its tokenizer if it writes.
+    """A transformers model that reads sound, with its feature extractor, and its tokenizer if it writes.
 
-    What its folder prefers names languages, tasks, and the heads that align words.
+    Its folder's generation config names languages, tasks, and the heads that align words.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -245,11 +245,11 @@ class SpeechModel(HuggingFaceModel):
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
-        """Raises ``InputError``: there is nothing to hear in a text."""
+        """Raises ``InputError``: this model reads sound, not text."""
         raise InputError(f"{self.name} takes sound: give it with --audio FILE")
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
-        """A sound file as the model hears it, and ``text``, what is said, as its decoder reads it."""
+        """A sound file as the model reads it, and ``text``, its transcript, for the decoder."""
         if text is not None and not self.encoder_decoder:
             raise InputError(f"{self.name} takes sound, not text: leave out the text beside --audio")
         part = part or SoundPart()
@@ -280,7 +280,7 @@ class SpeechModel(HuggingFaceModel):
         if written is not None:
             axes["cross"] = written, tokens
         end = frames.count * frames.seconds
-        if sound.seconds > end + FRAMES_CUT * frames.seconds:  # its extractor cut it, and did not say so
+        if sound.seconds > end + FRAMES_CUT * frames.seconds:  # the extractor cut it without saying so
             notes += self._note_cut(path, sound, end, part)
         bands = find_bands(values, frames, sound, self._extractor)
         known = Heard(frames.seconds, frames.heard, bands, sound.begin)
@@ -288,7 +288,7 @@ class SpeechModel(HuggingFaceModel):
         return self._read_letters(prepared, known) if is_ctc(self.module.config) else prepared
 
     def spell_said(self, text: str, letters: Letters) -> Letters:
-        """A text as the CTC head would write it, for its frames. Raises ``InputError`` for what it cannot."""
+        """A transcript spelled as the CTC head would write it. Raises ``InputError`` for letters it lacks."""
         tokenizer = self.reader.tokenizer
         plain = " ".join("".join(each for each in text if each.isalnum() or each in " '").split())
         for said in (
@@ -302,7 +302,7 @@ class SpeechModel(HuggingFaceModel):
         raise InputError(f"the CTC head of {self.name} has no letters for {plain or text!r}")
 
     def _read_letters(self, prepared: ModelInput, heard: Heard) -> ModelInput:
-        """The same with what the CTC head reads at each frame in the names of the frames: one pass."""
+        """The same with the CTC head's reading in the names of the frames: one pass."""
         if self.reader.tokenizer is None or self.writer is None:
             lacks = "vocabulary" if self.writer is not None else "weights"
             return replace(prepared, notes=(*prepared.notes, f"no letters: the CTC head has no {lacks} here"))
@@ -320,7 +320,7 @@ class SpeechModel(HuggingFaceModel):
 
     @property
     def alignment_heads(self) -> tuple[Head, ...]:
-        """The heads that align words with the sound, as the folder names them; none if it does not."""
+        """The heads that align words with the sound, as the folder names them; empty if it does not."""
         named = getattr(self.preferred, "alignment_heads", None)
         pairs = named if isinstance(named, list | tuple) else ()
         return tuple(
@@ -331,7 +331,7 @@ class SpeechModel(HuggingFaceModel):
 
     @cached_property
     def _extractor(self) -> Any:
-        """What prepares a sound. Raises ``ModelError`` for one that asks for what no sound has."""
+        """The feature extractor. Raises ``ModelError`` for one with an impossible sampling rate."""
         extractor = self.load_processor("sound")
         extractor = getattr(extractor, "feature_extractor", extractor)
         sampling_rate(self.name, extractor)
@@ -339,13 +339,13 @@ class SpeechModel(HuggingFaceModel):
 
     @property
     def at_once(self) -> float:
-        """How many seconds it hears at once; those that only look at a whole sound have no limit."""
+        """The most seconds in one pass; ``None`` for models without a limit."""
         limits = (getattr(self._extractor, limit, None) for limit in ("n_samples", "nb_max_samples"))
         most = next((limit for limit in limits if limit is not None), None)
         return most / self._extractor.sampling_rate if isinstance(most, int) and most > 0 else math.inf
 
     def _listen(self, path: Path, part: SoundPart) -> tuple[Sound, tuple[str, ...]]:
-        """The sound at the rate of the extractor, as long as the model hears at once."""
+        """The sound at the extractor's sampling rate, as much as the model reads at once."""
         sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
         if sound.seconds <= self.at_once:
             return sound, ()
@@ -354,7 +354,7 @@ class SpeechModel(HuggingFaceModel):
         return replace(sound, samples=sound.samples[:most]), notes
 
     def _note_cut(self, path: Path, sound: Sound, end: float, part: SoundPart) -> tuple[str, ...]:
-        """That only the beginning is heard. Raises ``InputError`` where nobody asked for that."""
+        """The note that only the beginning is read. Raises ``InputError`` unless that was asked for."""
         if not part.truncate:
             raise InputError(
                 f"{path} has {sound.seconds:.1f} seconds and {self.name} hears at most {end:g} at once: "
@@ -365,15 +365,15 @@ class SpeechModel(HuggingFaceModel):
     def _extract(
         self, path: Path, sound: Sound, name: str
     ) -> tuple[Tensor, int | None, Mapping[str, Tensor]]:
-        """What the model is given of a sound, how many steps of it are no padding, and what else it takes.
+        """The model's input for a sound, how many of its steps are not padding, and its other arguments.
 
-        The steps are ``None`` if the extractor does not say them. Raises ``InputError`` for a sound that it
-        refuses, or cuts into pieces.
+        The steps are ``None`` if the extractor does not return them. Raises ``InputError`` for a sound
+        that it refuses or cuts into pieces.
         """
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
         extractor, config = self._extractor, self.module.config
-        # what the processor of a type asks for: a mask wherever the extractor has one of its own accord
+        # inputs that the processor of a type needs: a mask wherever the extractor has one by itself
         masks = getattr(extractor, "return_attention_mask", True) is not False
         named = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
         both = {**({"return_attention_mask": True} if masks else {}), **(named or {})}
@@ -402,9 +402,9 @@ class SpeechModel(HuggingFaceModel):
     def _decoder_tokens(
         self, values: Tensor, name: str, text: str | None, truncate: bool
     ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
-        """What the decoder reads: the tokens that it starts with, and those of the text.
+        """The decoder's tokens: those it starts with, and those of the text.
 
-        Whisper starts with the language, too, which the model hears.
+        Whisper also starts with the language, which the model detects.
         """
         if self.reader.tokenizer is None:
             raise ModelError(f"{self.name} has no tokenizer for what its decoder reads")
@@ -437,21 +437,21 @@ class SpeechModel(HuggingFaceModel):
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> ModelInput:
-        """What is said as the model writes it, recorded while it does."""
+        """The generated transcript, recorded during generation."""
         if not self.encoder_decoder:
             raise ModelError(f"{self.name} transcribes without a decoder: leave out --generate")
         return super().generate(prepared, count, temperature=temperature, seed=seed)
 
     @property
     def objective(self) -> Objective:
-        """Raises ``ModelError`` for a model that writes nothing on."""
+        """Raises ``ModelError`` for a model that does not generate."""
         if not self.encoder_decoder:
             raise ModelError(f"{self.name} takes sound and predicts no next token")
         return super().objective
 
 
 def _ids(named: Any, below: int) -> Mapping[str, int]:
-    """Token numbers by their names, those that a vocabulary has."""
+    """Token ids by name, for names in the vocabulary."""
     if not isinstance(named, Mapping):
         return {}
     return {str(name): id_ for name, id_ in named.items() if isinstance(id_, int) and 0 <= id_ < below}

@@ -1,4 +1,4 @@
-"""A hub id or a folder: whether it is there, what it loads, and in one sentence why it does not."""
+"""A hub id or a folder: whether it exists, what it loads, and in one sentence why it fails."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ ANSWERS = {
         "switched off (--offline, or HF_HUB_OFFLINE)"
     ),
 }
-"""What each exception of the hub's library says; the first that fits counts."""
+"""The message for each exception of the hub library; the first that matches counts."""
 
 
 def require_on_hub(name: str, revision: str | None) -> None:
-    """Raise ``ModelError`` at once if ``name`` is neither in the cache nor on a hub that answers.
+    """Raise ``ModelError`` at once if ``name`` is neither in the cache nor on a reachable hub.
 
-    The library would try five times, half a minute in all, before it says so.
+    The library would retry five times, half a minute in all.
     """
     import huggingface_hub as hub
     from huggingface_hub import errors
@@ -58,7 +58,7 @@ def require_on_hub(name: str, revision: str | None) -> None:
             return
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
-    except Exception as error:  # every transport has its own exceptions for "nobody answers"
+    except Exception as error:  # every transport has its own exceptions for "no answer"
         folders = sorted(Path(hub.constants.HF_HUB_CACHE).glob("models--*"))
         cached = (folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
         near = nearest_name(name, (*BUNDLED, *cached))
@@ -72,20 +72,20 @@ def require_on_hub(name: str, revision: str | None) -> None:
 
 
 PIP = re.compile(r"pip install ([^`]+)`")
-"""What transformers says to install, once its lines are joined."""
+"""transformers' install advice, with lines joined."""
 
 NAMED = re.compile(
     r"requires (?:the )?(?:🤗 )?([\w.-]+?) library|need to install ([\w.-]+)"
     r"|([\w.-]+) is (?:required|not installed)"
 )
-"""How it names what it gives no line of pip for."""
+"""How it names a package without a pip command."""
 
 BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")
-"""Packages that are compiled for one release of torch."""
+"""Packages compiled for one release of torch."""
 
 
 def explain_missing(error: BaseException) -> str | None:
-    """What is not installed, and what to do; ``None`` if an error says no such thing."""
+    """What is not installed, and what to do; ``None`` for any other error."""
     if not isinstance(error, ImportError):
         return None
     root: BaseException = error
@@ -106,10 +106,10 @@ def explain_missing(error: BaseException) -> str | None:
 
 
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
-"""What still can be asked of a model without a head."""
+"""What a model without a head can still be asked."""
 
 VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")
-"""Files of vocabularies, also under names that the tokenizer's class does not say."""
+"""Vocabulary files, including names that the tokenizer's class does not list."""
 
 
 PROCESSORS = {
@@ -117,7 +117,7 @@ PROCESSORS = {
     "text": ("AutoProcessor", "the processor of ", "what stands in a text"),
     "sound": ("AutoFeatureExtractor", "the feature extractor of ", "sound"),
 }
-"""What prepares an image, an image or a sound in a text, or a sound: its class, its name, what it reads."""
+"""The processor of an image, of an image or sound in a text, or of a sound: class, name, and input."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class Source:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The same, as keywords of transformers."""
+        """The same as keyword arguments of transformers."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     @contextmanager
     def shielded(self, what: str = "") -> Iterator[None]:
-        """Close the network if a folder is loaded, and turn what the library raises into ``ModelError``."""
+        """Close the network if a folder is loaded, and turn the library's exceptions into ``ModelError``."""
         reason = f"the folder {self.name} chooses no network (--trust-remote-code would let it)"
         try:
             if self.folder is None or self.trust_remote_code:
@@ -150,14 +150,14 @@ class Source:
                     yield
         except AttnscopeError:
             raise
-        except Exception as error:  # whatever a foreign folder provokes is the folder's fault, not ours
+        except Exception as error:  # whatever a foreign folder raises is the folder's fault
             for one in (error.__cause__, error.__context__):
                 if isinstance(one, AttnscopeError):
                     raise one from None
             raise ModelError(_explain(what + self.name, error)) from error
 
     def load_config(self) -> Any:
-        """The config. Raises ``ModelError`` if there is none, or one that no honest model has."""
+        """The config. Raises ``ModelError`` if there is none, or an implausible one."""
         if sys.flags.optimize > 1:
             raise ModelError(
                 f"{self.name} cannot be loaded: transformers builds its models from docstrings, which this "
@@ -182,7 +182,7 @@ class Source:
             kind = type(tokenizer).__name__
             raise ModelError(f"{self.name} has no tokenizer of its own: {kind} joins those of other models")
         wanted = [name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)]
-        if self.folder is not None and wanted:  # some read bytes, and have no vocabulary
+        if self.folder is not None and wanted:  # some read bytes and have no vocabulary
             names = {file.name for file in self.folder.iterdir()}
             if not names.intersection(wanted) and not any(VOCABULARY_FILE.fullmatch(name) for name in names):
                 raise ModelError(  # the library makes an empty one
@@ -191,13 +191,13 @@ class Source:
                 )
         try:
             tokenizer.unk_token_id  # noqa: B018
-        except RecursionError:  # the library looks for it in place of what is not there
+        except RecursionError:  # the library looks for it in place of a missing one
             lacks = f"the tokenizer of {self.name} lacks '{tokenizer.unk_token}', its token for unknown words"
             raise ModelError(lacks) from None
         return tokenizer
 
     def load_processor(self, kind: str) -> Any:
-        """What prepares a ``kind`` of ``PROCESSORS``, as transformers loads it. Raises ``ModelError``."""
+        """The processor of a ``kind`` of ``PROCESSORS``, loaded by transformers. Raises ``ModelError``."""
         import transformers
 
         automatic, called, what = PROCESSORS[kind]
@@ -214,7 +214,7 @@ class Source:
                 raise
 
     def require_harmless(self) -> None:
-        """Read the files of settings, and refuse what names other repositories. Raises ``ModelError``."""
+        """Read the settings files, and refuse any that names another repository. Raises ``ModelError``."""
         import transformers
         from transformers.utils import cached_file
 
@@ -239,7 +239,7 @@ def _explain(name: str, error: Exception) -> str:
 
     message, missing = str(error), explain_missing(error)
     unknown = "Unrecognized configuration class" in message
-    named = re.search(r"<class '[\w.]*?(\w+)'>", message)  # the config, of which there may be a bare model
+    named = re.search(r"<class '[\w.]*?(\w+)'>", message)  # the config; its bare model may exist
     kind = getattr(transformers, named[1], None) if unknown and named else None
     rows = (
         (missing is not None, f"{name} cannot be loaded: {missing}"),

@@ -1,4 +1,4 @@
-"""Text that a model goes on with, token by token: which token comes next, and what is said about it."""
+"""Text that a model continues token by token: the choice of the next token, and the note about it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUOTED = 100
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen: the likeliest at temperature 0, else drawn, alike for one seed."""
+    """How the next token is chosen: the most likely at temperature 0, otherwise drawn by ``seed``."""
 
     temperature: float
     seed: int
@@ -52,7 +52,7 @@ class Sampling:
 
 
 def strip_end(tokens: tuple[Token, ...], ends: Collection[int]) -> tuple[tuple[Token, ...], tuple[str, ...]]:
-    """The tokens without the special ones that close a text, and a note if there were any."""
+    """The tokens without closing special ones, and a note if there were any."""
     stop = len(tokens)
     while stop > 1 and tokens[stop - 1].special and tokens[stop - 1].id in ends:
         stop -= 1
@@ -64,9 +64,10 @@ def strip_end(tokens: tuple[Token, ...], ends: Collection[int]) -> tuple[tuple[T
 def generate_ids(
     scores: Callable[[list[int]], Tensor], count: int, sampling: Sampling, ends: Collection[int]
 ) -> list[int]:
-    """Up to ``count`` tokens, from the scores that each token before them gets; one of ``ends`` ends them.
+    """Up to ``count`` tokens, each chosen from the scores given those before it; one of ``ends`` stops.
 
-    ``scores`` is called with the tokens generated so far and returns the logits of the next, [vocabulary].
+    ``scores`` is called with the tokens generated so far and returns the logits of the next,
+    [vocabulary].
     """
     ids: list[int] = []
     while len(ids) < count:
@@ -79,7 +80,7 @@ def generate_ids(
 
 
 def describe_generation(tokens: Sequence[Token], first: int, count: int, sampling: Sampling) -> str:
-    """One note on the tokens that were generated, from token ``first`` on, of ``count`` that were wanted."""
+    """A note on the generated tokens, from token ``first`` on, of ``count`` requested."""
     if not tokens:
         return f"generated nothing, {sampling}: the model ends the text here"
     number = "1 token" if len(tokens) == 1 else f"{len(tokens):,} tokens"
@@ -90,7 +91,7 @@ def describe_generation(tokens: Sequence[Token], first: int, count: int, samplin
 
 
 def spell_tokens(tokens: Sequence[Token]) -> str:
-    """What tokens read, words apart; of a picture or a sound, its name alone."""
+    """The text of tokens, words apart; for a picture or a sound, its name alone."""
     text = ""
     senses = find_senses(tokens)
     for before, token, earlier, sense in zip((None, *tokens), tokens, (None, *senses), senses, strict=False):
@@ -104,5 +105,5 @@ def spell_tokens(tokens: Sequence[Token]) -> str:
 
 
 def _is_wide(letter: str) -> bool:
-    """Whether a letter is of a script that sets no spaces between words."""
+    """Whether a letter's script has no spaces between words."""
     return bool(letter) and unicodedata.east_asian_width(letter) in "WF"

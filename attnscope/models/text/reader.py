@@ -1,4 +1,4 @@
-"""Models that read text with a tokenizer that stands beside them: the own encoder, and modules in files."""
+"""Models that read text with a separate tokenizer: attnscope's own encoder, and modules in files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 END_NAMES = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
-"""What tokenizers call the token that ends a text."""
+"""Usual names of the token that ends a text."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TextReader:
     name: str
 
     def read(self, text: str, second: str | None, fit: Fit) -> Encoded:
-        """The tokens of a text or a pair, cut as ``fit`` says; only what is kept becomes tokens."""
+        """The tokens of a text or a pair, cut as ``fit`` says; only kept ones are built."""
         text, second = text[:MOST_CHARACTERS], second and second[:MOST_CHARACTERS]
         encoding = self._encode(text, second)
         keep, notes = fit(len(encoding))
@@ -51,13 +51,13 @@ class TextReader:
             finally:
                 self.tokenizer.no_truncation()
         reading = self._reading(encoding, [text] if second is None else [text, second])
-        return Encoded(reading.tokens[:keep], (*reading.notes, *notes))  # cut are special tokens, too
+        return Encoded(reading.tokens[:keep], (*reading.notes, *notes))  # special tokens are cut, too
 
     def read_all(self, texts: Sequence[tuple[str, ...]], most: int) -> Iterator[Encoded | None]:
-        """The tokens of many texts or pairs; of one that has more than ``most``, nothing."""
+        """The tokens of many texts or pairs; empty for one with more than ``most``."""
         texts = [tuple(part[:MOST_CHARACTERS] for part in text) for text in texts]
         begins = accumulate((sum(map(len, text)) for text in texts), initial=0)
-        # as many together as may be one text: what is tokenized takes memory
+        # at most one longest text at a time: tokenizing takes memory
         for _, group in groupby(zip(texts, begins, strict=False), lambda pair: pair[1] // MOST_CHARACTERS):
             some = [text for text, _ in group]
             with explained(f"the tokenizer of {self.name}"):
@@ -85,7 +85,7 @@ class TextReader:
 
     @property
     def mask(self) -> int | None:
-        """The token that stands for one that is hidden, by its usual names."""
+        """The mask token, by its usual names."""
         ids = (self.tokenizer.token_to_id(name) for name in ("[MASK]", "<mask>"))
         return next((id_ for id_ in ids if id_ is not None), None)
 
@@ -97,7 +97,7 @@ class TextReader:
 
 
 class ReaderModel(Model):
-    """A model of the token ids of one text, without a cache: it generates by whole passes."""
+    """A model that reads the token ids of one text and generates by full passes, without a cache."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class ReaderModel(Model):
 
     @abstractmethod
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
-        """The ids of tokens as the model's input, labelled with them."""
+        """The ids of tokens as the model's input, labelled."""
 
     @abstractmethod
     def next_scores(self, ids: Tensor) -> Tensor:
-        """The logits of the token behind a text.  [1, token] -> [vocabulary]"""
+        """The logits of the token after a text.  [1, token] -> [vocabulary]"""
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
@@ -136,7 +136,7 @@ class ReaderModel(Model):
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> ModelInput:
-        """The text with up to ``count`` tokens more, by whole passes; one more pass shows them all."""
+        """The text with up to ``count`` more tokens, by full passes; one more pass shows them all."""
         if not prepared.tokens:
             raise InputError("tensors cannot be continued: give a text")
         sampling, ends = Sampling(temperature, seed), self.reader.ends
@@ -155,7 +155,7 @@ class ReaderModel(Model):
 
 
 class OwnModel(ReaderModel):
-    """The own encoder with its tokenizer."""
+    """attnscope's own encoder with its tokenizer."""
 
     stateless = True
 
@@ -179,7 +179,7 @@ class OwnModel(ReaderModel):
 
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         """The ids of tokens as the encoder's input; a pair is read as two segments."""
-        device = self.encoder.embedding.weight.device  # at once, where ``self.device`` searches the module
+        device = self.encoder.embedding.weight.device  # once, because ``self.device`` searches the module
         inputs = {"ids": torch.tensor([[token.id for token in tokens]], device=device)}  # [1, token]
         if self.encoder.config.segments > 1:
             inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=device)
@@ -188,7 +188,7 @@ class OwnModel(ReaderModel):
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> ModelInput:
-        """The text with up to ``count`` tokens more, if the encoder is causal."""
+        """The text with up to ``count`` more tokens, if the encoder is causal."""
         if not self.encoder.config.causal:
             raise ModelError(
                 f"{self.name} reads in both directions and cannot continue a text: own-causal does"
@@ -196,12 +196,12 @@ class OwnModel(ReaderModel):
         return super().generate(prepared, count, temperature=temperature, seed=seed)
 
     def next_scores(self, ids: Tensor) -> Tensor:
-        """The logits of the token behind a text.  [1, token] -> [vocabulary]"""
+        """The logits of the token after a text.  [1, token] -> [vocabulary]"""
         return self.encoder.logits(self.encoder(ids)[0, -1])
 
     @property
     def objective(self) -> Objective:
-        """Masked tokens, or each next one of a causal encoder."""
+        """Masked tokens, or next tokens for a causal encoder."""
         mask = None if self.encoder.config.causal else self.reader.tokenizer.token_to_id(MASK)
         return Objective("ids", mask, self.reader.vocabulary)
 
@@ -213,8 +213,8 @@ class OwnModel(ReaderModel):
 def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = None) -> OwnModel:
     """Load ``own``, ``own-causal`` or a folder that attnscope saved; float32 unless ``dtype`` says otherwise.
 
-    As long as a bundled encoder has no trained weights it is built from a fixed seed, and its notes say
-    ``untrained``. Raises ``ModelError``.
+    A bundled encoder without trained weights is built from a fixed seed, and its notes say ``untrained``.
+    Raises ``ModelError``.
     """
     folder: str | Path = PRETRAINED / name if name in BUNDLED else name
     if name in BUNDLED and not (PRETRAINED / name / WEIGHTS).is_file():
@@ -241,6 +241,6 @@ def load_reader(name: str, **options: Any) -> TextReader:
     backend = getattr(source.load_tokenizer(config), "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"the tokenizer of {name} is not one of the tokenizers library: choose another")
-    backend.no_padding()  # some files ask for a fixed length
+    backend.no_padding()  # some files set a fixed length
     backend.no_truncation()
     return TextReader(backend, name)

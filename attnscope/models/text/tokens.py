@@ -1,4 +1,4 @@
-"""From what a tokenizer returns to ``Token``s: the pieces of a text as a person reads them."""
+"""From a tokenizer's output to ``Token``s: the pieces of a text as a person reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Encoded(NamedTuple):
-    """A text, or a pair, as tokens; what is to be said of them; what else a tokenizer made, if it did."""
+    """A text, or a pair, as tokens; notes about them; and the tokenizer's other outputs, if any."""
 
     tokens: tuple[Token, ...]
     notes: tuple[str, ...] = ()
@@ -25,22 +25,22 @@ class Encoded(NamedTuple):
 
 
 BEGINS = ("▁", "Ġ")
-"""What spellings begin with whose token begins a word."""
+"""Prefixes in vocabulary entries of tokens that begin a word."""
 
 
 def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
     """The tokens of one encoded text, or of a pair of texts, with the text that each stands for.
 
-    A token's text is the slice of the input that it covers, so that capitals, accents and emoji come
-    back as they were written. Words are numbered through both texts of a pair; a special token
-    belongs to the text before it. Raises ``ModelError`` where there are more or fewer ids than tokens.
+    A token's text is the slice of the input that it covers, so that capitals, accents and emoji appear as
+    written. Words are numbered across both texts of a pair; a special token belongs to the text before
+    it. Raises ``ModelError`` if the counts of ids and tokens differ.
     """
     segment = 0
     tokens = []
     columns = encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask
     if len({len(column) for column in columns}) > 1:
         raise ModelError("the tokenizer is damaged: a special token of it has more or fewer ids than names")
-    sequences = encoding.sequence_ids  # each property of an encoding makes a new list when it is read
+    sequences = encoding.sequence_ids  # each access builds a new list
     words = _words(encoding, sequences, texts)
     for id_, spelling, span, marked, sequence, word in zip(*columns, sequences, words, strict=True):
         segment = segment if sequence is None else sequence
@@ -50,7 +50,7 @@ def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
 
 
 def tokens_of_ids(tokenizer: Any, ids: Sequence[int], special_ids: Collection[int]) -> tuple[Token, ...]:
-    """Tokens from ids alone, for tokenizers that keep no offsets: the vocabulary's spelling, readable."""
+    """Tokens from ids alone, for tokenizers without offsets: the vocabulary entries, made readable."""
     return tokens_of_spellings(ids, tokenizer.convert_ids_to_tokens(list(ids)), special_ids)
 
 
@@ -65,7 +65,7 @@ def tokens_of_spellings(
     tokens: list[Token] = []
     word, inside = -1, False
     for id_, spelling in zip(ids, spellings, strict=True):
-        if spelling is None:  # models have more rows than their tokenizers have entries
+        if spelling is None:  # models may have more rows than their tokenizers have entries
             word, inside = word + 1, False
             tokens.append(Token(f"id {id_:,}", id_, word=word))
             continue
@@ -81,19 +81,19 @@ def tokens_of_spellings(
 
 
 UNKNOWN = "unknown to the vocabulary:"
-"""What a note says of tokens that a vocabulary lacks."""
+"""The note on unknown tokens."""
 
 
 UNKNOWN_END = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
-"""How a token ends that the vocabulary lacks: the text's own letters, and ``[UNK]`` or ``<unk>`` behind."""
+"""The end of an unknown token's text: ``[UNK]`` or ``<unk>``, after the text's own letters."""
 
 
 def mark_unknown(
     tokens: tuple[Token, ...], unknown: int | None, spelling: str | None
 ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
-    """Tokens with ``[UNK]``, or as the vocabulary spells it, beside the text that it lacks, and how many.
+    """Tokens with ``[UNK]``, as the vocabulary spells it, after the text they lack, and how many.
 
-    A text may spell that token out itself; then it is no unknown one.
+    A text may contain that token literally; then it is not unknown.
     """
     marked = tuple(
         replace(token, text=f"{token.text} {spelling}")
@@ -108,17 +108,17 @@ def mark_unknown(
 
 
 def say_unknown(count: int, total: int, spelling: str | None) -> str:
-    """How many tokens a vocabulary lacks, in words."""
+    """How many tokens are not in the vocabulary, in words."""
     return f"{count:,} of {total:,} tokens {'is' if count == 1 else 'are'} {UNKNOWN} {spelling}"
 
 
 def read_unknown(note: str) -> tuple[int, str] | None:
-    """How many tokens ``say_unknown`` named, and how they are spelled; of another note, nothing."""
+    """How many tokens ``say_unknown`` named, and their spelling; ``None`` for another note."""
     match = re.fullmatch(rf"([\d,]+) of [\d,]+ tokens (?:is|are) {UNKNOWN} (.*)", note)
     return (int(match[1].replace(",", "")), match[2]) if match else None
 
 
-@lru_cache(maxsize=1 << 16)  # the same entries come again and again
+@lru_cache(maxsize=1 << 16)  # the same entries occur again and again
 def without_marks(spelling: str) -> str:
     """A vocabulary entry without its marks for word starts and continuations."""
     text = spelling.removeprefix("##").removesuffix("</w>")
@@ -128,18 +128,18 @@ def without_marks(spelling: str) -> str:
 
 
 def _piece(spelling: str, covered: str) -> str:
-    """What is shown of a token with that spelling, which covers that part of the text."""
+    """The displayed text of a token with that vocabulary entry, which covers that part of the text."""
     spelled = without_marks(spelling)
     if spelled.isspace() and not covered.isspace():
-        return spelled  # a word mark that the tokenizer put in claims the character after it
+        return spelled  # a word mark that the tokenizer added covers the next character
     return covered.strip() or covered or spelled
 
 
 def _words(encoding: Encoding, sequences: Sequence[int | None], texts: Sequence[str]) -> list[int | None]:
     """The running number of each token's word, ``None`` for special tokens.
 
-    A tokenizer that never splits a text into words (all pieces carry one word id) says nothing about
-    them; there the spaces of the text decide.
+    If a tokenizer does not split into words (all pieces carry one word id), the spaces of the text
+    decide.
     """
     word_ids, offsets = encoding.word_ids, encoding.offsets
     pairs = set(zip(sequences, word_ids, strict=True))
@@ -168,19 +168,19 @@ def _words(encoding: Encoding, sequences: Sequence[int | None], texts: Sequence[
 
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""What bytes that are no whole character decode to."""
+"""What incomplete characters decode to."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How token numbers are spelled and read: a tokenizer's own functions."""
+    """How token ids are spelled and read: a tokenizer's own functions."""
 
     spell: Callable[[list[int]], list[str | None]]
     decode: Callable[[list[int]], str]
     special: Collection[int]
 
     def extend(self, tokens: Sequence[Token], ids: Sequence[int]) -> tuple[Token, ...]:
-        """``tokens`` and those of ``ids`` behind them; the first of these may go on with the last word."""
+        """``tokens`` followed by those of ``ids``; the first of these may continue the last word."""
         before = [token.id for token in tokens]
         every = [*before, *ids]
         spelled = tokens_of_spellings(every, self.spell(every), self.special)
@@ -198,7 +198,7 @@ class Vocabulary:
         return (*tokens, *new)
 
     def _texts(self, tokens: Sequence[Token]) -> list[str]:
-        """What each token reads; tokens that are parts of one character all read as that character."""
+        """The text of each token; tokens that are parts of one character all get that character."""
         texts: list[str] = []
         waiting: list[int] = []
         for token in tokens:
@@ -220,15 +220,15 @@ class Vocabulary:
 
 
 NUMBERS = Vocabulary(lambda ids: [None] * len(ids), lambda ids: " ".join(f"id {each}" for each in ids), ())
-"""The vocabulary of a model whose tokenizer is not known."""
+"""The vocabulary of a model with an unknown tokenizer."""
 
 
 def repeat_random(frame: Encoded, vocabulary: Vocabulary, size: int, count: int, seed: int) -> Encoded:
-    """``count`` different random tokens, twice, in the place of the text of ``frame``.
+    """``count`` different random tokens, twice, in place of the text of ``frame``.
 
-    They are drawn from the first ``size`` entries, of which those that read as letters or digits count. What
-    stands before an equal token is always another copy, so that induction is measured on the second half.
-    Raises ``InputError`` where the vocabulary is too small.
+    They are drawn from those of the first ``size`` entries that are letters or digits. Equal tokens
+    always have equal predecessors, so that induction can be measured on the second half. Raises
+    ``InputError`` if the vocabulary is too small.
     """
     import torch
 
@@ -255,5 +255,5 @@ def _is_legible(spelling: str) -> bool:
 
 
 def _words_vocabulary(tokens: Sequence[Token]) -> int:
-    """How many words tokens have been numbered with."""
+    """How many words the tokens are numbered with."""
     return max((token.word for token in tokens if token.word is not None), default=-1) + 1

@@ -1,4 +1,4 @@
-"""The face for Python: a model reads a text once, and what it showed draws itself.
+"""The Python interface: a model reads a text once, and the result draws itself.
 
 model = attnscope.load("own")              # or wrap(my_model, my_tokenizer)
 run = model.read("The cat sat on the mat.")

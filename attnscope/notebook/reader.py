@@ -1,4 +1,4 @@
-"""Where runs come from: a model that reads, a file, or whatever runs inside a block."""
+"""Where runs come from: a model that reads a text, a file, or a recording."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Reader:
     """A model that reads texts, each in one pass that is kept in memory as a ``Run``.
 
-    ``predicting`` loads the same model with the head that it predicts with, where this one may lack it.
+    ``predicting`` loads the same model with its output head, if this one may lack it.
     """
 
     def __init__(self, model: Model, predicting: Callable[[], Model] | None = None) -> None:
@@ -30,7 +30,7 @@ class Reader:
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """The model's name."""
         return self._model.name
 
     @property
@@ -43,7 +43,7 @@ class Reader:
 
     @contextmanager
     def predicting(self) -> Iterator[Model]:
-        """The model with the head that it predicts with, at rest while the block runs."""
+        """The model with its output head, in eval mode while the block runs."""
         if self._predicting is not None:
             self._model, self._predicting = self._predicting(), None
         with at_rest(self._model.module):
@@ -68,11 +68,11 @@ class Reader:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> Run:
-        """One pass over a text, a pair, images, a video, a sound, or tensors by the names of arguments.
+        """One pass over a text, a pair, images, a video, a sound, or tensors by argument name.
 
-        ``labels`` is a file that names the positions of tensors. ``part`` is the seconds of a sound from and
-        to which it is read. ``repeat_random`` tokens are read twice in the place of a text. ``generate``
-        appends up to that many generated tokens. Raises ``InputError`` for what the model cannot read,
+        ``labels`` is a file that names the positions of tensors. ``part`` is the part of a sound to read,
+        in seconds. ``repeat_random`` random tokens are read twice instead of a text. ``generate`` appends
+        up to that many generated tokens. Raises ``InputError`` for what the model cannot read,
         ``ModelError`` for a model that fails.
         """
         from attnscope.models.keeping import keep_trace
@@ -124,9 +124,9 @@ def load(
 ) -> Reader:
     """A model by name: own, own-causal, a folder, the id of a Hugging Face model, or FILE.py:NAME.
 
-    ``generative`` brings the head with which a Hugging Face model writes, for ``read(..., generate=20)``;
-    ``device_map="auto"`` runs one that is larger than memory, layer by layer from the disk. Code in a model's
-    folder runs only with ``trust_remote_code``. Raises ``ModelError``.
+    ``generative`` loads the language-model head of a Hugging Face model, for ``read(..., generate=20)``;
+    ``device_map="auto"`` runs one that is larger than memory, layer by layer from the disk. Code in a
+    model's folder runs only with ``trust_remote_code``. Raises ``ModelError``.
     """
     from attnscope.models import load as load_model
 
@@ -148,10 +148,10 @@ def load(
 def wrap(
     module: nn.Module, tokenizer: Any = None, *, processor: Any = None, name: str | None = None
 ) -> Reader:
-    """A model that you have: of transformers with its tokenizer or image processor, or any module.
+    """A model object of yours: of transformers, with its tokenizer or image processor, or any module.
 
-    A bare module reads tensors by the names of its arguments; with a ``tokenizers.Tokenizer`` it reads texts.
-    Whether it trains or rests stays as it is.
+    A bare module reads tensors by argument name; with a ``tokenizers.Tokenizer`` it reads texts. Its
+    training or eval mode is left as it is.
     """
     from attnscope.models.module import wrap_module
 
@@ -160,7 +160,7 @@ def wrap(
 
 
 def open(path: str | Path) -> Run:
-    """A run from a file: a ``.trace``, or weights that some tool saved. Raises ``InputError``."""
+    """A run from a file: a ``.trace``, or weights saved by any tool. Raises ``InputError``."""
     from attnscope.models.served import open_file
 
     return Run(open_file(path))
@@ -174,14 +174,14 @@ def record(
     images: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> Iterator[Run]:
-    """Watch whatever a module runs inside the block, training too; when it ends, the run can be looked at.
+    """Record whatever a module runs inside the block, including training; the run is ready when it ends.
 
-    ``tokens`` label the axes that have their length, those of ``encoder`` and ``decoder`` apart if you like.
-    ``images`` are what cameras saw: tokens of such a name are the patches of that image, row by row. It is
-    an array, a tensor or an image of PIL, [row, column, 3] or [3, row, column]; or a list, one for each pass.
-    The steps of a generation are one pass, as long as each one's keys begin with those of the one before. Of
-    several passes the last is shown, and ``run.passes`` has each. Raises ``ModelError`` if no attention ran,
-    ``InputError`` for images that do not fit.
+    ``tokens`` label the axes that have their length, those of ``encoder`` and ``decoder`` apart if you
+    like. ``images`` are camera images: tokens with an image's name are its patches, row by row. An image
+    is an array, a tensor or a PIL image, [row, column, 3] or [3, row, column]; or a list, one for each
+    pass. The steps of a generation are one pass, as long as each step's keys begin with those of the one
+    before. The last of several passes is shown; ``run.passes`` has them all. Raises ``ModelError`` if no
+    attention ran, ``InputError`` for images that do not fit.
 
     >>> seen, steps = ["arm", *["front"] * 300], [f"t+{n}" for n in range(100)]
     >>> with attnscope.record(policy, {"encoder": seen, "decoder": steps}, images={"front": frame}) as run:
@@ -194,7 +194,7 @@ def record(
 
     run, held, axes, images = Run(), RecordedPasses(), axes_of_texts(tokens), images or {}
     known = {name: image for name, image in images.items() if not isinstance(image, list)}
-    place_images(axes, known)  # what does not fit is refused before anything runs
+    place_images(axes, known)  # refuse what does not fit before anything runs
     with recording(module, [held], axes) as record:
         yield run
     *run.earlier, last = held.kept(module, name or type(module).__name__, record, axes, images)
@@ -207,9 +207,9 @@ _resting: dict[int, tuple[int, bool]] = {}  # by id: how many blocks a module re
 
 @contextmanager
 def at_rest(module: nn.Module) -> Iterator[None]:
-    """A module as it predicts; whether its parts train is as before when the last of such blocks ends.
+    """A module in eval mode; its training mode returns when the last such block ends.
 
-    Threads that read one model may begin and end in any order.
+    Threads that share a model may enter and leave in any order.
     """
     parts = list(module.modules())
     with _lock:

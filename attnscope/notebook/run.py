@@ -1,4 +1,4 @@
-"""A run: one text that went through one model, and the questions that it answers, as the commands do."""
+"""A run: one text that went through one model, with the commands' questions as methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _select(head: Head | str | None = None, **asked: Any) -> Selection:
-    """What is looked at; a head by its address, or as it is written. Raises ``SelectionError``."""
+    """The selection; a head by ``Head`` or as text. Raises ``SelectionError``."""
     from attnscope.questions.selection import Selection, head_of
 
     if head is not None and not isinstance(head, (Head, str)):
@@ -35,14 +35,14 @@ def _select(head: Head | str | None = None, **asked: Any) -> Selection:
 
 
 def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
-    """One head, or several. Raises ``SelectionError`` for what is none."""
+    """One head, or several. Raises ``SelectionError`` for anything else."""
     from attnscope.questions.selection import head_of
 
     return [head_of(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
 
 
 def _need_texts(asked: tuple[object, ...], example: str) -> None:
-    """Raise ``SelectionError`` for what is not written as texts."""
+    """Raise ``SelectionError`` for arguments that are not texts."""
     for each in asked:
         if not isinstance(each, str):
             raise SelectionError(f"{each!r} is no text: write {example}")
@@ -50,11 +50,11 @@ def _need_texts(asked: tuple[object, ...], example: str) -> None:
 
 @dataclass(eq=False, repr=False)
 class Run(Display):
-    """One text that went through one model. A cell that ends in it shows every head and those worth a look.
+    """One text that went through one model; a notebook shows every head and those worth a look.
 
-    Behind it stands a trace, in memory or in a file, or a file of weights: it needs the model no more, except
-    to ``cut`` and to ``patch``, which run the ``source`` again.
-    ``words`` merges the pieces of words, ``hide_special`` leaves special tokens out and notes what they take.
+    It holds a trace, in memory or in a file, or a file of weights: only ``cut`` and ``patch`` run the
+    model, ``source``, again. ``words`` merges the pieces of words, ``hide_special`` leaves special tokens
+    out and notes their weight.
     """
 
     kept: FileModel | None = None
@@ -63,7 +63,7 @@ class Run(Display):
 
     @property
     def passes(self) -> tuple[Run, ...]:
-        """Each pass of a recording that was held; this is the last one."""
+        """Every held pass of a recording; this run is the last one."""
         return (*(Run(make()) for make in self.earlier), self)
 
     @property
@@ -83,12 +83,12 @@ class Run(Display):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The text as the model read it; none where it read no tokens."""
+        """The text as the model read it; empty without tokens."""
         return tuple(token.text for token in self._pass.prepared.tokens)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know about the model and what was done to the text."""
+        """Notes about the model and the text."""
         return (*self._pass.notes, *self._pass.prepared.notes)
 
     @property
@@ -137,7 +137,7 @@ class Run(Display):
         hide_special: bool = False,
         cmap: str | None = None,
     ) -> Drawing:
-        """What a token looks at and who looks at it, in one head or on average over all.
+        """What a token looks at and which tokens look at it, in one head or on average over all.
 
         Raises ``SelectionError``.
         """
@@ -147,7 +147,7 @@ class Run(Display):
         return Drawing(of_token(one_token(*self._given, asked)), cmap)
 
     def stats(self, measures: Sequence[str] | None = None) -> FigureTable:
-        """The figures of every head, those first whose role stands farthest above its baseline.
+        """The figures of every head, ordered by how far the role's score exceeds its baseline.
 
         ``measures`` alone take less time; roles need those of ``attnscope stats``. Raises ``SelectionError``.
         """
@@ -163,8 +163,8 @@ class Run(Display):
     ) -> Drawing:
         """All heads with each other, or each with itself in another run: another text, or another model.
 
-        ``head`` adds the difference of one head's two maps, where the runs are of two texts. Raises
-        ``SelectionError`` or ``InputError`` for what cannot be compared.
+        ``head`` adds the difference between one head's maps on two texts. Raises ``SelectionError`` or
+        ``InputError`` for what cannot be compared.
         """
         from attnscope.questions.across import compare_passes
         from attnscope.questions.compare import compare_all_heads, of_heads
@@ -181,7 +181,7 @@ class Run(Display):
     def find(self, *questions: str, cmap: str | None = None) -> Drawing:
         """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``.
 
-        Raises ``SelectionError`` for parts that the text has not.
+        Raises ``SelectionError`` for parts that are not in the text.
         """
         from attnscope.questions.find import find_heads, of_found, parse_questions
 
@@ -191,7 +191,7 @@ class Run(Display):
 
     @contextmanager
     def _model_at_rest(self) -> Iterator[tuple[Model, InputRequest]]:
-        """The model with its head, and what it read. Raises ``AttnscopeError`` where it is not there."""
+        """The model with its output head, and its input. Raises ``AttnscopeError`` without a model."""
         if self.source is None:
             raise AttnscopeError("the model is not there any more: read the text with load(name).read(text)")
         predicting, request = self.source
@@ -227,8 +227,8 @@ class Run(Display):
         """What a prediction loses without an edge: ``run.cut("it -> cat")``, in each head and in all at once.
 
         ``target`` and ``against`` are words of the prediction, or a class; ``head`` names some heads;
-        ``how`` is renormalize, zero or mean (over the same edges in ``texts``). Raises
-        ``SelectionError`` for parts that the text has not, ``ModelError`` for a model that does not predict.
+        ``how`` is renormalize, zero or mean (over the same edges in ``texts``). Raises ``SelectionError``
+        for parts that are not in the text, ``ModelError`` for a model that does not predict.
         """
         from attnscope.questions.cause import cut, of_intervention
         from attnscope.questions.find import parse_questions
@@ -258,7 +258,7 @@ class Run(Display):
         exact: bool = False,
         cmap: str | None = None,
     ) -> Drawing:
-        """How much of the prediction each head brings back into the pass of another text, or of its run.
+        """How much of the prediction each head restores in the pass of another text, or of its run.
 
         ``what`` is output, q, k, v or pattern; ``to`` patches only what reaches ``"L9H9:q"`` or ``"logits"``;
         ``by="token"`` the residual stream. With ``noise`` the other text's heads go into this pass; ``fast``
@@ -288,7 +288,7 @@ class Run(Display):
         keep: float = 0.8,
         cmap: str | None = None,
     ) -> Drawing:
-        """The fewest heads and edges that bring back ``keep`` of the difference from another text or run.
+        """The fewest heads and edges that restore ``keep`` of the difference from another text or run.
 
         Raises ``InputError`` for texts of different lengths or with the same score.
         """
@@ -301,9 +301,9 @@ class Run(Display):
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
     ) -> Drawing:
-        """Which part of the text looks at which: sentence, line, paragraph, segment, or role of a chat.
+        """Attention between parts of the text: sentence, line, paragraph, segment, or role of a chat.
 
-        Raises ``InputError`` for what is not cut so.
+        Raises ``InputError`` if the text has no such parts.
         """
         from attnscope.questions.parts import cut_input
         from attnscope.questions.spans import of_spans, span_maps
@@ -351,9 +351,9 @@ class Run(Display):
         min_weight: float = 0.0,
         cmap: str | None = None,
     ) -> HeadsPage:
-        """All heads as one page to explore, in whose maps cells below ``min_weight`` are hidden.
+        """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden.
 
-        Raises ``OutputError`` for numbers that are no attention.
+        Raises ``OutputError`` for values that cannot be weights.
         """
         from attnscope.render.page.page import page_of
 

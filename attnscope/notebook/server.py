@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
 HELD = 2
-"""Models that stay in memory: the last ones that were asked for."""
+"""Most models in memory: the last ones used."""
 
 INSTRUCTIONS = """Shows what the attention heads of a transformer do on a text. Begin with stats or show.
 A head is named by its address, L2H1. Every figure stands beside its baseline, what even attention would give.
@@ -28,7 +28,7 @@ A pattern is not a cause: cut says whether a prediction needs it."""
 
 
 class Folder:
-    """The one folder whose files may be named. What lies outside is refused, and links that lead there."""
+    """The one folder whose files may be named. Paths outside, and links that lead there, are refused."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve(strict=True)
@@ -43,11 +43,11 @@ class Folder:
         return path
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file, inside or outside; a name that no file can have is none."""
+        """Whether there is such a file, inside or outside; False for invalid names."""
         return os.path.exists(os.path.join(self.root, name))
 
     def model(self, name: str) -> str:
-        """A model by its name, or a folder inside. Raises ``ModelError`` for a file of code."""
+        """A model by name, or a folder inside. Raises ``ModelError`` for a file of code."""
         if name.partition(":")[0].endswith(".py"):
             raise ModelError("this server runs no file of code: name a model or its folder")
         if name in ("own", "own-causal"):
@@ -62,9 +62,9 @@ class Folder:
 
 
 def make_server(root: Path, *, device: str = "auto") -> MCPServer:
-    """A server whose tools read files under ``root`` alone; models are loaded when they are asked for.
+    """A server whose tools read files under ``root`` alone; models are loaded on demand.
 
-    Raises ``ModuleNotFoundError`` where the SDK is not installed.
+    Raises ``ModuleNotFoundError`` if the SDK is not installed.
     """
     from mcp.server.mcpserver import Image, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
@@ -73,12 +73,12 @@ def make_server(root: Path, *, device: str = "auto") -> MCPServer:
     from attnscope.render.terminal import print_view
 
     folder, lock = Folder(root), Lock()
-    os.chdir(folder.root)  # so that the name of a model of the hub is not a folder elsewhere
+    os.chdir(folder.root)  # so that the name of a hub model is not a folder elsewhere
     server = MCPServer("attnscope", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
 
     @contextmanager
     def answering() -> Iterator[None]:
-        """One question at a time; what an agent can mend is told in one sentence."""
+        """One question at a time; errors that an agent can fix are one sentence."""
         with lock:
             try:
                 yield

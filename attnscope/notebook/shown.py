@@ -1,4 +1,4 @@
-"""What a notebook shows: an image there, text in a console, numbers for whoever reads on."""
+"""How answers appear: an image in a notebook, text in a console, numbers as data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """What prints itself as text in a console, and as HTML or an image in a notebook."""
+    """Base of what prints as text in a console, and as HTML or an image in a notebook."""
 
     def _repr_html_(self) -> str | None:
         return None
@@ -43,7 +43,7 @@ class Display:
 
 
 class Drawing(Display):
-    """An answer as pictures: ``numbers`` are those behind it, ``save`` writes it, ``cmap`` colours it."""
+    """An answer as pictures, with the numbers behind it; ``save`` writes it, ``cmap`` colours it."""
 
     def __init__(self, answer: Answer, cmap: str | None = None) -> None:
         self._answer = answer
@@ -56,13 +56,13 @@ class Drawing(Display):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know about the picture."""
+        """Notes on the picture."""
         return tuple(self._answer.numbers.get("notes", ()))
 
     def frame(self) -> Any:
         """The numbers as a ``pandas.DataFrame``: what the command line prints with ``--csv``.
 
-        Raises ``AttnscopeError`` for an answer that is not a table, or where there is no pandas.
+        Raises ``AttnscopeError`` for an answer that is not a table, or without pandas.
         """
         if self._answer.table is None:
             raise AttnscopeError("this answer is not a table: read numbers")
@@ -98,7 +98,7 @@ class Drawing(Display):
         return self._images[0]
 
     def _repr_html_(self) -> str | None:
-        """All images under each other, and the heads worth a look; nothing where one image is all."""
+        """All images stacked, and the heads worth a look; ``None`` if a single image is all."""
         from attnscope.views.heads import Ranking
 
         rankings = [view for view in self._answer.views if isinstance(view, Ranking)]
@@ -116,7 +116,7 @@ class Drawing(Display):
 class HeadDrawing(Drawing):
     """One head: its heatmap, its weights, its figures by measure, and its role.
 
-    ``weights`` are every token's row as it is; ``queries`` and ``keys`` label what the heatmap shows.
+    ``weights`` are the unpooled rows; ``queries`` and ``keys`` label the heatmap.
     """
 
     def __init__(self, answer: Answer, result: OneHead, weights: Array, cmap: str | None) -> None:
@@ -128,7 +128,7 @@ class HeadDrawing(Drawing):
         self.keys = tuple(place.label for place in self._view.weights.keys)
 
     def plot(self, ax: Axes | None = None, *, cmap: str | None = None) -> Axes:
-        """Draw the heatmap on axes of yours, or on the current ones; they are returned."""
+        """Draw the heatmap on the given axes, or on the current ones, and return them."""
         from attnscope.render.image.maps import draw_heatmap
 
         if ax is None:
@@ -148,7 +148,7 @@ def _pandas() -> Any:
 
 
 def as_text(draw: Callable[[Console], object]) -> str:
-    """What is drawn on a console as wide as the terminal, in Jupyter, too."""
+    """The drawing on a console as wide as the terminal, also in Jupyter."""
     from rich.console import Console
 
     file, width = io.StringIO(), shutil.get_terminal_size((100, 24)).columns
@@ -157,18 +157,18 @@ def as_text(draw: Callable[[Console], object]) -> str:
 
 
 FRAME = 640
-"""Pixels that a page is high in a notebook."""
+"""Height of a page in a notebook, in pixels."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FigureTable(Display):
-    """The figures of all heads: ``heads`` as they are, ``rows`` as plain data, ``frame`` for pandas."""
+    """The figures of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
 
     measured: Stats
 
     @property
     def heads(self) -> tuple[HeadFigures, ...]:
-        """Every head with its figures, each beside its baseline, and its role."""
+        """Every head with its role and figures, each with its baseline."""
         return self.measured.heads
 
     @property
@@ -179,7 +179,7 @@ class FigureTable(Display):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A dictionary a head: kind, layer, head, role, and each figure and its baseline."""
+        """A dictionary per head: kind, layer, head, role, and each figure and its baseline."""
         from attnscope.measures import MEASURES
         from attnscope.questions.stats import figure_rows
 
@@ -189,9 +189,9 @@ class FigureTable(Display):
         return [dict(zip(map(str, header), row, strict=True)) for row in rows]
 
     def frame(self) -> Any:
-        """The rows as a ``pandas.DataFrame`` by the address of the head.
+        """The rows as a ``pandas.DataFrame``, indexed by head.
 
-        Raises ``AttnscopeError`` where there is no pandas.
+        Raises ``AttnscopeError`` without pandas.
         """
         return _pandas().DataFrame(self.rows, index=[str(head.address) for head in self.heads])
 
@@ -207,7 +207,7 @@ class FigureTable(Display):
         return as_text(lambda console: print_view(self._table, console))
 
     def _repr_html_(self) -> str:
-        """A line a head, with the columns of ``attnscope stats``."""
+        """A row per head, with the columns of ``attnscope stats``."""
         table = self._table
         rows = [
             [cell if isinstance(cell, str) else "".join(text for text, _ in cell) for cell in row]
@@ -219,7 +219,7 @@ class FigureTable(Display):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadsPage(Display):
-    """All heads as one page of HTML that needs nothing else; a notebook shows it in a frame of its own."""
+    """All heads as one self-contained HTML page; a notebook shows it in a frame."""
 
     html: str
     title: str
@@ -234,7 +234,7 @@ class HeadsPage(Display):
         return f"a page of all heads of {self.title}: save it, and open it in a browser"
 
     def _repr_html_(self) -> str:
-        """A frame that may run the page's own script and save its pictures, and reach nothing."""
+        """A frame that may run the page's own script and save its pictures, and nothing else."""
         return (
             f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(self.html)}" '
             f'style="width:100%;height:{FRAME}px;border:0"></iframe>'
@@ -242,7 +242,7 @@ class HeadsPage(Display):
 
 
 def _html_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of HTML whose first column is its index."""
+    """An HTML table whose first column is its index."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     lines = ["<table>", f"<thead><tr>{head}</tr></thead><tbody>" if names else "<tbody>"]
     for index, *cells in rows:

@@ -1,1 +1,1 @@
-"""Views, drawn: in the terminal, as images, as a page, as data. No arithmetic here beyond colour."""
+"""Draws views: in the terminal, as images, as a page, as data. No arithmetic here beyond colour."""

@@ -1,8 +1,8 @@
-"""Colour maps: two of our own, even in lightness and safe for colour-blind readers, and all of matplotlib's.
+"""Colour maps: two of our own, safe for colour-blind readers, and all of matplotlib's.
 
-Our own are a few anchors in OKLab (Ottosson 2020, "A perceptual color space for image processing"), in which
-equal steps look equal. Lightness rises (or falls) in a straight line from end to end, so a map reads in grey,
-in print, and without red and green; and a terminal needs no matplotlib for them.
+Ours are a few anchors in OKLab (Ottosson 2020, "A perceptual color space for image processing"), in which
+equal steps look equal. Lightness is linear from end to end, so that a map reads in grey, in print, and
+without red and green; and a terminal needs no matplotlib for them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from attnscope.errors import SelectionError
 from attnscope.registry import nearest_name
 
 STEPS = 256
-SEQUENTIAL, DIVERGING = "ember", "tide"  # the maps that are taken when none is asked for
+SEQUENTIAL, DIVERGING = "ember", "tide"  # the default maps
 
 OFFERED = (SEQUENTIAL, "viridis", "cividis", "Blues", "gray")
-"""The maps among which a reader of a page or of the browser chooses."""
+"""The maps offered in the page and in the browser."""
 
 TWO_SIDED = (
     DIVERGING, "PiYG", "PRGn", "BrBG", "PuOr", "RdGy", "RdBu", "RdYlBu", "RdYlGn", "Spectral", "coolwarm",
     "bwr", "seismic", "berlin", "managua", "vanimo",
 )  # fmt: skip
-"""Diverging maps: both ends stand out and the middle is nothing, which is true of differences alone."""
+"""Diverging maps: both ends stand out from a neutral middle, which only suits differences."""
 
 # lightness of the two ends (of a diverging map: ends and middle), and (chroma, hue in degrees) at equal steps
 _OWN = {
@@ -81,7 +81,7 @@ def table(name: str) -> Array:
 
 @cache
 def terminal_colours(name: str) -> Array:
-    """The nearest, as they look, of a terminal's 256 colours to each entry of a map.  -> [256]
+    """The nearest of a terminal's 256 colours, in perception, to each entry of a map.  -> [256]
 
     Taken from the 240 that do not depend on the terminal's theme: the cube (16-231) and greys (232-255).
     """
@@ -102,19 +102,19 @@ def _lab(srgb: Array) -> Array:
 
 
 def steps(levels: Array) -> Array:
-    """Which entry of a table each level from 0 to 1 takes.  [...] -> [...]"""
+    """The table entry of each level from 0 to 1.  [...] -> [...]"""
     indices: Array = np.round(np.clip(levels, 0, 1) * (STEPS - 1)).astype(np.intp)
     return indices
 
 
 def is_light(colours: Array) -> Array:
-    """Whether black reads better than white on colours in shares.  [..., 3] -> [...]"""
+    """Whether black reads better than white on colours given in shares.  [..., 3] -> [...]"""
     light: Array = colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18
     return light
 
 
 def check_name(name: str) -> None:
-    """Raise ``SelectionError`` for a map that neither is our own nor matplotlib has."""
+    """Raise ``SelectionError`` for a map that is neither ours nor matplotlib's."""
     if name in _OWN:
         return
     import matplotlib
@@ -128,9 +128,9 @@ def check_name(name: str) -> None:
 
 
 def choose_map(asked: str | None, *, signed: bool) -> str:
-    """The name of the map to draw with: the one asked for, else the default for such values.
+    """The name of the map to draw with: the requested one, or the default for such values.
 
-    Raises ``SelectionError`` for a name that does not exist, and for a diverging map of weights.
+    Raises ``SelectionError`` for an unknown name, and for a diverging map of weights.
     """
     name = asked or (DIVERGING if signed else SEQUENTIAL)
     check_name(name)

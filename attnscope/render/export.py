@@ -1,4 +1,4 @@
-"""Everything about a text as files in a folder: pictures, data, and a manifest that lists them."""
+"""Everything about a text as files in a folder: pictures, data, and a manifest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from attnscope.views import Drawable
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the folder, the manifest's content, and what to warn of."""
+    """What was written: the folder, the manifest's content, and warnings."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -63,19 +63,19 @@ def save_export(
     command: str | None = None,
     mass: float | None = None,
 ) -> Exported:
-    """Run the model once, and write pictures and data of all heads that are meant into a folder.
+    """Run the model once, and write pictures and data of the selected heads into a folder.
 
-    Of each of ``formats`` that is a picture: one file a head (``L05H03.png``; only ``heads``, if given),
-    one grid of thumbnails a layer (``L05.png``) and one of all (``overview.png``), led by the kind of
-    attention where there are several. Of each that is data, or a page: one file of all heads (``heads.npz``).
-    At last ``manifest.json``. ``size`` is the width of a picture in inches, ``command`` is told in the
-    manifest. With a token in the selection: that token in each head alone,
-    with a ``mass`` the fewest keys that hold so much of its weight. Every file appears whole or not at all,
-    and the same call writes the same bytes.
+    Picture formats get one file per head (``L05H03.png``; only ``heads``, if given), one grid of
+    thumbnails per layer (``L05.png``) and one of all (``overview.png``), prefixed by the kind of
+    attention if there are several. Data formats and pages get one file of all heads (``heads.npz``).
+    ``manifest.json`` comes last. ``size`` is the width of a picture in inches, ``command`` is recorded in
+    the manifest. A token in the selection gives pictures of that token in each head; ``mass`` keeps the
+    fewest keys that hold so much of its weight. Every file appears whole or not at all, and the same call
+    writes the same bytes.
 
-    An export that was killed is completed by the same call. Raises ``OutputError`` where any other file would
-    be overwritten and ``force`` is not set, where the folder
-    cannot be written to or is being written to; ``SelectionError`` for what does not exist.
+    The same call completes a killed export. Raises ``OutputError`` if another file would be overwritten
+    without ``force``, or if the folder cannot be written to or is being written to; ``SelectionError``
+    for what does not exist.
     """
     folder = Path(folder)
     contents = ExportPlan(formats, selection.layers, heads)
@@ -126,7 +126,7 @@ def save_export(
 def _pictures(
     result: AllHeads, contents: ExportPlan
 ) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
-    """What each picture is called, and what builds it: the overview, then each layer and its heads."""
+    """The name of each picture, and its builder: the overview, then each layer and its heads."""
     several = len(result.layers.kinds) > 1
     for kind, layers in result.layers.kinds.items():
         led = {"kind": kind} if several else {}

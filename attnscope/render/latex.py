@@ -1,4 +1,4 @@
-"""Tables as LaTeX in the style of booktabs, to be read into a paper."""
+"""Tables as LaTeX in the style of booktabs, for papers."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ ESCAPED = str.maketrans(
         END: "",
     }
 )
-"""What means something to LaTeX, or is in no text font of pdfLaTeX."""
+"""Characters with a meaning in LaTeX, or missing from pdfLaTeX's text fonts."""
 
 
 def escape_latex(text: str) -> str:
-    """The text as LaTeX sets it literally."""
+    """The text escaped, so that LaTeX sets it literally."""
     return clean(text).translate(ESCAPED)
 
 
 def latex_of_table(view: Table) -> str:
-    """A table as it is printed, without its notes."""
+    """A table as printed, without its notes."""
     names = [column.name.replace("\n", " ").strip() for column in view.columns]
     rows = [[_text(cell) for cell in row] for row in view.rows]
     return _tabular(names, rows, [column.right for column in view.columns])
 
 
 def latex_of_map(view: HeadMap) -> str:
-    """One number a head: a row a layer."""
+    """One number per head: a row per layer."""
     rows = [[name, *row] for name, row in zip(view.rows, view.texts, strict=True)]
     return _tabular(["", *view.columns], rows, [False, *[True] * len(view.columns)])
 
 
 def latex_of_rows(table: Iterable[Sequence[object]]) -> str:
-    """The rows of a CSV file, the names of its columns first; numbers in three figures."""
+    """The rows of a CSV file with its header; numbers in three digits."""
     names, *rows = table
     right = [any(isinstance(row[place], float) for row in rows) for place in range(len(names))]
     return _tabular(list(map(str, names)), [list(map(_figure, row)) for row in rows], right)

@@ -1,4 +1,4 @@
-"""Pictures dimmed, and bright where attention goes."""
+"""Dimmed pictures, bright where attention goes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from attnscope.axes import Array
 from attnscope.render.colour import STEPS, table
 from attnscope.views.token import Overlay
 
-DIMMED = 0.3  # how much of a picture's own light a patch without any attention keeps
-GLOW = 0.3  # how much of the colour map's own light full attention adds, so that dark patches show it too
+DIMMED = 0.3  # the share of a picture's brightness that a patch without attention keeps
+GLOW = 0.3  # the share of the colour map's brightness that full attention adds, to show on dark patches
 
 
 def blend(pixels: Array, levels: Array, cmap: str) -> Array:
@@ -24,18 +24,18 @@ def blend(pixels: Array, levels: Array, cmap: str) -> Array:
 
 
 def full_light(shown: Sequence[Overlay]) -> float:
-    """The heaviest weight of all maps over all pictures, so that they can be compared."""
+    """The largest weight of all maps over all pictures, so that they can be compared."""
     return max((float(weights.max(initial=0)) for each in shown for _, weights in each.maps), default=0.0)
 
 
 def levels_of(weights: Array, top: float) -> Array:
-    """Levels of which 1 is the weight ``top``.  [row, column] -> the same"""
+    """Levels with the weight ``top`` at 1.  [row, column] -> the same"""
     levels: Array = np.clip(weights / (top or 1.0), 0, 1)
     return levels
 
 
 def resize(field: Array, rows: int, columns: int) -> Array:
-    """A picture or a map in other sizes: means of what is merged, repeated where it grows.
+    """A picture or a map at another size: averaged where it shrinks, repeated where it grows.
 
     [row, column, ...] -> [rows, columns, ...]
     """

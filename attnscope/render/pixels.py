@@ -1,4 +1,4 @@
-"""Views as real pixels in a terminal, where it says that it can show them."""
+"""Views as real pixels in a terminal, if it supports them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from attnscope.views import Drawable, View
 
 Way: TypeAlias = Literal["auto", "kitty", "sixel", "cells"]
-"""How pixels reach a terminal; ``cells`` are coloured characters, and no pixels."""
+"""How pixels reach a terminal; ``cells`` means coloured characters instead."""
 
 LIBRARY = "textual_image"
 
-DOTS = 150  # dots per inch of a picture that a terminal shows
-CELL = 8  # pixels across of a cell, about; it is twice as tall
+DOTS = 150  # dots per inch of a picture in a terminal
+CELL = 8  # approximate width of a cell in pixels; it is twice as tall
 
 BRIEF, SPACIOUS = 1, 5
-"""Lines that every head leaves for those worth a look, and from which these stand behind a line of air."""
+"""Lines left for the heads worth a look, and how many of them earn an empty line before."""
 
-CHUNK = 4096  # letters that kitty reads in one command, at most
+CHUNK = 4096  # most letters of a kitty command
 
 
 def choose_way(asked: Way, console: Console) -> Way:
-    """The way that is meant: ``cells`` in a pipe and without colour, and where a terminal does not answer.
+    """The method to use: ``cells`` in a pipe, without colour, and if a terminal does not answer.
 
-    Raises ``OutputError`` if a way is asked for whose library is not installed.
+    Raises ``OutputError`` if a method's library is not installed.
     """
     if asked == "cells" or not sys.stdout.isatty() or not console.is_terminal or console.no_color:
         return "cells"
@@ -46,7 +46,7 @@ def choose_way(asked: Way, console: Console) -> Way:
 
 @cache
 def ask_terminal() -> Way:
-    """What the terminal answers that it can show; its answer comes by standard input."""
+    """Query the terminal's abilities; its answer comes by standard input."""
     if find_spec(LIBRARY) is None or sys.__stdin__ is None or not sys.__stdin__.isatty():
         return "cells"
     from textual_image import renderable
@@ -70,7 +70,7 @@ def print_views(
     cmap: str | None = None,
     plain: bool = False,
 ) -> None:
-    """Print views with a line of air between them, those that can be drawn as pixels where that is asked."""
+    """Print views with an empty line between them, as pixels where requested and possible."""
     from attnscope.render.terminal import print_view
     from attnscope.views import Grid, Ranking
 
@@ -96,7 +96,7 @@ def print_views(
 
 
 def print_pixels(view: Drawable, console: Console, way: Way, cmap: str | None) -> None:
-    """Draw a view as an image, and show it as large as the screen allows."""
+    """Draw a view as an image, as large as the screen allows."""
     from PIL import Image
 
     from attnscope.render.image import drawing, encode
@@ -115,9 +115,9 @@ def _show_in_sixels(image: Image, console: Console) -> None:
 
 
 def _show_in_kitty(image: Image, console: Console) -> None:
-    """The protocol of kitty, which draws the picture where the cursor is.
+    """The protocol of kitty, which draws the picture at the cursor.
 
-    The library puts it under characters that stand for its parts, which kitty alone of all terminals knows.
+    The library would place it under Unicode placeholders, which only kitty supports.
     """
     tallest = 2 * (console.height - 2) * image.width // image.height  # columns at which it is a screen tall
     columns = max(min(console.width, image.width // CELL, tallest), 1)

@@ -1,4 +1,4 @@
-"""Titles in lines of even width, on paper and in a terminal: what is measured in is up to the caller."""
+"""Titles in lines of even width, on paper and in a terminal; the caller chooses the unit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from attnscope.text import title_words
 Measure = Callable[[str], float]
 """How wide a text is."""
 
-FINEST = 0.5  # how much narrower a line must become to be tried: half a column, or half the size of a letter
+FINEST = 0.5  # how much narrower a line must become to be tried: half a column, or half a letter
 
 
 def fill_lines(items: Sequence[str], room: float, gap: str, measure: Measure) -> list[str]:
-    """Items side by side in lines, as many as fit; one that is longer than a line has one to itself."""
+    """Items side by side in lines, as many as fit; an item longer than a line has one to itself."""
     space = measure(gap)
     lines: list[list[str]] = []
     left = -1.0
@@ -30,9 +30,9 @@ def fill_lines(items: Sequence[str], room: float, gap: str, measure: Measure) ->
 
 
 def balance_lines(text: str, room: float, measure: Measure, words: Sequence[str] | None = None) -> list[str]:
-    """A text in as few lines as need be, the widest as narrow as can be.
+    """A text in as few lines as possible, with the longest as short as possible.
 
-    Lines are broken between the parts of a title where that takes no line more, else between words.
+    Lines are broken between the parts of a title if that costs no extra line, otherwise between words.
     """
     measure = cache(measure)
     items, gap = title_words(text) if words is None else words, " "

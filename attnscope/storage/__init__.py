@@ -1,1 +1,1 @@
-"""Everything that touches files: whole-or-nothing writes, arrays, export folders, corpora."""
+"""All file access: atomic writes, arrays, export folders, corpora."""

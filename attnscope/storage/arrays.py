@@ -1,10 +1,10 @@
-"""Attention as data for the next program, and read back: NPZ, safetensors, JSON, CSV.
+"""Attention weights in files, written and read back: NPZ, safetensors, JSON, CSV.
 
     save_weights(kinds, "heads.npz")   # the suffix says the format
     saved = read_weights("heads.npz")  # what was saved, or another tool's tensors
 
 where ``kinds`` maps a kind of attention to pairs of a layer's number and its weights ``[head, query,
-key]``. Weights are written as they are, in float32 at least. The layout is described in ``tensors``.
+key]``. Weights are written in their own type, at least float32. The layout is described in ``tensors``.
 
 Other tools read the files as they are. NumPy::
 
@@ -66,31 +66,31 @@ from attnscope.storage.tensors import (
 from attnscope.text import Untrusted, csv_cell
 
 OVER = 5e-3
-"""How far a row's sum may lie above 1; in half precision it can."""
+"""How far a row's sum may exceed 1; half precision needs it."""
 
 KINDS = ("encoder", "decoder", "cross")
 
 MOST_LAYERS, MOST_HEADS = 10_000, 1 << 15
-"""Layers of a kind, and heads of all layers, that a file may have: the largest models have half as many."""
+"""Most layers of a kind, and most heads of all layers, in a file: twice those of the largest models."""
 
 SOFTMAX = re.compile(r"kq_soft_max(?:_ext)?-\d+")
-"""What llama.cpp calls the weights of a layer, [head, query, key]."""
+"""llama.cpp's names for the weights of a layer, [head, query, key]."""
 
 Kinds = Mapping[str, Layers]
 Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]
 
 FORMATS: Registry[Writer] = Registry("data format")
-"""What attention can be written as, by suffix."""
+"""The formats of attention weights, by suffix."""
 
 PADDED = 1 << 24
-"""Characters that the array of tokens may take: it gives every token the room of the longest."""
+"""Most characters in the array of tokens: every token takes the space of the longest."""
 
 
 @dataclass(frozen=True, eq=False)
 class Saved:
     """What a file holds: for each kind of attention, pairs of a layer's number and its weights.
 
-    ``notes`` are those that were saved, and what is odd about the weights: where, and how many of them.
+    ``notes`` are the saved ones, and notes on invalid weights: where, and how many.
     """
 
     kinds: Mapping[str, tuple[tuple[int, Weights], ...]]
@@ -99,7 +99,7 @@ class Saved:
 
 
 def read_weights(path: str | Path) -> Saved:
-    """Read attention from an NPZ, NPY, safetensors or JSON file; nothing in it is ever executed.
+    """Read attention from an NPZ, NPY, safetensors or JSON file; its contents are never executed.
 
     A file that another tool wrote holds arrays only. Its names in their natural order are the layers:
     ``[head, query, key]``, or with an axis of one text before it; a single array may be ``[query,
@@ -108,7 +108,7 @@ def read_weights(path: str | Path) -> Saved:
     if there is one of their length, else with their numbers. Every cell counts as open, unless all above
     the diagonal are exactly 0: then the layers count as causal, and a note says so.
 
-    Raises ``InputError`` for a file that cannot be read so.
+    Raises ``InputError`` for any other file.
     """
     path = Path(path)
     with reading(path, "attention from"):
@@ -152,14 +152,14 @@ def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
 
 
 def _weights_of(name: str, values: Array) -> Array:
-    """The weights of one layer, if they are such.  -> [head, query, key]"""
+    """The weights of one layer, if the array has such a shape.  -> [head, query, key]"""
     if values.ndim != 3 or values.dtype.kind != "f" or 0 in values.shape:
         raise ValueError(f"{name} is {values.dtype} {list(values.shape)}, not weights [head, query, key]")
     return values
 
 
 def _all_open(values: Array) -> Array:
-    """A mask that leaves every cell open and takes no memory.  [head, query, key] -> [1, query, key]"""
+    """A mask that is all True and takes no memory.  [head, query, key] -> [1, query, key]"""
     return np.broadcast_to(np.ones((), bool), (1, *values.shape[-2:]))
 
 
@@ -175,7 +175,7 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
             f"it has no array of weights [..., query, key], only {', '.join(arrays) or 'nothing'}"
         )
     maps = {name: _without_padding(name, array) for name, array in maps.items()}
-    # as people order them: 2 before 10
+    # natural order: 2 before 10
     names = sorted(
         maps, key=lambda name: [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]
     )
@@ -208,7 +208,7 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
 
 
 def _without_padding(name: str, values: Array) -> Array:
-    """Weights as llama.cpp dumps them without the keys that fill its cache up, which have no weight."""
+    """Weights dumped by llama.cpp, without the padding keys of its cache, which have no weight."""
     if not SOFTMAX.fullmatch(name):
         return values
     used = values.any(axis=tuple(range(values.ndim - 1))).nonzero()[0]
@@ -216,7 +216,7 @@ def _without_padding(name: str, values: Array) -> Array:
 
 
 def _one_layer(name: str, values: Array) -> Array:
-    """One layer without its axis of texts.  -> [head, query, key]"""
+    """One layer without its batch axis.  -> [head, query, key]"""
     if values.ndim == 4 and len(values) == 1:
         values = values[0]
     if values.ndim != 3:
@@ -225,7 +225,7 @@ def _one_layer(name: str, values: Array) -> Array:
 
 
 def _name_oddities(saved: Saved) -> Iterator[str]:
-    """What attention weights cannot be, for each layer where it occurs, with how often."""
+    """What attention weights cannot be, for each layer where it occurs, with counts."""
     for kind, layers in saved.kinds.items():
         for layer, weights in layers:
             finite = np.where(np.isfinite(weights.values), weights.values, 0)
@@ -241,8 +241,8 @@ def _name_oddities(saved: Saved) -> Iterator[str]:
 def save_weights(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, ...] = ()) -> None:
     """Write every layer in the format that the suffix names; the file appears whole or not at all.
 
-    NPZ, JSON and CSV hold one layer at a time in memory, safetensors all of them. Raises
-    ``OutputError`` for an unknown suffix or a place that cannot be written to.
+    NPZ, JSON and CSV hold one layer at a time in memory, safetensors all of them. Raises ``OutputError``
+    for an unknown suffix or a path that cannot be written to.
     """
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
@@ -274,7 +274,9 @@ def _write_npz(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
 
 
 def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
-    """One array of an NPZ; without a date, so that bytes repeat. Masks are compressed, weights are not."""
+    """One array of an NPZ; without a date, so that bytes are reproducible. Masks are compressed, weights are
+    not.
+    """
     entry = zipfile.ZipInfo(f"{name}.npy")
     entry.compress_type = zipfile.ZIP_DEFLATED if array.dtype == bool else zipfile.ZIP_STORED
     with archive.open(entry, "w", force_zip64=True) as file:
@@ -316,7 +318,7 @@ def _write_json(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -
 
 
 def _texts(weights: Weights) -> Array:
-    """Each weight in the fewest digits that give it back; ``null`` where it is masked or no number."""
+    """Each weight in the fewest digits that round-trip; ``null`` if masked or NaN."""
     texts = weights.values.astype(str).astype(object)
     texts[~(np.broadcast_to(weights.allowed, texts.shape) & np.isfinite(weights.values))] = "null"
     return texts
@@ -330,7 +332,7 @@ def _nest(texts: Array) -> str:
 
 @FORMATS.register("csv")
 def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
-    """One line for each weight that the mask left open."""
+    """One line for each unmasked weight."""
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["kind", "layer", "head", "query", "query_token", "key", "key_token", "weight"])

@@ -1,8 +1,8 @@
-"""Cached passes, in a folder that is the user's alone.
+"""Cached passes, in a folder private to the user.
 
-An entry is a trace, ``KEY-DIGEST.trace``. The key says what was asked of which model; it stands inside of the
-file, too. The digest is of the file's bytes, so that a damaged entry is seen. What cannot be read or
-written means that there is no entry: never an error.
+An entry is a trace, ``KEY-DIGEST.trace``. The key identifies the model and the question; the file repeats
+it inside. The digest is of the file's bytes, so that damage is detected. An entry that cannot be read or
+written counts as missing: never an error.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from attnscope.storage.files import write_whole
 from attnscope.storage.trace.file import SUFFIX, Trace, read_trace, trace_bytes
 
 VARIABLE = "ATTNSCOPE_CACHE"
-"""The environment variable that names another folder, or says ``off``."""
+"""The environment variable that sets another folder, or ``off``."""
 
 LARGEST, FULL = 64 << 20, 300 << 20
-"""Bytes of an entry, and of all of them, at most; the oldest go first."""
+"""Most bytes of an entry, and of all together; the oldest go first."""
 
 MOST = 1000
-"""Entries at most, so that looking through them takes no time that anybody notices."""
+"""Most entries, so that listing them takes no noticeable time."""
 
 LOOKS = "looks"
-"""The folder of the entries, inside of the one that is named."""
+"""The folder of the entries, inside the configured one."""
 
 KEY = "attnscope cache key"
-"""The name of the key in an entry's metadata."""
+"""The metadata field with an entry's key."""
 
 _OURS = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}{re.escape(SUFFIX)}|\.attnscope-\w+{re.escape(SUFFIX)}")
-"""The names of entries, and of those that are being written: no other file of a folder is touched."""
+"""Names of entries, and of unfinished ones: no other file of the folder is touched."""
 
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
 LEFT = 3600
-"""Seconds after which a file that nobody finished is removed."""
+"""Seconds after which an unfinished file is removed."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class CachedPass:
 
 
 def cache_folder() -> Path | None:
-    """Where passes are cached, whether the folder exists or not; ``None`` where they are not."""
+    """The folder of cached passes, whether or not it exists; ``None`` if caching is off."""
     named = os.environ.get(VARIABLE, "")
     if named.strip().lower() == "off":
         return None
@@ -70,12 +70,12 @@ def cache_folder() -> Path | None:
 
 
 def hash_key(key: Mapping[str, Any]) -> str:
-    """What was asked of which model, as the name of its entry."""
+    """The name of an entry: a hash of the question and the model."""
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:40]
 
 
 def find_pass(key: str) -> Trace | None:
-    """The pass of a key. What is damaged, or has another key, is removed."""
+    """The pass of a key. Damaged entries, and those of another key, are removed."""
     folder = _own_folder()
     if folder is None:
         return None
@@ -91,7 +91,7 @@ def find_pass(key: str) -> Trace | None:
 
 
 def store_pass(key: str, trace: Trace) -> None:
-    """Keep a pass, if it is small; older ones of its key go, and the oldest of all where there is no room."""
+    """Store a small pass; removes older ones of its key, and the oldest of all if space runs out."""
     content = trace_bytes(trace, {KEY: key})
     folder = None if len(content) > LARGEST else _own_folder(make=True)
     if folder is None:
@@ -110,7 +110,7 @@ def store_pass(key: str, trace: Trace) -> None:
 
 
 def list_passes() -> list[CachedPass]:
-    """What is kept, the latest first."""
+    """All cached passes, the latest first."""
     folder = _own_folder()
     entries = []
     for path, size, used in _files(folder) if folder is not None else ():
@@ -121,7 +121,7 @@ def list_passes() -> list[CachedPass]:
 
 
 def clear_passes() -> int:
-    """Remove every entry; how many there were."""
+    """Remove every entry; returns their number."""
     folder, count = _own_folder(), 0
     for path, _, _ in _files(folder) if folder is not None else ():
         with suppress(OSError):
@@ -131,7 +131,7 @@ def clear_passes() -> int:
 
 
 def _own_folder(*, make: bool = False) -> Path | None:
-    """The folder, if it is one, and no other user's nor open to any."""
+    """The folder, if it exists, belongs to this user and is closed to others."""
     try:
         folder = cache_folder()
         if folder is None:
@@ -139,7 +139,7 @@ def _own_folder(*, make: bool = False) -> Path | None:
         if make:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
-    except (OSError, RuntimeError):  # no home either
+    except (OSError, RuntimeError):  # no home folder
         return None
     return folder if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
 
@@ -151,7 +151,7 @@ def _is_private(found: os.stat_result) -> bool:
 
 
 def _open(path: Path) -> Trace | None:
-    """An entry whose bytes and key are those that its name says."""
+    """An entry whose bytes and key match its name."""
     key, _, digest = path.stem.partition("-")
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _NONBLOCK), "rb") as file:
@@ -172,7 +172,7 @@ def _digest(content: bytes) -> str:
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[tuple[Path, int, float]]:
-    """Path, size and last use of our files; there may be thousands, so that names are read first."""
+    """Path, size and last use of our files; names are filtered first, since there may be thousands."""
     with suppress(OSError), os.scandir(folder) as found:
         for each in found:
             with suppress(OSError):

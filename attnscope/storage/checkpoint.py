@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 SAMPLED = 64
-"""Numbers of each weight that tell a model from others."""
+"""Numbers taken from each weight for a model's fingerprint."""
 
 
 def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Write what was added up so far, as JSON, whole or not at all. Raises ``OutputError``."""
+    """Write the sums so far as JSON, whole or not at all. Raises ``OutputError``."""
     content = {
         "attnscope checkpoint": FORMAT,
         "of": identity,
@@ -32,10 +32,10 @@ def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str
 
 
 def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What ``write_checkpoint`` wrote, if there is such a file.
+    """Read what ``write_checkpoint`` wrote, if the file exists.
 
-    Raises ``InputError`` for a file that is none, and for one of another model, other texts or other
-    measures: the sentence names what differs.
+    Raises ``InputError`` for any other file, and for a checkpoint of another model, other texts or other
+    measures: the sentence names the difference.
     """
     try:
         content = read_json(path)
@@ -62,7 +62,7 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def _clean(state: Any) -> Any:
-    """The same with every text in it made clean: nobody knows who wrote the file."""
+    """The same with every text cleaned: the file may come from anybody."""
     if isinstance(state, str):
         return str(Untrusted(state))
     if isinstance(state, dict):
@@ -71,12 +71,12 @@ def _clean(state: Any) -> Any:
 
 
 def _checksum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    """The checksum of a checkpoint's content: a number that changed would be a wrong figure later."""
+    """A checkpoint's checksum: a changed number would silently give a wrong figure."""
     return hashlib.sha256(json.dumps([identity, state]).encode()).hexdigest()
 
 
 def fingerprint(module: nn.Module) -> str:
-    """What tells a model from others: names, shapes and types of its weights, and a few numbers of each."""
+    """A model's fingerprint: names, shapes and types of its weights, and a few numbers of each."""
     digest = hashlib.sha256()
     for name, weights in sorted(module.state_dict().items()):
         few = (

@@ -1,4 +1,4 @@
-"""Corpora: many texts in a file or a folder, read one after the other and never held together."""
+"""Corpora: many texts in a file or a folder, read one at a time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from attnscope.errors import InputError
 from attnscope.storage.files import LONGEST, parse_json, read_lines
 
 HASHED = 1 << 20
-"""Bytes at the beginning of a file that tell it from others, beside its size."""
+"""Bytes at the beginning of a file that, with its size, are its fingerprint."""
 
 FEW = 20
-"""Fields of a line that a message names."""
+"""Most fields of a line that a message names."""
 
 ROWS = 1024
 """Rows of a Parquet file that are read together."""
 
 
 class CorpusText(NamedTuple):
-    """One text, or what is wrong with it.
+    """One text, or the reason why it cannot be read.
 
-    ``where`` names its place ("line 17"), ``fault`` is empty for a text that can be read, ``done`` says how
-    much of the corpus's ``size`` lies behind it.
+    ``where`` names its place ("line 17"), ``fault`` is empty for a readable text, ``done`` is how much of
+    the corpus's ``size`` has been read.
     """
 
     where: str
@@ -38,22 +38,22 @@ class CorpusText(NamedTuple):
 
 
 class Corpus(ABC):
-    """Texts in an order of their own. ``name`` is for people, ``size`` counts bytes, rows, files or texts."""
+    """Texts in a fixed order. ``name`` is for people, ``size`` counts bytes, rows, files or texts."""
 
     name: str
     size: int
 
     @abstractmethod
     def entries(self) -> Iterator[CorpusText]:
-        """The texts one after the other, the same at every call; blank lines are none."""
+        """The texts one by one, the same on every call; blank lines are skipped."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """What tells this corpus from others without reading all of it."""
+        """Identifies this corpus without reading all of it."""
 
 
 class _File(Corpus):
-    """A file with a text in each of its lines or rows; ``field`` names the one that is the text."""
+    """A file with a text in each line or row; ``field`` names the one with the text."""
 
     def __init__(self, path: Path, field: str | None) -> None:
         self.path, self.field = path, field
@@ -66,7 +66,7 @@ class _File(Corpus):
 
 
 class _Lines(_File):
-    """A text a line: the line itself, or a field of the JSON object that it holds."""
+    """One text per line: the line itself, or a field of its JSON object."""
 
     def entries(self) -> Iterator[CorpusText]:
         """One entry for each line that is not blank."""
@@ -78,7 +78,7 @@ class _Lines(_File):
                 yield self._of_json(text, where, line.done)
 
     def _of_json(self, text: str, where: str, done: int) -> CorpusText:
-        """The text in one field of a line of JSON."""
+        """The text in one field of a JSON line."""
         try:
             fields = parse_json(text)
         except ValueError:
@@ -90,7 +90,7 @@ class _Lines(_File):
 
 
 class _Parquet(_File):
-    """A Parquet file with one text a row."""
+    """A Parquet file with one text per row."""
 
     def __init__(self, path: Path, field: str) -> None:
         try:
@@ -100,7 +100,7 @@ class _Parquet(_File):
         super().__init__(path, field)
         try:
             self.file: Any = parquet.ParquetFile(path)
-        except Exception as error:  # the library has an exception for every sort of damage
+        except Exception as error:  # the library has a different exception for every kind of damage
             raise InputError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
         names = self.file.schema_arrow.names
         if field not in names:
@@ -108,7 +108,7 @@ class _Parquet(_File):
         self.size = self.file.metadata.num_rows
 
     def entries(self) -> Iterator[CorpusText]:
-        """One entry a row."""
+        """One entry per row."""
         number = 0
         for rows in self.file.iter_batches(batch_size=ROWS, columns=[self.field]):
             for text in rows.column(0).to_pylist():
@@ -127,7 +127,7 @@ class _Folder(Corpus):
             raise InputError(f"the folder {path} holds no .txt file")
 
     def entries(self) -> Iterator[CorpusText]:
-        """One entry a file, in the order of their names."""
+        """One entry per file, in order of name."""
         for number, file in enumerate(self.files, 1):
             where = str(file.relative_to(self.path))
             try:
@@ -149,13 +149,13 @@ class _Folder(Corpus):
 
 
 class ListedTexts(Corpus):
-    """Texts that are in memory already."""
+    """Texts that are already in memory."""
 
     def __init__(self, texts: Sequence[str], name: str = "the list") -> None:
         self.name, self.texts, self.size = name, texts, len(texts)
 
     def entries(self) -> Iterator[CorpusText]:
-        """One entry a text."""
+        """One entry per text."""
         for number, text in enumerate(self.texts, 1):
             yield _entry(f"text {number:,}", text, number)
 
@@ -167,10 +167,9 @@ class ListedTexts(Corpus):
 def read_corpus(path: str | Path, field: str | None = "text") -> Corpus:
     """The texts of a file or a folder.
 
-    ``.txt``: a text a line. ``.jsonl``: a JSON object a line, its ``field``, or
-    all of the line for none. ``.parquet``: a row each, the
-    column ``field`` (needs pyarrow). A folder: every ``.txt`` file in it is a text. Raises ``InputError`` for
-    anything else.
+    ``.txt``: one text per line. ``.jsonl``: one JSON object per line and its ``field``, or the whole line
+    without one. ``.parquet``: the column ``field`` of each row (needs pyarrow). A folder: every ``.txt``
+    file in it is a text. Raises ``InputError`` for anything else.
     """
     path = Path(path)
     if path.is_dir():
@@ -190,7 +189,7 @@ def read_corpus(path: str | Path, field: str | None = "text") -> Corpus:
 
 
 def _entry(where: str, text: object, done: int) -> CorpusText:
-    """An entry of whatever a file holds in the place of a text."""
+    """An entry from whatever value a file holds as a text."""
     if not isinstance(text, str):
         return CorpusText(where, "", f"it holds {type(text).__name__}, not text", done)
     if not text.strip():

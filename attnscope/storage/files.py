@@ -1,4 +1,4 @@
-"""Files: whole or not at all, nothing but regular ones, and lines of bounded length."""
+"""Files: written atomically, regular files only, lines of bounded length."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 LONGEST = 1 << 23
-"""Bytes of a line: more than any text that is read takes, with all its annotations."""
+"""Most bytes of a line: more than any text with all its annotations."""
 
 PART = 1 << 20
-"""Bytes of a file that are hashed together."""
+"""Bytes of a file that are hashed at once."""
 
 
 class Line(NamedTuple):
-    """A line: its number from 1, its text, and the bytes of the file up to its end.
+    """A line: its number from 1, its text, and the file's bytes up to its end.
 
-    ``fault`` says what is wrong with it, and is empty for one that can be read.
+    ``fault`` is empty, or says why the line cannot be read.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file in UTF-8, without their ends; of one that is too long nothing is kept."""
+    """The lines of a UTF-8 file, without line ends; overlong lines are not stored."""
     done = number = 0
     with path.open("rb") as file:
         while line := file.readline(LONGEST + 1):
@@ -66,9 +66,9 @@ KINDS = {
 
 
 def name_other(path: Path) -> str | None:
-    """What stands at a path in a file's place, in words; ``None`` for a regular file, or nothing at all.
+    """What a path leads to instead of a file, in words; ``None`` for a regular file, or nothing at all.
 
-    Raises ``OSError`` where the system does not say.
+    Raises ``OSError`` if the system does not say.
     """
     try:
         mode = path.stat().st_mode
@@ -78,7 +78,7 @@ def name_other(path: Path) -> str | None:
 
 
 def require_regular(path: Path) -> None:
-    """Raise ``InputError`` for a folder, a pipe or a device in a file's place."""
+    """Raise ``InputError`` for a folder, a pipe or a device in place of a file."""
     other = name_other(path)
     if other is not None:
         raise InputError(f"{path} is {other}, not a file")
@@ -86,9 +86,9 @@ def require_regular(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Read a file that anybody may have made: whatever its reader raises is one ``InputError``.
+    """Read an untrusted file: whatever its reader raises becomes an ``InputError``.
 
-    What takes too much memory is told by whoever limits that.
+    Running out of memory is reported by whoever sets that limit.
     """
     try:
         require_regular(path)
@@ -97,7 +97,7 @@ def reading(path: Path, what: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
-    except Exception as error:  # every format has exceptions of its own for damage, and for lies
+    except Exception as error:  # every format has its own exceptions for damage
         if out_of_memory(error):
             raise
         why = f"it says nothing about {error}" if isinstance(error, KeyError) else first_line(error)
@@ -106,9 +106,9 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a regular file that has at most so many.
+    """The bytes of a regular file of at most ``most`` bytes.
 
-    Raises ``InputError`` for anything else, and ``OSError`` where there is no file or it cannot be read.
+    Raises ``InputError`` for anything else, and ``OSError`` if the file is missing or cannot be read.
     """
     require_regular(path)
     with path.open("rb") as file:
@@ -121,7 +121,7 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path, most: int = LARGEST_STATE) -> Any:
-    """The data of a JSON file of at most so many bytes.
+    """The data of a JSON file of at most ``most`` bytes.
 
     Raises ``ValueError`` for what is not JSON, and what ``read_regular`` raises.
     """
@@ -129,7 +129,7 @@ def read_json(path: Path, most: int = LARGEST_STATE) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Data of JSON. Raises ``ValueError`` for anything else, however deep it is nested."""
+    """Parse JSON. Raises ``ValueError`` for anything else, however deeply nested."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -145,12 +145,11 @@ def hash_file(digest: _Hash, path: Path) -> None:
 
 @contextmanager
 def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file to be written beside its place; it takes its name when all of it is on the disk.
+    """Open a temporary file for writing; it takes its name once all of it is on disk.
 
-    A file that exists is replaced and keeps its permissions; a symbolic link stays, and the file that it
-    leads to is written. Raises ``OutputError`` where the folder does not exist or cannot be written to, or
-    something else than a file stands there; nothing stays behind then. A ``private`` file is for its owner
-    alone.
+    A file that exists is replaced and keeps its permissions; a symbolic link stays, and its target is
+    written. Raises ``OutputError`` and leaves nothing behind if the folder does not exist or cannot be
+    written to, or if the path is not a file. Only the owner can read a ``private`` file.
     """
     path = Path(path)
     try:

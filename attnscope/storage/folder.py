@@ -1,6 +1,6 @@
 """A folder of pictures and data: its files are named by kind, layer and head, and a manifest lists them.
 
-Names are made of numbers and of three known words only, so that no name can leave the folder.
+Names consist of numbers and three known words only, so that no name can leave the folder.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PICTURES = ("png", "svg", "pdf")
 """The formats of pictures."""
 
 FORMATS = (*PICTURES, *DATA, "html")
-"""What a folder can be filled with: a picture a head, or one file of all heads."""
+"""What a folder can hold: a picture per head, or one file of all heads."""
 
 MANIFEST, OVERVIEW, ALL = "manifest.json", "overview", "heads"
 UNFINISHED = "unfinished export"
-"""The key of a manifest's mark while an export writes: it says which export."""
+"""The manifest's key for an export in progress; its value identifies the export."""
 
 _NAME = re.compile(
     rf"(?:(?:encoder|decoder|cross)-)?(?:{OVERVIEW}|L(?P<layer>\d+)(?:H(?P<head>\d+))?)\.(?P<form>\w+)"
@@ -39,7 +39,7 @@ _NAME = re.compile(
 class Name:
     """The name of a picture: of one head, of a layer (``head`` is ``None``), or of all layers.
 
-    ``kind`` is left out of it where a model has but one kind of attention.
+    ``kind`` is left out if a model has only one kind of attention.
     """
 
     form: str
@@ -57,9 +57,9 @@ class Name:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What is to be written into a folder; ``None`` stands for all layers, or all heads.
+    """What to write into a folder; ``None`` stands for all layers, or all heads.
 
-    Raises ``OutputError`` for a format that does not exist.
+    Raises ``OutputError`` for an unknown format.
     """
 
     formats: tuple[str, ...]
@@ -73,12 +73,12 @@ class ExportPlan:
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        """The formats that make a file a head."""
+        """The formats with one file per head."""
         return tuple(form for form in self.formats if form in PICTURES)
 
     @property
     def wholes(self) -> tuple[str, ...]:
-        """The formats that make one file of all heads."""
+        """The formats with one file for all heads."""
         return tuple(form for form in self.formats if form not in PICTURES)
 
     def covers(self, name: str) -> bool:
@@ -96,10 +96,10 @@ def _is_among(number: str | None, chosen: Collection[int] | None) -> bool:
 
 
 def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = None) -> None:
-    """Raise ``OutputError`` where the folder holds a file that would be overwritten.
+    """Raise ``OutputError`` if the folder holds a file that would be overwritten.
 
-    What an export of the same ``identity`` left when it was killed may be completed; where the identity is
-    not known yet, any killed export's.
+    The remains of a killed export with the same ``identity`` may be completed; before the identity is
+    known, those of any killed export.
     """
     if not folder.is_dir():
         return
@@ -117,10 +117,10 @@ def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = N
 
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[None]:
-    """Make the folder if there is none, and keep it from other exports until the block ends.
+    """Make the folder if necessary, and lock it against other exports until the block ends.
 
-    Raises ``OutputError`` where it cannot be made, or another export is writing into it. Nothing is left
-    behind: the lock is the system's, and ends with the process.
+    Raises ``OutputError`` if it cannot be made, or another export is writing into it. The lock is the
+    system's and ends with the process.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def claim_folder(folder: Path) -> Iterator[None]:
         raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
     try:
         import fcntl
-    except ImportError:  # Windows locks no folder: each file by itself is whole
+    except ImportError:  # Windows cannot lock a folder; each file is still atomic
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -145,16 +145,16 @@ def claim_folder(folder: Path) -> Iterator[None]:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """A file as a manifest lists it: name, size and checksum."""
+    """A file's entry in the manifest: name, size and checksum."""
     digest = hashlib.sha256()
     hash_file(digest, path)
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def begin_manifest(folder: Path, contents: ExportPlan, identity: str) -> None:
-    """Put a mark in the manifest's place until the export is done: an older one would not be true any more.
+    """Mark the manifest as unfinished until the export is done: an older one would be false.
 
-    Links in the place of files to be written are taken away, so that nothing outside the folder is touched.
+    Links in place of files to be written are removed, so that nothing outside the folder is touched.
     """
     for name in os.listdir(folder):
         if contents.covers(name) and (folder / name).is_symlink():
@@ -163,14 +163,14 @@ def begin_manifest(folder: Path, contents: ExportPlan, identity: str) -> None:
 
 
 def count_unfinished(folder: Path, contents: ExportPlan) -> int | None:
-    """How many files an export that was stopped has written; ``None`` if it had not begun."""
+    """How many files a stopped export has written; ``None`` if there was none."""
     if _read_unfinished(folder) is None:
         return None
     return sum(contents.covers(name) for name in os.listdir(folder)) - 1  # the manifest
 
 
 def _read_unfinished(folder: Path) -> str | None:
-    """The identity of the export that was killed while it wrote into a folder, if one was."""
+    """The identity of the export that was killed while writing into a folder, if any."""
     try:
         return str(read_json(folder / MANIFEST)[UNFINISHED])
     except (OSError, ValueError, KeyError, TypeError, InputError):

@@ -1,4 +1,4 @@
-"""Files of texts whose words are paired: treebanks, JSON lines, word alignments."""
+"""Files of texts with paired words: treebanks, JSON lines, word alignments."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from attnscope.storage.files import Line, hash_file, parse_json, read_lines
 from attnscope.text import MOST_CHARACTERS, read_number
 
 Span: TypeAlias = tuple[int, int]
-"""Characters of a text: the first, and the one behind the last."""
+"""The first character of a text, and the one after the last."""
 
 LONGEST_LABEL = 60
 
 
 class GoldPair(NamedTuple):
-    """Words that should look at words, by their numbers; any of ``right`` is a right answer.
+    """Words that should look at words, by number; any of ``right`` is a right answer.
 
-    ``sure`` is false for a link between translations that annotators call possible.
+    ``sure`` is False for a link between translations that annotators marked as possible.
     """
 
     left: tuple[int, ...]
@@ -37,11 +37,11 @@ class GoldPair(NamedTuple):
 
 @dataclass(frozen=True)
 class GoldText:
-    """One text with its words and its pairs, or what is wrong with it.
+    """One text with its words and pairs, or the reason why it cannot be read.
 
-    ``where`` names its place ("line 17"), ``fault`` is empty for one that can be read, ``done`` says how many
-    bytes of the file lie behind it. With a ``target``, its translation, the left words of the pairs are the
-    target's and the right words the text's; else both are the text's.
+    ``where`` names its place ("line 17"), ``fault`` is empty for a readable text, ``done`` is how many
+    bytes of the file have been read. With a ``target``, its translation, the left words of the pairs are
+    the target's and the right words the text's; otherwise both are the text's.
     """
 
     where: str
@@ -56,9 +56,9 @@ class GoldText:
 
 @dataclass(frozen=True)
 class GoldFile(ABC):
-    """A file of texts with pairs. ``ways`` names the directions that are asked: left to right, and back.
+    """A file of texts with pairs. ``ways`` names the directions asked: left to right, and back.
 
-    ``links`` says that the pairs are a whole alignment of two texts, which has an error rate.
+    ``links`` says that the pairs are a full alignment of two texts, which has an error rate.
     """
 
     path: Path
@@ -67,16 +67,16 @@ class GoldFile(ABC):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for people."""
         return str(self.path)
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
         return self.path.stat().st_size
 
     def fingerprint(self) -> str:
-        """What tells these questions from others: how they are asked, and a hash of the files."""
+        """Identifies these questions: how they are asked, and a hash of the files."""
         digest = sha256(repr((type(self).__name__, self.ways, self.links)).encode())
         for path in self.files:
             hash_file(digest, path)
@@ -85,23 +85,23 @@ class GoldFile(ABC):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What is read."""
+        """The files that are read."""
         return (self.path,)
 
     @abstractmethod
     def entries(self) -> Iterator[GoldText]:
-        """The texts one after the other, the same at every call."""
+        """The texts one by one, the same on every call."""
 
 
 def words_of(text: str) -> tuple[Span, ...]:
-    """What stands between spaces. Raises ``ValueError`` for a text of too many characters."""
+    """The words between spaces. Raises ``ValueError`` for a text of too many characters."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"a text has {len(text):,} characters, and may have {MOST_CHARACTERS:,}")
     return tuple(match.span() for match in re.finditer(r"\S+", text))
 
 
 def clean_label(label: str) -> str:
-    """A label that a table can print. Raises ``ValueError``."""
+    """A printable label. Raises ``ValueError``."""
     if not label or len(label) > LONGEST_LABEL or not label.isprintable():
         raise ValueError(f"a label is 1 to {LONGEST_LABEL} characters that can be printed")
     return label
@@ -109,11 +109,11 @@ def clean_label(label: str) -> str:
 
 MARK = re.compile(r"\((?P<opened>[^()]*)(?P<alone>\))?|(?P<closed>[^()]+)\)")
 NAMES = ("eid", "GRP")
-"""What ``# global.Entity`` calls the field that says which entity it is."""
+"""The name of the entity field in ``# global.Entity``."""
 
 
 class Mention(NamedTuple):
-    """A mention of an entity, by its head word: the one whose own head lies outside of it."""
+    """A mention of an entity, by its head word: the one whose own head lies outside the mention."""
 
     entity: str
     word: int
@@ -122,8 +122,8 @@ class Mention(NamedTuple):
 def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> list[Mention]:
     """The mentions of a sentence, in the order of their head words.
 
-    ``column`` is the Entity of each word, ``heads`` the head of each word. Of a mention in several pieces the
-    first one counts. Raises ``ValueError`` for a mention that lacks its beginning or its end.
+    ``column`` is the Entity of each word, ``heads`` the head of each word. A mention in several pieces
+    counts by its first piece. Raises ``ValueError`` for a mention that lacks its beginning or its end.
     """
     opened: dict[str, list[int]] = {}
     spans: list[tuple[str, int, int]] = []
@@ -161,19 +161,19 @@ COLUMNS = 10
 FORM, HEAD, RELATION, MISC = 1, 6, 7, 9
 
 WORDS = 128
-"""Words of a document that are read together where coreference is asked, as by Clark et al. 2019."""
+"""Words of a document that are read together for coreference, as in Clark et al. 2019."""
 
 COREFERENCE = "coreference"
 
 LONGEST = 2000
-"""Words of a sentence; there is none so long."""
+"""Most words of a sentence."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence without pairs, and for each of its words the head (-1: the root) and the relation.
+    """A sentence without pairs, and the head (-1: the root) and relation of each word.
 
-    ``mentions`` are those of the Entity column; ``opens`` says that a document begins with it.
+    ``mentions`` come from the Entity column; ``opens`` says that the sentence begins a document.
     """
 
     gold: GoldText
@@ -185,7 +185,7 @@ class Sentence:
 
 @dataclass
 class _SentenceLines:
-    """The lines of one sentence, from the line of that number on."""
+    """The lines of one sentence, from line number ``first`` on."""
 
     number: int
     rows: list[list[str]] = field(default_factory=list)
@@ -194,7 +194,7 @@ class _SentenceLines:
     fault: str = ""
 
     def read(self, line: Line) -> None:
-        """One more line, which is neither empty nor a comment; behind a fault nothing is kept."""
+        """Read one line that is neither empty nor a comment; nothing is stored after a fault."""
         if self.fault:
             return
         columns = line.text.split("\t")
@@ -208,7 +208,7 @@ class _SentenceLines:
             self.fault = f"a sentence may have {LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
 
     def sentence(self, entity: int, done: int) -> Sentence:
-        """What the lines say, or what is wrong with them."""
+        """The sentence, or what is wrong with it."""
         where = f"line {self.number:,}"
         try:
             if self.fault:
@@ -229,12 +229,12 @@ class _SentenceLines:
 
 @dataclass(frozen=True)
 class Conllu(GoldFile):
-    """A treebank; with ``coreference`` it is asked for earlier mentions in place of dependency relations."""
+    """A treebank; ``coreference`` asks for earlier mentions instead of dependency relations."""
 
     coreference: bool = False
 
     def entries(self) -> Iterator[GoldText]:
-        """A sentence each; with coreference up to ``WORDS`` words of a document."""
+        """One entry per sentence; with coreference, up to ``WORDS`` words of a document."""
         if self.coreference:
             yield from _documents(self.sentences())
             return
@@ -247,7 +247,7 @@ class Conllu(GoldFile):
             yield replace(sentence.gold, pairs=pairs)
 
     def sentences(self) -> Iterator[Sentence]:
-        """The sentences, those that cannot be read with their fault."""
+        """The sentences; unreadable ones with their fault."""
         block = _SentenceLines(1)
         entity = done = 0
         for line in read_lines(self.path):
@@ -271,14 +271,14 @@ class Conllu(GoldFile):
 
 
 def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
-    """The text as it was written, and where in it each word stands. Raises ``ValueError``."""
+    """The original text, and the place of each word in it. Raises ``ValueError``."""
     text, words, space = "", list[Span](), ""
-    joined, last = "", 0  # a token of several words, whose lines follow it: what of it is left
+    joined, last = "", 0  # the rest of a multiword token, whose words follow
     for row in rows:
         first, dash, stop = row[0].partition("-")
         spaced = "" if _misc(row).get("SpaceAfter") == "No" else " "
         if "." in row[0]:
-            continue  # a word that was left out of the text
+            continue  # a word left out of the text
         ends = read_number(stop)
         if dash and ends is not None and read_number(first) == len(words) + 1 > last:
             text += space + row[FORM]
@@ -288,7 +288,7 @@ def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
             raise ValueError(f"word {row[0][:9]!r} does not follow word {len(words)}")
         if len(words) < last:
             place = joined.find(row[FORM])
-            if place < 0:  # one that is not spelled out, as in du = de + le: the first stands for both
+            if place < 0:  # not spelled out, as in du = de + le: the first word stands for both
                 words.append((len(text) - len(joined), len(text)))
                 joined = ""
                 continue
@@ -312,7 +312,7 @@ def _misc(row: list[str]) -> dict[str, str]:
 
 
 def _documents(sentences: Iterator[Sentence]) -> Iterator[GoldText]:
-    """Neighbouring sentences of a document together, with a pair for each mention and those before it."""
+    """Join neighbouring sentences of a document, with a pair for each mention and the earlier ones."""
     together: list[Sentence] = []
     for sentence in sentences:
         if sentence.gold.fault:
@@ -348,24 +348,24 @@ def _join(sentences: list[Sentence]) -> GoldText:
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
 
 LONGEST_SIDE = 400
-"""Characters of one side of a pair: a phrase, no text."""
+"""Most characters of one side of a pair: a phrase, not a text."""
 
 _Words: TypeAlias = tuple[str, tuple[Span, ...]]
-"""A text, and where its words stand."""
+"""A text, and the places of its words."""
 
 UNNAMED = "all"
-"""The label of a pair that has none."""
+"""The label of an unlabelled pair."""
 
 
 class JsonLines(GoldFile):
-    """An object a line: ``text``, ``pairs`` of from, to and a label, and for translations a ``target``.
+    """One object per line: ``text``, ``pairs`` of from, to and a label, and for translations a ``target``.
 
-    From and to are each the number of a word (what stands between spaces, from 0) or the characters
-    ``[first, behind the last]``.
+    From and to are each the number of a word (words are separated by spaces, from 0) or the characters
+    ``[first, one after the last]``.
     """
 
     def entries(self) -> Iterator[GoldText]:
-        """A text a line."""
+        """One text per line."""
         for line in read_lines(self.path):
             where = f"line {line.number:,}"
             if line.fault or line.text.strip():
@@ -376,7 +376,7 @@ class JsonLines(GoldFile):
 
 
 def _read_object(line: Line, where: str) -> GoldText:
-    """The text of one line. Raises ``ValueError`` with what is wrong."""
+    """The text of one line. Raises ``ValueError`` that names the fault."""
     if line.fault:
         raise ValueError(line.fault)
     try:
@@ -407,7 +407,7 @@ def _read_object(line: Line, where: str) -> GoldText:
 
 
 def _as_text(given: Any) -> str:
-    """A text as JSON holds it. Raises ``ValueError`` for what is none."""
+    """A text from JSON. Raises ``ValueError`` for anything else."""
     if not isinstance(given, str) or not given.strip():
         raise ValueError("a text is missing or empty")
     try:
@@ -418,7 +418,7 @@ def _as_text(given: Any) -> str:
 
 
 def _span(given: Any, words: _Words) -> Span:
-    """The characters that are meant by the number of a word, or by two numbers."""
+    """The characters named by a word's number, or by two numbers."""
     text, spans = words
     if type(given) is int and 0 <= given < len(spans):
         return spans[given]
@@ -433,7 +433,7 @@ def _span(given: Any, words: _Words) -> Span:
 
 
 def _cut(text: str, spans: Sequence[Span]) -> tuple[Span, ...]:
-    """The words of a text, cut also where a span begins or ends."""
+    """The words of a text, split also where a span begins or ends."""
     edges = sorted({edge for span in spans for edge in span})
     words = []
     for start, stop in words_of(text):
@@ -443,7 +443,7 @@ def _cut(text: str, spans: Sequence[Span]) -> tuple[Span, ...]:
 
 
 def _inside(span: Span, words: Sequence[Span]) -> tuple[int, ...]:
-    """The words of a span; none of them reaches over its edges."""
+    """The words inside a span; none crosses its edges."""
     first = bisect_left(words, span[0], key=lambda word: word[0])
     last = bisect_left(words, span[1], key=lambda word: word[0])
     return tuple(range(first, last))
@@ -456,7 +456,7 @@ ALIGNED = "aligned"
 
 @dataclass(frozen=True)
 class Pharaoh(GoldFile):
-    """Lines of ``source ||| target``, and in the file ``alignments`` for each its links source-target."""
+    """Lines of ``source ||| target``, with source-target links for each line in the file ``alignments``."""
 
     alignments: Path = Path()
 
@@ -466,7 +466,7 @@ class Pharaoh(GoldFile):
         return self.path, self.alignments
 
     def entries(self) -> Iterator[GoldText]:
-        """A pair of texts a line."""
+        """One pair of texts per line."""
         lines = zip_longest(read_lines(self.path), read_lines(self.alignments), fillvalue=Line(0, "", 0))
         for line, links in lines:
             where = f"line {line.number or links.number:,}"
@@ -507,7 +507,7 @@ def _read(line: str, links: str, where: str, done: int) -> GoldText:
 def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool = False) -> GoldFile:
     """The questions of a file: ``.conllu``, ``.jsonl``, or texts with ``alignments``.
 
-    Raises ``InputError`` for what is none of these.
+    Raises ``InputError`` for any other file.
     """
     for file in (path, alignments):
         if file is not None and not file.is_file():

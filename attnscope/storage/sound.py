@@ -1,4 +1,4 @@
-"""Sound from WAV and FLAC files, as one channel at any rate; no claimed length is believed."""
+"""Sound from WAV and FLAC files, as one channel at any rate; claimed lengths are not trusted."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from attnscope.errors import AttnscopeError, InputError, first_line
 from attnscope.storage.files import reading
 
 BEGINS = ((b"RIFF", b"WAVE"), (b"RIFX", b"WAVE"), (b"RF64", b"WAVE"), (b"fLaC", b""))
-"""The first four bytes of a file, and those from the ninth on; nothing else is handed to a decoder."""
+"""A file's first four bytes, and those from the ninth on; nothing else goes to a decoder."""
 
 LONGEST = 1800
-"""Seconds that are read, at most."""
+"""Most seconds that are read."""
 
 RATES = range(1000, 768_001)
-"""Samples a second that a file may have."""
+"""Allowed samples per second."""
 
 CHANNELS = 64
-"""Channels that it may have."""
+"""Most channels."""
 
 DENSE = 48_000
-"""Samples a second up to which that holds: a denser sound may be as many samples long, no more."""
+"""Most samples per second for that duration: a denser sound may have as many samples, no more."""
 
 FINE = 4096
-"""How many samples a ratio of rates may span; of odd rates it is off by two thousandths of a second at most.
+"""Most samples in a ratio of rates; unusual rates are off by at most two thousandths of a second.
 
-The filter between two rates without a common part has as many numbers, or a gigabyte of them.
+The filter between two coprime rates has as many numbers, up to a gigabyte.
 """
 
 LOUDEST = 1e12
-"""What no sample is beyond: the largest is 1, or that of some whole numbers."""
+"""No valid sample exceeds this: the maximum is 1, or that of an integer type."""
 
 BLOCK = 1 << 16
-"""Samples of a channel that are decoded at once."""
+"""Samples per channel decoded at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """One channel of sound, ``rate`` samples a second, from the second ``begin`` of its file on."""
+    """One channel of sound, ``rate`` samples per second, starting at the second ``begin`` of its file."""
 
     samples: Array  # [sample], float32
     rate: int
@@ -53,7 +53,7 @@ class Sound:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Its duration."""
         return len(self.samples) / self.rate
 
     def resample(self, rate: int) -> Sound:
@@ -68,9 +68,9 @@ class Sound:
 
 
 def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Sound:
-    """A sound file from one second to another, the mean of its channels.
+    """Part of a sound file, in seconds, as the mean of its channels.
 
-    Raises ``InputError`` for what is none, is too long, or is not there.
+    Raises ``InputError`` if it is missing, too long, or not a sound file.
     """
     if not 0 <= begin < math.inf or (end is not None and not begin < end < math.inf):
         raise InputError(f"from {begin:g} to {end or math.inf:g} seconds there is no sound: give a later end")
@@ -106,7 +106,7 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
 
 
 def _require_sound(path: Path) -> None:
-    """Raise ``InputError`` for a file that does not begin as one of sound does."""
+    """Raise ``InputError`` for a file without the first bytes of a sound file."""
     with reading(path, "sound from"), path.open("rb") as file:
         begin = file.read(12)
     if not any(begin[:4] == first and begin[8:].startswith(then) for first, then in BEGINS):
@@ -116,7 +116,7 @@ def _require_sound(path: Path) -> None:
 
 
 def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> int:
-    """The samples a second. Raises ``InputError`` for numbers that no recording has, before it is decoded."""
+    """The sampling rate. Raises ``InputError`` for impossible numbers, before decoding."""
     if file.samplerate not in RATES or not 1 <= file.channels <= CHANNELS:
         raise InputError(
             f"{path} claims {file.samplerate:,} samples a second in {file.channels:,} channels: "
@@ -133,12 +133,12 @@ def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> i
 
 
 def _leaves_length_unsaid(file: Any) -> bool:
-    """Whether there are more samples in a FLAC file than it could say."""
+    """Whether a FLAC file has more samples than its header can state."""
     return bool(file.format == "FLAC" and file.frames >= 1 << 36)
 
 
 def _mono(path: Path, file: Any, most: int | None) -> Iterator[Array]:
-    """The mean of the channels, block by block, of ``most`` samples or all.  -> [sample]"""
+    """The mean of the channels, block by block, up to ``most`` samples.  -> [sample]"""
     longest, taken = _most(int(file.samplerate)), 0
     while most is None or taken < most:
         size = BLOCK if most is None else min(BLOCK, most - taken)
@@ -152,7 +152,7 @@ def _mono(path: Path, file: Any, most: int | None) -> Iterator[Array]:
 
 
 def _most(rate: int) -> int:
-    """Samples of a channel that are read: those of ``LONGEST`` seconds, at ``DENSE`` a second at most."""
+    """Most samples per channel: ``LONGEST`` seconds at no more than ``DENSE`` per second."""
     return LONGEST * min(rate, DENSE)
 
 

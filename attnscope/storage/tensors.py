@@ -1,16 +1,16 @@
-"""How attention lies in a file of arrays: which array is which layer, and what its rows and columns are.
+"""The layout of attention in a file of arrays: the layer, rows and columns of each.
 
-Every layer is one array ``[head, query, key]`` named by its kind and number, ``encoder.05``. Where the
-mask closed anything, ``encoder.05.allowed`` (bool, ``[head or 1, query, key]``) tells what it left open.
-One description in JSON says the rest::
+Every layer is one array ``[head, query, key]`` named by its kind and number, ``encoder.05``. If anything
+is masked, ``encoder.05.allowed`` (bool, ``[head or 1, query, key]``) is True for the open cells. A
+description in JSON holds the rest::
 
     {"format": 1, "title": ..., "notes": [...],
      "axes": [{"queries": [place, ...], "keys": [place, ...]}, ...],
      "layers": [{"kind": "encoder", "layer": 5, "array": "encoder.05", "axes": 0}, ...]}
 
 A place is ``[text, first token, token after its last, special, word, id]``: ``word`` is ``[segment,
-number]`` for a piece of a word, ``id`` a single token's number in the vocabulary, both else null.
-Layers with the same labels share one entry of ``axes``.
+number]`` for a piece of a word, ``id`` a single token's number in the vocabulary; otherwise both are
+null. Layers with the same labels share one entry of ``axes``.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Layers = Iterable[tuple[int, Weights]]
 
 FORMAT = 1
 LONGEST = 1 << 17
-"""Rows or columns that a file may have, each of which takes kilobytes once it is labelled and drawn."""
+"""Most rows or columns in a file; each takes kilobytes once it is labelled and drawn."""
 
 FARTHEST = 1 << 31
-"""The largest number of a token, or in the vocabulary, that may stand in a description."""
+"""The largest token number or vocabulary id in a description."""
 
 DESCRIPTION = "attnscope"
 """The name of the description among the arrays, or in a file's metadata."""
@@ -52,7 +52,7 @@ DESCRIPTION = "attnscope"
 
 @dataclass(eq=False)
 class LayersDescription:
-    """What a file says about its arrays; it grows while layers are written."""
+    """A file's description of its arrays; it grows while layers are written."""
 
     title: str = ""
     notes: tuple[str, ...] = ()
@@ -73,13 +73,13 @@ class LayersDescription:
         return json.dumps({**content, "layers": self.layers}, ensure_ascii=False)
 
     def tokens(self) -> list[str] | None:
-        """The texts of the keys, where all layers have the same."""
+        """The texts of the keys, if all layers have the same."""
         keys = {keys for _, keys in self.axes}
         return [place.text for place in next(iter(keys))] if len(keys) == 1 else None
 
 
 def each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]]:
-    """All layers of all kinds; asks for one at a time."""
+    """All layers of all kinds, one at a time."""
     for kind, layers in kinds.items():
         for layer, weights in layers:
             if weights.values.ndim != 3:
@@ -95,7 +95,7 @@ def _store_axis(axis: tuple[Place, ...]) -> list[list[Any]]:
 
 
 def restore_axis(stored: Any) -> tuple[Place, ...]:
-    """The places of an axis from a description. Raises ``ValueError`` where it is none."""
+    """The places of an axis from a description. Raises ``ValueError`` for anything else."""
     if not isinstance(stored, list) or len(stored) > LONGEST:
         raise ValueError(f"an axis is a list of at most {LONGEST:,} places")
     places = []
@@ -113,32 +113,32 @@ def restore_axis(stored: Any) -> tuple[Place, ...]:
 
 
 def is_number(value: Any, most: int = FARTHEST) -> bool:
-    """Whether a value of JSON is a whole number up to ``most``, with either sign."""
+    """Whether a JSON value is a whole number of magnitude up to ``most``."""
     return type(value) is int and -most <= value <= most
 
 
 UNNOTICED = 1 << 28
-"""Bytes that any file may unpack to."""
+"""Most bytes of an unpacked file."""
 
 PACKED = 100
-"""How many bytes a byte of a large file may unpack to: weights pack 20 to 1 at best, a bomb 1,000 to 1."""
+"""Most unpacked bytes per byte of a large file: weights pack at most 20 to 1, a zip bomb 1,000 to 1."""
 
 PICKLED = b"\x80"
-"""What a pickle begins with."""
+"""The first bytes of a pickle."""
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
-    """The arrays of a file by name, in the machine's own byte order, and the description of one saved here.
+    """The arrays of a file by name, in native byte order, and the description if it was saved here.
 
-    Raises ``ValueError``, or another exception of a damaged file.
+    Raises ``ValueError``, or another exception for a damaged file.
     """
     suffix, added = path.suffix.lower(), plugins("readers")
     arrays, description = READERS[suffix](path) if suffix in READERS else (dict(added[suffix](path)), None)
     if description is not None and not isinstance(description, dict):
         raise ValueError("its description is none")
-    for name, array in arrays.items():  # in this machine's byte order, and 64 bits at most, as torch has them
+    for name, array in arrays.items():  # native byte order, and at most 64 bits, for torch
         wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
         arrays[name] = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
     return arrays, description
@@ -166,20 +166,20 @@ TYPES = {
     "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "BOOL": "?",
     "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1",
 }  # fmt: skip
-"""The types of safetensors, as NumPy has them, or the bits of those that it lacks."""
+"""The types of safetensors in NumPy, or same-sized integers for those that NumPy lacks."""
 
 NARROW = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Types that only torch has."""
 
 LONGEST_HEADER = 100_000_000
-"""Bytes that the safetensors library itself reads of a header."""
+"""Most bytes of a header that the safetensors library itself reads."""
 
 READ_WHOLE = 64 << 20
-"""A file up to this size is read when it is opened, so that nobody can change it under its reader."""
+"""Files up to this size are read when opened, so that nobody can change them under their reader."""
 
 
 class Entry(NamedTuple):
-    """Where in a file an array lies."""
+    """Where an array lies in a file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -187,11 +187,11 @@ class Entry(NamedTuple):
 
 
 class TensorFile(Mapping[str, Array]):
-    """The arrays of a safetensors file by name, read when they are asked for.
+    """The arrays of a safetensors file by name, read on demand.
 
-    The file is read, never mapped into memory: a mapped file that is cut ends the process (SIGBUS). Raises
-    ``ValueError`` for a damaged file, ``InputError`` for one that changes while it is open. ``content`` is
-    what the file holds, where that was read already.
+    The file is read, not memory-mapped: truncating a mapped file would kill the process (SIGBUS). Raises
+    ``ValueError`` for a damaged file, ``InputError`` for one that changes while open. ``content`` is the
+    file's content if it was read already.
     """
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
@@ -245,7 +245,7 @@ class TensorFile(Mapping[str, Array]):
         return len(self.entries)
 
     def tensor(self, name: str) -> Tensor:
-        """An array for torch, in a type that NumPy may not have."""
+        """An array for torch, in a type that NumPy may lack."""
         import torch
 
         array, narrow = self[name], NARROW.get(self.entries[name].dtype)
@@ -312,7 +312,7 @@ def _read_npy(path: Path) -> tuple[dict[str, Array], None]:
 
 
 def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
-    """The bytes that an array's header claims, if the file of ``size`` bytes has as many."""
+    """The bytes that an array's header claims, if a file of ``size`` bytes can hold them."""
     pickled = file.read(1) == PICKLED
     file.seek(0)
     version = None if pickled else np.lib.format.read_magic(file)
@@ -320,7 +320,7 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
         raise ValueError(f"{name} is in version {version[0]}.{version[1]} of the format, not 1.0 or 2.0")
     try:
         shape, _, dtype = ((), False, np.dtype(object)) if version is None else HEADERS[version](file)
-    except Exception as error:  # NumPy parses it as Python, whose parsers have errors of their own
+    except Exception as error:  # NumPy parses it as Python, whose parser has exceptions of its own
         raise ValueError(f"the header of {name} is damaged ({first_line(error)})") from None
     if dtype.hasobject:
         raise ValueError("it holds pickled objects, which could run code; save plain arrays instead")
@@ -331,7 +331,7 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
 
 
 def _require(size: int, path: Path) -> None:
-    """Refuse a file that was packed to fill the memory."""
+    """Refuse a file that was packed to exhaust memory."""
     packed = path.stat().st_size
     if size > max(UNNOTICED, PACKED * packed):
         raise ValueError(f"its {packed:,} bytes unpack to {size:,}: save the arrays without compression")
@@ -341,7 +341,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Array], Any]:
     import torch
 
     tensors, metadata = read_safetensors(path)
-    narrow = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # which NumPy has not
+    narrow = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # not in NumPy
     arrays = {name: (t.float() if t.dtype in narrow else t).numpy() for name, t in tensors.items()}
     return arrays, parse_json(metadata[DESCRIPTION]) if DESCRIPTION in metadata else None
 
@@ -363,7 +363,7 @@ def _read_json(path: Path) -> tuple[dict[str, Array], Any]:
 def _to_array(name: str, nested: Any) -> Array:
     """Nested lists as an array of numbers, ``null`` as NaN; or of texts, for tokens."""
     try:
-        if name == "tokens":  # objects: an array of texts would give each the room of the longest
+        if name == "tokens":  # objects: a text array would give each the space of the longest
             return np.array([str(text) for text in nested], object)
         return np.array(nested, np.float64)
     except (ValueError, TypeError, OverflowError):
@@ -376,4 +376,4 @@ READERS: Mapping[str, Callable[[Path], tuple[dict[str, Array], Any]]] = {
     ".safetensors": _read_safetensors,
     ".json": _read_json,
 }
-"""What reads a file, by its suffix."""
+"""Readers by suffix."""

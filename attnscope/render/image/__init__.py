@@ -7,7 +7,7 @@
         ...                                  # a matplotlib Figure, to look into or to change
 
 The same view gives the same bytes: no dates, fixed ids, matplotlib's own defaults whatever the user's
-style says. Token text is literal (no formulas), and characters that no font has are reported.
+style. Token text is literal (no formulas), and characters that no font has are reported.
 """
 
 from attnscope.render.image.album import Album

@@ -1,8 +1,8 @@
-"""Many heads as images, of which one is drawn in full.
+"""Many heads as images, only one of which is drawn in full.
 
-Heads of one text differ in their cells, title, readings, notes and the ends of their scale. Labels, frame and
-colour bar of a PNG are drawn for the first one and put under each of the others. The files are those that
-``save_image`` writes.
+Heads of one text differ only in cells, title, readings, notes and the ends of their scale. Labels, frame
+and colour bar of a PNG are drawn for the first one and copied for the others. The files are identical to
+those of ``save_image``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SHEETS = 6  # sheets that are kept: heads of one text differ in their notes, too
+SHEETS = 6  # cached sheets: heads of one text differ in their notes, too
 
 
 @dataclass(eq=False)
 class Album:
-    """Saves pictures as ``save_image`` does; remembers what some may share with the next."""
+    """Saves pictures like ``save_image``; remembers what the next ones can share."""
 
     dpi: float = draw.DPI
     cmap: str | None = None
@@ -42,7 +42,7 @@ class Album:
     _sheets: deque[SharedSheet] = field(default_factory=partial(deque, maxlen=SHEETS), repr=False)
 
     def save(self, view: Drawable, path: str | Path) -> list[str]:
-        """Write one view as an image; return what to warn of. Raises what ``save_image`` raises."""
+        """Write one view as an image; returns warnings. Raises what ``save_image`` raises."""
         if not isinstance(view, Heatmap) or Path(path).suffix.lower() != ".png":
             return draw.save_image(view, path, dpi=self.dpi, cmap=self.cmap, width=self.width, font=self.font)
         fonts, warnings = sheet.families(draw.texts_of(view), self.font)
@@ -57,12 +57,12 @@ class Album:
 
 
 class SharedSheet:
-    """A drawn heatmap of which cells, title, readings, notes and the ends of the scale can be exchanged."""
+    """A drawn heatmap whose cells, title, readings, notes and scale ends can be exchanged."""
 
     def __init__(self, view: Heatmap, style: sheet.Style, fonts: list[str], dpi: float) -> None:
         self.figure = draw.figure_of(view, style)
         self.figure.set_dpi(dpi)
-        # inches of a sheet before it was brought to the width that was asked for
+        # inches of a sheet before it was fitted to the requested width
         known = [(float(text.get_fontsize()), text.get_gid()) for text in self.figure.texts]
         shrunk = [size / sheet.SIZES[gid] for size, gid in known if gid in sheet.SIZES]
         self._wide = float(self.figure.get_figwidth()) / (shrunk[0] if shrunk else 1.0)
@@ -88,11 +88,11 @@ class SharedSheet:
         self._box, self._cells = _cells_of_pixels(self.figure, self._image)
 
     def fits(self, view: Heatmap, style: sheet.Style, fonts: list[str]) -> bool:
-        """Whether everything else of a head would look as it does here."""
+        """Whether everything else of a head would look the same here."""
         return self._looks == _looks(view, style, fonts) and self._lines == self._count_lines(view)
 
     def png(self, view: Heatmap) -> bytes:
-        """The image of a head that fits, as ``save_image`` would write it."""
+        """The image of a fitting head, identical to that of ``save_image``."""
         told = [
             *self._blocks(view),
             *map(sheet.value_of, view.readings),
@@ -111,7 +111,7 @@ class SharedSheet:
         return draw.encode_png(canvas, self.figure.dpi)
 
     def _blocks(self, view: Heatmap) -> list[str]:
-        """Title, subtitle and notes, those that there are, in lines."""
+        """The existing ones of title, subtitle and notes, in lines."""
         titles = [
             sheet.wrap_title(text, size, self._wide)
             for text, size in ((view.title, sheet.LARGE), (view.subtitle, sheet.BELOW))
@@ -126,18 +126,18 @@ class SharedSheet:
 
 
 def _looks(view: Heatmap, style: sheet.Style, fonts: list[str]) -> Hashable:
-    """What two heads must have alike to stand on one sheet, besides the numbers of their lines."""
+    """What two heads must have in common to share a sheet, besides their line counts."""
     told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
     looks = (view.scale == "row", view.signed, bool(view.masked.any()), style, fonts, view.written, told)
     return (view.weights.queries, view.weights.keys, *looks)
 
 
 def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], Array]:
-    """Where on its canvas an image lies, and which cell each pixel there shows.  -> box, [row, column]
+    """Where an image lies on its canvas, and which cell each of its pixels shows.  -> box, [row, column]
 
-    matplotlib is asked: it draws an image whose colours are the numbers of its cells, and the same with
-    all bits turned round, so that the pixels of the image are those in which the two disagree everywhere.
-    Later heads are coloured a cell at a time, where matplotlib looks up a colour for every pixel.
+    Measured with matplotlib: it draws an image coloured by cell numbers, and one with all bits inverted;
+    the pixels of the image are those that disagree in every bit. Later heads are then coloured cell by
+    cell, where matplotlib would look up a colour for every pixel.
     """
     canvas: Any = figure.canvas
     numbers = np.arange(image.get_array().size, dtype=">u4").view(np.uint8).reshape(-1, 4)[:, 1:]

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 
 SIDE = 2.8  # inches of a picture's width
-LEAST = 1.5  # below, its title has no room; narrower pictures are made smaller with all that is in them
+LEAST = 1.5  # below, the title does not fit; narrower pictures are scaled down as a whole
 TALLEST_PICTURE = 5.0  # inches of a picture's height
-SLENDER = 0.25  # inches of width of one that is much taller than wide
+SLENDER = 0.25  # inches of width of a picture much taller than wide
 BETWEEN = 0.25
-FINEST = 448  # pixels of a picture's shorter side, at least, so that patches have sharp edges
+FINEST = 448  # least pixels of a picture's shorter side, so that patches have sharp edges
 
 
 def overlay_figure(view: TokenView, style: Style) -> Figure:
-    """A row for each picture: itself, and each map laid over it; full light is the heaviest weight."""
+    """A row for each picture: itself, and each map laid over it; full brightness is the largest weight."""
     shown = view.overlays
     count = 1 + max(len(each.maps) for each in shown)
     side = SIDE if not style.width else max((style.width - BETWEEN * (count - 1) - 0.2) / count, LEAST)
@@ -75,7 +75,7 @@ def overlay_figure(view: TokenView, style: Style) -> Figure:
 
 
 def _titles(view: TokenView, shown: Overlay, side: float, *, several: bool) -> list[str]:
-    """What stands above a picture and each of its maps."""
+    """The titles of a picture and its maps."""
     which = f" · {shown.name}" if several else ""
     label = axis.short(view.label)
     whole = wrap_title(f"as the model sees it{which}", NORMAL, side + GAP, bold=True)
@@ -84,7 +84,7 @@ def _titles(view: TokenView, shown: Overlay, side: float, *, several: bool) -> l
 
 
 def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: float, style: Style) -> None:
-    """The picture itself, or the map with that number over it."""
+    """The picture itself, or the map of that number over it."""
     frame(axes)
     if number:
         _, weights = shown.maps[number - 1]
@@ -108,7 +108,7 @@ BETWEEN_LISTS = 0.5
 
 
 def token_figure(view: TokenView, style: Style) -> Figure:
-    """Two lists of bars side by side, on the scale of the terminal; the heaviest on top. Or a picture."""
+    """Two lists of bars side by side, on the scale of the terminal; the largest on top. Or a picture."""
     if view.overlays:
         return overlay_figure(view, style)
     name = axis.short(view.label)
@@ -126,7 +126,7 @@ def token_figure(view: TokenView, style: Style) -> Figure:
     for i, (title, (_, bars)) in enumerate(zip(titles, lists, strict=True)):
         axes = drawn.part(i * (length + label + BETWEEN_LISTS), 0, length)
         _draw_list(axes, bars, view.full_bar, longest, style)
-        left = -(label - GAP) / length  # where the labels of the bars begin
+        left = -(label - GAP) / length  # where the bars' labels begin
         place: dict[str, Any] = {"transform": axes.transAxes, "ha": "left"}
         axes.text(left, 1 + 0.08 / height, title, size=NORMAL, weight="bold", va="bottom", **place)
         if bars.more:
@@ -163,13 +163,13 @@ def _lay_bars(
     axes.tick_params(axis="y", length=0, pad=3)
 
 
-WIDE = 5.0  # inches of the text, where no width is asked for
+WIDE = 5.0  # inches of the text, without a given width
 NARROWEST = 1.6
-TALL, AIR = 0.38, 0.1  # inches of a head, and of the air below it
+TALL, AIR = 0.38, 0.1  # inches of a head, and of the space below it
 
 
 def curves_figure(view: Curves, style: Style) -> Figure:
-    """Steps from row to row, the baseline as a line over each, and the ends of the scale."""
+    """Step curves along the rows, each with its baseline as a line, and the ends of the scale."""
     if view.at_points:
         return _lines_figure(view, style)
     names = [curve.head for curve in view.curves]
@@ -195,7 +195,7 @@ def curves_figure(view: Curves, style: Style) -> Figure:
 
 
 def _lines_figure(view: Curves, style: Style) -> Figure:
-    """All curves over one axis, a colour and a dash for each, and beside it whose line is which."""
+    """All curves on one axis, in different colours and dashes, with a legend."""
     from matplotlib.lines import Line2D
 
     right = axis.room([curve.head for curve in view.curves], SMALL) + 0.5
@@ -219,7 +219,7 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
 
 
 def _open(axes: Axes) -> None:
-    """Lines to read values off, and a frame on two sides."""
+    """Grid lines, and a frame on two sides."""
     for side, spine in axes.spines.items():
         spine.set(visible=side in ("left", "bottom"), color="#bbbbbb")
     axes.grid(axis="y", color="#eeeeee", linewidth=0.6)
@@ -232,17 +232,17 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 TALL_LINES = 2.9  # inches
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195")
-"""Okabe & Ito's, which all eyes tell apart; what they are too few for has another dash."""
+"""The colours of Okabe & Ito, safe for colour-blind readers; further lines differ in dash."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 
-WIDE_STACK = 4.5  # inches of a bar, where no width is asked for
+WIDE_STACK = 4.5  # inches of a bar, without a given width
 TALLEST = 12.0  # inches of all bars
-LETTERED = 0.13  # inches of a part that has its letter in it
+LETTERED = 0.13  # inches from which a part shows its letter
 
 
 def stack_figure(view: Stack, style: Style) -> Figure:
-    """A row a label; below, which letter is which part, and its mean share."""
+    """One row per label; below, the letter and mean share of each part."""
     labels = [axis.short(clean(label)) for label in view.labels]
     row = min(0.2, TALLEST / max(len(labels), 1))
     every = max(1, -(-int(axis.READABLE * POINT * 1000) // int(row * 1000)))
@@ -278,7 +278,7 @@ CELL, WIDEST = 0.26, 4.2  # inches of a cell of the map, and of the whole map at
 
 
 def terms_figure(view: Terms, style: Style) -> Figure:
-    """Bars of groups, their sum, and the largest terms; beside them every head in the same colours."""
+    """Bars of groups, their sum, and the largest terms; beside them a map of every head."""
     groups, largest = view.blocks
     terms = [*groups, *largest]
     places = [float(row) for row in range(len(groups))]
@@ -331,7 +331,7 @@ def _draw_terms(
 
 
 def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Style) -> None:
-    """Every head in a cell, blue and red as the bars."""
+    """A map of every head, blue and red like the bars."""
     if not np.isfinite(heads.values).all():
         hatch(axes)
     paint(axes, np.ma.masked_invalid(heads.values), style.cmap, heads.limits)
@@ -353,7 +353,7 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     labels = [axis.short(clean(token)) for token in view.tokens]
     left, right = axis.room(labels, SMALL), 0.2
     width = WIDE_SOUND if style.width is None else max(style.width - left - right, 1.0)
-    apart = axis.READABLE * POINT * frames / width  # frames between two words that can be read
+    apart = axis.READABLE * POINT * frames / width  # least frames between two readable words
     shown: list[tuple[str, int]] = []
     for word, at in view.words:
         if not shown or at - shown[-1][1] >= apart:

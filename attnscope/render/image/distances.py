@@ -1,4 +1,4 @@
-"""How far heads are apart, as a figure: the table in the order of its groups, and every head on a plane."""
+"""Distances between heads as a figure: the table in the order of its groups, and every head on a plane."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST = 4.6  # inches of a table's longer side
-NARROWEST = 5.4  # inches of a picture in which a title has room
-NAMED = 0.055  # inches of a cell from which every head has its name beside it
+NARROWEST = 5.4  # inches of a picture that has space for a title
+NAMED = 0.055  # inches of a cell from which every head's name fits beside it
 
 BETWEEN = 0.5
-COVERED = 0.12  # the share of a name from which others cover it too much to be read
+COVERED = 0.12  # names covered by more than this share are left out
 DOT = 4.7  # points across
-FAINTEST = 0.12  # where on the colour map the last layer lies: its very end would vanish on white
+FAINTEST = 0.12  # the last layer's place on the colour map: its very end would vanish on white
 
 
 def distances_figure(view: HeadDistances, style: Style) -> Figure:
-    """The table on the left, the plane on the right. The image of the table holds nearness, 0 to 1."""
+    """The table on the left, the plane on the right. The table's image holds nearness, 0 to 1."""
     left, right = _label_room(view.table), 0.3
     side = LARGEST
     if style.width is not None:
@@ -50,7 +50,7 @@ def distances_figure(view: HeadDistances, style: Style) -> Figure:
 
 
 def distance_figure(view: DistanceMap, style: Style) -> Figure:
-    """A table alone, of the heads of two models."""
+    """A table alone, for the heads of two models."""
     rows, columns = len(view.rows), len(view.columns)
     cell = LARGEST / max(rows, columns)
     left = _label_room(view)
@@ -67,7 +67,7 @@ def _label_room(view: DistanceMap) -> float:
 
 
 def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, style: Style) -> None:
-    """Cells, a frame around each group, names where there is room, and the colour bar."""
+    """Cells, a frame around each group, names where they fit, and the colour bar."""
     from matplotlib.patches import Rectangle
 
     paint(axes, view.nearness(), style.cmap, (0, 1))
@@ -86,7 +86,7 @@ def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, styl
 
 
 def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> None:
-    """A dot for each head in the colour of its layer, its name beside it, and the layers above."""
+    """A dot for each head in its layer's colour, its name beside it, and a legend of layers above."""
     numbers = np.array(view.layers)
     shades = np.round(numbers / max(numbers.max(), 1) * (1 - FAINTEST) * 255).astype(int)
     colours = table(style.cmap)[shades] / 255.0  # [head, 3]
@@ -113,11 +113,10 @@ def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> N
 
 
 def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[float, float] | None]:
-    """Where each name stands from its dot, so that names cover each other and the dots as little as can be.
+    """Where each name stands relative to its dot, with the least overlap of names and dots.
 
-    A name that could only stand on another one has no place.
-
-    ``at`` are the dots, and everything is in points.  [head, 2] -> (right, up) of each name's middle
+    A name that would cover another one is left out. ``at`` are the dots; everything is in points. [head,
+    2] -> (right, up) of each name's centre
     """
     dots = np.concatenate([at - DOT / 2, at + DOT / 2], 1)  # [box, left bottom right top]
     taken = list(dots)

@@ -1,4 +1,4 @@
-"""A figure in exactly the width that is asked for: what needs more room to be legible is made smaller."""
+"""A figure in exactly the requested width: content that needs more room is scaled down."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def fit_width(figure: Figure, width: float) -> None:
-    """Bring a figure to so many inches, with its letters, lines and dots; its height follows."""
+    """Scale a figure to a width in inches, including letters, lines and dots; the height follows."""
     from matplotlib.collections import PathCollection
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -49,7 +49,7 @@ def fit_width(figure: Figure, width: float) -> None:
     for side in (side for axes in figure.axes for side in (axes.xaxis, axes.yaxis) if side.get_visible()):
         labels = side.get_ticklabels()
         ticks |= set(map(id, labels))
-        if labels:  # those that are made while drawing take over what stands here
+        if labels:  # hooks that run while drawing replace these values
             side.set_tick_params(labelsize=labels[0].get_fontsize() * share, pad=3 * share)
     for artist in figure.findobj():
         if isinstance(artist, Text) and id(artist) not in ticks:
@@ -80,22 +80,22 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     SoundMap: charts.sound_map_figure,
     LayerGraph: graph.graph_figure,
 }
-"""What draws each view."""
+"""The drawing function of each view."""
 
 FORMATS = PICTURES
 
-DPI = 150  # dots per inch of a PNG where none are asked for
+DPI = 150  # default dots per inch of a PNG
 
 METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-"""No dates and versions, so that bytes repeat."""
+"""No dates and versions, so that bytes are reproducible."""
 
 SETTINGS = {
     "text.parse_math": False,
     "svg.hashsalt": "attnscope",
-    "pdf.fonttype": 42,  # letters stay letters, also for publishers that refuse type 3
+    "pdf.fonttype": 42,  # letters stay text, and fonts are TrueType for publishers that refuse type 3
     "axes.formatter.use_locale": False,
 }
 
@@ -110,11 +110,11 @@ def save_image(
     font: str | None = None,
     annotate: bool = False,
 ) -> list[str]:
-    """Write a view as an image in the format that the suffix names; return what to warn of.
+    """Write a view as an image in the format that the suffix names; returns warnings.
 
-    ``width`` is that of the whole picture in inches (as large as is legible if not given), ``font`` a
-    family to prefer; ``annotate`` writes the weights into the cells of one head. The file appears whole
-    or not at all. Raises ``OutputError`` for an unknown suffix or a place that cannot be written to,
+    ``width`` is the width of the whole picture in inches (default: whatever is readable), ``font`` a
+    preferred family; ``annotate`` writes the weights into the cells of one head. The file appears whole
+    or not at all. Raises ``OutputError`` for an unknown suffix or a path that cannot be written to,
     ``SelectionError`` for an unknown colour map or font.
     """
     path = Path(path)
@@ -140,20 +140,20 @@ def encode(figure: Figure, form: str, dpi: float = DPI) -> bytes:
 
 
 def encode_png(canvas: Any, dpi: float) -> bytes:
-    """What a canvas shows, as a PNG without transparency; without dates, so that bytes repeat.
+    """A canvas as a PNG without transparency or dates, so that bytes are reproducible.
 
-    Rows of a picture are mostly those above them, so each is written as what differs from it, PNG's filter 2.
-    PIL tries all five filters on each row, which takes three times as long and packs no better.
+    Rows of a picture mostly repeat the row above, so each is written as the difference from it, PNG's
+    filter 2. PIL tries all five filters on each row, which takes three times as long and packs no better.
     """
     from PIL.PngImagePlugin import putchunk
 
     pixels = np.asarray(canvas.buffer_rgba())  # [row, column, channel]
     height, width = pixels.shape[:2]
-    rows = np.full((height, 1 + 3 * width), 2, np.uint8)  # the number of the filter, then the differences
+    rows = np.full((height, 1 + 3 * width), 2, np.uint8)  # the filter's number, then the differences
     for channel in range(3):
         rows[0, 1 + channel :: 3] = pixels[0, :, channel]
         np.subtract(pixels[1:, :, channel], pixels[:-1, :, channel], out=rows[1:, 1 + channel :: 3])
-    dots = round(dpi / 0.0254)  # a metre
+    dots = round(dpi / 0.0254)  # dots per metre
     buffer = io.BytesIO(b"\x89PNG\r\n\x1a\n")
     buffer.seek(0, io.SEEK_END)
     putchunk(buffer, b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0))  # 8 bits, RGB
@@ -172,9 +172,10 @@ def drawing(
     font: str | None = None,
     annotate: bool = False,
 ) -> Iterator[tuple[Figure, list[str]]]:
-    """The figure of a view, with what to warn of; to be saved inside the ``with`` block.
+    """The figure of a view, and warnings; save it inside the ``with`` block.
 
-    Inside it matplotlib has its own defaults and takes text literally; after it, the user's settings.
+    Inside, matplotlib has its own defaults and takes text literally; afterwards, the user's settings
+    return.
     """
     fonts, warnings = families(texts_of(view), font)
     with settings(fonts):
@@ -186,7 +187,7 @@ def drawing(
 
 @contextmanager
 def settings(fonts: list[str]) -> Iterator[None]:
-    """matplotlib's own defaults with ours on them, and these fonts; the user's settings come back after."""
+    """matplotlib's own defaults with ours and these fonts; the user's settings return afterwards."""
     import matplotlib
 
     with matplotlib.rc_context(), python_warnings.catch_warnings():
@@ -225,7 +226,7 @@ def texts_of(view: Drawable) -> Iterator[str]:
 
 
 def figure_of(view: Drawable, style: Style) -> Figure:
-    """A view as a figure, as wide as the style says; to be called and saved inside ``settings``."""
+    """A view as a figure, as wide as the style says; call and save it inside ``settings``."""
     figure = DRAWN[type(view)](view, style)
     if style.width is not None:
         fit_width(figure, style.width)

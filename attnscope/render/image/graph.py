@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 COLUMN, ROW = 1.5, 0.62  # inches from node to node
 LEAST, MOST = 0.6, 5.0  # points of an edge
-BEND = 0.18  # of an edge that passes columns
+BEND = 0.18  # of an edge that crosses columns
 
 
 def graph_figure(view: LayerGraph, style: Style) -> Figure:
-    """Nodes as boxes with what they do below, edges as wide as what they carry, in the colour of its sign."""
+    """Nodes as boxes with their roles below, edges as wide as what they carry, coloured by its sign."""
     from matplotlib.patches import FancyArrowPatch
 
     places, tallest = view.places(), view.tallest

@@ -1,4 +1,4 @@
-"""Heads as figures: one head, two and their difference, a number a head, a thumbnail of every head."""
+"""Heads as figures: one head, two and their difference, one number per head, a thumbnail of every head."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WRITTEN = 0.1  # inches of a cell from which a weight can be read in it
+WRITTEN = 0.1  # inches of a cell that can show its weight as text
 SHORT, LONGEST = 6, 12  # letters of a unit beside its number, and of a line of a longer one
-LOWEST = 0.16  # inches of a row under a spectrogram, at least: a token is read beside it
+LOWEST = 0.16  # least inches of a row under a spectrogram, for its token
 LOSSES = 0.4  # inches of the losses below it
-WEIGHT = "weight"  # the group id of the weights that are written into cells
+WEIGHT = "weight"  # the group id of the weights written into cells
 
 
 def heatmap_figure(view: Heatmap, style: Style) -> Figure:
@@ -90,7 +90,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
 
 
 def _draw_losses(axes: Axes, view: Heatmap, strip: Sequence[float | None], style: Style) -> None:
-    """A bar under each column: how badly its tokens are predicted."""
+    """A bar under each column: the loss of its tokens."""
     axes.bar(range(len(strip)), [each or 0.0 for each in strip], width=0.9, color=style.bar)
     axes.set_xlim(-0.5, len(strip) - 0.5)
     axes.set_ylim(0, view.most)
@@ -105,7 +105,7 @@ def notes_below(view: Heatmap) -> tuple[str, ...]:
 
 
 def scale_ticks(view: Heatmap) -> list[tuple[float, str]]:
-    """What stands beside the colour bar of a head."""
+    """The labels of a head's colour bar."""
     low, high = view.scale_ends(".3g", minus="−")
     middle = "" if view.scale == "row" else f"{sum(view.limits) / 2:.3g}"
     return [(0, low), (0.5, middle), (1, stacked(high))]
@@ -119,7 +119,7 @@ def _draw_weights(axes: Axes, view: Heatmap, cmap: str, **options: Any) -> None:
 
 
 def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
-    """What the image of a heatmap holds: its weights, or their levels where each row has its own scale.
+    """The values of a heatmap's image: its weights, or their levels if each row has its own scale.
 
     Hidden cells lie below the scale.
     """
@@ -137,7 +137,7 @@ def _write_into_cells(axes: Axes, texts: Array, levels: Array, style: Style, **o
 
 
 def head_map_figure(view: HeadMap, style: Style) -> Figure:
-    """One number a head, written into its cell where there is room. The image holds the numbers."""
+    """One number per head, written into its cell if it fits. The image holds the numbers."""
     layers, heads = view.values.shape
     cell = min(0.5, 11.0 / max(heads, 1))
     low, high = (f"{limit:.3g}" for limit in view.limits)
@@ -167,12 +167,12 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     return drawn.figure
 
 
-MEANS = 0.45  # inches of the means of the layers, and of the gap before them
-POINTS, TALL = 1.65, 1.3  # inches below the map, and of the heads that are drawn there
+MEANS = 0.45  # inches of the layer means, and of the gap before them
+POINTS, TALL = 1.65, 1.3  # inches below the map, and of the heads drawn there
 
 
 def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style, cell: float) -> None:
-    """The cells of a map, with their numbers where there is room."""
+    """The cells of a map, with their numbers where they fit."""
     if not np.isfinite(view.values).all():
         hatch(axes)
     paint(axes, np.ma.masked_invalid(view.values), style.cmap, view.limits)
@@ -201,14 +201,14 @@ def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str])
 
 SIDE = 2.9  # inches of a map's longer side
 BETWEEN = 0.15
-MANY, SMALLEST = 4, 1.2  # heads beside each other where no width is asked for, and the inches of one at least
+MANY, SMALLEST = 4, 1.2  # heads side by side without a given width, and the least inches of one
 NAMED = 0.42  # inches of a head's name and role below its map
 
 
 def pair_figure(view: HeadPair, style: Style) -> Figure:
     """Both heads, then the first minus the second in the diverging colours; rows are labelled once.
 
-    In a column of paper they stand one below the other.
+    In a narrow picture they are stacked.
     """
     rows, columns = view.difference.values.shape
     queries, keys = view.difference.weights.queries, view.difference.weights.keys
@@ -236,7 +236,7 @@ def pair_figure(view: HeadPair, style: Style) -> Figure:
 
 
 def row_figure(view: HeadRow, style: Style) -> Figure:
-    """Heads beside each other, in several rows where they would be too small; one colour bar for all."""
+    """Heads side by side, in several rows if they would be too small; one colour bar for all."""
     weights = view.maps[0].weights
     rows, columns = view.maps[0].values.shape
     cell = SIDE / max(rows, columns)
@@ -276,7 +276,7 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
     return drawn.figure
 
 
-LABELLED = 60  # places of an axis that are labelled one by one, at most
+LABELLED = 60  # Up to this many places of an axis, each is labelled.
 
 
 def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
@@ -297,7 +297,7 @@ MASKED, GROUND = (226, 226, 226), (255, 255, 255)
 def grid_figure(view: Grid, style: Style) -> Figure:
     """Every head in one composite image on one axes: layers down, heads across.
 
-    The image holds colours, so that gaps and masked cells can have their own.
+    The image holds colours, so that gaps and masked cells have their own.
     """
     masked = any(layer.masked.any() for layer in view.layers)
     composite, (tall, wide, gap) = mosaic(view, style.cmap)
@@ -326,7 +326,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
 
 
 def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:
-    """A line above the columns of each thumbnail that stand for what the model wrote."""
+    """A line above each thumbnail's columns of generated tokens."""
     from matplotlib.collections import LineCollection
 
     tall, wide, gap = sizes
@@ -343,8 +343,8 @@ def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:
 def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     """All thumbnails in one picture of uint8 colours, and (height, width, gap) of one in pixels.
 
-    The fourth colour is opacity, all of it: with three, matplotlib adds the fourth in twice the precision.
-    -> [layer · (height + gap), head · (width + gap), 4]
+    The fourth channel is opacity, always full: with three, matplotlib would add it in twice the
+    precision. -> [layer · (height + gap), head · (width + gap), 4]
     """
     tall = max((layer.values.shape[-2] for layer in view.layers), default=1)
     wide = max((layer.values.shape[-1] for layer in view.layers), default=1)

@@ -1,4 +1,4 @@
-"""A sheet that all figures share: title, caption, labels, colour bar; and fonts that have its characters."""
+"""The sheet common to all figures: title, caption, labels, colour bar; and fonts that have its characters."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 BASE = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
-SHAPING = (3, 11)  # the matplotlib that joins letters and sets text from right to left
+SHAPING = (3, 11)  # the matplotlib release that shapes text (joins letters, right to left)
 
 FONTS = {
     **dict.fromkeys(("CJK", "Hiragana", "Katakana", "Ideographic", "Hangul"), "Noto Sans CJK"),
     "emoji and symbols": "Noto Emoji",
 }
-OTHERS = "the Noto Sans of its script"  # free fonts to name where one is lacking
+OTHERS = "the Noto Sans of its script"  # free fonts to recommend where one is missing
 
 INVISIBLE = "\u200c\u200d\ufe0e\ufe0f"
 
 
 def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], list[str]]:
-    """Font families that together have every character of ``texts``, and a warning for each lack.
+    """Font families that together cover ``texts``, and a warning for each missing script.
 
-    ``font`` names a family to prefer. Raises ``SelectionError`` where it is not installed.
+    ``font`` names a family to prefer. Raises ``SelectionError`` if it is not installed.
     """
     from matplotlib.font_manager import findfont
 
@@ -89,7 +89,7 @@ def _font_files() -> dict[str, str]:
 
 @cache
 def _characters(path: str) -> frozenset[str]:
-    """What a font file has outlines for; nothing where it holds colour bitmaps only."""
+    """The characters that a font file has outlines for; empty for bitmap fonts."""
     from matplotlib.ft2font import FT2Font
 
     try:
@@ -119,14 +119,14 @@ def _lacks(missing: set[str]) -> list[str]:
 
 
 def sets_letters() -> bool:
-    """Whether matplotlib joins letters and sets text from right to left."""
+    """Whether matplotlib shapes text: joins letters and sets right to left."""
     import matplotlib
 
     return matplotlib.__version_info__ >= SHAPING
 
 
 def _note_unjoined_letters(wanted: set[str]) -> list[str]:
-    """What matplotlib before 3.11 cannot do: it sets every letter by itself, from left to right."""
+    """The warning for matplotlib before 3.11, which does not shape text."""
     import matplotlib
 
     if sets_letters():
@@ -150,28 +150,28 @@ def script(character: str) -> str:
 
 
 POINT = 1 / 72  # inches
-LINES = 3  # lines of a title, at most
+LINES = 3  # most lines of a title
 BOLD = 1.15  # how much wider bold letters are
-MARGIN = 0.17  # inches beside a text, a little more than a sheet has
-KNOWN = 0x250  # the first character whose width is not looked up: another font may draw it
-CLOSING = "”’…·.,;:!?)]。、」』） \u2069"  # what stands with the letters before it
+MARGIN = 0.17  # inches around a text, a little more than the margin
+KNOWN = 0x250  # the first character with an estimated width: another font may draw it
+CLOSING = "”’…·.,;:!?)]。、」』） \u2069"  # combining characters
 MARKS = "“”‘’…–·→×"  # other characters that the fonts of pictures have
 
 
 def fence(text: str) -> str:
-    """A label, fenced in where it runs from right to left; not for a matplotlib that would draw the fence."""
+    """A label, isolated if it runs right to left; not for a matplotlib that would draw the isolates."""
     return isolate(text) if sets_letters() else text
 
 
 def em(character: str) -> float:
-    """How wide a character is, of the size of its letters, generously."""
+    """An upper estimate of a character's width, relative to the font size."""
     if unicodedata.combining(character) or unicodedata.category(character) == "Cf":
         return 0.0
     return 1.25 if is_double_width(character) else 0.64
 
 
 def is_double_width(character: str) -> bool:
-    """Whether a character is as wide as it is tall, and stands upright in a column of text."""
+    """Whether a character is as wide as tall, and stands upright in vertical text."""
     return unicodedata.east_asian_width(character) in "WF"
 
 
@@ -185,10 +185,10 @@ def _advance(character: str, families: tuple[str, ...]) -> float:
 
 
 def wrap_title(text: str, size: float, width: float, *, bold: bool = False, label: str = "") -> str:
-    """A title in as many lines as a sheet of some inches needs, at most ``LINES``.
+    """A title in as many lines as a sheet needs, at most ``LINES``.
 
-    ``size`` is that of its letters, in points; ``width`` has the margins of a sheet in it. The ``label`` that
-    begins it, and what it quotes, may run from right to left.
+    ``size`` is the font size in points; ``width`` is in inches, including margins. The ``label`` at its
+    start, and quotations, may run from right to left.
     """
     text = clean(text)
     if sets_letters():
@@ -204,13 +204,13 @@ def wrap_title(text: str, size: float, width: float, *, bold: bool = False, labe
 
 
 def wrap_inches(text: str, size: float, width: float, *, bold: bool = False) -> list[str]:
-    """A text in as few lines as a sheet of some inches needs, the widest as narrow as can be."""
+    """A text in as few lines as a sheet needs, with the longest as short as possible."""
     room = _room(size, width, bold)
     return balance_lines(text, room, _width, _words(text, room))
 
 
 def _room(size: float, width: float, bold: bool) -> float:
-    """The widths of letters that a line has room for, between the margins of a sheet."""
+    """The width of a line inside the margins of a sheet, in font sizes."""
     return (width - 2 * MARGIN) / (size * POINT * (BOLD if bold else 1))
 
 
@@ -222,11 +222,11 @@ def _width(text: str) -> float:
 
 
 def _words(text: str, room: float) -> list[str]:
-    """The words, a dot between parts with the one before it; those that are longer than a line in pieces."""
+    """The words, a separating dot with the word before it; overlong ones in pieces."""
     pieces = []
     for word in title_words(text):
         ends = [0.0, *accumulate(map(_width, word))]
-        last = len(word.rstrip(CLOSING)) - 1  # what closes a text does not begin a line
+        last = len(word.rstrip(CLOSING)) - 1  # closing marks do not begin a line
         start = 0
         while start < len(word) - 1 and ends[-1] - ends[start] > room:
             end = max(min(bisect_right(ends, ends[start] + room) - 1, last), start + 1)
@@ -243,7 +243,7 @@ SIDES = ("left", "right", "top", "bottom")
 GAP = 0.15  # inches
 STRIP, STRIP_AIR = 0.5, 0.04  # inches of a spectrogram above a map, and between them
 LINE = SMALL * 1.3 * POINT  # from line to line of a caption
-COLUMN, TO_VALUE = 2.45, 1.1  # inches from column to column of readings, and to the end of their values
+COLUMN, TO_VALUE = 2.45, 1.1  # inches between columns of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
 NAME, VALUE, BASELINE = "name", "value", "baseline"  # the group ids of a sheet's own texts
 SIZES = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL, NOTES: SMALL}
@@ -251,7 +251,7 @@ SIZES = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL, NOTES: SMALL}
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How an image is asked for: ``width`` in inches, or as large as is legible; ``cmap`` by name.
+    """How an image should look: ``width`` in inches, or whatever is readable; ``cmap`` by name.
 
     ``annotate`` writes the weights of a head into its cells.
     """
@@ -262,23 +262,23 @@ class Style:
 
     @property
     def narrow(self) -> bool:
-        """Whether it is as narrow as a column of a paper, so that the map needs all room that there is."""
+        """Whether it is as narrow as a paper's column, so that the map needs all the space."""
         return self.width is not None and self.width < COLUMN_OF_PAPER
 
     def room(self, words: str) -> float:
-        """Inches for the colour bar and what stands beside it: a number, or words one below the other."""
+        """Inches for the colour bar and its labels: a number, or stacked words."""
         return ROOM if not self.narrow else NARROW_ROOM[any(map(str.isalpha, words))]
 
     @property
     def bar(self) -> Array:
-        """The colour of a bar: one that is neither faint nor loud on any map."""
+        """The colour of a bar, visible on any map."""
         colour: Array = table(self.cmap)[STEPS * 5 // 8] / 255.0
         return colour
 
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """A figure with its title and caption, and a field between; places are inches from its upper left."""
+    """A figure with its title and caption, and a field between; positions are inches from its upper left."""
 
     figure: Figure
     left: float
@@ -287,7 +287,7 @@ class Sheet:
     height: float
 
     def at(self, right: float, down: float) -> tuple[float, float]:
-        """A place of the field, as shares of the figure."""
+        """A position in the field, as shares of the figure."""
         wide, tall = self.figure.get_size_inches()
         return (self.left + right) / wide, (self.bottom + (self.height - down)) / tall
 
@@ -301,7 +301,7 @@ class Sheet:
 
 
 def draw_bands(drawn: Sheet, bands: Array, below: Axes) -> Axes:
-    """A spectrogram over the columns of a map, low tones at the bottom."""
+    """A spectrogram over the columns of a map, low frequencies at the bottom."""
     axes = drawn.part(0, -STRIP - STRIP_AIR, None, STRIP)
     extent = (*below.get_xlim(), 0, len(bands))
     axes.imshow(bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
@@ -321,8 +321,8 @@ def sheet(
 ) -> Sheet:
     """A figure with a field of ``width`` × ``height`` inches, and room around it for the view's words.
 
-    ``margins`` are those of the field: left, right, top and bottom. ``title`` and ``notes`` take the place of
-    the view's own.
+    ``margins`` are those of the field: left, right, top and bottom. ``title`` and ``notes`` replace the
+    view's own.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -366,19 +366,19 @@ def sheet(
 
 
 def note_lines(notes: Sequence[str], width: float) -> list[str]:
-    """Notes in lines of a sheet of some inches."""
+    """Notes in lines for a sheet of this width in inches."""
     return [line for note in notes for line in wrap_inches(clean(note), SMALL, width)]
 
 
 def in_columns(readings: Sequence[Measured], width: float) -> list[Sequence[Measured]]:
-    """Readings in as many columns as a sheet of some inches has room for."""
+    """Readings in as many columns as fit."""
     count = max(int((width - GAP) / COLUMN), 1)
     tall = -(-len(readings) // count)
     return [readings[start : start + tall] for start in range(0, len(readings), tall)] if tall else []
 
 
 def value_of(reading: Measured) -> str:
-    """What a reading shows as its number."""
+    """The displayed number of a reading."""
     return f"{reading.value:.2f}"
 
 
@@ -388,7 +388,7 @@ def _beside(reading: Measured) -> str:
 
 
 def paint(axes: Axes, values: Array, cmap: str, limits: tuple[float, float], **options: Any) -> None:
-    """Draw values as cells on a colour map, sharp and as large as the axes; masked ones are left clear."""
+    """Draw values as cells on a colour map, sharp and filling the axes; masked cells stay transparent."""
     from matplotlib.colors import ListedColormap
 
     clear = (0.0, 0.0, 0.0, 0.0)
@@ -398,7 +398,7 @@ def paint(axes: Axes, values: Array, cmap: str, limits: tuple[float, float], **o
 
 
 def hatch(axes: Axes) -> None:
-    """What is masked shows the hatched ground below the map, which no weight looks like."""
+    """A hatched ground below the map, visible through masked cells and unlike any weight."""
     axes.patch.set(facecolor="#f1f1f1", edgecolor="#cccccc", hatch="//////", linewidth=0)
 
 
@@ -414,15 +414,15 @@ def frame(axes: Axes, sides: Sequence[str] = SIDES, colour: str = "#888888") -> 
 ROW, LABEL_COLUMN = "row", "column"  # the group ids of labels, in an SVG and in a figure's texts
 PAD = 2.5  # points between a label and the map
 LONGEST = 18
-READABLE = 7.4  # points from one label to the next, below which letters touch
-LOOSE = 12.0  # the same of moments, between which an eye finds its way
+READABLE = 7.4  # least points from label to label, below which letters touch
+LOOSE = 12.0  # the same for moments, which need more space
 
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
-"""Seconds from one moment that is written to the next."""
+"""Seconds between labelled moments."""
 
 
 def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], float]:
-    """Which places to label, with what, and in which size in points; ``cell`` is in inches."""
+    """Which places to label, with what, and at which font size; ``cell`` is in inches."""
     pitch = cell / POINT
     every = max(math.ceil(READABLE / pitch), 1)
     size = min(max(pitch * every * 0.8, SMALL), NORMAL)
@@ -441,7 +441,7 @@ def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], fl
 
 
 def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list[str]]:
-    """The places at which round seconds are, as many as have room at ``pitch`` points a place."""
+    """The places at round seconds, as many as fit at ``pitch`` points per place."""
     times = [float(place.moment.removesuffix(" s")) for place in axis]
     places_a_second = (len(times) - 1) / max(times[-1] - times[0], 1e-3)
     step = next((step for step in SECONDS if step * places_a_second * pitch >= LOOSE), SECONDS[-1])
@@ -451,7 +451,7 @@ def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list
 
 
 def short(text: str) -> str:
-    """The text, its end or a framed token's middle cut if it is too long; wide characters count twice."""
+    """The text, cut at the end or in a framed token's middle if too long; wide characters count twice."""
     ends = list(accumulate(1 + is_double_width(character) for character in text))
     if not text or ends[-1] <= LONGEST:
         return text
@@ -460,7 +460,7 @@ def short(text: str) -> str:
 
 
 def room(texts: Sequence[str], size: float) -> float:
-    """Inches that the longest of the texts needs, generously."""
+    """Inches for the longest of the texts, estimated generously."""
     longest = max((sum(map(em, text)) for text in texts), default=0.0)
     return longest * size * POINT + 0.12
 
@@ -476,8 +476,8 @@ def put(
 ) -> None:
     """Label the rows on the left and the columns above; ``cell`` is (width, height) in inches.
 
-    ``top`` are the axes that stand above the map, where there are any.
-    The tokens from number ``written`` on, which the model wrote, are bold.
+    ``top`` are axes above the map, if any. Labels of generated tokens, from number ``written`` on, are
+    bold.
     """
     shown, texts, size = labels(columns, cell[0])
     above(top or axes, shown, texts, size, rotation=90)
@@ -488,7 +488,7 @@ def put(
 
 
 def _embolden(axes: Axes, places: Sequence[Place], shown: Sequence[int], written: int | None) -> None:
-    """Make the latest labels bold that are of tokens from number ``written`` on."""
+    """Make the labels just drawn bold from token ``written`` on."""
     latest = axes.texts[len(axes.texts) - len(shown) :]
     for text, at in zip(latest, shown, strict=True):
         if written is not None and places[at].start >= written:
@@ -498,8 +498,8 @@ def _embolden(axes: Axes, places: Sequence[Place], shown: Sequence[int], written
 def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, rotation: float = 0) -> None:
     """Write texts above the axes, at these columns; ``size`` in points.
 
-    They are plain texts, because matplotlib's ticks take several times as long to make and to draw. Where
-    texts are turned, those of Chinese, Japanese and Korean characters stand upright, one below the other.
+    Plain texts, because matplotlib's ticks take several times as long to create and draw. Where texts are
+    rotated, Chinese, Japanese and Korean characters are stacked upright.
     """
     transform = axes.get_xaxis_transform() + _shift(axes, 0, PAD)
     for x, text in zip(at, texts, strict=True):
@@ -531,7 +531,7 @@ def beside(
 
 
 def _shift(axes: Axes, x: float, y: float) -> Transform:
-    """A way of some points, on paper; as a share of the figure, so that it becomes smaller with it."""
+    """An offset in points, as a share of the figure, so that it scales with it."""
     from matplotlib.transforms import ScaledTranslation
 
     figure: Any = axes.figure
@@ -539,7 +539,7 @@ def _shift(axes: Axes, x: float, y: float) -> Transform:
     return ScaledTranslation(x * POINT / wide, y * POINT / tall, figure.transFigure)
 
 
-ROOM = 0.75  # inches for the bar and its texts
+ROOM = 0.75  # inches for the bar and its labels
 NARROW_ROOM = (0.5, 0.62)  # in a narrow picture: beside numbers, beside words
 COLUMN_OF_PAPER = 4.5  # inches
 BAR = 0.3  # inches of the bar alone
@@ -547,12 +547,12 @@ TALLEST = 2.4  # inches
 
 
 def stacked(words: str) -> str:
-    """Words one below the other, as narrow as the room beside a bar."""
+    """Words stacked, as narrow as the space beside a bar."""
     return words.replace(" ", "\n")
 
 
 def draw_colour_bar(axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
-    """Draw the bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
+    """Draw the colour bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
     figure: Any = axes.figure
     box = axes.get_position()
     wide, tall = figure.get_size_inches()
@@ -563,6 +563,6 @@ def draw_colour_bar(axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]
     paint(bar, ramp, style.cmap, (0, 1), origin="lower", extent=(0, 1, 0, 1), interpolation=None)
     beside(bar, [at for at, _ in ticks], [text for _, text in ticks], SMALL, right=True)
     for text, (at, words) in zip(bar.texts, ticks, strict=True):
-        if at == 1 and words.count("\n") > 1:  # a long unit: the bar may be short, above it there is room
+        if at == 1 and words.count("\n") > 1:  # a long unit goes above a short bar
             text.set_verticalalignment("bottom")
     frame(bar)

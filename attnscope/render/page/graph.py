@@ -1,4 +1,4 @@
-"""A graph by layers as one HTML page without any script: the graph, its edges, and each node with its map."""
+"""A graph by layers as one HTML page without scripts: the graph, its edges, and each node with its map."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARP = 85  # dots per inch of a node's map
 
 
 def graph_page(view: LayerGraph, cmap: str | None = None) -> str:
-    """The page as text; pictures are in it as data. It follows the reader's light or dark theme."""
+    """The page as text, with embedded pictures. It follows the reader's light or dark theme."""
     bare = replace(view, title="", subtitle="", notes=())
     style = (files(__package__) / "graph.css").read_text("utf-8")
     policy = f"default-src 'none'; img-src data:; style-src {content_hash(style)}"
@@ -41,7 +41,7 @@ def graph_page(view: LayerGraph, cmap: str | None = None) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text as a page may hold it."""
+    """Text escaped for a page."""
     return escape(clean(text))
 
 

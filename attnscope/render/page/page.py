@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 PAGE = ".html"  # the suffix of a page
 
-LARGEST, MASKED = 254, 255  # the byte of the largest weight, and the byte of a masked cell
+LARGEST, MASKED = 254, 255  # the byte of the largest weight, and that of a masked cell
 
 POWER = 1.5
-"""Bytes stand for weights ** (1 / POWER): small weights keep more digits than in equal steps, while a
-page of many small weights still compresses well (squares would take half as much space again)."""
+"""Bytes stand for weights ** (1 / POWER): small weights keep more digits than in equal steps, and a page of
+many small weights still compresses well (squares would take half as much space again)."""
 
 PLAIN, UP = b"\0", b"\1"
-"""How a head's rows are stored: as they are, or as differences to the row above (mod 256)."""
+"""How a head's rows are stored: as they are, or as differences from the row above (mod 256)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
     """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell.
 
-    ``top`` is 1, or the largest weight where one is larger. The bytes of weights below ``min_weight`` are
-    those below ``shown``.
+    ``top`` is 1, or the largest weight if that is larger. Weights below ``min_weight`` have the bytes
+    below ``shown``.
     """
 
     top: float = 1.0
@@ -60,27 +60,27 @@ class Code:
         return math.ceil(LARGEST * math.pow(min(self.min_weight / self.top, 1.0), 1 / POWER))
 
     def bytes_of(self, values: Array, allowed: Array) -> Array:
-        """The nearest bytes, uint8. Raises ``ValueError`` for weights that are negative or beyond ``top``.
+        """The nearest bytes, uint8. Raises ``ValueError`` for weights that are negative or above ``top``.
 
-        Weights that are not numbers count as masked.  [...] -> [...]
+        NaNs count as masked.  [...] -> [...]
         """
         known = np.isfinite(values) & allowed
         shares = np.where(known, values, 0) / self.top
         if shares.min(initial=0) < -1e-6 or shares.max(initial=0) > 1 + 1e-6:
             raise ValueError(f"weights of a page lie between 0 and {self.top:g}")
         codes = np.round(LARGEST * np.clip(shares, 0, 1) ** (1 / POWER)).astype(np.uint8)
-        if self.min_weight:  # rounding hides no weight, and shows none
+        if self.min_weight:  # rounding neither hides nor shows a weight
             faint = values < self.min_weight
             codes = np.where(faint, np.minimum(codes, self.shown - 1), np.maximum(codes, self.shown))
         return np.where(known, codes, np.uint8(MASKED))
 
     def weights_of(self, codes: Array) -> Array:
-        """The weights that bytes stand for; NaN where masked.  [...] -> [...]"""
+        """The weights of bytes; NaN where masked.  [...] -> [...]"""
         weights = self.top * (codes / LARGEST) ** POWER
         return np.where(codes == MASKED, np.nan, weights)
 
     def error(self, weight: float) -> float:
-        """The most that a weight can be off: half a step of a byte, or one where some are hidden, upwards."""
+        """The largest rounding error: half a step of a byte, or a full step if some are hidden."""
         step = (1.0 if self.min_weight else 0.5) / LARGEST
         root = (weight / self.top) ** (1 / POWER)
         return float(self.top * ((root + step) ** POWER - root**POWER))
@@ -89,9 +89,9 @@ class Code:
 def pack(codes: Array) -> str:
     """One head's bytes as base64 of a raw deflate stream.  [query, key]
 
-    Rows are stored in the way whose bytes are less evenly spread, which compresses better. Looking for
-    runs of one byte only (Z_RLE) is many times faster here than looking for all repetitions, and
-    smaller: what else repeats in weights does so by chance.
+    Rows are stored in the form with the lower entropy, which compresses better. Looking for runs of one
+    byte only (Z_RLE) is many times faster here than looking for all repetitions, and smaller: other
+    repetitions among weights are coincidence.
     """
     rises = np.diff(codes, axis=0, prepend=np.uint8(0))
 
@@ -113,13 +113,13 @@ def unpack(text: str, rows: int, columns: int) -> Array:
     return codes if raw[:1] == PLAIN else np.cumsum(codes, axis=0, dtype=np.uint8)
 
 
-SIDE = 640  # pixels of a picture's longer side, at most
-LOSSLESS = 1 << 18  # bytes that a PNG may take; what is larger becomes a JPEG
-HEARD = (1024, 128)  # frames and bands of a spectrogram, at most
+SIDE = 640  # most pixels of a picture's longer side
+LOSSLESS = 1 << 18  # most bytes of a PNG; larger ones become JPEG
+HEARD = (1024, 128)  # most frames and bands of a spectrogram
 
 
 def data_uri(scene: Scene) -> tuple[str, int, int]:
-    """The pixels drawn anew, so that nothing of the file but its pixels is in the page; and their size."""
+    """The pixels re-encoded, so that nothing else of the file gets into the page; and their size."""
     from PIL import Image
 
     image = Image.fromarray(scene.pixels)
@@ -140,16 +140,16 @@ THUMBNAIL = 32  # rows and columns of a thumbnail in the overview
 
 Layers = Iterable[tuple[int, Weights]]
 Words = Mapping[tuple[str, int], Sequence[Described]]
-"""By kind and layer, what is said of each head."""
+"""The text about each head, by kind and layer."""
 
 
 @dataclass
 class PageContents:
-    """Gathers layer by layer what the page holds.
+    """Collects the page's contents layer by layer.
 
-    ``scene`` is the picture or the sound that some tokens stand for.
-    ``heads`` are the packed weights by the ids of their elements, ``columns`` how many keys each has,
-    ``axes`` the labels of queries and keys that occur and the number of each pair.
+    ``scene`` is the picture or sound behind some tokens. ``heads`` are the packed weights by element id,
+    ``columns`` how many keys each has, ``axes`` the labels of queries and keys and the number of each
+    pair.
     """
 
     code: Code
@@ -162,12 +162,12 @@ class PageContents:
 
     @property
     def meanings(self) -> dict[str, str]:
-        """What each measure means that a head was measured with."""
+        """The meaning of each measure of a head."""
         heads = (head for heads in self.described.values() for head in heads)
         return {each.name: clean(each.meaning) for head in heads for each in head.readings}
 
     def add(self, kinds: Mapping[str, Layers]) -> list[dict[str, Any]]:
-        """Describe the layers of each kind; each is let go before the next one is asked for."""
+        """Add the layers of each kind, one in memory at a time."""
         return [
             {"kind": kind, "layers": list(self._layers(kind, number, layers))}
             for number, (kind, layers) in enumerate(kinds.items())
@@ -181,14 +181,14 @@ class PageContents:
                 "keys": self._labels(keys),
                 "square": queries == keys,
                 "second": _second(queries) if queries == keys else None,
-                "words": self.scene is not None  # those that stand beside the parts of a picture
+                "words": self.scene is not None  # those beside the parts of a picture
                 and any(not place.special and not self.scene.ids_of(place) for place in keys),
             }
             for queries, keys in self.axes
         ]
 
     def _labels(self, places: Sequence[Place]) -> list[list[Any]]:
-        """Text, number, whether it is written together with what stands before; its parts of the scene."""
+        """Text, number, whether it joins the text before; its parts of the scene."""
         numbers = {id_: number for number, id_ in enumerate(self.scene.parts)} if self.scene else {}
 
         def parts_of(place: Place) -> list[int] | None:
@@ -206,7 +206,7 @@ class PageContents:
         ]
 
     def picture(self) -> dict[str, Any] | None:
-        """The scene as plain data: of each part left, top, right, bottom, and whether it is fine."""
+        """The scene as plain data: left, top, right and bottom of each part, and whether it is fine."""
         if self.scene is None:
             return None
         uri, across, down = data_uri(self.scene)
@@ -226,9 +226,7 @@ class PageContents:
             self.columns |= dict.fromkeys(named, int(codes.shape[-1]))
             values = np.where(np.isfinite(weights.values), weights.values, 0)
             pooled, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
-            pooled = np.clip(
-                pooled, 0, self.code.top
-            )  # groups of keys may sum to more than the largest weight
+            pooled = np.clip(pooled, 0, self.code.top)  # summed groups of keys may exceed the largest weight
             small = self.code.bytes_of(pooled, np.broadcast_to(allowed, pooled.shape))
             yield {
                 "layer": number,
@@ -241,7 +239,7 @@ class PageContents:
 
 
 def _second(places: Sequence[Place]) -> int | None:
-    """Where the second text of a pair begins, behind what parts it from the first."""
+    """Where the second text of a pair begins, after the separator."""
     return next((i for i, place in enumerate(places) if place.word is not None and place.word[0] == 1), None)
 
 
@@ -263,16 +261,16 @@ SCRIPTS = (
     "columns.js", "scene.js", "vector.js", "save.js", "app.js", "listen.js",
 )  # fmt: skip
 
-AT_ONCE = 512 * 512  # the most weights that are kept as they are, for a third of a megabyte
+AT_ONCE = 512 * 512  # up to this many weights are stored unpacked, a third of a megabyte
 
 
 def save_page(heads: AllHeads, path: Path, cmap: str | None = None) -> None:
-    """Write all heads as a page. Raises ``OutputError`` for a place that cannot be written to."""
+    """Write all heads as a page. Raises ``OutputError`` for a path that cannot be written to."""
     write_whole(path, page_of(heads, cmap).encode())
 
 
 def page_of(heads: AllHeads, cmap: str | None = None) -> str:
-    """All heads as a page. Raises ``OutputError`` for numbers that are no weights."""
+    """All heads as a page. Raises ``OutputError`` for values that cannot be weights."""
     layers = heads.layers
     if layers.least < 0:
         raise OutputError(
@@ -311,12 +309,12 @@ def page(
 ) -> str:
     """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
 
-    Layers may come from a generator; each is encoded and let go before the next one is asked for.
-    ``top`` is the largest weight that occurs, 1 for weights that sum to 1. By kind and layer, ``proofs`` are
-    sentences on the weights and ``described`` what is said of each head. The page opens at the first
-    head of ``worth``, or else at the first of all. ``written`` is the number of the first token that a
-    decoder wrote itself, ``scene`` a picture or a sound that tokens stand for. Cells of a head's map
-    below ``min_weight`` are hidden. Raises ``ValueError`` for weights that are negative or beyond ``top``.
+    Layers may come from a generator; one is in memory at a time. ``top`` is the largest weight, 1 for
+    weights that sum to 1. By kind and layer, ``proofs`` are sentences on the weights and ``described``
+    texts about each head. The page opens at the first head of ``worth``, or at the first of all.
+    ``written`` is the number of the first generated token, ``scene`` a picture or a sound behind tokens.
+    Cells of a head's map below ``min_weight`` are hidden. Raises ``ValueError`` for weights that are
+    negative or above ``top``.
     """
     chosen = choose_map(cmap, signed=False)
     top = max(top, 1.0)
@@ -355,7 +353,7 @@ def page(
 
 
 def _element(name: str, packed: str, columns: int) -> str:
-    """The head that the page opens at: not packed, unless it is large, so that it can be drawn at once."""
+    """The head that the page opens at: unpacked if small, so that it can be drawn at once."""
     codes = unpack(packed, -1, columns)
     if codes.size > AT_ONCE:
         return f'<script type="text/plain" id="{name}">{packed}</script>'
@@ -364,7 +362,7 @@ def _element(name: str, packed: str, columns: int) -> str:
 
 
 def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> str:
-    """The template with style, script and data put in; nothing else may run or be loaded."""
+    """The template filled with style, script and data; nothing else may run or be loaded."""
     own = files(__package__)
     style = (own / "page.css").read_text("utf-8")
     script = "\n".join((own / name).read_text("utf-8") for name in SCRIPTS)
@@ -387,6 +385,6 @@ def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> s
 
 
 def content_hash(text: str) -> str:
-    """How a page's policy names a script or a style that it allows: by its SHA-256."""
+    """The SHA-256 by which a page's policy allows a script or a style."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"

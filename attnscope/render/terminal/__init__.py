@@ -3,9 +3,9 @@
     print_view(view)                                  # to standard output
     console.print(PrintedView(view, cmap="viridis"))      # anywhere that rich prints
 
-Pictures fill the console's width. Cells carry their own colours, so that they look the same on light
-and dark backgrounds; text keeps the terminal's foreground. In a pipe, with NO_COLOR, on a terminal of
-16 colours, or when asked for, shades and numbers carry the values.
+Pictures fill the console's width. Cells carry their own colours, so that they look the same on light and
+dark backgrounds; text keeps the terminal's foreground. In a pipe, with NO_COLOR, on a terminal of 16
+colours, or on request, shades and numbers carry the values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 from attnscope.views.table import Table
 from attnscope.views.token import TokenView
 
-TEXT_OF = itemgetter(0)  # the text of a segment; this is asked ten thousand times a frame
+TEXT_OF = itemgetter(0)  # a segment's text; called ten thousand times per frame
 
 
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
@@ -56,15 +56,15 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     Stack: charts.stack_lines,
     Terms: charts.terms_lines,
 }
-"""What draws each view, but for its title, subtitle and notes."""
+"""The drawing function of each view, without title, subtitle and notes."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrintedView:
-    """A view as something that rich prints; ``plain`` leaves colour away even where there is some.
+    """A view that rich can print; ``plain`` disables colour.
 
-    ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap. ``height`` are the lines that
-    it may take, where it has to fit a screen.
+    ``marked`` is highlighted: a (layer, head) of a grid, or a token of a heatmap. ``height`` is the most
+    lines, if it must fit a screen.
     """
 
     view: View
@@ -88,7 +88,7 @@ class PrintedView:
 
 
 def _in_ascii(segment: Segment) -> Segment:
-    """The segment for a console that knows ASCII only, as wide as before."""
+    """The segment for an ASCII-only console, at the same width."""
     text = segment.text.translate(ASCII)
     if not text.isascii():
         text = "".join(c if c.isascii() else "?" * cell_len(c) for c in text)
@@ -96,7 +96,7 @@ def _in_ascii(segment: Segment) -> Segment:
 
 
 def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = None) -> Iterator[Line]:
-    """A view's lines of segments, none wider than the surface but for commands to be copied."""
+    """A view's lines of segments, none wider than the surface except commands to be copied."""
     if isinstance(view, Grid) and isinstance(marked, tuple):
         body = grid.grid_lines(view, surface, marked)
     elif isinstance(view, Heatmap) and isinstance(marked, int):
@@ -110,7 +110,7 @@ def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = N
     tight = isinstance(view, Grid) and grid.layout_of(view, surface, marked is not None).around == grid.AROUND
     yield from heading(title, view.subtitle, surface, tight=tight)
     yield from body
-    if not isinstance(view, (Heatmap, DistanceMap)):  # these are brought to a size, and say so themselves
+    if not isinstance(view, (Heatmap, DistanceMap)):  # these are fitted to a size, and say so themselves
         yield from footing(view.notes, surface)
 
 
@@ -122,7 +122,7 @@ def print_view(
     plain: bool = False,
     height: int | None = None,
 ) -> int:
-    """Print a view to a console, or to standard output; return its lines where it has a ``height`` to fit."""
+    """Print a view to a console, or to standard output; returns its lines if it has a ``height`` to fit."""
     console = console or Console(highlight=False)
     if isinstance(view, Table):
         for line in Segment.split_lines(console.render(Group(*table_parts(view, console)))):

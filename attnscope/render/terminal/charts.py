@@ -35,16 +35,16 @@ from attnscope.views.charts import Curves, MovedWords, Stack, Term, Terms
 from attnscope.views.heads import AlignedTexts, Ranking, Step
 from attnscope.views.token import Bars, TokenView
 
-INDENT = 2  # columns before a command, at least; as far in as a head's reason where there is room
+INDENT = 2  # least columns before a command; indented like a head's reason if there is room
 
 LABEL_WIDTH = 24
 LONGEST_BAR = 48
-SHORTEST_BAR = 8  # columns of a full bar, beside which the part of a picture is written
-SIDE_BY_SIDE = 100  # columns from which the two lists of a focus stand beside each other
+SHORTEST_BAR = 8  # columns of a full bar when the part of a picture is written beside it
+SIDE_BY_SIDE = 100  # from this width on, both lists of a token stand side by side
 
 
 def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
-    """Both lists of a focus, side by side where there is room; they share one scale."""
+    """Both lists of a token, side by side if there is room; they share one scale."""
     if view.overlays:
         yield from overlay_lines(view.overlays, view.label, surface)
         yield []
@@ -68,7 +68,7 @@ def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
 
 
 def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: Surface) -> Iterator[Line]:
-    """The list of one side; ``where`` columns of it are for parts of pictures."""
+    """The list of one side; ``where`` of its columns are for parts of pictures."""
     yield [Segment(fit_text(title, width), BOLD)]
     if not bars.bars:
         yield [Segment(fit_text("nothing: the mask closes every key", width), DIM)]
@@ -89,10 +89,10 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
 
 
 def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
-    """One head a line: its name, why it is worth a look, and below it the command that opens it.
+    """One head per line: its name, why it is worth a look, and below it the command that opens it.
 
-    Commands are printed whole, so that they can be copied; where they are too long for a line, those
-    after the first show only what differs from it, after ``…``.
+    Commands are printed whole, so that they can be copied; if they are too long for a line, those after
+    the first show only what differs from it, after ``…``.
     """
     label = max((len(head.head) for head in view.heads), default=0) + 2
     widest = max((cell_len(head.command) for head in view.heads), default=0)
@@ -107,7 +107,7 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
 
 
 def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
-    """The same in the lines that are left of a screen: a line a head, or the names alone; one command."""
+    """The same in the remaining lines of a screen: one line per head, or the names alone; one command."""
     notes = list(footing(view.notes, surface))
     full = [*heading(view.title, view.subtitle, surface), *ranking_lines(view, surface), *notes]
     left = (surface.height or 0) - len(notes)
@@ -135,7 +135,7 @@ def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
 
 
 def _commands(commands: list[str], room: int) -> list[str]:
-    """Commands as they are, or shortened to what they do not share, if one is wider than ``room``."""
+    """Commands as they are, or shortened to their differences if one is wider than ``room``."""
     if len(commands) < 2 or max(cell_len(command) for command in commands) <= room:
         return commands
     words = [command.split(" ") for command in commands]
@@ -153,7 +153,7 @@ REPLACED, LEFT_OUT, PUT_IN = "~", "−", "+"
 
 
 def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
-    """Three lines at a time: the first text, the second, and marks below where they differ."""
+    """Three lines at a time: the first text, the second, and marks below their differences."""
     for steps in _fill_lines(view.steps, surface.width):
         lines: tuple[Line, Line, Line] = ([], [], [])
         for one, other, mark, width in steps:
@@ -187,11 +187,11 @@ def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str,
         yield line
 
 
-WIDEST = 3  # columns of a mark, at most
+WIDEST = 3  # most columns of a mark
 
 
 def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
-    """All heads on one scale from 0 on, and what even attention has below."""
+    """All heads on one scale from 0, each above its baseline on even attention."""
     lines = [(curve.head, curve.values) for curve in view.curves] + [("baseline", view.curves[0].baseline)]
     top = view.top
     label = max(len(name) for name, _ in lines) + 2
@@ -218,7 +218,7 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
 
 
 def _merge(values: Sequence[float | None], count: int) -> tuple[float | None, ...]:
-    """So many neighbours as one, their mean, where there is no room for each."""
+    """Averages of neighbours where there is no room for each."""
     groups = (values[start : start + count] for start in range(0, len(values), count))
     known = [[value for value in group if value is not None] for group in groups]
     return tuple(sum(group) / len(group) if group else None for group in known)
@@ -235,7 +235,7 @@ WIDEST_STACK = 100
 
 
 def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
-    """Each label with its bar and its largest part; then which letter is which part."""
+    """Each label with its bar and its largest part; then the legend of letters."""
     letters = view.letters
     tones = [round((TONES - 1) * level) for level in view.tones]
     palette = surface.palette(signed=False)
@@ -257,7 +257,7 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
 
 
 def _cells(shares: Sequence[float], room: int) -> list[int]:
-    """How many columns each share has: its two ends are rounded, so that all of them make up the whole."""
+    """Columns of each share, rounded so that they fill the whole."""
     ends, sum_ = [0], 0.0
     for share in shares:
         sum_ += share
@@ -266,7 +266,7 @@ def _cells(shares: Sequence[float], room: int) -> list[int]:
 
 
 LONGEST_TERM = 56  # columns of all bars, to both sides of zero
-LABEL = 28  # columns of a label, at most
+LABEL = 28  # most columns of a label
 
 
 def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
@@ -299,26 +299,26 @@ def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
 def _line(
     term: Term, column: float, widths: tuple[int, int, int], surface: Surface, style: Style | None
 ) -> Line:
-    """A label, a number, and a bar from zero, which has some columns to its left."""
+    """A label, a number, and a bar from zero, which is at column ``left``."""
     label, number, room = widths
     eighths = round(abs(term.value) / column * 8)
     text = f"{fit_text(term.label, label)}  {f'{term.value:+.3f}':>{number}}  "
     line = [Segment(text, style)]
     zero = Segment("|" if surface.ascii else "│", DIM)
     low = high = None
-    if surface.colour:  # both ends of the diverging map, a little inside of it
+    if surface.colour:  # both ends of the diverging map, slightly inside
         palette = surface.palette(signed=True)
         low, high = (tone(palette, end, None) for end in (TONES // 6, TONES - 1 - TONES // 6))
     if term.value < 0:
         drawn = "#" * (eighths // 8)
-        if not surface.ascii:  # its tip is half a column: it can be no finer
+        if not surface.ascii:  # its tip is half a column, the finest possible
             drawn = ("▐" if eighths % 8 >= 4 else "") + "█" * (eighths // 8)
         return [*line, Segment(" " * (room - cell_len(drawn))), Segment(drawn, low), zero]
     return [*line, Segment(" " * room), zero, Segment(bar(term.value / column, surface), high)]
 
 
 def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
-    """Two lines: what is raised, and what is lowered."""
+    """Two lines: promoted words, and demoted ones."""
     for name, words in (("raises", moved.raised), ("lowers", moved.lowered)):
         label = (moved.label if name == "raises" else "").ljust(width)
         line = [Segment(f"{label}  ", BOLD), Segment(f"{name}  ", DIM)]

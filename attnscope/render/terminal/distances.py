@@ -28,14 +28,14 @@ from attnscope.render.terminal.surface import (
 from attnscope.views.distances import DistanceMap
 
 NUMBERED, SQUARE = 6, 2
-"""Columns of a cell with a number in it, and of one without that still has its line to itself."""
+"""Columns of a cell with its number, and of one without whose row still has its own line."""
 
-NAMED, TALLEST = 24, 40  # rows up to which each has a line of its own, in colour and without
+NAMED, TALLEST = 24, 40  # most rows with a line each, in colour and without
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """``cell`` columns a cell; ``half``: two rows a line; ``gap`` between groups; ``label`` before a row."""
+    """``cell`` columns per cell; ``half``: two rows per line; ``gap`` between groups; ``label`` width."""
 
     cell: int
     half: bool
@@ -44,9 +44,9 @@ class _Layout:
 
 
 def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
-    """The whole table; where it is larger than the surface, cells are means of several heads."""
+    """The whole table; if it is larger than the surface, cells average several heads."""
     layout = _layout(view, surface)
-    if view.matched and (layout is None or layout.cell != NUMBERED):  # so many as have names and numbers
+    if view.matched and (layout is None or layout.cell != NUMBERED):  # the rows with names and numbers
         label = max(len(name) for name in view.rows)
         kept = max((surface.width - label - 1) // NUMBERED, 1)
         view = view.fit(min(kept, NAMED), min(kept, NAMED))
@@ -76,7 +76,7 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
 
 
 def _layout(view: DistanceMap, surface: Surface) -> _Layout | None:
-    """The largest cells that fit, with air between groups if there is room for that too."""
+    """The largest cells that fit, with space between groups if possible."""
     rows, columns = len(view.rows), len(view.columns)
     label = max(len(name) for name in view.rows)
     gaps = max(len(view.groups) - 1, 0)
@@ -91,12 +91,12 @@ def _layout(view: DistanceMap, surface: Surface) -> _Layout | None:
 
 
 def _edges(view: DistanceMap, layout: _Layout) -> set[int]:
-    """The columns, and rows, before which there is air."""
+    """The columns, and rows, that follow a gap."""
     return set(view.starts[1:]) if layout.gap else set()
 
 
 def _header(view: DistanceMap, layout: _Layout) -> Iterator[Line]:
-    """The number of each group above its first head; the names of heads where cells are wide enough."""
+    """The number of each group above its first head; names of heads if cells are wide enough."""
     space = " " * (layout.label + 1)
     edges = _edges(view, layout)
     if layout.cell == NUMBERED:
@@ -119,7 +119,7 @@ def _header(view: DistanceMap, layout: _Layout) -> Iterator[Line]:
 
 
 def _rows(view: DistanceMap, layout: _Layout, surface: Surface, palette: Palette) -> Iterator[Line]:
-    """One head a line."""
+    """One head per line."""
     near = view.nearness()
     tones = np.round(near * (TONES - 1)).astype(int)
     edges = _edges(view, layout)
@@ -140,7 +140,7 @@ def _rows(view: DistanceMap, layout: _Layout, surface: Surface, palette: Palette
 
 
 def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator[Line]:
-    """Two heads a line, the first one named, groups apart by a cell."""
+    """Two heads per line, the first one named, groups one cell apart."""
     tones = np.round(view.nearness() * (TONES - 1)).astype(int)
     edges = sorted(_edges(view, layout))
     tones = np.insert(np.insert(tones, edges, -1, 0), edges, -1, 1)

@@ -1,7 +1,7 @@
 """Every head as a thumbnail: layers down, heads across.
 
-All heads stand on one screen, one plain map each, as large as its lines and columns allow. A large grid has a
-column for each key as far as the width allows.
+All heads fit on one screen, one plain map each, as large as its lines and columns allow. A large grid has
+a column for each key if the width allows.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from attnscope.render.terminal.surface import (
 )
 from attnscope.views.grid import CELLS, Grid, thumbnail_levels
 
-SCREEN = 48  # lines for all heads where there is no screen
-CLEAR = 5  # columns and half-lines from which a thumbnail shows most that is in it
-CLEAR_SHADED = 9  # the same without colour, where a head is chosen
+SCREEN = 48  # lines for all heads without a screen
+CLEAR = 5  # columns and half-lines at which a thumbnail shows most of its detail
+CLEAR_SHADED = 9  # the same without colour, if a head is chosen
 AROUND, AROUND_LOOSE = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
-LARGEST = 17  # columns of a large thumbnail whose keys do not have one each
-WHOLE = 24  # up to so many keys, each has a column of its own in a large thumbnail
+LARGEST = 17  # columns of a large thumbnail with several keys per column
+WHOLE = 24  # up to this many keys, each has a column in a large thumbnail
 
 WRITTEN = "━"
-"""Stands above the columns of what the model wrote."""
+"""Marks the columns of generated tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridLayout:
-    """``width`` columns and ``height`` rows of a thumbnail, ``gap`` columns behind it, ``air`` rows below it.
+    """A thumbnail's ``width`` in columns, ``height`` in rows, ``gap`` after it and ``air`` below.
 
-    ``beside`` heads stand in a band; ``around`` are the lines of everything else.
+    ``beside`` is the number of heads in a band; ``around`` are the lines of everything else.
     """
 
     width: int
@@ -54,7 +54,7 @@ class GridLayout:
 
 
 def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
-    """The largest thumbnails that fit; those of a grid in which one is ``chosen`` have one size."""
+    """The largest thumbnails that fit; a grid with a ``chosen`` head has one size for all."""
     room = surface.width - _label(view) - 1
     if chosen:
         width = min(columns_of(view, CLEAR if surface.colour else CLEAR_SHADED), room - 1)
@@ -90,14 +90,14 @@ def in_bands(
     air: int | None = None,
     around: int = AROUND_LOOSE,
 ) -> GridLayout:
-    """Thumbnails in as few bands of nearly one length as the width allows."""
+    """Thumbnails in as few bands of nearly equal length as the width allows."""
     bands = -(-view.heads // max((surface.width - _label(view) - 1) // (width + gap), 1))
     beside = max(1, -(-view.heads // max(bands, 1)))
     if surface.colour:
         return GridLayout(
             width, height, gap, 2 - height % 2 if air is None else min(air, 2 - height % 2), beside, around
         )
-    lines = max((height + 1) // 2, min(height, 2))  # a row takes a line, or several, but each as many
+    lines = max((height + 1) // 2, min(height, 2))  # a row takes one line or several, but all the same number
     lines -= lines % max(view.size[0], 1) if lines > view.size[0] else 0
     return GridLayout(width, lines, gap, 1, beside, around)
 
@@ -107,7 +107,7 @@ def _label(view: Grid) -> int:
 
 
 def columns_of(view: Grid, most: int) -> int:
-    """Columns of a thumbnail: a whole number for each key, or of keys for each column."""
+    """Columns of a thumbnail: a whole number per key, or of keys per column."""
     keys = max(view.size[1], 1)
     if keys <= most:
         return most - most % keys
@@ -115,7 +115,7 @@ def columns_of(view: Grid, most: int) -> int:
 
 
 def half_lines(view: Grid, width: int) -> int:
-    """Half-lines of a thumbnail: a whole number for each row, or of rows for each, where that is square."""
+    """Half-lines of a thumbnail: a whole number per row, or of rows per half-line, where that is square."""
     queries, keys = view.size
     tall = int(np.clip(round(width * queries / max(keys, 1)), 1, 2 * width + 1))
     return tall if tall <= queries else max(tall - tall % max(queries, 1), 1)
@@ -124,7 +124,7 @@ def half_lines(view: Grid, width: int) -> int:
 def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = None) -> Iterator[Line]:
     """The whole picture, line by line; heads that do not fit side by side follow below.
 
-    The ``chosen`` (layer, head) stands in brackets, and its names are reversed.
+    The ``chosen`` (layer, head) gets brackets and reversed names.
     """
     shape = layout_of(view, surface, chosen is not None)
     small = view.fit(shape.height, shape.width)
@@ -147,12 +147,12 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
 
 
 def _names(small: Grid, shape: GridLayout, heads: range, chosen: tuple[int, int] | None) -> Line:
-    """The name of each head above its thumbnail, as far as there is room, and marks of its columns."""
+    """The name of each head above its thumbnail, if there is room, and marks of its columns."""
     marks = [" "] * shape.width
     for column in range(small.written_from(shape.width), shape.width):
         marks[column] = WRITTEN
     line: Line = [Segment(" " * (_label(small) + 1))]
-    used, step = 0, shape.gap + shape.width  # columns that are written
+    used, step = 0, shape.gap + shape.width  # generated columns
     for start, head in zip(range(0, step * len(heads), step), heads, strict=True):
         name = small.columns[head] if used < start or not used else ""
         rest = "".join(marks[max(used - start, 0) + len(name) :]).rstrip()
@@ -170,7 +170,7 @@ def _band(
     palette: Palette,
     chosen: tuple[int, int] | None,
 ) -> Iterator[Line]:
-    """The thumbnails of some heads of all layers, with the name of a layer where it begins."""
+    """The thumbnails of some heads of all layers, each layer's name at its first line."""
     cells = thumbnail_cells(small, shape, heads)
     drawn = cell_lines(cells, surface, palette)
     pitch, rows = shape.height + shape.air, 2 if surface.colour else 1
@@ -195,7 +195,7 @@ def _band(
 
 
 def thumbnail_cells(small: Grid, shape: GridLayout, heads: range) -> Array:
-    """The levels of all cells: -1 is masked, -2 is nothing, as in the first column.
+    """The levels of all cells: -1 is masked, -2 is empty, as in the first column.
 
     -> [layer · (height + air) - air, 1 + head · (width + gap)]
     """
@@ -214,7 +214,7 @@ def thumbnail_cells(small: Grid, shape: GridLayout, heads: range) -> Array:
 
 
 def cell_lines(cells: Array, surface: Surface, palette: Palette) -> list[Line]:
-    """Levels as lines: two rows a line in colour, else a row of shades.  [row, column]"""
+    """Levels as lines: two rows per line in colour, otherwise a row of shades.  [row, column]"""
     if surface.colour:
         tones = np.where(cells < 0, -1, np.round(cells * (TONES - 1))).astype(int)
         return half_block_lines(tones, palette)
@@ -225,7 +225,7 @@ def cell_lines(cells: Array, surface: Surface, palette: Palette) -> list[Line]:
 
 
 def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
-    """The colour bar, and beside it what a thumbnail is; ``small`` is the view as it was drawn."""
+    """The colour bar, and beside it what a thumbnail is; ``small`` is the view as drawn."""
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
     said = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN))

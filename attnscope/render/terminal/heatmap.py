@@ -1,7 +1,7 @@
 """A head in the terminal: labelled rows and columns, colour or shades, a colour bar, its numbers.
 
 A small map gets wide cells with numbers in them, a larger one square cells, the largest one half-block
-cells (two rows a line of text); what still does not fit is pooled.
+cells (two rows per line of text); a map that still does not fit is pooled.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from attnscope.text import isolate
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
-NUMBERED = 4  # columns of a cell that has its number in it
+NUMBERED = 4  # columns of a cell with its number
 
 LABEL_WIDTH = 20
 HEADER_HEIGHT = 12
-TALLEST = 40  # rows up to which each one gets a line of its own
+TALLEST = 40  # most rows with a line each
 
 
 @dataclass(frozen=True, slots=True)
 class CellLayout:
-    """``cell`` columns a cell; ``half``: two rows a line; ``label``: the width of a row's label."""
+    """``cell`` columns per cell; ``half``: two rows per line; ``label``: the width of a row's label."""
 
     cell: int
     half: bool
@@ -72,7 +72,7 @@ def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) ->
 def _cells_of(
     view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette, pinned: int | None = None
 ) -> Iterator[Line]:
-    """The map itself, its rows and columns labelled."""
+    """The map itself, with labelled rows and columns."""
     row = None if pinned is None else _place_of(view.weights.queries, pinned)
     yield from _header(view, layout)
     if row is not None and view.weights.square:
@@ -87,7 +87,7 @@ def _cells_of(
 
 
 def token_at(view: Heatmap, surface: Surface, pinned: int | None, y: int) -> int | None:
-    """The token whose row stands at a line of a picture without a title."""
+    """The token whose row is at a line of a picture without a title."""
     view, layout = _settle(view, surface)
     marked = (
         pinned is not None and _place_of(view.weights.queries, pinned) is not None and view.weights.square
@@ -98,7 +98,7 @@ def token_at(view: Heatmap, surface: Surface, pinned: int | None, y: int) -> int
 
 
 def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
-    """The map as large as the surface shows it, and how."""
+    """The map pooled to fit the surface, and its layout."""
     rows, columns = view.values.shape
     queries = view.weights.queries
     labels = (cell_len(each.label) + (not each.pooled) * len(f" {each.start}") for each in queries)
@@ -127,7 +127,7 @@ def _widest_label(surface: Surface) -> int:
 
 
 def _row_label(view: Heatmap, row: int, layout: CellLayout, marked: int | None) -> Segment:
-    """A row's token and number. Those stand out that are marked, and a little those that the model wrote."""
+    """A row's token and number. Marked rows are highlighted, generated ones slightly."""
     place, style = view.weights.queries[row], PLAIN
     if row == marked:
         style = MARK
@@ -139,7 +139,7 @@ def _row_label(view: Heatmap, row: int, layout: CellLayout, marked: int | None) 
 
 
 def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
-    """Column labels from top to bottom where cells are wide enough to tell them apart, else numbers."""
+    """Column labels from top to bottom if cells are wide enough, otherwise numbers."""
     space = " " * (layout.label + 1)
     keys = view.weights.keys
     lines = None
@@ -152,7 +152,7 @@ def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
 
 
 def _ticks(numbers: list[str], cell: int) -> str:
-    """The numbers or moments of columns above them, each, or every 2nd, 5th, 10th ... where there is room."""
+    """The numbers or moments of columns above them: each, or every 2nd, 5th, 10th ... that fits."""
     widest = max((len(number) for number in numbers), default=0) + 1
     every = next(step for step in (1, 2, 5, 10, 20, 50) if step * cell >= widest)
     line = ""
@@ -162,14 +162,14 @@ def _ticks(numbers: list[str], cell: int) -> str:
 
 
 def _place_of(axis: tuple[Place, ...], token: int) -> int | None:
-    """The place that a token is part of."""
+    """The place that a token belongs to."""
     return next((i for i, place in enumerate(axis) if place.start <= token < place.stop), None)
 
 
 def _rows(
     view: Heatmap, tones: Array, layout: CellLayout, surface: Surface, palette: Palette, marked: int | None
 ) -> Iterator[Line]:
-    """One row a line."""
+    """One row per line."""
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
     masked, hidden = view.masked, view.hidden
     for row in range(len(view.weights.queries)):
@@ -192,7 +192,7 @@ def _rows(
 
 
 def _number(value: float, cell: int) -> str:
-    """Per cent, where the cell has room and there is half a per cent to show."""
+    """Per cent, if it fits the cell and is at least half a per cent."""
     shown = cell >= NUMBERED and abs(value) >= 0.005 and -0.995 < value < 9.995
     return f"{round(100 * value) if shown else '':>{cell - 1}} " if cell > 1 else " "
 
@@ -200,7 +200,7 @@ def _number(value: float, cell: int) -> str:
 def _half_rows(
     view: Heatmap, tones: Array, layout: CellLayout, palette: Palette, marked: int | None
 ) -> Iterator[Line]:
-    """Two rows a line, of which the upper one is labelled, or the marked one."""
+    """Two rows per line; the upper one is labelled, or the marked one."""
     numbers = np.where(view.masked | view.hidden, -1, tones)
     for line, cells in enumerate(half_block_lines(numbers, palette)):
         row = marked if marked == 2 * line + 1 else 2 * line
@@ -208,7 +208,7 @@ def _half_rows(
 
 
 def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout, surface: Surface) -> Line:
-    """How badly the tokens of each column are predicted: the taller the mark, the worse."""
+    """The loss of each column's tokens: taller marks for larger losses."""
     line = [Segment(fit_text("loss", layout.label, right=True), DIM), Segment(" ")]
     for loss in strip:
         if loss is None:
@@ -222,7 +222,7 @@ def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout,
 
 
 def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette) -> Iterator[Line]:
-    """The colour bar, how to read the map, and the columns' texts where nothing else shows them."""
+    """The colour bar, how to read the map, and the columns' texts if nothing else shows them."""
     bar = colour_bar(*view.scale_ends(".2g"), surface, palette)
     beside = surface.width - sum(segment.cell_length for segment in bar) - 3
     text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBERED)
@@ -242,7 +242,7 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
 
 
 GAP = 3  # columns between heads that stand beside each other
-BESIDE = 110  # columns from which the two heads stand beside each other
+BESIDE = 110  # from this width on, the two heads stand side by side
 
 LABEL = 18
 
@@ -264,7 +264,7 @@ def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
 
 
 def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
-    """As many heads beside each other as have cells two columns wide; one, if none has."""
+    """As many heads side by side as get cells two columns wide; at least one."""
     first = view.maps[0].weights
     label = max(cell_len(f"{each.label} {each.start}") for each in first.queries)
     least = min(label, _widest_label(surface)) + 1 + 2 * len(first.keys) + GAP
@@ -290,7 +290,7 @@ def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:
 
 
 def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
-    """One token a line: how far its rows are apart, and the heaviest key of each."""
+    """One token per line: how far its rows are apart, and the heaviest key of each."""
     one, other = view.names
     label = min(max((cell_len(f"{each.label} {each.position}") for each in view.partings), default=0), LABEL)
     longest = max((cell_len(key) + 6 for each in view.partings for key in each.keys), default=0)
@@ -312,11 +312,11 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
         ]
 
 
-MEAN = 5  # columns of the mean of a layer
+MEAN = 5  # columns of a layer's mean
 
 
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
-    """The whole table; where it is too wide, heads follow below in a second one."""
+    """The whole table; if it is too wide, further heads follow below in a second one."""
     palette = surface.palette(signed=view.signed)
     texts = view.texts
     rows, columns = view.rows, view.columns

@@ -1,4 +1,4 @@
-"""A picture with attention laid over it, in the terminal: half blocks of colour, or a patch as a shade."""
+"""A picture with attention laid over it, in the terminal: half blocks of colour, or one shade per patch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, colour_bar, fit_text, side_by_side
 from attnscope.views.token import Overlay
 
-WIDEST = 64  # columns of a picture, where there is room for more
-NARROWEST = 34  # columns from which a picture stands beside another one
+WIDEST = 64  # most columns of a picture
+NARROWEST = 34  # least columns of pictures side by side
 TALLEST = 28  # lines of a picture
 
 BETWEEN = 3
-ITSELF = "×"  # what stands in the middle of the patch that looks or is looked at
+ITSELF = "×"  # marks the patch that looks or is looked at
 
 
 def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Iterator[Line]:
-    """Each map over its picture, beside each other as far as there is room; full light is one weight."""
+    """Each map over its picture, side by side if there is room; full brightness is one weight for all."""
     top = full_light(views)
     beside, room = _columns(views, surface)
     blocks = []
@@ -41,7 +41,7 @@ def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Ite
 def patch_under(
     views: Sequence[Overlay], surface: Surface, x: int, y: int
 ) -> tuple[Overlay, int, int] | None:
-    """The picture and the row and column of its patch that stand at a column and a line of all of them."""
+    """The picture and the patch's row and column at a column and a line of the whole."""
     beside, room = _columns(views, surface)
     blocks = [(view, weights.shape, *_size(view, room)) for view in views for _, weights in view.maps]
     for first in range(0, len(blocks), beside):
@@ -68,7 +68,7 @@ def _size(view: Overlay, room: int) -> tuple[int, int]:
 
 
 def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surface) -> Iterator[Line]:
-    """One map over its picture, with what full light stands for."""
+    """One map over its picture, with what full brightness stands for."""
     palette = surface.palette(signed=False)
     room, _ = _size(view, room)
     levels = levels_of(weights, top)
@@ -81,13 +81,13 @@ def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surf
 
 
 def half_rows(view: Overlay, room: int) -> int:
-    """Half-lines of a picture that is ``room`` columns wide."""
+    """Half-lines of a picture ``room`` columns wide."""
     tall, wide = view.pixels.shape[:2]
     return int(max(2 * round(room * tall / wide / 2), 2))
 
 
 def _blocks(view: Overlay, levels: Array, cmap: str, room: int) -> Iterator[Line]:
-    """Two pixels a character, one above the other."""
+    """Two pixels per character, one above the other."""
     rows = half_rows(view, room)
     picture = blend(resize(view.pixels, rows, room), resize(levels, rows, room), cmap)
     itself = _middle(view, rows // 2, room)
@@ -106,7 +106,7 @@ def _block(above: Array, below: Array, itself: bool) -> Segment:
 
 
 def _shades(view: Overlay, levels: Array, room: int, surface: Surface) -> Iterator[Line]:
-    """A patch is two characters, or one where there is room for no more; a frame says where they end."""
+    """A patch is two characters, or one where space is short; a frame marks the edge."""
     rows, columns = levels.shape
     wide = 2 if 2 * columns + 2 <= room else 1
     shown = resize(levels, min(rows, 2 * room), min(columns, room - 2)) if columns > room - 2 else levels
@@ -124,7 +124,7 @@ def _shades(view: Overlay, levels: Array, room: int, surface: Surface) -> Iterat
 
 
 def _middle(view: Overlay, rows: int, columns: int) -> tuple[int, int] | None:
-    """The cell in the middle of the patch itself, on a field of ``rows`` × ``columns``."""
+    """The middle cell of the patch itself, on a field of ``rows`` × ``columns``."""
     if view.patch is None:
         return None
     grid = np.array(view.maps[0][1].shape)

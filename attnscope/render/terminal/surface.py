@@ -1,4 +1,4 @@
-"""What a terminal shows: token text in columns, colours, titles, notes, and cells of half a line."""
+"""Text and colour on a terminal: tokens in columns, titles, notes, and half-line cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOINER = "\u200d"
 
 
 def clusters(text: str) -> list[str]:
-    """The text in units that share a cell: a character with the marks and joiners that follow it."""
+    """The text in units that share a cell: a character with its combining marks and joiners."""
     found: list[str] = []
     for character in text:
         follows = found and (
@@ -43,7 +43,7 @@ def clusters(text: str) -> list[str]:
 
 
 def fit_text(text: str, width: int, *, right: bool = False) -> str:
-    """The text in exactly ``width`` cells: cut with ``…`` or filled (on the left if ``right``)."""
+    """The text in exactly ``width`` cells: cut with ``…`` or padded (on the left if ``right``)."""
     kept = cut(text, width)
     space = " " * (width - cell_len(kept))
     return space + isolate(kept) if right else isolate(kept) + space
@@ -52,7 +52,7 @@ def fit_text(text: str, width: int, *, right: bool = False) -> str:
 def number_label(text: str, number: int, width: int) -> str:
     """A label and its token's number on the right of exactly ``width`` cells; a long label is cut.
 
-    Only the label is isolated, so that a number stays behind text that runs from right to left.
+    Only the label is isolated, so that a number stays after right-to-left text.
     """
     room = width - len(f" {number}")
     if room < 1:
@@ -61,14 +61,14 @@ def number_label(text: str, number: int, width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most ``width`` cells: ``…`` stands for its end, or for the middle of a framed token."""
+    """The text in at most ``width`` cells: ``…`` replaces its end, or the middle of a framed token."""
     if cell_len(text) <= width:
         return text
     return "".join(_shorten(text, width, cell_len)) if width > 0 else ""
 
 
 def _shorten(text: str, room: int, size: Callable[[str], int]) -> list[str]:
-    """The clusters of a text that is too long, as many as there is room for, with ``…`` for the others."""
+    """The clusters of a text that is too long, as many as fit, with ``…`` for the others."""
     pieces = clusters(text)
     end = _fill(pieces[::-1], 2 * (room - 1) // 3, size) if is_framed(text) else []
     begin = _fill(pieces, room - 1 - sum(map(size, end)), size)
@@ -76,15 +76,15 @@ def _shorten(text: str, room: int, size: Callable[[str], int]) -> list[str]:
 
 
 def _fill(pieces: Sequence[str], room: int, size: Callable[[str], int]) -> list[str]:
-    """As many of the pieces as there is room for."""
+    """As many of the pieces as fit."""
     ends = itertools.accumulate(map(size, pieces))
     return [piece for piece, end in zip(pieces, ends, strict=True) if end <= room]
 
 
 def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
-    """Lines that hold each label from top to bottom in its own column of ``width`` cells, ending below.
+    """Lines that hold each label vertically in its own column of ``width`` cells, aligned at the bottom.
 
-    At most ``height`` lines; ``None`` where a character is wider than its column.
+    At most ``height`` lines; ``None`` if a character is wider than its column.
     """
     columns = [clusters(label) for label in labels]
     if any(cell_len(cluster) > width for column in columns for cluster in column):
@@ -105,7 +105,7 @@ def centre(text: str, width: int) -> str:
 
 
 def strip_end(line: Line) -> Line:
-    """A line without the spaces at its end, which nobody sees and every diff shows; coloured ones stay."""
+    """A line without trailing spaces, which are invisible but show in diffs; coloured ones stay."""
     while line and not line[-1].text.strip(" ") and not (line[-1].style and line[-1].style.bgcolor):
         line = line[:-1]
     if line and not (line[-1].style and line[-1].style.bgcolor):
@@ -114,27 +114,27 @@ def strip_end(line: Line) -> Line:
 
 
 def wrap_text(text: str, width: int) -> list[str]:
-    """The text in lines of at most ``width`` cells, broken between words, and not in ``5 × 5``."""
+    """The text in lines of at most ``width`` cells, broken between words, but not inside ``5 × 5``."""
     return flow_items(re.findall(r"\S+(?: × \S+)*", text), width, " ")
 
 
 def flow_items(items: Sequence[str], width: int, gap: str) -> list[str]:
-    """Items side by side in lines of at most ``width`` cells; one that is longer than a line is cut."""
+    """Items side by side in lines of at most ``width`` cells; an item longer than a line is cut."""
     return [cut(line, width) for line in fill_lines(items, width, gap, cell_len)]
 
 
 Line: TypeAlias = "list[Segment]"
 
-TONES = 64  # colours of a map that the terminal uses; fewer than a table has, so that styles are found ready
-FAINT = 0.65  # how much of its ink faint text has; the rest is the colour of its cell
+TONES = 64  # colours of a map in a terminal; fewer than a table has, so that styles can be cached
+FAINT = 0.65  # the share of its own colour in faint text; the rest is the colour of its cell
 
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
 MARK, BRACKET = Style(bold=True, reverse=True), Style(bold=True)
-"""What stands out because it is chosen: names, and the brackets around a thumbnail."""
+"""The style of the chosen head: its names, and the brackets around its thumbnail."""
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
-"""Marks of a curve, the taller the larger."""
+"""Marks of a curve, taller for larger values."""
 
 SHADES = (" ", "░", "▒", "▓", "█")
 ASCII_SHADES = (" ", ".", "o", "O", "#")
@@ -142,14 +142,14 @@ SHADE_FROM = (0.05, 0.25, 0.5, 0.75)  # where shades 1, 2, 3 and 4 begin
 
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
 CONTROLS |= {code: f"‹{code:04X}›" for code in (*range(128, 160), *range(0x202A, 0x202F), 0x2066, 0x2067)}
-"""What reaches a terminal in place of characters that would steer it."""
+"""Replacements for characters that would control a terminal."""
 
 ASCII = str.maketrans("…·×–—━▀▄█⏎␣⇥∅◌‹›", ".|x---^_#/_>0o<>")
 
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """A colour map as a terminal shows it: ``indexed`` where it has 256 colours."""
+    """A colour map as a terminal shows it: ``indexed`` if it has 256 colours."""
 
     cmap: str
     indexed: bool = False
@@ -157,10 +157,10 @@ class Palette:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """``width`` in columns; ``colour`` false for pipes, NO_COLOR and terminals of 16 colours or fewer.
+    """``width`` in columns; ``colour`` is False for pipes, NO_COLOR and terminals of 16 colours or fewer.
 
-    ``indexed`` tells a terminal of 256 colours from one of true colour. ``height`` are the lines that a
-    picture may take, where it has to fit a screen.
+    ``indexed`` marks a terminal of 256 colours, as opposed to true colour. ``height`` is the most lines
+    of a picture, if it must fit a screen.
     """
 
     width: int
@@ -172,16 +172,16 @@ class Surface:
 
     @classmethod
     def of(cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool) -> Surface:
-        """The surface that a console offers."""
+        """The surface of a console."""
         colour = console.color_system in ("256", "truecolor") and not console.no_color and not plain
         return cls(options.max_width, colour, options.ascii_only, cmap, console.color_system == "256")
 
     def bar_style(self) -> Style | None:
-        """The colour of a bar: one that is neither faint nor loud on any map; none without colour."""
+        """The colour of a bar, visible on any map; none without colour."""
         return tone(self.palette(signed=False), TONES * 5 // 8, None) if self.colour else None
 
     def palette(self, *, signed: bool) -> Palette:
-        """The colours to draw with; refuses a map that does not exist."""
+        """The colours to draw with; raises for an unknown map."""
         return Palette(choose_map(self.cmap, signed=signed), self.indexed)
 
     def spark(self, level: float) -> str:
@@ -203,7 +203,7 @@ def tone(palette: Palette, above: int | None, below: int | None) -> Style:
 
 @lru_cache(maxsize=4 * TONES)
 def style_on(palette: Palette, below: int, faint: bool = False) -> Style:
-    """Black or white, whichever reads better, on a tone of a colour map; ``faint`` is nearer to it."""
+    """Black or white, whichever reads better, on a tone of a colour map; ``faint`` is closer to it."""
     ground = table(palette.cmap)[_entry(below)] / 255.0
     ink = np.zeros(3) if is_light(ground) else np.full(3, 255.0)
     if faint:
@@ -227,9 +227,9 @@ def _entry(number: int) -> int:
 
 
 def heading(title: str, subtitle: str, surface: Surface, *, tight: bool = False) -> Iterator[Line]:
-    """The title, with what it is about beside or below it, and a line of air.
+    """The title, with its subtitle beside or below it, and an empty line.
 
-    Where room is ``tight`` it is one line, what it is about is left out unless it has room there.
+    If space is ``tight``: one line, with the subtitle only if it fits.
     """
     title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
     if title:
@@ -253,19 +253,19 @@ def _title_lines(text: str, width: int) -> list[str]:
 
 
 def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
-    """Each note as a quiet sentence."""
+    """Each note as a faint sentence."""
     for note in notes:
         for i, line in enumerate(wrap_text(clean(note), surface.width - 2)):
             yield [Segment("  " if i else "· ", DIM), Segment(isolate(line), DIM)]
 
 
 def quiet(text: str, surface: Surface) -> Iterator[Line]:
-    """A text in as many faint lines as it takes."""
+    """A text in as many faint lines as it needs."""
     yield from ([Segment(line, DIM)] for line in wrap_text(text, surface.width))
 
 
 def side_by_side(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]:
-    """Blocks of lines beside each other, each beginning ``width`` columns behind the one before."""
+    """Blocks of lines side by side, each beginning ``width`` columns after the one before."""
     for lines in zip_longest(*blocks, fillvalue=[]):
         whole: Line = []
         for number, line in enumerate(lines):
@@ -281,7 +281,7 @@ def bar(columns: float, surface: Surface) -> str:
 
 
 def colour_bar(low: str, high: str, surface: Surface, palette: Palette) -> Line:
-    """The colour map from end to end, with what its ends stand for.
+    """The colour map from end to end, with the labels of its ends.
 
     Without colour: each shade with the share of the full scale at which it begins.
     """
@@ -295,7 +295,7 @@ def colour_bar(low: str, high: str, surface: Surface, palette: Palette) -> Line:
 
 
 def readings(numbers: tuple[Measured, ...], surface: Surface) -> Iterator[Line]:
-    """Measured numbers beside their baselines, in as many columns as fit."""
+    """Measured numbers with their baselines, in as many columns as fit."""
     if not numbers:
         return
     yield []
@@ -319,11 +319,11 @@ def _reading(reading: Measured) -> tuple[str, str, str, str]:
 
 
 def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
-    """Lines of cells, two tones each, of an odd last row one.  [row, column] -> a line for every two rows
+    """Lines of cells, two tones each (an odd last row has one).  [row, column] -> a line for every two rows
 
-    -1 leaves the terminal's own background. Neighbours of one pair of tones are one segment. All lines are
-    looked through at once, because a frame has thousands of cells, and segments are kept, because it has few
-    pairs of tones.
+    -1 leaves the terminal's own background. Neighbours with the same pair of tones share a segment. All
+    lines are processed at once, because a frame has thousands of cells, and segments are cached, because
+    it has few pairs of tones.
     """
     tones = np.pad(tones, ((0, len(tones) % 2), (0, 0)), constant_values=-1)
     pairs = (tones[0::2] + 1) * (TONES + 1) + tones[1::2] + 1  # [line, column]
@@ -346,7 +346,7 @@ def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
 
 @cache
 def _half_block_segments(palette: Palette, columns: int) -> dict[int, Segment]:
-    """Segments that were drawn before, by pair of tones and length, in pictures so many columns wide."""
+    """Cached segments, by pair of tones and length, for pictures of a given width."""
     return {}
 
 

@@ -14,14 +14,14 @@ from attnscope.render.terminal.surface import TONES, Palette, style_on
 from attnscope.text import visible
 from attnscope.views.table import BREAK, Cell, Table
 
-WIDE = 100  # columns from which a table that has a narrow form is shown in full
+WIDE = 100  # least columns to show a table in full if it has a narrow form
 
 MOST_ROWS = 2000
-"""Rows that are printed: nobody reads more, and to lay out tens of thousands takes minutes."""
+"""Most rows that are printed: laying out tens of thousands takes minutes."""
 
 
 def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
-    """What is printed of a table: its titles, its rows, its notes."""
+    """The printed parts of a table: its titles, its rows, its notes."""
     if view.narrow is not None and console.width < WIDE:
         view = view.narrow
     for text, style in ((view.title, "bold"), (view.subtitle, "dim")):

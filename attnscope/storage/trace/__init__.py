@@ -1,4 +1,4 @@
-"""What one pass showed, kept in memory or in a file: every row can be computed again, and N² is never stored.
+"""A trace: one pass, kept in memory or in a file. Every row can be recomputed; N² tables are never stored.
 
 trace = read_trace("cat.trace")
 trace.weights(Head("L2H1"))  # NumPy, [query, key]; nothing here needs torch

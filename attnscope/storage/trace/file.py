@@ -1,4 +1,4 @@
-"""A trace in its file: reading one with every claim checked, and writing one."""
+"""A trace in its file: reading with every claim checked, and writing."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from attnscope.storage.trace.layout import (
 )
 
 LONGEST = 1 << 20
-"""Rows, columns, texts, pixels or frames that a trace may have."""
+"""Most rows, columns, texts, pixels or frames of a trace."""
 
 HELD = 8
-"""Arrays that stay in memory: those of a layer or two."""
+"""Arrays cached in memory: those of a layer or two."""
 
 KINDS = {"F64": "f", "F32": "f", "F16": "f", "U16": "f", "I32": "i", "U8": "u"}
-"""What an array of each type can be: numbers, runs of keys, bits or pixels. Bits of bfloat16 lie as U16."""
+"""The type of each kind of array: numbers, runs of keys, bits or pixels. bfloat16 is stored as U16."""
 
 
 class TraceFile(TensorFile):
-    """What a trace's file holds by name; the arrays of a layer or two stay in memory."""
+    """The arrays of a trace's file by name; those of a layer or two stay in memory."""
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
         super().__init__(path, content)
@@ -56,9 +56,9 @@ class TraceFile(TensorFile):
         return array
 
     def shape(self, name: str, kind: str, axes: int | None = None) -> tuple[int, ...]:
-        """The shape of an array that has to be there, of one of ``KINDS``, without reading the array.
+        """The shape of a required array, of one of ``KINDS``, without reading it.
 
-        Raises ``ValueError`` for one that is not, or has other than so many axes.
+        Raises ``ValueError`` if it is missing or has another number of axes.
         """
         if name not in self.entries:
             raise ValueError(f"it has no array {name!r:.40}")
@@ -70,24 +70,24 @@ class TraceFile(TensorFile):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A description and the arrays that it names, in memory or read from a file when they are asked for."""
+    """A description and the arrays that it names, in memory or read from a file on demand."""
 
     description: TraceDescription
     arrays: Mapping[str, Array]
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What else its file says; nothing in memory."""
+        """The file's other metadata; empty in memory."""
         found: Mapping[str, str] = getattr(self.arrays, "metadata", {})
         return found
 
     def axis(self, number: int) -> Axis:
-        """The tokens of an axis, or its bare positions."""
+        """The tokens of an axis, or bare positions."""
         axis = self.description.axes[number]
         return range(axis.start, axis.stop) if isinstance(axis, Positions) else axis
 
     def call(self, head: Head) -> TracedCall:
-        """The call that a head is of; the first where several kinds have it. Raises ``SelectionError``."""
+        """The call that a head belongs to; the first if several kinds have it. Raises ``SelectionError``."""
         calls = self.description.calls
         for call in calls:
             if head.kind in (None, call.kind) and call.layer == head.layer and head.head < call.heads:
@@ -99,14 +99,14 @@ class Trace:
         )
 
     def weights(self, head: Head) -> Array:
-        """All rows of one head, the mean where the call had a batch.  -> [query, key]"""
+        """All rows of one head, averaged over a batch.  -> [query, key]"""
         call = self.call(head)
         rows = traced_rows(call.rows, self.arrays, 0, self.size(call)[0], [head.head])
         mean: Array = rows[0, 0] if len(rows) == 1 else rows.mean(0)[0]
         return mean
 
     def allowed(self, head: Head) -> Array:
-        """Where the mask left something open to a head, bool.  -> [query, key]"""
+        """Where a head has open keys, bool.  -> [query, key]"""
         call = self.call(head)
         opened = allowed_of(call.rows, self.arrays, 0, self.size(call)[0])
         mask: Array = opened[:, 0 if opened.shape[1] == 1 else head.head].max(0)
@@ -121,7 +121,7 @@ Shape = tuple[int, int, int, int]
 
 
 def check_trace(trace: Trace, arrays: TraceFile) -> None:
-    """Raise ``ValueError`` that says what does not fit."""
+    """Raise ``ValueError`` that names what does not fit."""
     description = trace.description
     for axis in description.axes:
         size = axis.stop - axis.start if isinstance(axis, Positions) else len(axis)
@@ -161,7 +161,7 @@ def check_trace(trace: Trace, arrays: TraceFile) -> None:
 
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-"""The types that a model computes in."""
+"""The types of a model's computation."""
 
 
 def _check_rows(rows: TracedRows, arrays: TraceFile, shape: Shape) -> None:
@@ -192,7 +192,7 @@ def _check_steps(rows: Stepped, arrays: TraceFile, shape: Shape) -> None:
 
 
 def _keys_of(rows: TracedRows, arrays: TraceFile, keys: int) -> int:
-    """How many keys a step has."""
+    """The number of keys of a step."""
     if isinstance(rows, TracedScores):
         return arrays.shape(rows.key, "f", 4)[2] if rows.stop is None else rows.stop
     return arrays.shape(rows.array, "f", 4)[3] if isinstance(rows, Held) else keys
@@ -218,7 +218,7 @@ def _check_scores(rows: TracedScores, arrays: TraceFile, shape: Shape) -> None:
 
 
 def _check_bias(bias: Bias, arrays: TraceFile, shape: Shape) -> int:
-    """The texts that a bias is for."""
+    """The number of texts of a bias."""
     values = arrays.shape(bias.array, "f", 4)
     if not _widens(values, shape if bias.open is None else (1, 1, 1, 1)):
         raise ValueError(f"{bias.array} is {list(values)}, and cannot be added to {list(shape)}")
@@ -226,7 +226,7 @@ def _check_bias(bias: Bias, arrays: TraceFile, shape: Shape) -> int:
 
 
 def _check_mask(mask: Mask | None, arrays: TraceFile, shape: Shape) -> int:
-    """The texts that a mask is for; 1 for none."""
+    """The number of texts of a mask; 1 for none."""
     if mask is None:
         return 1
     packed = arrays.shape(mask.array, "i" if mask.form == "runs" else "u", 4)
@@ -237,7 +237,7 @@ def _check_mask(mask: Mask | None, arrays: TraceFile, shape: Shape) -> int:
 
 
 def _widens(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether an array of a shape broadcasts to another without making that larger."""
+    """Whether an array of one shape broadcasts to another without enlarging it."""
     return len(shape) <= len(to) and all(
         one in (1, other) for one, other in zip(reversed(shape), reversed(to), strict=False)
     )
@@ -263,10 +263,10 @@ def trace_bytes(trace: Trace, more: Mapping[str, str] | None = None) -> bytes:
 
 
 def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
-    """Open a trace; its arrays are read when they are asked for, and nothing in it is ever executed.
+    """Open a trace; its arrays are read on demand, and its contents are never executed.
 
-    ``content`` is what the file holds, where that was read already. Raises ``InputError`` for a file that is
-    none or is damaged.
+    ``content`` is the file's content if it was read already. Raises ``InputError`` for a file that is
+    damaged or not a trace.
     """
     path = Path(path)
     with reading(path, "the trace"):

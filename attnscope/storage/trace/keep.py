@@ -1,4 +1,4 @@
-"""An observer that keeps what the rows of each call are computed from."""
+"""An observer that keeps what each call's rows are computed from."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 BLOCK = 1 << 24
-"""Cells of a mask that are asked for at a time, where a function makes it."""
+"""Cells of a mask requested at a time, if a function makes it."""
 
 
 @dataclass(eq=False)
 class KeepRows:
-    """Keeps each call in ``calls``: its axes and its rows; arrays of the same contents are held once.
+    """Keeps each call in ``calls``: its axes and its rows; equal arrays are stored once.
 
-    Queries, keys and masks are copied: the kernel's own may be written into. Weights are kept only where
-    there is nothing to compute them from: from queries and keys they come out the same to the last bit.
+    Queries, keys and masks are copied: the kernel's own may be overwritten. Weights are kept only if they
+    cannot be recomputed: from queries and keys they come out bit-identical.
     """
 
     calls: list[tuple[Axis, Axis, TracedRows]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class KeepRows:
         self.calls.append((queries, keys, self._rows(attention.read, shape)))
 
     def hold(self, what: str, array: Array) -> str:
-        """Hold an array, if there is none like it yet; its name."""
+        """Store an array unless an equal one is stored; returns its name."""
         digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
         name = self.names.setdefault(digest.digest(), f"{what}.{len(self.names):04}")
@@ -74,7 +74,7 @@ class KeepRows:
         return Held("weights", self._tensor("weights", weights), mask)
 
     def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> Stepped:
-        """The steps of a generation; each has the first keys of the last one's, where that is so."""
+        """The steps of a generation; a step shares its first keys with the one before if they are equal."""
         parts: list[TracedRows] = []
         calls = [part.call for part in read.calls if isinstance(part, ScoredRows)]
         longest = max(calls, key=lambda call: call.key.shape[2], default=None)
@@ -105,7 +105,7 @@ class KeepRows:
         )
 
     def _bias(self, bias: Tensor) -> Bias:
-        """An additive mask by what it closes, if it closes all with one number; else all its numbers."""
+        """An additive mask as a boolean one and one number if possible; otherwise all its numbers."""
         import torch
 
         bias = _narrow(bias)
@@ -126,7 +126,7 @@ class KeepRows:
         return pack_mask(np.concatenate(blocks, 2), self.hold)
 
     def _tensor(self, what: str, tensor: Any) -> str:
-        """Hold a copy of a tensor; bfloat16, which NumPy has not, as its bits."""
+        """Store a copy of a tensor; bfloat16, which NumPy lacks, as its bits."""
         import torch
 
         tensor = tensor.detach().cpu().contiguous().clone()
@@ -141,7 +141,7 @@ def _begins(longest: Tensor, key: Tensor) -> bool:
 
 
 def _narrow(mask: Any) -> Any:
-    """A mask with four axes, those along which it only repeats itself narrowed to one entry."""
+    """A mask with four axes; an axis along which it only repeats itself is cut to one entry."""
     while mask.ndim < 4:
         mask = mask[None]
     for axis, step in enumerate(mask.stride()):

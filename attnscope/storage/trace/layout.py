@@ -1,7 +1,8 @@
-"""How a trace lies in its file: its description, as it stands in JSON.
+"""The layout of a trace's file: its description in JSON.
 
-Each class is an object of JSON with these fields, all of them; a text named ``array`` or after what it holds
-(``query``, ``key``, ...) names an array of the file. Shapes are those of ``attnscope.attention``.
+Each class is a JSON object with exactly these fields; a text named ``array`` or after its content
+(``query``, ``key``, ...) is the name of an array in the file. Shapes are those of
+``attnscope.attention``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ Tokens: TypeAlias = tuple[Token, ...]
 class Mask:
     """Which keys are open, of every row, or the same for all rows where the array has one row.
 
-    ``runs``: int32 [batch, head, query, 2], the first open key and the one after the last, of rows whose open
-    keys are neighbours. ``bits``: uint8 [batch, head, query, key / 8], packed, the first key the highest bit.
+    ``runs``: int32 [batch, head, query, 2], the first open key and the one after the last, for rows whose
+    open keys are one run. ``bits``: uint8 [batch, head, query, key / 8], packed, the first key the
+    highest bit.
     """
 
     form: Literal["runs", "bits"]
@@ -39,7 +41,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Bias:
-    """What is added to the scores: an array [..., query, key]; with ``open``, its one number where closed."""
+    """A term of the scores: an array [..., query, key]; or a mask ``open`` and its number where closed."""
 
     array: str
     open: Mask | None
@@ -47,7 +49,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class TracedScores:
-    """Weights that are computed again, as ``AttentionCall`` says.
+    """Weights that are recomputed as described in ``AttentionCall``.
 
     ``stop``: only so many keys of the array belong to this call (null: all). ``scale`` is a number, or
     names an array that broadcasts to the queries.
@@ -67,9 +69,9 @@ class TracedScores:
 
 @dataclass(frozen=True)
 class Held:
-    """Weights as they came, where there was nothing else.  [batch, head, query, key]
+    """Weights as captured, if they cannot be recomputed.  [batch, head, query, key]
 
-    Without ``open`` every key counts as open that has any weight in its row.
+    Without ``open``, a key counts as open if its row gives it any weight.
     """
 
     form: Literal["weights"]
@@ -79,7 +81,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Joined:
-    """Several parts as the heads of one layer; ``counts`` says how many heads each part has."""
+    """Several parts as the heads of one layer; ``counts`` is how many heads each part has."""
 
     form: Literal["heads"]
     parts: tuple[TracedRows, ...]
@@ -88,9 +90,10 @@ class Joined:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The steps of a generation under each other.
+    """The steps of a generation, stacked.
 
-    ``starts`` are the rows at which parts begin and the last one ends, ``shifts`` how far their keys move.
+    ``starts`` are the first rows of the parts and the end of the last, ``shifts`` the offsets of their
+    keys.
     """
 
     form: Literal["steps"]
@@ -105,7 +108,7 @@ TracedRows: TypeAlias = TracedScores | Held | Joined | Stepped
 
 @dataclass(frozen=True)
 class TracedCall(Site):
-    """One attention call: the fields of ``SiteRecord``, but the numbers of its two axes, and its rows."""
+    """One attention call: the fields of ``SiteRecord`` except the numbers of its two axes, and its rows."""
 
     step: int
     source: Source
@@ -124,7 +127,7 @@ class TracedCall(Site):
 
     @staticmethod
     def of(record: SiteRecord, queries: int, keys: int, rows: TracedRows) -> TracedCall:
-        """What a recording noted about a call, with its axes and its rows."""
+        """A recorded call, with its axes and its rows."""
         facts = asdict(record)
         return TracedCall(**facts.pop("site"), **facts | {"queries": queries, "keys": keys}, rows=rows)
 
@@ -150,7 +153,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Box:
-    """Left, top, right and bottom of what the token with that id stands for, in pixels of an image."""
+    """The part of a token with that id: left, top, right and bottom in pixels of an image."""
 
     id: int
     edges: tuple[float, float, float, float]
@@ -158,7 +161,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Image:
-    """An image as the model saw it: uint8 [row, column, 3], its grid of patches, their tokens' axis."""
+    """An image as the model read it: uint8 [row, column, 3], its grid of patches, their tokens' axis."""
 
     name: str
     array: str
@@ -169,9 +172,9 @@ class Image:
 
 @dataclass(frozen=True)
 class TracedSound:
-    """A sound as the model heard it: ``frames`` of ``seconds`` each from the second ``begin`` of its file on.
+    """A sound as the model read it: ``frames`` of ``seconds`` each from the second ``begin`` of its file on.
 
-    ``array`` is how loud it is, float32 [band, frame]; null where the model was given the wave itself.
+    ``array`` is its loudness, float32 [band, frame]; null if the model reads the wave itself.
     """
 
     seconds: float
@@ -182,7 +185,7 @@ class TracedSound:
 
 @dataclass(frozen=True)
 class Message:
-    """What was said in a chat, and by whom."""
+    """A message of a chat and its role."""
 
     role: str
     content: str
@@ -190,7 +193,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Labels:
-    """The numbers of the axes of queries and keys that a kind of attention has."""
+    """The numbers of a kind's query axis and key axis."""
 
     kind: Kind
     queries: int
@@ -201,11 +204,10 @@ class Labels:
 class TraceDescription:
     """Everything but the arrays.
 
-    ``kept`` is the time, in UTC; ``weighed`` how weights were weighed, as a title says it, empty where they
-    were not; ``text`` the plain text that was read, where it was one, ``messages`` those
-    of a chat; ``tokens`` the number of the text's axis; ``written`` the number of the first token that the
-    model wrote itself, if it did. ``figures`` are of the tokens, ``words`` of the words of a short text, none
-    where they were not measured.
+    ``kept`` is the time, in UTC; ``weighed`` the weighing in a title's words, empty for none; ``text``
+    the plain text, if it was one, ``messages`` those of a chat; ``tokens`` the number of the text's axis;
+    ``written`` the number of the first generated token, if any. ``figures`` are of tokens, ``words`` of
+    the words of a short text; both are empty if not measured.
     """
 
     trace: int
@@ -232,7 +234,7 @@ class TraceDescription:
 
 
 def pack_mask(open_keys: Array, hold: Callable[[str, Array], str]) -> Mask:
-    """A mask in the smaller form; ``hold`` takes its array and says its name.
+    """A mask in its smaller form; ``hold`` stores its array and returns its name.
 
     bool, [batch or 1, head or 1, query or 1, key]
     """
@@ -259,7 +261,7 @@ def unpack_rows(mask: Mask, arrays: Mapping[str, Array], start: int, stop: int) 
 Arrays = Mapping[str, Array]
 
 CLOSED_BELOW, CLASSIC_CLOSED = -3e4, -1e4
-"""An additive mask closes a key by a number up to the first one, or by the second, as BERT's code did."""
+"""An additive mask closes a key by a number up to the first one, or by the second (BERT's code)."""
 
 
 def traced_rows(
@@ -283,7 +285,7 @@ def traced_rows(
 
 
 def allowed_of(rows: TracedRows, arrays: Arrays, start: int, stop: int) -> Array:
-    """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
+    """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
     if isinstance(rows, Held):
         values = arrays[rows.array][:, :, start:stop]
         if rows.open is None:
@@ -314,7 +316,7 @@ def key_of(rows: TracedScores, arrays: Arrays) -> Array:
 
 
 def bias_rows(bias: Bias, arrays: Arrays, start: int, stop: int) -> Array:
-    """Some rows of what is added to the scores.  -> [batch or 1, head or 1, row or 1, key or 1]"""
+    """Some rows of a term of the scores.  -> [batch or 1, head or 1, row or 1, key or 1]"""
     values = to_float(arrays[bias.array])
     if bias.open is not None:
         return np.where(unpack_rows(bias.open, arrays, start, stop), values.dtype.type(0), values)
@@ -322,15 +324,15 @@ def bias_rows(bias: Bias, arrays: Arrays, start: int, stop: int) -> Array:
 
 
 def to_float(values: Array) -> Array:
-    """Numbers in float32 at least; bfloat16, which NumPy has not, lies as its bits in uint16."""
+    """Numbers in at least float32; bfloat16, which NumPy lacks, is stored as its bits in uint16."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
 
 
-@np.errstate(all="ignore")  # a file may hold numbers that are none; they come out as such
+@np.errstate(all="ignore")  # a file may hold NaNs; they come out as NaN
 def _weigh(rows: TracedScores, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None) -> Array:
-    """Softmax of scaled products, capped, biased and masked.  -> [batch, head, row, key]"""
+    """Softmax of scaled products, with soft cap, biases and masks.  -> [batch, head, row, key]"""
     query, key = to_float(arrays[rows.query][:, :, start:stop]), to_float(key_of(rows, arrays))
     chosen = list(range(query.shape[1]) if heads is None else heads)
     groups = query.shape[1] // key.shape[1]
@@ -368,7 +370,7 @@ def _causal(diagonal: int, keys: int, start: int, stop: int) -> Array:
 
 
 def _stack(rows: Stepped, start: int, stop: int, read: Callable[[TracedRows, int, int], Array]) -> Array:
-    """Rows of several steps under each other, each step's keys where they belong.  -> [..., row, key]"""
+    """Stack rows of several steps, each step's keys in their places.  -> [..., row, key]"""
     blocks: list[Array] = []
     for part, shift, begin, end in zip(rows.parts, rows.shifts, rows.starts, rows.starts[1:], strict=False):
         first, last = max(start, begin), min(stop, end)

@@ -1,4 +1,4 @@
-"""A trace shown to observers as a model's pass is: the same calls, with the same rows to the last bit."""
+"""A trace shown to observers like a model's pass: the same calls, with bit-identical rows."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HELD = 2
-"""Calls whose tensors stay at hand."""
+"""Calls whose tensors are cached."""
 
 
 def replay(trace: Trace, *, arrays: bool = False) -> Replay:
-    """The calls of a trace, ready to be observed again and again; what rows need is read when they are.
+    """The calls of a trace, observable any number of times; data is read on demand.
 
-    Rows are tensors, the same to the last bit as those beside the model; or NumPy arrays, without torch.
+    Rows are tensors, bit-identical to those of the model; or NumPy arrays, without torch.
     """
     description = trace.description
     sources = None if arrays else _Sources(trace)
@@ -86,12 +86,12 @@ class _ArrayRows:
         return traced_rows(self.call.rows, self.trace.arrays, start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Any:
-        """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
         return allowed_of(self.call.rows, self.trace.arrays, start, stop)
 
 
 class _Sources:
-    """The rows of a trace's calls as capture has them, those of the last calls at hand."""
+    """The rows of a trace's calls in the form of capture; those of the last calls are cached."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -132,7 +132,7 @@ class _Sources:
         return ScoredRows(call)
 
     def _mask(self, mask: Mask, queries: int) -> OpenKeys:
-        """A mask that all heads share as a function of rows, any other as a tensor."""
+        """A mask common to all heads as a function of rows, any other as a tensor."""
         arrays = self.trace.arrays
         if arrays[mask.array].shape[1] == 1:
             return lambda start, stop: _tensor(unpack_rows(mask, arrays, start, stop))
@@ -145,14 +145,14 @@ class _Sources:
 
 @dataclass(frozen=True, eq=False)
 class _TracedRows:
-    """The rows of one call, whose tensors are had when they are asked for."""
+    """The rows of one call; its tensors are read on demand."""
 
     sources: _Sources
     number: int
 
     @property
     def behind(self) -> RowSource:
-        """The rows as capture has them."""
+        """The rows in the form of capture."""
         return self.sources.source(self.number)
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
@@ -160,7 +160,7 @@ class _TracedRows:
         return self.behind.rows(start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
         return self.behind.allowed(start, stop)
 
 

@@ -125,6 +125,8 @@ class Recorder(Pass):
                 self.record.without_attention.append(without_formula(frame, path))
             else:
                 origin = None if self.is_known else doubt_axes(self.of(Lineage), frame.query, frame.key)
+                if origin is None:
+                    self.of(AcrossTexts).ask(frame.query, path)
                 self.take(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
         return result
 

@@ -285,7 +285,9 @@ class SkipKnownLayers(Tracker):
         """A module starts."""
         self._before[call] = self.recorder.captured, self.recorder.placed
         if self._inside is None and self._known and self._make(call.module) in self._known:
-            self._inside, self.recorder.rests = call, True
+            origins = [self.recorder.of(Lineage).of(tensor) for tensor in call.tensors]
+            if all(origin is None or isinstance(origin.node, Root) for origin in origins):  # in their order
+                self._inside, self.recorder.rests = call, True
 
     def leave(self, call: Call, output: object) -> None:
         """A module is known if it attended, and its lineage was never asked."""

@@ -107,7 +107,7 @@ class Layout:
             and bool((self.head[:1, :, :1] == self.head[:, :, :1]).all())
             and len(torch.unique(self.head[0, :, 0])) == self.head.shape[1]
             and self.key.shape[2] == 1
-            and all(_in_order(row) for row in (lane[0, 0], keys[0, 0, 0]))
+            and all(in_order(row) for row in (lane[0, 0], keys[0, 0, 0]))
             and bool((self.query == lane).all())
             and bool((self.key == keys).all())
         )
@@ -233,7 +233,7 @@ def is_constant(labels: Tensor, axis: int) -> bool:
     return bool((labels == labels.narrow(axis, 0, 1)).all())
 
 
-def _in_order(row: Tensor) -> bool:
+def in_order(row: Tensor) -> bool:
     """Whether positions ascend, those of each beginning in one stretch."""
     number = row // STRETCH
     steps = number.diff() == 0

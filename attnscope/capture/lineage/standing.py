@@ -10,10 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.layout import UNMOVABLE, find_positions, is_constant, origin_of_kernel
+from attnscope.capture.lineage.layout import (
+    UNMOVABLE,
+    find_positions,
+    in_order,
+    is_constant,
+    origin_of_kernel,
+)
 from attnscope.capture.lineage.nodes import STRETCH, Contracted, Node, QueryKeyOrigin, beginnings
 from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
@@ -63,15 +70,31 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
 def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> QueryKeyOrigin | None:
     """Where [batch, head, position, size] comes from, if its axes hold other things than a function said.
 
-    More than the texts in that of the batch, or channels in that of positions; else None.
+    More than the texts in that of the batch, or in that of positions channels, texts, or tokens in another
+    order than they were given; else None.
     """
     texts, batch = lineage.texts, len(query)
-    asked = lineage.of(query)
-    places = None if asked is None else find_positions(asked.node)
-    channels = places is not None and is_constant(places, -2) and not is_constant(places, -1)
-    if channels or (texts and batch > texts[0] and batch not in texts):
-        return replace(origin_of_kernel(lineage, (query, key), {}, batch), known=True)
-    return None
+    doubt = bool(texts) and batch > texts[0] and batch not in texts
+    for states in (query, key):
+        origin = lineage.of(states)
+        places = None if origin is None else find_positions(origin.node)
+        if origin is not None and places is not None:
+            doubt |= states is query and is_constant(places, -2) and not is_constant(places, -1)
+            doubt |= not _are_as_given(places[..., 0], origin.node)
+    return replace(origin_of_kernel(lineage, (query, key), {}, batch), known=True) if doubt else None
+
+
+def _are_as_given(labels: Tensor, node: Node) -> bool:
+    """Whether positions are those of one text, in order, as far as is known.  [batch, head, position]"""
+    first = labels[0, 0]
+    whole = bool(((first > 0) & (first % 1 == 0)).all())  # nothing pads, or is made of several positions
+    if not whole or len(torch.unique(first)) < len(first):
+        return True
+    for root in beginnings(node) if len(labels) > 1 else ():
+        text, _ = root.split(first[first // STRETCH == root.number] - root.number * STRETCH)
+        if len(torch.unique(text)) > 1:
+            return False
+    return in_order(first)
 
 
 def _weigh_distances(query: Node, weighing: Weighing) -> bool:

@@ -64,6 +64,13 @@ class AcrossTexts(Tracker):
             if not is_mapped(ids, *given) and any(same):
                 self._begin_at(seen.result)
 
+    def ask(self, query: Tensor, name: str) -> None:
+        """Whether a call of the usual axes, [text, head, position, size], tells which direction is which."""
+        origin = self._lineage.of(query) if self._given and not self._along and len(query) > 1 else None
+        labels = None if origin is None else find_positions(origin.node)
+        if labels is not None:
+            self._crosses(labels[:, 0, :, 0], labels[:, 0, :, 0], None, name)
+
     def take(self, taken: Taken) -> bool:
         """Whether a call attends between texts, and is named."""
         origin, capture = taken.origin, taken.capture
@@ -81,12 +88,12 @@ class AcrossTexts(Tracker):
             return False
         return self._crosses(query, key, capture, taken.name)
 
-    def _crosses(self, query: Tensor, key: Tensor, capture: Capture, name: str) -> bool:
+    def _crosses(self, query: Tensor, key: Tensor, capture: Capture | None, name: str) -> bool:
         """Whether rows look at keys of other texts.  [batch, query], [batch, key]"""
         (asking, mine), (answering, _) = self._texts(query), self._texts(key)
         known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
         foreign = known & (asking[:, :, None] != answering[:, None])
-        if bool(foreign.any()):
+        if capture is not None and bool(foreign.any()):
             foreign &= capture.read.allowed(0, capture.queries).any(1)
         moves = bool((mine != mine[:, :1]).any())
         if not bool(foreign.any()):

@@ -57,6 +57,8 @@ class SingleHeads(Tracker):
         for outer, call in zip(reversed(taken.calls[:-1]), reversed(taken.calls), strict=False):
             parent, _, index = call.name.rpartition(".")
             if index.isdigit() and isinstance(_child(outer, parent), nn.ModuleList):
+                if not all(held.was_given(call.first) for held in self.held.get(parent, ())):
+                    self._show(parent)  # a layer that was held back itself, and comes after the next began
                 given = None if call.first is None else call.first.clone()
                 self.held.setdefault(parent, []).append(Pending(taken.capture, taken.name, call.name, given))
                 return True

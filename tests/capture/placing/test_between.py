@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import BertAttention
 
 from attnscope.capture.placing.between import ACROSS
 from tests.capture.placing.ways import COUNT, SIZE, observe
@@ -17,12 +19,17 @@ class Attend(nn.Module):
         self.way, self.qkv = way, nn.Linear(SIZE, 3 * SIZE)
         if way == "fused layer":
             self.inner = nn.TransformerEncoderLayer(SIZE, 2, 8, batch_first=True)
+        elif way == "function of transformers":
+            config = BertConfig(hidden_size=SIZE, num_attention_heads=2, attn_implementation="sdpa")
+            self.inner = BertAttention(config)
         elif "module" in way:
             self.inner = nn.MultiheadAttention(SIZE, 2, batch_first="first" not in way)
 
     def forward(self, x):
         if self.way == "fused layer":
             return self.inner(x)
+        if self.way == "function of transformers":
+            return self.inner(x)[0]
         if self.way == "fused module":
             return self.inner(x, x, x)[0]
         if self.way == "positions first in a module":
@@ -47,6 +54,7 @@ class Table(nn.Module):
 
 
 WAYS = ["written", "kernel", "fused module", "positions first in a module", "fused layer"]
+WAYS += ["function of transformers"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -65,15 +73,39 @@ class Elsewhere(nn.Module):
 
     def __init__(self, way, order):
         super().__init__()
-        self.layer, self.order = Attend(way), order
+        self.layers, self.order = nn.ModuleList([Attend(way), Attend(way)]), order
 
     def forward(self, x):
-        return self.layer(x[:, self.order])
+        x = x[:, self.order]
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_in_another_order_are_shown_at_their_places(way):
     order = torch.tensor([3, 1, 0, 6, 2, 4, 5])
-    (placed,), (plain,) = (observe(Elsewhere(way, each), heads=1)[1] for each in (order, torch.arange(COUNT)))
-    assert not torch.allclose(plain.weights[..., order, :], plain.weights, atol=1e-3)
+    placed, plain = (observe(Elsewhere(way, each), heads=1)[1] for each in (order, torch.arange(COUNT)))
+    assert not torch.allclose(plain[0].weights[..., order, :], plain[0].weights, atol=1e-3)
+    for mine, theirs in zip(placed, plain, strict=True):
+        torch.testing.assert_close(mine.weights, theirs.weights, atol=1e-6, rtol=0)
+
+
+class Memory(nn.Module):
+    """A model whose keys stand in another order than its queries."""
+
+    def __init__(self, order):
+        super().__init__()
+        config = BertConfig(
+            hidden_size=SIZE, num_attention_heads=2, attn_implementation="sdpa", is_decoder=True
+        )
+        self.attention, self.order = BertAttention(config, is_causal=False, is_cross_attention=True), order
+
+    def forward(self, x):
+        return self.attention(x, encoder_hidden_states=x[:, self.order])[0]
+
+
+def test_keys_in_another_order_are_shown_at_their_places():
+    order = torch.tensor([3, 1, 0, 6, 2, 4, 5])
+    (placed,), (plain,) = (observe(Memory(each), heads=1)[1] for each in (order, torch.arange(COUNT)))
     torch.testing.assert_close(placed.weights, plain.weights, atol=1e-6, rtol=0)

@@ -121,7 +121,7 @@ class PastAttention(Tracker):
             gone = [axis % given[0].ndim - given[0].ndim for axis in gone]
             if any(self._varies(part, axis) for part in self._products[given[0]] for axis in gone):
                 return POOLED
-        if name in ELEMENTWISE and len(given) == 2:
+        if name in ELEMENTWISE - {"to", "type_as"} and len(given) == 2:
             if given[0].shape != given[1].shape and name in TIMES:
                 self._products[seen.result] = given
             return self._meets(*given)

@@ -157,3 +157,23 @@ def test_gradients_of_single_texts_are_taken_as_without_a_recording():
         again = slopes(weights, x)
     assert all(torch.equal(again[name], expected[name]) for name in expected)
     assert (record.failures, [layer.reason for layer in record.without_attention]) == ([], [MAPPED])
+
+
+class Cast(nn.Module):
+    """States behind attention in the type of others, of another size or in another order."""
+
+    def __init__(self, cast):
+        super().__init__()
+        self.attend, self.cast = Stream(attend), cast
+
+    def forward(self, x):
+        states = self.attend(x)
+        return self.cast(states, states[..., :3]) + self.cast(states, states.flip(1))
+
+
+@pytest.mark.parametrize("cast", [torch.Tensor.to, torch.Tensor.type_as])
+def test_what_gives_a_type_alone_mixes_nothing(cast):
+    model, x = Cast(cast).eval(), torch.randn(TEXTS, COUNT, SIZE)
+    with torch.inference_mode(), recording(model, warn=False) as record:
+        model(x)
+    assert (record.failures, record.without_attention, record.changes) == ([], [], [])

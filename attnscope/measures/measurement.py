@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
-from attnscope.capture.observers.coarsen import SharedRows
+from attnscope.capture.observers.coarsen import RowObserver
 from attnscope.figures import Figure, HeadFigures
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.forms import KeySum
@@ -155,7 +155,7 @@ KEPT = 1 << 22
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
 
-class Measurement:
+class Measurement(RowObserver):
     """Measures every head that it observes, in blocks of rows, and adds up over texts.
 
     ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); heads have roles
@@ -182,10 +182,6 @@ class Measurement:
         keeps its own axes. Without this, an attention's axes label every text of its batch.
         """
         self._texts = texts
-
-    def observe(self, attention: Attention) -> None:
-        """Measure all heads of one attention call and add them to the sums of its site."""
-        SharedRows([self]).observe(attention)
 
     def begin(self, attention: Attention) -> _Reading | None:
         """Begin to measure a call; ``None`` if the fused pass has measured it."""

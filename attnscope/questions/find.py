@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Head, Site
-from attnscope.capture.observers.coarsen import BLOCK, SharedRows, rows_at_a_time
+from attnscope.capture.observers.coarsen import BLOCK, RowObserver, SharedRows, rows_at_a_time
 from attnscope.errors import SelectionError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request
@@ -347,7 +347,7 @@ def _step(question: Question) -> int:
 
 
 @dataclass(eq=False)
-class _Questions:
+class _Questions(RowObserver):
     """Observer: asks all questions of every call, of the rows that they are about."""
 
     questions: tuple[Question, ...]

@@ -197,7 +197,6 @@ class Trails(Tracker):
             operand,
             axes,
             values,
-            theirs.index(keys[0]),
             product.out.index(queries[-1]),
         )
         *more, size = [axis for axis in theirs if axis not in ours] or [""]  # texts that share their weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -46,16 +47,12 @@ class Reading(Protocol):
         ...
 
 
-class RowObserver(Protocol):
-    """What reads rows in their order."""
+class RowObserver(ABC):
+    """What reads rows in their order: by itself, or those that others read, too."""
 
+    @abstractmethod
     def begin(self, attention: Attention) -> Reading | None:
         """Begin to read a call; ``None`` where no rows are needed."""
-        ...
-
-
-class AloneOrShared(RowObserver, Protocol):
-    """An observer by itself, too, which then reads rows that nobody else does."""
 
     def observe(self, attention: Attention) -> None:
         """Read the rows of one call."""
@@ -170,7 +167,7 @@ Axes: TypeAlias = "tuple[Coarsening, Coarsening]"
 
 
 @dataclass(eq=False)
-class Coarsen(AloneOrShared):
+class Coarsen(RowObserver):
     """Keeps every head of every call in ``maps``, keys summed and queries averaged.
 
     ``axes`` is asked once a call, and answers how to coarsen its queries and keys, or with ``None`` to keep

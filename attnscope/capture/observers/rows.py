@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Site
 from attnscope.axes import Array
-from attnscope.capture.observers.coarsen import BLOCK, AloneOrShared, CellReading, rows_at_a_time
+from attnscope.capture.observers.coarsen import BLOCK, CellReading, RowObserver, rows_at_a_time
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Sampled:
 
 
 @dataclass(eq=False)
-class Sample(AloneOrShared):
+class Sample(RowObserver):
     """Keeps the rows that ``choose`` names, of every head of every call that it has an answer for.
 
     ``choose`` is asked once a call; ``None`` keeps nothing of it. Only the queries that it names are
@@ -128,7 +128,7 @@ class RowSum:
 
 
 @dataclass(eq=False)
-class RowSums(AloneOrShared):
+class RowSums(RowObserver):
     """Notes the range of row sums of every call in ``sums``; computes all rows once, in blocks."""
 
     sums: list[RowSum] = field(default_factory=list)

@@ -9,7 +9,7 @@ never by names or sizes. Functions that keep entries where they are, or only mov
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -63,7 +63,9 @@ VAGUE = {SPREAD, SHIFTED}
 TURNING = {"transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "__get__"} | {
     *("reshape", "view", "flatten", "einsum")
 }
-SHIFTING = {"roll", "flip", "pad", "gather", "__getitem__", "index_select", "cat", "take_along_dim"}
+SHIFTING = {"roll", "flip", "pad", "gather", "__getitem__", "index_select", "cat", "take_along_dim"} | {
+    *("expand", "expand_as")
+}
 """Functions that may put another position where one was."""
 
 
@@ -135,7 +137,9 @@ class PastAttention(Tracker):
         ]
         for factor, axes, other in sides:
             if self._learned.holds(other):
-                over = _is_turned(self._node(factor)) and any(self._varies(factor, at, True) for at in axes)
+                over = _was_moved(self._node(factor), TURNING) and any(
+                    self._varies(factor, at, True) for at in axes
+                )
                 return LAYER if over else None
         trails = self.recorder.of(Trails)
         scored = [self._are_scores(each) and not trails.follows(each) for each, *_ in sides]
@@ -214,8 +218,7 @@ class PastAttention(Tracker):
     def _meets(self, left: Tensor, right: Tensor) -> str | None:
         """Whether entries of several positions meet in a sum or a product, entry by entry."""
         nodes = [self._node(left), self._node(right)]
-        moved = [_moves(node) for node in nodes]
-        spread = left.shape != right.shape or any(moved)
+        spread = left.shape != right.shape or any(_was_moved(node, SHIFTING, True) for node in nodes)
         if not spread or None in nodes or any(root.is_picture for node in nodes for root in beginnings(node)):
             return None
         mine, theirs = (find_positions(node) for node in nodes if node is not None)
@@ -245,22 +248,13 @@ def _without_copies(*labels: Tensor) -> list[Tensor]:
     return wide
 
 
-def _moves(node: Node | None) -> bool:
-    """Whether entries were moved among positions since the last product of two states, or may have been."""
-    while isinstance(node, Moved) or (isinstance(node, Contracted) and node.channels):
+def _was_moved(node: Node | None, by: Collection[str], past_layers: bool = False) -> bool:
+    """Whether functions ``by`` moved entries since the last product, or since the last of two states."""
+    while isinstance(node, Moved) or (past_layers and isinstance(node, Contracted) and node.channels):
         if isinstance(node, Contracted):
             node = node.parent
-        elif node.name in SHIFTING or node.name.startswith("expand"):
+        elif node.name in by:
             return True
         else:
             node = next((arg for arg in node.args if isinstance(arg, (Moved, Contracted))), None)
-    return False
-
-
-def _is_turned(node: Node | None) -> bool:
-    """Whether axes were moved since the last product, so that positions may be where channels were."""
-    while isinstance(node, Moved):
-        if node.name in TURNING:
-            return True
-        node = next((arg for arg in node.args if isinstance(arg, (Moved, Contracted))), None)
     return False

@@ -46,7 +46,6 @@ class Weighing:
     operand: Tensor | None = None  # the tensor that was multiplied
     axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
     weighed: Tensor | None = None  # the other factor
-    key_axis: int = 0  # of the other factor
     made_axis: int = -2  # of what the product gave: its queries
     values: Tensor | None = None  # [..., key, size], where the product had one such axis
     output: Tensor | None = None  # [..., query, size], what the product gave

@@ -80,7 +80,7 @@ class Recorder(Pass):
         self._step = -1
         self.trackers = [self.of(kind) for kind in (*TRACKERS, *plugins("hooks").values())]
         self._told = [] if self.is_known else self.trackers
-        self._seeing = [each.see for each in self.trackers if type(each).see is not Tracker.see]
+        self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]
 
     # what the pass shows
 
@@ -153,8 +153,8 @@ class Recorder(Pass):
     def see(self, seen: Seen) -> None:
         """A function of torch ran."""
         before = self.seen
-        for see in self._seeing:
-            if see(seen):
+        for tracker in self._seeing:
+            if tracker.see(seen):
                 break
         self._doubt(self.seen != before)
 

@@ -16,8 +16,8 @@ import torch
 from attnscope.cli import main
 from attnscope.storage.trace import read_trace
 from tests.pressing import lines_of, moments, pressed
-from tests.tools.interruptions.interrupt import broken
 from tests.training.corpus import write_corpus
+from tests.whole_files import broken
 
 ROOMS = (
     "cli/__init__.py", "cli/commands/export.py", "cli/commands/train.py", "cli/source.py",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,7 @@ def tokenizer(lines: Sequence[str] = folders.LINES) -> transformers.WhisperToken
     return made
 
 
+@cache
 def spell(token: str) -> int:
     """The number of a special token."""
     return tokenizer().convert_tokens_to_ids(token)

@@ -16,6 +16,9 @@ from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 from tests.questions.audit.tiny import IDS, SIZES, Bare, audited, missing
 
+FEW = IDS[:, :6]
+"""Tokens for models of many functions: each token is a pass."""
+
 
 def all_through(calls):
     return (f"all mixing between tokens goes through the attention that is shown: {calls} attention calls",)
@@ -23,7 +26,7 @@ def all_through(calls):
 
 def of_family(name):
     tiny = FAMILIES[name]
-    fields = inputs(tiny.inputs)
+    fields = inputs(tiny.inputs, batch=1, length=6)
     fields.pop("attention_mask", None)
     return audited(tiny.build(), **fields)
 
@@ -67,7 +70,7 @@ def test_one_layer_that_the_capture_misses_is_named_exactly(name, place):
 
 
 def test_convolutions_beside_attention_are_named_and_their_layers():
-    seen = audited(hf.ConvBertModel(hf.ConvBertConfig(**SIZES, embedding_size=32)))
+    seen = audited(hf.ConvBertModel(hf.ConvBertConfig(**SIZES, embedding_size=32)), input_ids=FEW)
     assert len(seen.sites) == 3
     assert (
         "layers 0-2, encoder.layer.*.attention.self.key_conv_attn_layer (SeparableConv1D), "
@@ -86,7 +89,7 @@ def test_state_space_layers_of_a_hybrid_are_named_once():
         attn_layer_offset=1,
         mamba_d_state=8,
     )
-    seen = audited(hf.JambaModel(config))
+    seen = audited(hf.JambaModel(config), input_ids=FEW)
     assert [site.layer for site in seen.sites] == [1]
     assert seen.sentences == (
         "layers 0, 2, layers.*.mamba (JambaMambaMixer), mix tokens by a state-space model as well",
@@ -95,7 +98,7 @@ def test_state_space_layers_of_a_hybrid_are_named_once():
 
 def test_a_model_without_attention_is_audited_too():
     config = hf.FNetConfig(hidden_size=32, num_hidden_layers=3, intermediate_size=64, vocab_size=99)
-    seen = audited(hf.FNetModel(config))
+    seen = audited(hf.FNetModel(config), input_ids=FEW)
     assert seen.sites == ()
     assert [mixer.path for mixer in seen.mixers] == [f"encoder.layer.{n}.fourier.self" for n in range(3)]
 

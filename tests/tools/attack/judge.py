@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from tests.tools.attack.cases import KINDS
-from tests.tools.interruptions.interrupt import broken
+from tests.whole_files import broken
 
 MEMORY = 2 * 10**9
 """Bytes that a command is told it may take; what libraries share with other processes comes on top."""

@@ -7,7 +7,7 @@ import pytest
 from tests.tools.attack.cases import KINDS, make_bases
 from tests.tools.attack.judge import unclean, unseen
 from tests.tools.fuzz.attempt import attempt
-from tests.tools.interruptions.interrupt import broken
+from tests.whole_files import broken
 
 
 @pytest.fixture(scope="module")

@@ -1,57 +1,12 @@
-"""Run a command in a child process, and interrupt it."""
+"""What is not whole among the files that a command has left."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
-
-def run(arguments: Sequence[str], log: Path, after: float | None = None) -> int:
-    """Run ``attnscope`` in a child, and send it a Ctrl-C ``after`` so many seconds; returns its exit code.
-
-    The child is forked with the libraries loaded, so that moments fall into the work and not into imports.
-    Its outputs go to ``log``.
-    """
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _command(arguments, log)
-    if after is not None:
-        time.sleep(after)
-        if os.waitpid(child, os.WNOHANG)[0] == 0:
-            os.kill(child, signal.SIGINT)
-        else:
-            return 0
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def _command(arguments: Sequence[str], log: Path) -> None:
-    """Become ``attnscope`` with these arguments; does not return."""
-    code = 1
-    try:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = ["attnscope", *arguments]
-        from attnscope.__main__ import main
-
-        main()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def broken(folder: Path) -> list[str]:

@@ -54,9 +54,9 @@ class SingleHeads(Tracker):
         """Hold one head if it ran inside an entry of a module list; say whether it did."""
         if taken.capture.heads > 1:
             return False
-        for outer, call in zip(reversed(taken.calls[:-1]), reversed(taken.calls), strict=False):
+        for call in reversed(taken.calls[1:]):
             parent, _, index = call.name.rpartition(".")
-            if index.isdigit() and isinstance(_child(outer, parent), nn.ModuleList):
+            if index.isdigit() and isinstance(self.recorder.stack.root.get_submodule(parent), nn.ModuleList):
                 if not all(held.was_given(call.first) for held in self.held.get(parent, ())):
                     self._show(parent)  # a layer that was held back itself, and comes after the next began
                 given = None if call.first is None else call.first.clone()
@@ -105,17 +105,6 @@ def _joined(heads: list[Capture]) -> Capture:
         values=torch.cat(values, 1) if len(values) == len(heads) else None,  # [batch, head, key, size]
         difference=join_differences([head.difference for head in heads], heads[0].dtype),
     )
-
-
-def _child(outer: Call, path: str) -> nn.Module | None:
-    """The module at ``path`` of the whole model, seen from a module that is or surrounds its owner."""
-    prefix = outer.name + "." if outer.name else ""
-    if not path.startswith(prefix):
-        return None
-    module: nn.Module | None = outer.module
-    for part in path[len(prefix) :].split("."):
-        module = getattr(module, part, None)
-    return module
 
 
 class Repeats(Tracker):

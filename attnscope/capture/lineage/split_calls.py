@@ -99,7 +99,6 @@ class SplitCalls(Tracker):
         super().__init__(recorder)
         self.held: list[Piece] = []
         self._usual: dict[Hashable, tuple[bool, bool]] = {}  # by the signature of the layout
-        self._over_channels: set[type | None] = set()  # modules whose queries are channels
 
     def begin(self) -> None:
         """What is held of the last pass is complete."""
@@ -108,10 +107,9 @@ class SplitCalls(Tracker):
     def take(self, taken: Taken) -> bool:
         """Whether a call is a part of one attention, or lies in axes of its own."""
         origin, capture = taken.origin, taken.capture
-        kind = type(taken.calls[-1].module) if taken.calls else None
         if origin is None:
             self.flush()
-            return kind in self._over_channels and self._name(taken, CHANNELS)
+            return False
         signature = origin.signature
         known = None if signature is None else (signature, capture.batch, capture.heads)
         if known is not None and known in self._usual:
@@ -129,8 +127,6 @@ class SplitCalls(Tracker):
             return self._pass(taken, *self._usual[known])
         if layout.channels or layout.inside:
             self.flush()
-            if layout.channels and origin.known:
-                self._over_channels.add(kind)
             return self._name(taken, CHANNELS if layout.channels else INSIDE)
         piece = Piece(taken, layout, origin.state)
         if self.held and not self._belongs(piece):

@@ -27,21 +27,16 @@ def nothing(*asked):
 
 limits._kilobytes = nothing
 """
-IMPORTS = (
+RUN = (
     BARE
     + """
-import importlib
-for name in sys.argv[1:]:
+import importlib, json
+from attnscope.cli import main
+names, commands = map(json.loads, sys.argv[1:])
+for name in names:
     importlib.import_module(name)
 assert limits.free_memory() is None
-"""
-)
-COMMANDS = (
-    BARE
-    + """
-import json
-from attnscope.cli import main
-for words in json.loads(sys.argv[1]):
+for words in commands:
     sys.argv[1:] = words
     try:
         main()
@@ -51,23 +46,10 @@ for words in json.loads(sys.argv[1]):
 )
 
 
-def ran(program, *words, folder):
-    """What a fresh Python without all that prints."""
-    place = {"PYTHONPATH": str(Path(attnscope.__file__).parents[1]), "ATTNSCOPE_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-c", program, *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=os.environ | place)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.subprocess
-def test_every_module_is_imported_where_a_system_lacks_what_unix_has(tmp_path):
+def test_every_module_is_imported_and_commands_run_where_a_system_lacks_what_unix_has(tmp_path):
     names = [each.name for each in pkgutil.walk_packages(attnscope.__path__, "attnscope.")]
-    ran(IMPORTS, *(name for name in names if name != "attnscope.__main__"), folder=tmp_path)
-
-
-@pytest.mark.subprocess
-def test_commands_run_there(tmp_path):
+    names.remove("attnscope.__main__")
     commands = [
         ["show", TEXT, "--json", "-q"],
         ["show", TEXT, "--head", "L2H1", "-o", "head.png"],
@@ -76,7 +58,10 @@ def test_commands_run_there(tmp_path):
         ["export", TEXT, "-o", "out", "--format", "npz"],
         ["check", "any.previous > 0", "--text", TEXT],
     ]
-    printed = ran(COMMANDS, json.dumps(commands), folder=tmp_path)
-    assert json.loads(printed.splitlines()[0])["schema"].startswith("urn:attnscope:show")
+    place = {"PYTHONPATH": str(Path(attnscope.__file__).parents[1]), "ATTNSCOPE_CACHE": f"{tmp_path}/cache"}
+    asked = [sys.executable, "-c", RUN, json.dumps(names), json.dumps(commands)]
+    done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path, env=os.environ | place)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["schema"].startswith("urn:attnscope:show")
     assert (tmp_path / "head.png").stat().st_size > 1000
     assert (tmp_path / "out" / "heads.npz").exists()

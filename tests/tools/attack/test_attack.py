@@ -18,6 +18,7 @@ def bases(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_case_ends_in_an_answer_or_in_a_sentence(kind, number, bases, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The command line: one file a command, each of which parses, asks one question and delivers the answer.
+"""The command line: one file per command, each of which parses, asks one question and delivers the answer.
 
 Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
 """
@@ -30,16 +30,16 @@ from attnscope.limits import memory_limited
 from attnscope.text import shorten
 
 TWICE = 1.0
-"""Seconds after a Ctrl-C in which another one is the same."""
+"""Seconds after a Ctrl-C during which another one counts as the same."""
 
 AGAIN = 0.05
-"""Seconds until a Ctrl-C that was swallowed comes again."""
+"""Seconds until a swallowed Ctrl-C is raised again."""
 
 READ_ENOUGH = 141
-"""The exit code of a command whose output nobody reads to its end, as shells count SIGPIPE."""
+"""The exit code of a command whose output is closed early, as shells count SIGPIPE."""
 
 COMPLETE = "_ATTNSCOPE_COMPLETE"
-"""The variable by which a shell asks what Tab offers."""
+"""The variable with which a shell asks for completions."""
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -89,7 +89,7 @@ commands = AllCommands(
 
 
 def app() -> None:
-    """Run the command that was typed, or say what Tab offers."""
+    """Run the command that was typed, or answer a request for completions."""
     if COMPLETE in os.environ:
         from click.shell_completion import shell_complete
 
@@ -100,7 +100,7 @@ def app() -> None:
 
 
 class _StandardError(io.TextIOWrapper):
-    """Standard error that may be closed or full: what cannot be written is lost, and the answer is not."""
+    """Standard error that may be closed or full: failed writes are dropped to save the answer."""
 
     def write(self, text: str) -> int:
         """Write what can be written."""
@@ -115,8 +115,8 @@ class _StandardError(io.TextIOWrapper):
 
 
 def _stand_by_stderr() -> None:
-    """Let a command run to its end, and answer, whatever standard error is."""
-    if sys.stderr is None:  # closed: else the next file that is opened would take its number, and its words
+    """Let a command run to its end and answer, whatever the state of standard error."""
+    if sys.stderr is None:  # closed: otherwise the next opened file would take its number, and its messages
         while (number := os.open(os.devnull, os.O_RDWR)) < 2:
             pass
         sys.stderr = _StandardError(os.fdopen(number, "wb"))
@@ -125,28 +125,28 @@ def _stand_by_stderr() -> None:
 
 
 def main() -> None:
-    """Run the command line. What a user can fix ends in one sentence on stderr and exit code 2."""
+    """Run the command line. An error that the user can fix ends in one sentence on stderr and exit code 2."""
     _stand_by_stderr()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what an encoding has no letter for becomes a question mark
+        if isinstance(stream, io.TextIOWrapper):  # characters outside an encoding become question marks
             stream.reconfigure(errors="replace")
     if os.environ.get("COLUMNS") == "0":  # so some shells say that they do not know it
         del os.environ["COLUMNS"]
     os.environ.pop("MPLBACKEND", None)  # no window is opened, and an unknown name would stop all pictures
-    gc.set_threshold(100_000)  # imports make many objects and no garbage, and looking for it takes long
+    gc.set_threshold(100_000)  # imports create many objects and no garbage; collecting takes long
     with _remembering_ctrl_c() as pressed:
         try:
             with memory_limited():
                 app()
         except SystemExit as end:
-            if isinstance(end.__context__, BrokenPipeError):  # rich met it, and would end with 1
+            if isinstance(end.__context__, BrokenPipeError):  # rich handled it, and would exit with 1
                 raise SystemExit(READ_ENOUGH) from None
             raise
         except click.exceptions.Exit as end:
             raise SystemExit(end.exit_code) from None
         except click.ClickException as error:
             _fail(_explain_usage(error))
-        except BrokenPipeError:  # whoever reads the answer, head say, has read enough
+        except BrokenPipeError:  # the reader, such as head, has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise SystemExit(READ_ENOUGH) from None
         except Exception as error:
@@ -162,9 +162,9 @@ def main() -> None:
 def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed: a library written in C may turn the interrupt into an error of its own.
 
-    Where Python swallows it, in the middle of collecting garbage, it comes again a moment later. While torch
-    is imported, it ends the process at once: an exception that meets C++ there could abort it, and nothing
-    is half done yet.
+    An interrupt that Python swallows during garbage collection is raised again a moment later. During the
+    import of torch it ends the process at once: an exception inside C++ could abort it, and nothing is
+    half done yet.
     """
     pressed = False
     latest = -TWICE
@@ -173,7 +173,7 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
         nonlocal pressed, latest
         before, latest = latest, monotonic()
         if signum == signal.SIGINT and latest - before < TWICE:
-            return  # what the first one began is being cleaned up
+            return  # the first one is being cleaned up
         spec = getattr(sys.modules.get("torch"), "__spec__", None)
         if getattr(spec, "_initializing", False):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -183,7 +183,7 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
 
     def swallowed(ignored: sys.UnraisableHookArgs) -> None:
         if not isinstance(ignored.exc_value, KeyboardInterrupt):
-            if not pressed:  # else it is what was cut off, and cannot end as it should
+            if not pressed:  # otherwise it interrupts the cleanup
                 hook(ignored)
         elif hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, press)
@@ -204,7 +204,7 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
 
 
 def _explain_usage(error: click.ClickException) -> str:
-    """What is wrong with what was typed, and the option that it is about."""
+    """What is wrong with the command line, and the option that it is about."""
     sentence = RETIRED.get(getattr(error, "option_name", ""), error.format_message())
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
         hint = error.param_hint or (error.param and error.param.opts[0]) or ""
@@ -221,7 +221,7 @@ def _explain_usage(error: click.ClickException) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """What went wrong, as a sentence; what no line of this package foresaw says how to report it."""
+    """What went wrong, as a sentence; an unforeseen error says how to report it."""
     if isinstance(error, AttnscopeError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -233,16 +233,16 @@ def _explain(error: Exception) -> str:
 
 
 def _asks_json(typed: list[str]) -> bool:
-    """Whether ``--json`` was typed as an option: it may be a text, too, or an option's value."""
+    """Whether ``--json`` was typed as an option, not as a text or an option's value."""
     found = commands.get_command(click.Context(commands), typed[0]) if typed else None
     options, _ = split_words(typed, found.valued if found else ())
     return ["--json"] in options
 
 
 def _fail(sentence: str) -> NoReturn:
-    """One line on stderr, with nothing in it that a terminal would obey and no more than can be read.
+    """One line on stderr, of readable length and without control characters.
 
-    Where torchrun started several processes, it says which one it is. For a program (``--json``) it is JSON.
+    Under torchrun it names the process. With ``--json`` it is JSON.
     """
     number, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     which = f" (process {number} of 0-{int(count) - 1})" if count.isdigit() and count > "1" else ""

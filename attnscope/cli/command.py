@@ -1,4 +1,4 @@
-"""How a command and its options are declared: a function of groups, and a group's fields.
+"""Declares commands and options: a command is a function of groups, an option a field of a group.
 
     @dataclass(frozen=True, kw_only=True)
     class CutOptions:
@@ -6,7 +6,7 @@
         line: int | None = option("Take one line of the input.")
         truncate: bool = flag("Cut a text that is too long.")
 
-``command`` makes a click command of the function, with a parameter for each field. ``--help`` lists the
+``command`` turns the function into a click command with a parameter for each field. ``--help`` lists the
 options of the panel ``MOST_USED``, ``--help-all`` those of every panel.
 """
 
@@ -39,7 +39,7 @@ TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Pi
 """The panels of the options."""
 
 REQUIRED: Any = MISSING
-"""The default of what must be given."""
+"""The default of a required parameter."""
 
 KINDS: Mapping[Any, tuple[str, Any]] = {
     bool: ("", click.BOOL),
@@ -48,19 +48,19 @@ KINDS: Mapping[Any, tuple[str, Any]] = {
     float: ("NUMBER", click.FLOAT),
     Path: ("PATH", Path),
 }
-"""What the help calls a value, and what reads it."""
+"""The help's word for a value, and its reader."""
 
 WIDEST = 24
 """Columns of the names in the help."""
 
 LONGEST_CHOICES = 22
-"""Letters of all choices together beyond which the help's text lists them."""
+"""If all choices together have more letters, the help's text lists them."""
 
 LONGEST = 240
-"""Characters of a command that is still worth copying."""
+"""Most characters of a command worth copying."""
 
 OPTION = re.compile(r"--?[^\W\d_]")
-"""How an option begins: -2, "-2 -> cat" and "- a line of a list" are none."""
+"""How an option begins; -2, "-2 -> cat" and "- a line of a list" are not options."""
 
 ALWAYS = (
     ("-q, --quiet", "Print neither notes nor progress."),
@@ -69,7 +69,7 @@ ALWAYS = (
 """Options of every command."""
 
 SETTINGS = "attnscope.settings"
-"""Where a command's context has what the user set."""
+"""Where a command's context keeps the user's settings."""
 
 CONTEXT: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -84,44 +84,44 @@ def option(
     largest: int = LARGEST,
     complete: Complete | None = None,
 ) -> Any:
-    """An option with a value; the help prints its default, if it has one, and Tab completes it.
+    """An option with a value; the help prints its default, if any, and Tab completes it.
 
-    ``largest`` is no limit of its own, as ``max`` is: nothing that the option counts has more.
+    ``largest`` is only a sanity bound, while ``max`` is a documented limit.
     """
     more = {"limits": (min, max), "largest": largest, "complete": complete}
     return field(default=default, metadata={"help": help, "names": names, "panel": panel, **more})
 
 
 def flag(help: str, *names: str, panel: str | None = None) -> Any:
-    """An option without a value, which is true where it is typed."""
+    """An option without a value, True if typed."""
     return field(default=False, metadata={"help": help, "names": names, "panel": panel})
 
 
 def argument(help: str, default: Any = None, metavar: str | None = None) -> Any:
-    """An argument, which is typed without a name."""
+    """A positional argument."""
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
 def refuse(when: object, option: str, sentence: str) -> None:
-    """Wrong usage, where that is so: what is wrong with an option, or does not go with it."""
+    """Raise wrong usage under a condition: what is wrong with an option, or which options conflict."""
     if when:
         raise click.BadParameter(sentence, param_hint=option)
 
 
 def is_typed(name: str) -> bool:
-    """Whether an option was typed: it has neither its default nor what the user's settings say."""
+    """Whether an option was typed: not its default, and not from the user's settings."""
     context = click.get_current_context(silent=True)
     return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def is_offered(option: str) -> bool:
-    """Whether the command that runs has an option."""
+    """Whether the running command has an option."""
     context = click.get_current_context(silent=True)
     return context is not None and any(option in each.opts for each in context.command.params)
 
 
 def untyped(group: Any) -> Any:
-    """A group of which nothing was typed: its defaults, and what the user's settings say."""
+    """A group with nothing typed: its defaults and the user's settings."""
     context = click.get_current_context(silent=True)
     names = [word.name for word in words_of(group) if context and not is_typed(word.name)]
     return group(**{name: context.params[name] for name in names if context and name in context.params})
@@ -129,7 +129,7 @@ def untyped(group: Any) -> Any:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One option or argument: a field of a group, of ``kind``, which may be typed several times."""
+    """One option or argument: a field of a group, of ``kind``, possibly repeatable."""
 
     field: Field[Any]
     kind: Any
@@ -143,19 +143,19 @@ class Parameter:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is typed without a name."""
+        """Whether it is positional."""
         return "names" not in self.field.metadata
 
     @property
     def names(self) -> tuple[str, ...]:
-        """An option's names on the command line; what the help calls an argument."""
+        """An option's names on the command line; an argument's name in the help."""
         if self.is_argument:
             return (self.field.metadata["metavar"] or self.name.upper(),)
         return self.field.metadata["names"] or (f"--{self.name.replace('_', '-')}",)
 
     @property
     def value(self) -> str:
-        """What the help calls its value: choices where they are few, nothing behind a flag."""
+        """The help's word for its value: choices if they are few, nothing for a flag."""
         if get_origin(self.kind) is not Literal:
             return KINDS[self.kind][0]
         choices = "|".join(get_args(self.kind))
@@ -163,7 +163,7 @@ class Parameter:
 
     @property
     def usage(self) -> str:
-        """An argument as the first line of the help has it."""
+        """An argument in the help's usage line."""
         name = f"{self.names[0]}{'...' * self.many}"
         return name if self.field.default is MISSING else f"[{name}]"
 
@@ -183,7 +183,7 @@ class Parameter:
         )
 
     def parameter(self) -> click.Parameter:
-        """The parameter that click reads."""
+        """The parameter for click."""
         told: Mapping[str, Any] = self.field.metadata
         kind = KINDS[self.kind][1] if self.kind in KINDS else click.Choice(get_args(self.kind))
         low, high = told.get("limits", (None, None))
@@ -209,14 +209,14 @@ class Parameter:
         )
 
     def read(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        """A value as the group has it; a number that counts nothing is wrong usage: ``1e999``, ``nan``."""
+        """A value for the group; an unusable number is wrong usage: ``1e999``, ``nan``."""
         largest = self.field.metadata.get("largest", LARGEST)
         wrong = isinstance(value, (int, float)) and not abs(value) < largest + 1
         refuse(wrong, self.names[0], f"write a number up to {largest:,}")
         return list(value) or None if isinstance(value, tuple) else value
 
     def typed(self, value: Any) -> list[str]:
-        """What one types for a value; nothing for the default."""
+        """The words to type for a value; empty for the default."""
         if value == self.field.default:
             return []
         words = [str(part) for part in (value if isinstance(value, list) else [value])]
@@ -233,7 +233,7 @@ def words_of(group: Any) -> tuple[Parameter, ...]:
             kind = next(part for part in get_args(kind) if part is not NoneType)
         many = get_origin(kind) is list
         panel = each.metadata.get("panel")
-        if panel is None:  # that of the class that declares the field
+        if panel is None:  # that of the declaring class
             owner = next(cls for cls in group.__mro__ if each.name in inspect.get_annotations(cls))
             panel = vars(owner).get("panel", MOST_USED)
         words.append(Parameter(each, get_args(kind)[0] if many else kind, many, panel))
@@ -241,7 +241,7 @@ def words_of(group: Any) -> tuple[Parameter, ...]:
 
 
 class Command(click.Command):
-    """A command: a function whose docstring is the help, and whose parameters are groups of options."""
+    """A command: a function whose docstring is the help, with groups of options as parameters."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         signature = inspect.signature(function, eval_str=True)
@@ -258,7 +258,7 @@ class Command(click.Command):
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take what is typed: an argument may begin with a minus, ``"-2 -> cat"``."""
+        """Parse what was typed: an argument may begin with a minus, ``"-2 -> cat"``."""
         set_verbosity(0)
         raw_csv.set(False)
         with suppress(*[AttnscopeError] * ctx.resilient_parsing):  # Tab never complains
@@ -271,12 +271,12 @@ class Command(click.Command):
 
     @property
     def valued(self) -> set[str]:
-        """The options that take what follows them."""
+        """The options that take a value."""
         options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
         return {name for each in options for name in each.opts}
 
     def invoke(self, ctx: click.Context) -> None:
-        """Run the function on the groups of what was typed."""
+        """Run the function on its groups."""
         taken = ctx.params
         made = {
             name: group(**{word.name: taken[word.name] for word in words_of(group)})
@@ -322,7 +322,7 @@ command = Command
 
 
 def write_rows(formatter: click.HelpFormatter, panel: str, rows: list[tuple[str, str]]) -> None:
-    """A panel of the help: names, and beside them what they do; nothing is cut at a hyphen."""
+    """A panel of the help: names and descriptions; lines do not break at hyphens."""
     width = min(max(len(name) for name, _ in rows), WIDEST) + 4
     formatter.write(f"\n{panel}:\n")
     for name, text in rows:
@@ -339,9 +339,9 @@ def _said(names: list[str], say: Callable[[click.Context], object]) -> click.Opt
 
 
 def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[str]], list[str]]:
-    """The options that were typed, each with its value, and the arguments, which may begin with a minus.
+    """Split into options, each with its value, and arguments, which may begin with a minus.
 
-    ``valued`` are the options that take what follows them.
+    ``valued`` are the options that take a value.
     """
     options, arguments = list[list[str]](), list[str]()
     words = iter(typed)
@@ -356,13 +356,13 @@ def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[st
 
 
 def repeat(name: str, *groups: Any) -> str | None:
-    """A command as one would type it, for a reader to copy; ``None`` if it is too long."""
+    """A command to copy, as one would type it; ``None`` if it is too long."""
     words = write(name, *groups)
     return words if len(words) <= LONGEST and words.isprintable() else None
 
 
 def write(name: str, *groups: Any) -> str:
-    """A command as one would type it with the options of these groups, without the defaults."""
+    """A command as one would type it with these groups' options, defaults left out."""
     options, arguments = list[str](), list[str]()
     for group in groups:
         for word in words_of(group.__class__):

@@ -1,4 +1,4 @@
-"""A corpus on the command line: what is measured, its progress bar, what is said of texts left out."""
+"""A corpus on the command line: its run, its progress bar, and notes on omitted texts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from attnscope.questions.stats import Stats
 
 MOST_REPORTED = 20
-"""Texts that are reported one by one when they cannot be read; further ones are only counted."""
+"""Unreadable texts that are reported one by one; further ones are only counted."""
 
 
 def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
-    """Wrong usage, if a text stands beside a corpus, or an option for a corpus where there is none."""
+    """Refuse a text beside a corpus, or a corpus option without one."""
     one = asked.texts is None
     refuse(not one and source.names_one, "TEXT", "give a text or --texts, not both")
     for name in ("limit", "strict", "checkpoint"):
@@ -35,7 +35,7 @@ def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
 
 
 def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:
-    """The first texts of a corpus as a model reads them; those that cannot be read are left out."""
+    """The first texts of a corpus, prepared for a model; unreadable ones are left out."""
     from attnscope.models.inputs import ModelInput
     from attnscope.questions.ablate import MEAN_TEXTS
     from attnscope.storage.corpus import read_corpus
@@ -56,9 +56,9 @@ def print_each(
     model: Model,
     measure: Callable[[ModelInput], Mapping[str, Any]],
 ) -> None:
-    """A line of JSON for each text of a corpus, with its place there; what cannot be read is skipped.
+    """One JSON line per text of a corpus, with its place there; unreadable texts are skipped.
 
-    Raises ``InputError`` for the first such text with ``--strict``.
+    With ``--strict`` the first such text raises ``InputError``.
     """
     from attnscope.cli.deliver import print_answer
     from attnscope.storage.corpus import read_corpus
@@ -89,9 +89,10 @@ def measure_corpus(
     names: tuple[str, ...],
     **more: Any,
 ) -> Stats:
-    """The figures of a corpus as options ask for them, with a bar while it runs.
+    """The figures of a corpus as the options ask, with a progress bar.
 
-    ``more`` goes to ``corpus_stats``. Ctrl-C ends the command; with a checkpoint it says how to go on.
+    ``more`` goes to ``corpus_stats``. Ctrl-C ends the command; with a checkpoint the message says how to
+    resume.
     """
     from attnscope.questions.corpus_stats import corpus_stats
     from attnscope.storage.corpus import read_corpus
@@ -107,7 +108,7 @@ def measure_corpus(
 def corpus_run(
     source: SourceOptions, size: int, limit: int | None, strict: bool, checkpoint: Path | None
 ) -> Iterator[CorpusRun]:
-    """What a run over a corpus is told, with a bar while it runs; Ctrl-C says how to go on."""
+    """The settings of a corpus run, with a progress bar; Ctrl-C says how to resume."""
     from attnscope.questions.corpus import CorpusRun
 
     with progress_bar() as draw:
@@ -131,13 +132,13 @@ def corpus_run(
 
 
 class Report:
-    """Says what is wrong with a text, for the first ones."""
+    """Reports what is wrong with the first few unreadable texts."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, sentence: str) -> None:
-        """Say what is wrong with one text."""
+        """Report one text."""
         from attnscope.text import visible
 
         self.count += 1
@@ -148,14 +149,14 @@ class Report:
 
 
 def watch_progress(size: int, limit: int | None, draw: Draw | None) -> Callable[[Progress], None]:
-    """What draws the progress of a corpus, with tokens a second; nothing where nobody is looking."""
+    """Draws the progress of a corpus, with tokens per second; ``None`` without a terminal."""
     start, first = time.monotonic(), -1
 
     def watch(progress: Progress) -> None:
         nonlocal first
         if draw is None:
             return
-        if first < 0:  # a checkpoint's tokens were read in another run
+        if first < 0:  # a checkpoint's tokens were read in an earlier run
             first = progress.tokens
         pace = (progress.tokens - first) / max(time.monotonic() - start, 1e-9)
         done = progress.done / max(size, 1)

@@ -1,4 +1,4 @@
-"""Where the answer of every command goes: JSON, CSV, files, or the terminal."""
+"""Where every command's answer goes: JSON, CSV, files, or the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnscope.views import Drawable
 
 PLAIN = PrintedOptions()
-"""How a command without options for pictures prints."""
+"""Print options of a command without picture options."""
 
 
 def deliver(
@@ -34,11 +34,10 @@ def deliver(
 ) -> None:
     """Print or save an answer, as the options of a command ask.
 
-    ``output`` is the command's group of options that says where the answer goes; what it does not have, the
-    command does not offer:
+    ``output`` is the command's group of output options; it decides which of these exist:
 
-    * ``as_json``: the numbers with ``metadata`` behind them, and the name of the schema before them;
-    * ``as_latex``: the tables and maps of heads among the views, else ``answer.table``;
+    * ``as_json``: the schema's name, the numbers and the ``metadata``;
+    * ``as_latex``: the tables and maps of heads among the views, or ``answer.table``;
     * ``as_csv``: ``answer.table``;
     * ``out``: by its suffix ``answer.pictures``, several of them as several files; ``answer.arrays`` (.npz),
       ``answer.layers`` (.npz, .safetensors, .json, .csv), or a page of ``answer.heads`` (.html);
@@ -71,7 +70,7 @@ def deliver(
 
 
 def curve_marks(picture: PrintedOptions, room: int) -> str:
-    """What curves are drawn with in the terminal; nothing where it has not so many columns."""
+    """The marks of curves in the terminal; ``None`` if it is too narrow."""
     from rich.console import Console
 
     from attnscope.render.terminal.surface import ASCII_SPARKS, SPARKS
@@ -83,7 +82,7 @@ def curve_marks(picture: PrintedOptions, room: int) -> str:
 
 
 def latex_of(answer: Answer) -> str:
-    """The tables of an answer as LaTeX. Raises ``OutputError`` for an answer that has none."""
+    """The tables of an answer as LaTeX. Raises ``OutputError`` if it has none."""
     from attnscope.render.latex import latex_of_map, latex_of_rows, latex_of_table
     from attnscope.views import HeadMap
     from attnscope.views.table import Table
@@ -100,7 +99,7 @@ def latex_of(answer: Answer) -> str:
 
 
 def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
-    """Write a page, or numbers in full."""
+    """Write a page, or all numbers."""
     from attnscope.render.page.page import PAGE, save_page
     from attnscope.storage import arrays
     from attnscope.storage.files import write_whole
@@ -125,12 +124,12 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
 
 
 def print_plain(numbers: Any, *, indent: int | None = None) -> None:
-    """Print dictionaries, lists, texts and numbers as JSON; what is not a finite number is ``null`` there."""
+    """Print dictionaries, lists, texts and numbers as JSON; NaN and infinity become ``null``."""
     print(escape_json(json.dumps(_finite(numbers), ensure_ascii=False, allow_nan=False, indent=indent)))
 
 
 def print_answer(command: str, numbers: Mapping[str, Any]) -> None:
-    """Print what a command found, behind the name of the schema that says what is in it."""
+    """Print an answer as JSON, its schema's name first."""
     from attnscope.questions.answer import name_schema
 
     print_plain({"schema": name_schema(command), **numbers})
@@ -145,7 +144,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_written(prepared: ModelInput) -> None:
-    """Print what the model read and, behind a bar and in bold, what it wrote."""
+    """Print the text that the model read and, after a bar and in bold, what it generated."""
     from rich.console import Console
     from rich.text import Text
 
@@ -178,7 +177,7 @@ def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
 
 
 def dress(view: Drawable, picture: PrintedOptions) -> Drawable:
-    """A view with the title that was asked for, or without title, figures or notes."""
+    """A view with the requested title, or without title, figures or notes."""
     from attnscope.views import Heatmap
 
     changed: dict[str, Any] = {} if picture.title is None else {"title": picture.title}

@@ -1,4 +1,4 @@
-"""Heads and numbers as they are typed: a wrong spelling is wrong usage."""
+"""Heads and numbers as they are typed; a wrong spelling is wrong usage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 MOST = 9999
-"""The largest number of a layer or a head in a list of them."""
+"""The largest layer or head number in a list."""
 
 
 def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
-    """The head that is named, by its number alone where one layer is given, with the kind if one is given.
+    """The named head; its number alone suffices if a layer is given; with the given kind, if any.
 
-    A wrong spelling, a number without a layer, or two layers or kinds that differ is wrong usage.
+    A wrong spelling, a number without a layer, or two different layers or kinds is wrong usage.
     """
     asked = asked or LayerOptions()
     layers = parse_numbers(asked.layers, "--layer")
@@ -46,7 +46,7 @@ def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
 
 
 def parse_heads(spelled: str | None, asked: LayerOptions | None = None) -> list[Head]:
-    """The heads of a list with commas; none where there is no list."""
+    """The heads of a comma-separated list; none without a list."""
     return [parse_head(each.strip(), asked) for each in (spelled or "").split(",") if each.strip()]
 
 
@@ -58,7 +58,7 @@ def select_heads(asked: HeadOptions) -> Selection:
 def select(
     asked: LayerOptions, axes: AxisOptions | None = None, head: Head | None = None, **more: Any
 ) -> Selection:
-    """The attention that options name, and how it is shown; one head says its layer itself."""
+    """The selection that options name, and how it is shown; a head implies its layer."""
     from attnscope.questions.selection import Selection
 
     layers = None if head is not None else parse_numbers(asked.layers, "--layer")
@@ -68,7 +68,7 @@ def select(
 def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
     """Numbers and ranges like ``0-3,7``, each once and in order; ``None`` stays ``None``.
 
-    Anything else, a range that runs backwards among it, is wrong usage.
+    Anything else, including a descending range, is wrong usage.
     """
     if spelling is None:
         return None

@@ -1,4 +1,4 @@
-"""The groups of options that several commands have, and what is checked of them before any work."""
+"""The groups of options that several commands have, and their checks before any work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TextsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(TextsOptions):
-    """A corpus that is measured as a whole, and may be stopped and resumed."""
+    """A corpus that is measured as a whole; the run can be stopped and resumed."""
 
     panel = MANY
     strict: bool = flag("Stop at the first text that cannot be read; by default it is skipped.")
@@ -78,12 +78,12 @@ class ShownHeads(HeadOptions):
 
 
 Metadata: TypeAlias = dict[str, Any]
-"""What JSON says of all its numbers."""
+"""What JSON says about all its numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """A model's name, and what may be done to load it."""
+    """A model's name, and what it may do when loaded."""
 
     panel = MODEL
     model: str | None = option(
@@ -113,18 +113,18 @@ class ModelOptions:
 
     @property
     def name(self) -> str:
-        """The model that is meant."""
+        """The model's name."""
         return "own" if self.model is None else self.model
 
     @property
     def metadata(self) -> Metadata:
-        """What JSON says of it beside its numbers: nothing of the weights themselves."""
+        """What JSON says about the model besides the numbers."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeighedModelOptions(ModelOptions):
-    """Which model, and what its attention is weighed by."""
+    """Which model, and how its attention is weighed."""
 
     panel = WHERE
     weigh: Weigh = option(
@@ -141,7 +141,7 @@ class WeighedModelOptions(ModelOptions):
 
     @property
     def metadata(self) -> Metadata:
-        """What its numbers are weighed by."""
+        """How the numbers are weighed."""
         target = {} if self.target is None else {"target": self.target}
         return {} if self.weigh == "raw" else {"weigh": self.weigh, **target}
 
@@ -152,7 +152,7 @@ WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 
 @dataclass(frozen=True, kw_only=True)
 class AxisOptions:
-    """What stands on the axes."""
+    """What the axes show."""
 
     words: bool = flag("Merge pieces into words.")
     hide_special: bool = flag("Hide special tokens; print the attention they take.", panel=MOST_USED)
@@ -160,7 +160,7 @@ class AxisOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MapOptions(AxisOptions):
-    """What stands on the axes, and what full colour stands for."""
+    """What the axes show, and what full colour stands for."""
 
     panel = PICTURE
     scale: Literal["auto", "fixed", "row", "head"] = option(
@@ -172,7 +172,7 @@ class MapOptions(AxisOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions:
-    """How a picture that is saved is drawn."""
+    """How a saved picture is drawn."""
 
     panel = PICTURE
     cmap: str | None = option("Colour map; an unknown name lists them.", complete=complete.colour_maps)
@@ -185,7 +185,7 @@ class PictureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedOptions(PictureOptions):
-    """How a picture that is printed or saved is drawn, and what stands around one that is saved."""
+    """How a printed or saved picture is drawn, and what surrounds a saved one."""
 
     panel = PICTURE
     title: str | None = option("The title of a saved picture.")
@@ -202,7 +202,7 @@ class PrintedOptions(PictureOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersOptions:
-    """Numbers in place of a picture."""
+    """Numbers instead of a picture."""
 
     as_json: bool = flag("Print the numbers as JSON.", "--json")
     as_latex: bool = flag("Print the table as LaTeX, for a paper (booktabs).", "--latex", panel=PICTURE)
@@ -210,7 +210,7 @@ class NumbersOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOutput(NumbersOptions):
-    """Numbers in place of a picture, as CSV, too, or a picture in a file."""
+    """Numbers instead of a picture, also as CSV; or a picture in a file."""
 
     as_csv: bool = flag("Print all figures as CSV.", "--csv")
     out: Path | None = option("Save a picture: .png, .svg or .pdf.", "--out", "-o")
@@ -224,9 +224,9 @@ def check_picture(
     signed: bool = False,
     suffixes: tuple[str, ...] = (*PICTURES, *WHOLE),
 ) -> None:
-    """Refuse, before any work is done, what could not be written or drawn at its end.
+    """Before any work, refuse output that could not be written or drawn at its end.
 
-    ``one`` says that one head or one token was asked for, ``signed`` that differences may be drawn.
+    ``one``: one head or one token was asked for; ``signed``: differences may be drawn.
     """
     from attnscope.render.colour import choose_map
 
@@ -241,7 +241,7 @@ def check_picture(
 
 
 def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:
-    """Refuse, before any work is done, a file that could not be written at its end."""
+    """Before any work, refuse a file that could not be written at its end."""
     suffix = out.suffix.lower()
     if suffix not in suffixes:
         rule = rule or tell_retired(f"its name must end in {', '.join(suffixes)}", suffix)
@@ -255,7 +255,7 @@ SECOND = "A second text: its pair, or the target of an encoder-decoder."
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """One text, or what is read in its place, and what a model generates."""
+    """One text, or another input, and how much to generate."""
 
     panel = TEXT
     text: str | None = argument("The text; - reads standard input.")
@@ -303,12 +303,12 @@ class SourceOptions:
 
     @property
     def pictures(self) -> list[Path]:
-        """The images, or the video, that are read."""
+        """The images, or the video."""
         return self.image or [] if self.video is None else [self.video]
 
     @property
     def names_one(self) -> bool:
-        """Whether one text, or what stands in its place, is named: not only how it is read."""
+        """Whether an input is named, not only how it is read."""
         plain = replace(self, max_tokens=None, truncate=False, no_cache=False, chat=False)
         shown: bool = plain != untyped(type(self))
         return shown
@@ -316,7 +316,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptsOptions:
-    """Prompts of one template, in place of one text."""
+    """Prompts from one template, instead of one text."""
 
     panel = TEXT
     prompts: Path | None = option(
@@ -326,7 +326,7 @@ class PromptsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SecondNamed(SourceOptions):
-    """The same, where what follows the text is no second text."""
+    """The same, where what follows the text is not a second text."""
 
     panel = TEXT
     second_text: str | None = option(SECOND, "--second")
@@ -334,6 +334,6 @@ class SecondNamed(SourceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TextNamed(SecondNamed):
-    """The same, where the arguments are no texts at all."""
+    """The same, where the arguments are not texts."""
 
     text: str | None = option("The text; - reads standard input.")

@@ -1,4 +1,4 @@
-"""What users may still type although it is gone: each old spelling, and the sentence that answers it."""
+"""Retired spellings, each with the sentence that answers it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RETIRED: Mapping[str, str] = {
     ".gif": "animated pictures were retired: export --format png writes one a layer",
     ".apng": "animated pictures were retired: export --format png writes one a layer",
 }
-"""A row for each old spelling of an option, ending of a file, or kind of one."""
+"""One row per retired option, file suffix, or value."""
 
 
 def tell_retired(sentence: str, *spellings: str) -> str:
-    """What is wrong with these spellings, and what became of those that were once right."""
+    """What is wrong with these spellings, and what replaced those that once worked."""
     return "; ".join((sentence, *(RETIRED[each] for each in spellings if each in RETIRED)))

@@ -4,8 +4,8 @@
     model = "openai-community/gpt2"
     hide-special = true
 
-The first that sets an option counts. A project comes from anywhere: what runs code or writes files may only
-be set in the user's own file.
+The first source that sets an option wins. A project may come from anywhere, so options that run code or
+write files can only be set in the user's own file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ USERS_OWN = ("trust-remote-code", "allow-pickle", "out", "keep", "checkpoint", "
 """Options that run code or write files."""
 
 LARGEST = 1 << 20
-"""Bytes of a file of settings."""
+"""Most bytes of a settings file."""
 
 
 @dataclass(frozen=True)
 class UserDefault:
-    """The default of an option, named as it is typed without its dashes, and where it is set."""
+    """The default of an option (named without its dashes), and where it is set."""
 
     name: str
     value: Any
@@ -44,14 +44,14 @@ class UserDefault:
 
 
 def users_file() -> Path:
-    """Where the user's own defaults are."""
+    """The path of the user's own defaults."""
     from platformdirs import user_config_path
 
     return user_config_path("attnscope") / "config.toml"
 
 
 def read_settings() -> dict[str, UserDefault]:
-    """What is set, by the name of the option. Raises ``InputError`` for what cannot be read."""
+    """The settings, by option name. Raises ``InputError`` for an unreadable file."""
     found = {each.name: each for each in (*_read(users_file(), ()), *_of_project())}
     if model := os.environ.get(VARIABLE):
         found["model"] = UserDefault("model", model, VARIABLE)
@@ -59,7 +59,7 @@ def read_settings() -> dict[str, UserDefault]:
 
 
 def _of_project() -> Iterator[UserDefault]:
-    """The settings of the project that the command runs in: the nearest pyproject.toml."""
+    """The settings of the current project: the nearest pyproject.toml."""
     files = (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents))
     path = next((file for file in files if file.is_file()), Path("pyproject.toml"))
     for setting in _read(path, ("tool", "attnscope")):
@@ -72,7 +72,7 @@ def _of_project() -> Iterator[UserDefault]:
 
 
 def _read(path: Path, table: tuple[str, ...]) -> Iterator[UserDefault]:
-    """The settings of a table of a TOML file; none where there is no file."""
+    """The settings in a table of a TOML file; empty without a file."""
     from attnscope.storage.files import read_regular
 
     if not path.is_file():
@@ -96,7 +96,7 @@ def _read(path: Path, table: tuple[str, ...]) -> Iterator[UserDefault]:
 def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> dict[str, Any]:
     """The defaults of a command's parameters, as they would be typed.
 
-    Raises ``InputError`` for a name that no command knows, and for a value of the wrong type.
+    Raises ``InputError`` for an unknown option, and for a value of the wrong type.
     """
     command, every = context.command, context.parent.command if context.parent else None
     taken = {}
@@ -121,7 +121,7 @@ def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> 
 
 
 def settings_table() -> Table:
-    """What is set, by option, and where."""
+    """All settings, by option, and where they are set."""
     from attnscope.views.table import Column, Table
 
     rows = tuple((f"--{each.name}", str(each.value), each.origin) for each in read_settings().values())

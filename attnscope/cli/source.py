@@ -1,4 +1,4 @@
-"""Where a command's text comes from, and its pass: from the model, or from the cache of earlier passes."""
+"""Where a command's text comes from, and its pass: from the model, or from the cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MOST = 1 << 26
-"""Bytes of a file that are read to find the text in it, or one line of it."""
+"""Bytes of a file that are read to find the text, or one line of it."""
 
 HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
 
@@ -43,8 +43,8 @@ HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
 def read_text(asked: SourceOptions) -> tuple[str, str | None]:
     """The text, and the second one if there is one.
 
-    ``-`` as the text reads standard input. ``line`` picks one line of the input, counted from 1, and a
-    tab in that line parts a pair. Raises ``InputError`` for what cannot be read or is empty.
+    ``-`` as the text reads standard input. ``line`` picks one line of the input, counted from 1; a tab in
+    it separates a pair. Raises ``InputError`` if the input cannot be read or is empty.
     """
     file, line, second = asked.file, asked.line, asked.second_text
     refuse(asked.text is not None and file is not None, "TEXT", "give a text or --file, not both")
@@ -76,7 +76,7 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
 
 
 def read_file(file: Path) -> str:
-    """What a file holds. Raises ``InputError`` for one that cannot be read."""
+    """The contents of a file. Raises ``InputError`` if it cannot be read."""
     try:
         with file.open("rb") as opened:
             return _decode(opened, str(file))
@@ -89,7 +89,7 @@ def read_file(file: Path) -> str:
 
 
 def _decode(opened: IO[bytes], name: str) -> str:
-    """All that is in a file, a pipe or a device. Raises ``InputError`` where there is no end in sight."""
+    """Everything in a file, a pipe or a device. Raises ``InputError`` for an endless one."""
     content = opened.read(MOST + 1)
     if len(content) > MOST:
         raise InputError(f"{name} holds more than {readable(MOST)}, and no more is read: cut it into parts")
@@ -103,7 +103,7 @@ def _decode(opened: IO[bytes], name: str) -> str:
 
 
 def _as_typed(text: str) -> str:
-    """A text of the command line; bytes in it that are not UTF-8 arrive as lone surrogates."""
+    """A text from the command line; its non-UTF-8 bytes arrive as lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -112,16 +112,16 @@ def _as_typed(text: str) -> str:
 
 
 PassKind: TypeAlias = Literal["kernel", "fused", "other"]
-"""How a long text is measured: beside the kernels, by the fused pass in their place, or in a way that no
-cached pass serves. A short text has one pass, whichever it is."""
+"""How a long text is measured: beside the kernels, by the fused pass, or in a way that is not cached.
+A short text has the same pass in all cases."""
 
 UNKEYED = ("text", "second_text", "file", "line", "saved", "keep", "no_cache")
-"""Options of a source that do not matter beside the texts that were read from them."""
+"""Options of a source that do not matter once its texts have been read."""
 
 
 @dataclass(frozen=True)
 class SourceInput:
-    """The input of a command, read and checked, and the model that is to read it."""
+    """The input of a command, read and checked, and the model for it."""
 
     asked: SourceOptions
     model: ModelOptions
@@ -137,12 +137,12 @@ class SourceInput:
         saving: bool = False,
         load: Callable[[], Model] | None = None,
     ) -> tuple[Model, ModelInput]:
-        """The model, and the input as it reads it. Raises ``AttnscopeError``.
+        """The model, and the prepared input. Raises ``AttnscopeError``.
 
-        ``cached``: with the pass of a small input, for a command that reads heads and their figures alone.
-        Where the pass is in the cache, no model is loaded; ``kind`` says how a long text is measured.
-        ``saving``: the title goes into a file, and does not say when the pass ran. ``load`` takes the place
-        of ``self.load``.
+        ``cached``: with the pass of a small input, for commands that only read heads and their figures.
+        If the pass is in the cache, no model is loaded; ``kind`` says how a long text is measured.
+        ``saving``: the title goes into a file, without the time of the pass. ``load`` replaces
+        ``self.load``.
         """
         if predicting or not cached:
             model = self.load(predicting=predicting)
@@ -175,7 +175,7 @@ class SourceInput:
             return (model if model.weigh == "raw" else TracedModel(trace, weigh=model.weigh)), held
 
     def _find(self, key: str, kind: PassKind, *, saving: bool) -> TracedModel | None:
-        """The cached pass of a key, which says in its title when it ran, unless that would be saved."""
+        """The cached pass of a key; its title says when it ran, unless it will be saved."""
         for each in ("fused", "kernel") if kind == "fused" else ("kernel",):
             trace = find_pass(_key_of_kind(key, each))
             if trace is None:
@@ -190,7 +190,7 @@ class SourceInput:
 
     @property
     def key(self) -> str | None:
-        """Everything that its pass depends on, in one word; ``None`` for one that is not cached."""
+        """A hash of everything that the pass depends on; ``None`` if it cannot be cached."""
         asked, model = self.asked, self.model
         if (
             asked.saved is not None
@@ -222,13 +222,13 @@ class SourceInput:
             "files": files,
             "programs": identify_programs(),
             "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-            "day": date.today() if asked.chat else None,  # a chat format may say which day it is
+            "day": date.today() if asked.chat else None,  # a chat format may contain today's date
             "read": read,
         }
         return hash_key(key)
 
     def load(self, *, predicting: bool = False) -> Model:
-        """The model, or a file in its place; ``predicting`` brings what it was trained with."""
+        """Load the model, or open a file in place of one; ``predicting`` adds its output head."""
         if self.asked.saved is not None:
             from attnscope.models.served import open_file
 
@@ -237,11 +237,11 @@ class SourceInput:
         return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
 
     def reader(self, model: Model) -> Callable[[str], ModelInput]:
-        """What prepares other texts as this one is prepared."""
+        """Prepares other texts like this one."""
         return lambda text: replace(self, text=text).prepare(model)
 
     def prepare(self, model: Model) -> ModelInput:
-        """The input as a model reads it, with what it generates; ``--keep`` writes its pass into a file.
+        """The prepared input, with generated tokens; ``--keep`` writes its pass into a file.
 
         Raises ``AttnscopeError``.
         """
@@ -281,7 +281,7 @@ def _key_of_kind(key: str, kind: str) -> str:
 
 
 def _tell_when(kept: str) -> str | None:
-    """The hour of a cached pass, and the day where that is not today."""
+    """The time of a cached pass, with the date if that is not today."""
     try:
         then = datetime.fromisoformat(kept).astimezone()
     except (ValueError, OverflowError, OSError):
@@ -290,7 +290,7 @@ def _tell_when(kept: str) -> str | None:
 
 
 def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
-    """The input that options name; what goes together badly is wrong usage.
+    """The input that options name; conflicting options are wrong usage.
 
     Raises ``InputError`` for a text that cannot be read.
     """
@@ -335,13 +335,13 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
 
 
 def split_asked(words: list[str] | None, source: TextNamed, what: str) -> tuple[list[Question], TextNamed]:
-    """The questions among arguments, and the source with the text that stands beside them."""
+    """The questions among arguments, and the source with the text among them."""
     from attnscope.questions.find import is_question, parse_questions
 
     words = words or []
     texts = [each for each in words if not is_question(each)]
     if not (texts or source.names_one) and len(words) > 1:
-        texts = words[-1:]  # a text with an arrow in it: else there is none
+        texts = words[-1:]  # a text with an arrow in it: otherwise there is none
     refuse(len(texts) == len(words), "ASKED", f"name {what}, the arrow written as ->: 'it -> cat'")
     several = len(texts) > 1 or (texts and source.text is not None)
     refuse(several, "ASKED", f"give one text; {what} has an arrow, ->")
@@ -352,7 +352,7 @@ def split_asked(words: list[str] | None, source: TextNamed, what: str) -> tuple[
 def list_prompts(
     given: SourceInput, many: PromptsOptions, target: str | None = None, against: str | None = None
 ) -> list[Prompt]:
-    """The prompts that a table makes of the text, or the text itself where there is no table."""
+    """The prompts that a table makes of the text, or the text itself without a table."""
     from attnscope.questions.prompts import Prompt, read_prompts
 
     if many.prompts is None:
@@ -361,14 +361,14 @@ def list_prompts(
 
 
 def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:
-    """The options that show the same pass again: those of the trace, where it was kept in one."""
+    """The options that show the same pass again: those of the trace, if it was kept."""
     if asked.keep is None:
         return replace(asked, no_cache=False), model
     return type(asked)(saved=asked.keep), ModelOptions()
 
 
 def open_two(one: SourceInput, other: SourceInput, *, saving: bool = False) -> list[tuple[Model, ModelInput]]:
-    """Two inputs, each with the model that reads it; one that is the same for both is loaded once."""
+    """Two inputs, each with its model; the same model is loaded once."""
     alike = one.model == other.model and (one.asked.generate is None) == (other.asked.generate is None)
     load = cache(one.load) if alike and one.asked.saved is None else None
     return [each.open(saving=saving, load=load) for each in (one, other)]
@@ -376,14 +376,14 @@ def open_two(one: SourceInput, other: SourceInput, *, saving: bool = False) -> l
 
 @contextmanager
 def reading(model: Model, *texts: ModelInput) -> Iterator[None]:
-    """A sign of life while a model is looked at, which runs on as many threads as pay."""
+    """A progress message while a model runs, on as many threads as pay off."""
     size = sum(len(text.tokens) for text in texts)
     with waiting(f"{model.title} · {size:,} tokens"), model.threads(texts[0]):
         yield
 
 
 def load_model(asked: ModelOptions, *, generative: bool = False, predicting: bool = False) -> Model:
-    """The model that options name, with a sign of life while it loads. Raises ``ModelError``."""
+    """The model that options name, with a progress message while it loads. Raises ``ModelError``."""
     from attnscope.models import load
     from attnscope.models.weighed import weigh_model
 

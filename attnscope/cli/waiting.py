@@ -1,4 +1,4 @@
-"""A sign of life on standard error while something takes longer than a blink, and how far it has come."""
+"""Progress on standard error, if something takes longer than a moment."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 STOPPED = 130
-"""The exit code of a command that Ctrl-C stopped, as shells have it."""
+"""The exit code of a command that Ctrl-C stopped, as in shells."""
 
 LONG = 600.0
-"""Seconds over which the pace is taken: the layers of a long text are minutes apart."""
+"""Seconds over which the speed is averaged: the layers of a long text are minutes apart."""
 
 _verbosity = ContextVar("verbosity", default=0)
 
 
 def set_verbosity(level: int) -> None:
-    """-1 for neither progress nor notes, 0 as usual, 1 with how long each step took."""
+    """-1 hides progress and notes, 0 is the default, 1 adds how long each step took."""
     _verbosity.set(level)
 
 
 def is_quiet() -> bool:
-    """Whether neither progress nor notes are wanted."""
+    """Whether progress and notes are hidden."""
     return _verbosity.get() < 0
 
 
 def notify(sentence: str) -> None:
-    """Print what was done beside the answer, such as a file that was saved, on standard error."""
+    """Print a note beside the answer, such as a saved file, on standard error."""
     if not is_quiet():
         print(clean(sentence), file=sys.stderr)
 
 
 Draw: TypeAlias = Callable[[float, str], None]
-"""Draws a bar: how much is done, from 0 to 1, and words beside it."""
+"""Draws a bar: the share done, from 0 to 1, and words beside it."""
 
 
 @contextmanager
 def waiting(message: str) -> Iterator[None]:
-    """Show ``message`` with a spinner while the body runs; nothing where nobody is looking.
+    """Show ``message`` with a spinner while the body runs; nothing without a terminal.
 
-    When what runs tells how far it has come, a bar and the time that is left stand beside it.
+    If the body reports its progress, a bar and the remaining time are added.
     """
     begun = monotonic()
     with _live_progress() as bar, listening(_listener(bar, message)) if bar else nullcontext():
@@ -59,7 +59,7 @@ def waiting(message: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(*, remaining: bool = True) -> Iterator[Draw | None]:
-    """A bar, with its own estimate of the time that is left; ``None`` where nobody is looking."""
+    """A bar with its own estimate of the remaining time; ``None`` without a terminal."""
     with _live_progress() as bar:
         if bar is None:
             yield None
@@ -74,9 +74,10 @@ def progress_bar(*, remaining: bool = True) -> Iterator[Draw | None]:
 
 @contextmanager
 def _live_progress() -> Iterator[Progress | None]:
-    """A spinner and words on standard error that leave nothing behind; ``None`` where nobody is looking.
+    """A spinner and words on standard error that disappear afterwards; ``None`` without a terminal.
 
-    What a model's own code prints meanwhile goes to standard error: standard output holds the answer alone.
+    What a model's own code prints meanwhile goes to standard error: standard output is only for the
+    answer.
     """
     with ExitStack() as stack:
         bar = None
@@ -93,7 +94,7 @@ def _live_progress() -> Iterator[Progress | None]:
 
 
 def _listener(bar: Progress, message: str) -> Listener:
-    """What draws how far the work has come, in ``bar``; each run through the layers starts anew."""
+    """Draws the progress in ``bar``; each run through the layers starts anew."""
     from rich.progress import BarColumn, TimeRemainingColumn
 
     task = bar.add_task(message, total=None)

@@ -1,1 +1,1 @@
-"""questions"""
+"""One file per question: its records, observers, analysis and views."""

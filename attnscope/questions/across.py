@@ -1,4 +1,4 @@
-"""How heads change from text to text, or from model to model, on the tokens that belong together."""
+"""How heads change from text to text, or from model to model, on tokens that correspond."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from attnscope.views.distances import DistanceMap, distance_map
 from attnscope.views.heads import AlignedTexts, Step, joint_difference
 
 Pairs = Sequence["tuple[Sequence[int], Sequence[int]]"]
-"""Tokens of one axis, and the tokens of the other that they belong to."""
+"""Tokens of one axis, and the corresponding tokens of the other."""
 
 Pairing = Callable[[Kind], "tuple[Pairs, Pairs]"]
 """The pairs of queries, and those of keys, of a kind of attention."""
 
 
 def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pairs]) -> Pairing:
-    """Pair the queries and the keys of every kind of attention that is asked for, each once."""
+    """Pair the queries and the keys of every requested kind of attention, each once."""
 
     @cache
     def pairs(kind: Kind) -> tuple[Pairs, Pairs]:
@@ -49,7 +49,7 @@ def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pai
 
 
 def paired_rows(pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
-    """The rows and keys that have a partner, on one side (0 or 1); rows sampled evenly if they are many."""
+    """The rows and keys that have a partner, on one side (0 or 1); many rows are sampled evenly."""
 
     def choose(attention: Attention) -> Rows:
         queries, keys = ([pair[side] for pair in axis] for axis in pairs(attention.site.kind))
@@ -62,9 +62,9 @@ def paired_rows(pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
 
 
 def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
-    """Pair the places of two texts, tokens or words, also those that replace each other.
+    """Pair the places of two texts (tokens or words), including those that replace each other.
 
-    Raises ``InputError`` where the texts have no token in common but special ones.
+    Raises ``InputError`` if the texts share no token except special ones.
     """
 
     def pair(one: Axis, other: Axis) -> Pairs:
@@ -82,9 +82,9 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
 
 
 def by_word(one: Axis, other: Axis) -> Pairs:
-    """Pair the words of one text as two tokenizers cut it.
+    """Pair the words of one text under two tokenizers.
 
-    Raises ``InputError`` where they have no word in common.
+    Raises ``InputError`` if they share no word.
     """
     mine, theirs = (coarsen_axis(axis, words=True, hide_special=True) for axis in (one, other))
     pairs = comparison.find_shared_words(place_texts(mine), place_texts(theirs))
@@ -96,7 +96,7 @@ def by_word(one: Axis, other: Axis) -> Pairs:
 
 
 def place_texts(axis: Coarsening) -> list[str]:
-    """The texts of an axis, without the spaces around them."""
+    """The texts of an axis, stripped of spaces."""
     return [place.text.strip() or place.text for place in axis.places]
 
 
@@ -105,11 +105,11 @@ def _beginning(axis: Coarsening) -> str:
 
 
 LARGEST = 1024
-"""Tokens that a difference map shows at most."""
+"""Most tokens of a difference map."""
 
 
 def _open_cells(view: Heatmap) -> Array:
-    """The values of a map, NaN where it is masked."""
+    """The values of a map, NaN where masked."""
     cells: Array = np.where(view.weights.allowed, view.weights.values, np.nan)
     return cells
 
@@ -131,10 +131,10 @@ class HeadChange:
 class TextComparison:
     """What changes in every head from one text to the other.
 
-    ``change`` is the Jensen-Shannon divergence (nats) between the rows of tokens that belong together,
-    averaged over those tokens; the attention to tokens without a partner counts as that to one more key.
-    ``error`` is its standard error where rows were sampled. ``difference`` is the second text's map minus
-    the first one's, of the head that was chosen.
+    ``change`` is the Jensen-Shannon divergence (nats) between the rows of corresponding tokens, averaged
+    over those tokens; attention to tokens without a partner counts as one more key. ``error`` is its
+    standard error if rows were sampled. ``difference`` is the chosen head's map on the second text minus
+    that on the first.
     """
 
     kind: compare.Compared
@@ -169,18 +169,18 @@ class TextComparison:
 
     @property
     def ranking(self) -> tuple[int, ...]:
-        """The numbers of all heads in ``heads``, the one that changes most first."""
+        """The numbers of all heads in ``heads``, largest change first."""
         return tuple(int(head) for head in np.argsort(-self.change, kind="stable"))
 
 
 def compare_texts(
     model: Model, prepared: ModelInput, other: ModelInput, selection: Selection | None = None
 ) -> TextComparison:
-    """Run the model once on each text, and compare what its heads do on the tokens that both have.
+    """Run the model once on each text, and compare its heads on corresponding tokens.
 
-    As many tokens in the place of as many others are compared with those. ``layers`` of the selection leaves
-    their heads; with a ``head``, all heads stay and the difference map of that one is added. Raises
-    ``InputError`` for texts that share no token, ``SelectionError`` for what does not exist.
+    Tokens that replace equally many others are compared with them. ``layers`` of the selection keeps
+    their heads only; a ``head`` adds its difference map. Raises ``InputError`` for texts that share no
+    token, ``SelectionError`` for what does not exist.
     """
     selection = selection or Selection()
     every = replace(selection, head=None)
@@ -232,7 +232,7 @@ def compare_texts(
 
 
 def _steps(one: Axis, other: Axis, selection: Selection) -> tuple[Step, ...]:
-    """Two axes as places that belong together."""
+    """Two axes as pairs of corresponding places."""
     mine, theirs = selection.coarsening(one), selection.coarsening(other)
     return tuple(
         (None if i is None else mine.places[i], None if j is None else theirs.places[j])
@@ -248,7 +248,7 @@ def _difference(
     model: Model,
     named: str,
 ) -> Heatmap:
-    """The map of one head, the second text's minus the first one's, which is ``named``."""
+    """The difference map of one head, the second text minus the first, which is ``named``."""
     if len(queries) > LARGEST:
         raise InputError(
             f"a difference map shows at most {LARGEST:,} tokens, and these texts have {len(queries):,}: "
@@ -269,10 +269,10 @@ def _difference(
 class ModelComparison:
     """The heads of one model and those of another, on the same texts.
 
-    ``distances`` are Jensen-Shannon divergences in nats, averaged over rows and then over texts, ``error``
-    their standard error (over texts, or of the sample of rows). ``units`` says whether the rows are those of
-    tokens, where both models read the same ones, or of words. ``matches`` pairs heads so that the sum of
-    distances is smallest, each head in one pair at most.
+    ``distances`` are Jensen-Shannon divergences in nats, averaged over rows and then over texts,
+    ``error`` their standard error (over texts, or of the sample of rows). ``units`` says whether rows are
+    tokens (if both models read the same ones) or words. ``matches`` pairs heads one to one with the
+    smallest sum of distances.
     """
 
     kind: compare.Compared
@@ -296,12 +296,12 @@ class ModelComparison:
         plain=lambda drift: None if drift is None else rounded(drift),
     )
     def drift(self) -> NDArray[np.float64] | None:
-        """Distance of each head from the same head of the other model; ``None`` for other shapes.  [head]"""
+        """Distance of each head from the same head of the other model; ``None`` if shapes differ.  [head]"""
         return self.distances.diagonal() if self.heads == self.others else None
 
     @property
     def ranking(self) -> tuple[compare.PairDistance, ...]:
-        """Every head with the same one of the other model, or else with its match; the farthest first."""
+        """Every head with the same one of the other model, or with its match; the farthest first."""
         pairs = self.matches
         if self.heads == self.others:
             pairs = tuple(
@@ -312,7 +312,7 @@ class ModelComparison:
 
     @property
     def view(self) -> HeadMap | DistanceMap:
-        """The drift of every head; for other shapes all distances, with matches along the diagonal."""
+        """The drift of every head; if shapes differ, all distances, with matches along the diagonal."""
         drift = self.drift
         if drift is not None:
             return map_of_nats(
@@ -340,12 +340,11 @@ def compare_models(
     texts: Sequence[tuple[ModelInput, ModelInput]],
     selection: Selection | None = None,
 ) -> ModelComparison:
-    """Run both models once a text, each text as both have prepared it, and compare their heads.
+    """Run both models once on each text, prepared for each, and compare their heads.
 
-    Models that read a text as the same tokens are compared token by token, others on the words that both
-    have, special tokens counting as one more key. ``layers`` and ``kind`` choose heads of both.
-    Raises ``SelectionError`` for models without a common kind of attention, ``InputError`` for texts that
-    they read without a common word.
+    Models with the same tokens are compared token by token, others on their common words, special tokens
+    counting as one more key. ``layers`` and ``kind`` choose heads of both. Raises ``SelectionError`` for
+    models without a common kind of attention, ``InputError`` for texts without a common word.
     """
     selection = selection or Selection()
     if not texts:
@@ -405,7 +404,7 @@ def _one_text(
 def _common_kind(
     model: Model, other: Model, mine: ModelInput, theirs: ModelInput, selection: Selection
 ) -> Kind:
-    """The kind that is asked for, or else the first one that both models run."""
+    """The requested kind, or the first one that both models run."""
     runs = [
         list(dict.fromkeys(site.site.kind for site in each.run(text, []).sites))
         for each, text in ((model, mine), (other, theirs))
@@ -421,7 +420,7 @@ def _common_kind(
 
 
 def _reads_alike(mine: ModelInput, theirs: ModelInput, kind: Kind) -> bool:
-    """Whether both models see the same tokens."""
+    """Whether both models read the same tokens."""
     axes = zip(mine.axes.get(kind, ()), theirs.axes.get(kind, ()), strict=True)
     return all(
         not isinstance(a, range) and not isinstance(b, range) and [t.text for t in a] == [t.text for t in b]
@@ -434,7 +433,7 @@ LISTED = 8
 
 
 def of_texts(result: TextComparison, command: str | None) -> Answer:
-    """Two texts: how they are aligned, how much each head changes, and the difference map of one head."""
+    """Two texts: their alignment, the change of each head, and the difference map of one head."""
     opened = f"{command} --head " if command and result.difference is None else ""
     ranked = [result.changes[head] for head in result.ranking]
     listed = [
@@ -490,9 +489,9 @@ def of_models(result: ModelComparison) -> Answer:
 def compare_passes(
     model: Model, prepared: ModelInput, rival: FileModel, selection: Selection, opening: str | None
 ) -> Answer:
-    """A pass and one that was kept: two texts where the model is of one name, else two models.
+    """Compare a pass with a kept one: two texts if the models have one name, otherwise two models.
 
-    Raises ``ModelError`` for a model that is weighed: what was kept is not, and cannot be.
+    Raises ``ModelError`` for a weighed model: a kept pass cannot be weighed.
     """
     if model.weigh != "raw":
         raise ModelError(f"{rival.name} keeps no values to weigh by: compare it without --weigh")
@@ -503,7 +502,7 @@ def compare_passes(
 
 
 def _now(match: compare.PairDistance) -> str:
-    """What the head of the other model is that a head is most like, if it is another one."""
+    """The name of a head's match in the other model, if it is another head."""
     if match.one == match.other:
         return ""
     return f"; its match in the other model is {match.other.name} ({match.distance:.3f})"

@@ -33,10 +33,10 @@ from attnscope.views.charts import SoundMap
 from attnscope.views.table import Column, Table
 
 MARK = "▁"
-"""What spellings begin words with, where the text that they decode to has lost the space."""
+"""Word-start marks of vocabulary entries whose decoded text has lost the space."""
 
 WIDTH = 7
-"""Frames that a median is taken over, where the model does not say how many."""
+"""Frames of the median filter, by default."""
 
 WIDEST = 99
 
@@ -48,15 +48,15 @@ Confidence = Annotated[
 ]
 
 PAUSE = 0.1
-"""Seconds of quiet at the edge of a word that are a pause, and no part of it."""
+"""A quiet stretch at the edge of a word that is at least this many seconds is a pause, not part of it."""
 
 QUIET = 0.25
-"""What lies this far between the 5 % of frames that are faintest and the 5 % that are loudest is quiet."""
+"""Quiet is below this point between the 5 % faintest and the 5 % loudest frames."""
 
 
 @record("a token")
 class SpokenToken:
-    """A token of what is said, and when it begins and ends, in seconds."""
+    """A token of the transcript, and when it begins and ends, in seconds."""
 
     token: Annotated[Token, Parts(text="as a person reads it", id="its number in the vocabulary")]
     begin: Begin
@@ -66,7 +66,7 @@ class SpokenToken:
 
 @record("a word")
 class SpokenWord:
-    """A word with the punctuation at it, and when it begins and ends, in seconds."""
+    """A word with its punctuation, and when it begins and ends, in seconds."""
 
     text: Annotated[str, Meaning("the word, with the punctuation at it")]
     begin: Begin
@@ -76,7 +76,7 @@ class SpokenWord:
 
 @record("when each word is said", "align", eq=False)
 class SpokenText:
-    """When each token and each word is said, in seconds of the file; ``way`` says by which heads."""
+    """When each token and each word is said, in seconds of the file; ``way`` names the heads used."""
 
     tokens: Annotated[tuple[SpokenToken, ...], Meaning("the tokens that they are made of")]
     words: Annotated[tuple[SpokenWord, ...], Meaning("the words, in order")]
@@ -86,12 +86,12 @@ class SpokenText:
     begin: Annotated[float, Meaning("the second of the file from which the sound is heard")]
     seconds: Annotated[float, Meaning("the second up to which it is heard")]
     notes: Annotated[tuple[str, ...], Meaning("what to know about the model, the text and the answer")]
-    picture: SoundMap | None = None  # of one window that cross attention has aligned
+    picture: SoundMap | None = None  # of one window aligned by cross-attention
 
 
 @record("a head")
 class MonotoneHead:
-    """How much of a head's attention lies on the best way that only goes forward through the sound."""
+    """How much of a head's attention lies on the best monotonic path through the sound."""
 
     head: Annotated[Head, Meaning("its address")]
     share: Annotated[
@@ -103,13 +103,13 @@ class MonotoneHead:
 
 @record("heads that go forward (--rank)", "align")
 class MonotoneHeads:
-    """All heads by that, the most first."""
+    """All heads by that share, largest first."""
 
     ranked: Annotated[tuple[MonotoneHead, ...], Meaning("all heads, the most first")]
 
     @property
     def table(self) -> Table:
-        """A line a head."""
+        """One line per head."""
         names = ("head", "forward", "baseline", "lift")
         rows = (
             (
@@ -128,7 +128,7 @@ class MonotoneHeads:
 
 
 class CrossRows(NamedTuple):
-    """The cross attention of some heads, from the token before the first that is said, to what is heard."""
+    """The cross-attention of some heads to the sound, from the token before the first of the transcript."""
 
     heads: tuple[Head, ...]
     weights: Tensor  # [head, row, frame], float32
@@ -138,7 +138,7 @@ class CrossRows(NamedTuple):
 
 
 def require_speech(model: Model, prepared: ModelInput) -> SpeechModel:
-    """The model that hears, inside of one that is weighed too. Raises ``InputError``."""
+    """The speech model, unwrapped if it is weighed. Raises ``InputError``."""
     inner = getattr(model, "model", model)
     if isinstance(inner, SpeechModel) and "cross" in prepared.axes and prepared.heard is not None:
         return inner
@@ -148,13 +148,13 @@ def require_speech(model: Model, prepared: ModelInput) -> SpeechModel:
 
 
 def spoken_tokens(prepared: ModelInput) -> tuple[Token, ...]:
-    """What the decoder read."""
+    """The tokens of the transcript."""
     axis = prepared.axes["cross"][0]
     return () if isinstance(axis, range) else axis
 
 
 def read_cross(model: Model, prepared: ModelInput, heads: Sequence[Head] | None) -> CrossRows:
-    """Run the model; of ``heads``, of those in the upper half of the layers if none are named, or of all."""
+    """Run the model; read ``heads``, by default those in the upper half of the layers, or all."""
     spoken, keys = spoken_tokens(prepared), prepared.axes["cross"][1]
     wanted = [Head(head.layer, head.head) for head in heads or ()]
     count = next((number for number, token in enumerate(spoken) if not token.special), len(spoken))
@@ -186,7 +186,7 @@ def read_cross(model: Model, prepared: ModelInput, heads: Sequence[Head] | None)
 def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) -> SpokenText:
     """When each word is said, by ``heads``, or those that the model names, or half of all heads.
 
-    Raises ``InputError`` where nothing is said, ``SelectionError`` for a head that does not exist.
+    Raises ``InputError`` for an empty transcript, ``SelectionError`` for a head that does not exist.
     """
     speech = require_speech(model, prepared)
     way = "the heads that are named"
@@ -205,14 +205,14 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     times = [round(heard.begin + int(frame) * heard.seconds, 6) for frame in frames]
     spoken = spoken_tokens(prepared)[result.first + 1 :]
     sure = _probabilities(speech, prepared, result.first)
-    tokens = tuple(map(SpokenToken, spoken, times, times[1:], sure))  # a row looks for the token after it
+    tokens = tuple(map(SpokenToken, spoken, times, times[1:], sure))  # a row attends to the token after it
     words = _without_pauses(join_words(tokens, speech.reader.vocabulary), heard)
     spoken_text = _spoken_text(model, prepared, tokens, words, result.heads, way)
     return replace(spoken_text, picture=_draw(spoken_text, heard, smooth[:-1], frames))
 
 
 def _probabilities(speech: SpeechModel, prepared: ModelInput, first: int) -> list[float | None]:
-    """How likely the model finds each token that is said; ``None`` without its output head."""
+    """The model's probability of each token of the transcript; ``None`` without an output head."""
     ids = torch.tensor([token.id for token in spoken_tokens(prepared)[first + 1 :]])
     if speech.writer is None:
         return [None] * len(ids)
@@ -223,7 +223,7 @@ def _probabilities(speech: SpeechModel, prepared: ModelInput, first: int) -> lis
 
 
 def _without_pauses(words: tuple[SpokenWord, ...], heard: Heard) -> tuple[SpokenWord, ...]:
-    """The words without the pauses at their edges, by how loud the sound is: a path of tokens has no gaps."""
+    """The words without pauses at their edges, found by loudness: a path of tokens has no gaps."""
     if heard.bands is None:
         return words
     loud = loudness(heard.bands[:, : heard.frames]).max(0)
@@ -256,7 +256,7 @@ def _spoken_text(
 
 
 def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> SoundMap:
-    """The map that was followed, and the path through it.  [token, frame], [token and the end]"""
+    """The aligned map, and the path through it.  [token, frame], [token and the end]"""
     names = ", ".join(head.name for head in result.heads)
     return SoundMap(
         smooth,
@@ -276,7 +276,7 @@ def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> Sou
 
 
 def rank_monotone(model: Model, prepared: ModelInput) -> MonotoneHeads:
-    """All heads by how much of their attention goes forward through the sound, the most first."""
+    """All heads by how much of their attention follows the sound monotonically, largest first."""
     require_speech(model, prepared)
     result = read_cross(model, prepared, None)
     rows, frames = result.weights.shape[1:]
@@ -290,19 +290,19 @@ def smooth_mean(weights: Tensor, width: object) -> Array:
     """The map that dynamic time warping follows.  [head, row, frame] -> [row, frame]
 
     Each head's weights are standardized over the rows, smoothed by a median over ``width`` frames, and
-    averaged: as transformers does it for Whisper.
+    averaged, as in transformers' Whisper.
     """
     mean: Array = torch.from_numpy(smooth_rows(weights, width)).mean(0).numpy()
     return mean
 
 
 def smooth_rows(weights: Tensor, width: object) -> Array:
-    """What stands out of each head's rows, smoothed.  [head, row, frame] -> [head, row, frame]"""
+    """Each head's rows, standardized and smoothed.  [head, row, frame] -> [head, row, frame]"""
     from scipy.ndimage import median_filter
 
     spread = torch.std(weights, dim=-2, keepdim=True, unbiased=False)
     clear = (weights - torch.mean(weights, dim=-2, keepdim=True)) / spread
-    smooth: Array = torch.where(spread > 0, clear, 0).numpy()  # 0 where no row stands out
+    smooth: Array = torch.where(spread > 0, clear, 0).numpy()  # 0 where rows do not differ
     width = width if isinstance(width, int) and 0 < width <= WIDEST and width % 2 else WIDTH
     if smooth.shape[-1] > width // 2:
         smooth = median_filter(smooth, size=(1, 1, width), mode="mirror")
@@ -318,11 +318,11 @@ def reads_letters(prepared: ModelInput) -> bool:
 
 
 def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -> SpokenText:
-    """When each word is said that the CTC head reads: from its first letter's first frame to its last's end.
+    """When each word is said that a CTC head reads, from its first letter's first frame to its last's end.
 
-    Repeated letters are one, and blanks none, as transformers decodes it. Of a ``text``, the letters lie
-    where the head finds them likeliest in this order. Raises ``InputError`` where the head reads nothing, or
-    where the sound is too short for the text.
+    Repeated letters are merged and blanks dropped, as in transformers' decoding. A given ``text`` is
+    placed on the most likely path of its letters. Raises ``InputError`` if the head reads nothing, or if
+    the sound is too short for the text.
     """
     heard = prepared.heard
     assert heard is not None
@@ -366,7 +366,7 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
 
 
 def join_words(tokens: Sequence[SpokenToken], vocabulary: Vocabulary) -> tuple[SpokenWord, ...]:
-    """The words that tokens are pieces of: a space begins one, and so does a wide letter, as in Chinese."""
+    """Words from tokens: a space begins one, and so does a wide letter, as in Chinese."""
     pieces, waiting = [], list[SpokenToken]()
     for number, one in enumerate(tokens):
         if one.token.special:
@@ -416,7 +416,7 @@ def is_wide(text: str) -> bool:
 
 
 def is_long(model: Model, path: Path, part: SoundPart) -> bool:
-    """Whether a part of a sound is longer than the model hears at once."""
+    """Whether a part of a sound is longer than the model reads at once."""
     once = model.at_once if isinstance(model, SpeechModel) else math.inf
     return once < math.inf and read_sound(path, part.begin, part.end).seconds > once
 
@@ -428,10 +428,10 @@ def align_windows(
     heads: Sequence[Head] = (),
     part: SoundPart | None = None,
 ) -> SpokenText:
-    """When each word is said that the model writes, ``write``, one window of the sound after the other.
+    """When each generated word is said, one window of the sound at a time; ``write`` generates.
 
-    The last word of a window may be cut, so that the next window begins with it, as far as that brings the
-    sound on by half a window; times go on from the one before. Raises ``InputError`` where nothing is said.
+    The last word of a window may be cut off, so the next window begins with it if that advances by at
+    least half a window; times continue. Raises ``InputError`` for an empty transcript.
     """
     assert isinstance(model, SpeechModel)
     asked = part or SoundPart()
@@ -443,7 +443,7 @@ def align_windows(
         prepared = write(sound)
         if not all(token.special for token in spoken_tokens(prepared)):
             result = align_words(model, prepared, heads)
-            result = replace(result, notes=(*model.notes, *sound.notes))  # the words say what was written
+            result = replace(result, notes=(*model.notes, *sound.notes))  # the words show what was generated
             last = result.words[-1].begin if result.words else stop
             if stop < end and last > begin + model.at_once / 2:
                 following = last
@@ -478,7 +478,7 @@ def write_srt(result: SpokenText) -> str:
 
 
 def write_vtt(result: SpokenText) -> str:
-    """The same for pages, in which a text may not look like markup."""
+    """The same for web pages, where a text must not look like markup."""
     return "\n".join(("WEBVTT\n", *_blocks(result, ".", lambda text: escape(visible(text), quote=False))))
 
 
@@ -528,7 +528,7 @@ def write_textgrid(result: SpokenText) -> str:
 
 
 def _intervals(words: Sequence[SpokenWord], seconds: float) -> Iterator[SpokenWord]:
-    """The words and the silence between them; a word of no length is written with the one after it."""
+    """The words and the silence between them; a word without duration joins the next one."""
     at, held = 0.0, ""
     for word in words:
         text = f"{held} {word.text}".strip()

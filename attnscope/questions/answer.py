@@ -1,4 +1,4 @@
-"""What was seen, as plain data for JSON."""
+"""An answer: its views, and its numbers as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 VERSION = 1
-"""A release that takes a field away from any answer, or changes what one means, raises it."""
+"""Raised by any release that removes a field from an answer, or changes its meaning."""
 
 
 def name_schema(command: str) -> str:
-    """The name of what a command prints with ``--json``, and its version behind it."""
+    """The name of a command's ``--json`` schema, with its version."""
     return f"urn:attnscope:{command}:{VERSION}"
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The views of an answer, those of them that make a picture file, and what writes the numbers behind.
+    """The views of an answer, those among them that make picture files, and functions for the numbers.
 
-    ``write`` makes a record, or a mapping; ``table`` the rows of a CSV file, the names of its columns first;
-    ``arrays`` what an ``.npz`` file holds; ``layers`` the weights of whole layers, with title and
-    notes, for any file of data; ``heads`` all heads, for a page. They are functions, as most answers are
-    drawn and nothing else.
+    ``write`` makes a record, or a mapping; ``table`` the rows of a CSV file, with a header; ``arrays``
+    the contents of an ``.npz`` file; ``layers`` the weights of whole layers, with title and notes, for
+    any data file; ``heads`` all heads, for a page. They are functions because most answers are only
+    drawn.
     """
 
     views: tuple[View, ...]
@@ -42,7 +42,7 @@ class Answer:
     table: Callable[[], Iterable[Sequence[object]]] | None = None
     arrays: Callable[[], Mapping[str, Array]] | None = None
     layers: Callable[[], tuple[Kinds, str, tuple[str, ...]]] | None = None
-    heads: Callable[[], Any] | None = None  # questions.layers.AllHeads, which is built of answers
+    heads: Callable[[], Any] | None = None  # questions.layers.AllHeads, which is built on answers
 
     @cached_property
     def numbers(self) -> Mapping[str, Any]:
@@ -57,5 +57,5 @@ class Answer:
 
 
 def of_maps(maps: Mapping[str, HeadMap]) -> Answer:
-    """One measure of all heads, a map a kind of attention."""
+    """One measure of all heads, one map per kind of attention."""
     return Answer(tuple(maps.values()), maps, dict)

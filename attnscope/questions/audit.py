@@ -1,4 +1,4 @@
-"""Whether all mixing of tokens goes through the attention that is shown: tokens change, one after another."""
+"""Audit: does all mixing of tokens go through captured attention? Tokens are changed one at a time."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from attnscope.questions.audit_pass import (
 from attnscope.records import Meaning, Parts, derived, record
 
 NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
-"""Names of inputs that say something about tokens, and are none."""
+"""Names of inputs that describe tokens without being tokens."""
 
 SOUND = re.compile(r"feature|value|audio|spec|mel", re.I)
-"""Names of inputs whose last axis may be time; of others with three axes, it is the states of a token."""
+"""Names of inputs whose last axis may be time; with three axes, any other's is a token's state."""
 
 SMALL = 4
-"""An axis no longer than this is one of texts or of colours: what is changed is changed in all of them."""
+"""An axis no longer than this is texts or colours: a change applies to all of them."""
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A place in one input, by its name or its number: an id, or a number of a picture, sound or state."""
+    """A place in one input, by its name or position: an id, or a number of a picture, sound or state."""
 
     input: str | int
     at: int
-    pieces: bool  # numbers of which many may be of one token
+    pieces: bool  # numbers of which many may belong to one token
     states: bool  # of a token, along the last axis
 
     def changed(self, prepared: ModelInput) -> ModelInput:
@@ -73,7 +73,7 @@ class Perturbation:
 
 
 def choose_perturbations(prepared: ModelInput) -> list[Perturbation]:
-    """Neighbours, and places 2, 4, 8 ... further on, in inputs that hold tokens. Raises ``InputError``."""
+    """Neighbours, and places 2, 4, 8 ... further on, in inputs with tokens. Raises ``InputError``."""
     perturbations = list(_perturbations(prepared, prepared.inputs)) + list(
         _perturbations(prepared, dict(enumerate(prepared.arguments)))
     )
@@ -100,7 +100,7 @@ def _perturbations(
 
 
 def _ids(field: Tensor) -> Tensor:
-    """A view of ids, whether of one text, of several, or of several at each place.  -> [any, token, ...]"""
+    """A view of ids for one text, several texts, or several ids per place.  -> [any, token, ...]"""
     return field[None] if field.ndim == 1 else field
 
 
@@ -113,7 +113,7 @@ def _ordinary(field: Tensor, prepared: ModelInput) -> list[int]:
 
 
 MOST = 8
-"""Tokens of an input that are changed."""
+"""Most tokens of an input that are changed."""
 
 
 NUMBER_OR_NONE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -121,7 +121,7 @@ NUMBER_OR_NONE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 
 @record("an attention call")
 class FrozenCall:
-    """A call whose output was the same in every pass."""
+    """A call whose output was frozen in every pass."""
 
     site: Annotated[
         Site,
@@ -135,19 +135,19 @@ class FrozenCall:
 
 @record("whether all mixing of tokens is shown (--audit)", "info")
 class Audit:
-    """What was found: the attention calls that were held, and the modules that mix tokens past them."""
+    """The result: the frozen attention calls, and the modules that mix tokens outside them."""
 
     sites: tuple[Site, ...]
     mixers: Annotated[tuple[Mixer, ...], Meaning("modules through which another token still moves")]
 
     @derived("calls whose output was frozen")
     def held(self) -> tuple[FrozenCall, ...]:
-        """The attention calls."""
+        """The frozen attention calls."""
         return tuple(map(FrozenCall, self.sites))
 
     @derived("whether it is")
     def complete(self) -> bool:
-        """Whether all mixing between tokens goes through what is shown."""
+        """Whether all mixing between tokens goes through captured attention."""
         return not self.mixers
 
     @derived("the same in words")
@@ -160,7 +160,7 @@ class Audit:
 
 
 def audit(model: Model, prepared: ModelInput) -> Audit:
-    """Run the model with one other token after another, and name whatever mixes tokens past its attention.
+    """Run the model with one token changed at a time, and name whatever mixes tokens outside its attention.
 
     Raises ``InputError`` for an input without tokens to change.
     """
@@ -169,7 +169,7 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
     search = Search(model, prepared)
     paths = search.find()
     ran, mixed = search.first.functions, search.find_functions(paths, Setup(search.held))
-    untold = [path for path in paths if path not in mixed]  # what they chose by is held by now
+    untold = [path for path in paths if path not in mixed]  # what they chose by is frozen by now
     for setup in {search.mixers[path] for path in untold}:
         mixed |= search.find_functions([path for path in untold if search.mixers[path] == setup], setup)
     return Audit(
@@ -178,9 +178,9 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
 
 
 class Setup(NamedTuple):
-    """What a round of passes does: which modules it holds, and of which calls it moves rows by hand.
+    """A round of passes: which modules it freezes, and for which calls it changes rows by hand.
 
-    Without such calls another token is moved in each pass.
+    Without such calls, each pass changes another token.
     """
 
     held: frozenset[str] = frozenset()
@@ -188,7 +188,7 @@ class Setup(NamedTuple):
 
 
 class Search:
-    """The passes of one audit; ``sites`` are the calls of its first, which keeps what the others hold."""
+    """The passes of one audit; ``sites`` are the calls of the first, which records what the others freeze."""
 
     def __init__(self, model: Model, prepared: ModelInput) -> None:
         self.model, self.prepared = model, prepared
@@ -203,9 +203,9 @@ class Search:
     def find(self) -> list[str]:
         """The paths of the modules that mix tokens themselves, in the order of the model.
 
-        What is behind a captured call is reached by no token where nobody knows which of its rows a token
-        asks for, so these rows are moved by hand: of all such calls at once, and where anything meets then,
-        of each by itself, as rows of one number may be of other tokens in another call (windows).
+        No token reaches what follows a captured call if it is unknown which of its rows belong to a
+        token, so these rows are changed by hand: for all such calls at once, and if anything mixes then,
+        for each alone, because equal rows of two calls may belong to different tokens (windows).
         """
         self.perturbations = self._distinct()
         while self._holds_more(Setup(self.held)):
@@ -219,7 +219,7 @@ class Search:
         return [path for path in self.paths if path in self.mixers]
 
     def _holds_more(self, setup: Setup) -> bool:
-        """Whether a round of passes shows what has to be held in the next."""
+        """Whether a round of passes shows what else the next one must freeze."""
         self._try(setup)
         mixing = self._mixing() - self._sorting
         new = mixing - self.held
@@ -233,7 +233,7 @@ class Search:
         return bool(new) or self.first.share_out()
 
     def _is_undone(self, path: str) -> bool:
-        """Whether a module sorts tokens, and one around it, not the whole model, returns unmixed ones."""
+        """Whether a module sorts tokens and an enclosing one, not the whole model, returns them unmixed."""
         if not sorts(self.first.functions.get(path, set())):
             return False
         moves = self.first.moves
@@ -242,7 +242,7 @@ class Search:
         return any(is_inside(path, outer) for outer in clear)
 
     def find_functions(self, paths: Collection[str], setup: Setup) -> dict[str, set[str]]:
-        """The functions of torch by which these modules mix tokens in such a round, by module."""
+        """The torch functions by which these modules mix tokens in such a round, by module."""
         steps = FunctionSteps(paths)
         if paths:
             self.first.begin()
@@ -251,7 +251,7 @@ class Search:
         return steps.find_mixing()
 
     def _distinct(self) -> list[Perturbation]:
-        """The perturbations, one a token: of the pixels of a patch the first."""
+        """One perturbation per token: for a patch, its first pixel."""
         if not any(perturbation.pieces for perturbation in self.perturbations):
             return _sample(self.perturbations)
         footprints = self._try(Setup())
@@ -264,7 +264,7 @@ class Search:
         return _sample([perturbation for perturbation, _ in kept])
 
     def _try(self, setup: Setup, steps: FunctionSteps | None = None) -> list[Tensor | None]:
-        """One pass for each perturbation, or for some rows of the calls; the footprints of the tokens."""
+        """One pass per perturbation, or for some rows of the calls; returns the footprints of the tokens."""
         self.first.begin()
         passes = dict(enumerate(each.changed(self.prepared) for each in self.perturbations))
         if setup.fresh:
@@ -279,7 +279,7 @@ class Search:
         return footprints
 
     def _rows(self, calls: Collection[CallKey]) -> list[int]:
-        """Neighbours, and rows 2, 4, 8 ... further on, of what the calls return."""
+        """Neighbours, and rows 2, 4, 8 ... further on, of the calls' results."""
         results = (tensor for call in calls for tensor in find_tensors(self.first.calls[call][1]))
         longest = max((size for result in results for size in result.shape), default=0)
         return [row for row in (0, *(2**power for power in range(MOST - 1))) if row < longest]
@@ -299,7 +299,7 @@ class Search:
             return tuple(site.site for site in record.sites)
 
     def _mixing(self) -> set[str]:
-        """The modules that were given numbers of single tokens, and returned mixed ones."""
+        """The modules whose inputs depended on single tokens, and whose outputs mix them."""
         moves = self.first.moves
         dim = moves.mixed | moves.unclear
         ends = (place for place in moves.mixed if place.end == "out" and not self._are_scores(place))
@@ -307,7 +307,7 @@ class Search:
         return mixing - self.first.modules
 
     def _are_scores(self, place: CallEnd) -> bool:
-        """Whether a module returned what a captured softmax around it was made of."""
+        """Whether a module returned the scores of a captured softmax around it."""
         shapes = {tensor.shape for tensor in self.first.moves.before[place]}
         return any(
             shapes == {weights.shape} and is_inside(place.module, owner) and is_inside(f"{path}.", owner)
@@ -323,14 +323,14 @@ class Search:
 
 @contextmanager
 def _same_randomness() -> Iterator[None]:
-    """Whatever is random is the same in each pass."""
+    """Fix all randomness to be the same in each pass."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
 
 
 def _same_token(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two changes move one and the same place alone, along an axis of the first patches."""
+    """Whether two changes affect the same single place, along an axis of the first patches."""
     if one is None or other is None or one.shape != other.shape:
         return False
     both = zip(places_moved(one), places_moved(other), strict=True)
@@ -338,7 +338,7 @@ def _same_token(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _sample(perturbations: Sequence[Perturbation]) -> list[Perturbation]:
-    """Not too many perturbations of each input, near ones and far ones."""
+    """A limited number of perturbations of each input, near ones and far ones."""
     chosen: dict[Perturbation, None] = {}
     for name in dict.fromkeys(perturbation.input for perturbation in perturbations):
         alike = [perturbation for perturbation in perturbations if perturbation.input == name]

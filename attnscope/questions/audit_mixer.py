@@ -1,4 +1,4 @@
-"""Modules by their paths."""
+"""Names the modules that mix tokens outside captured attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnscope.records import Meaning, record
 
 
 def is_inside(path: str, other: str) -> bool:
-    """Whether a module stands inside another."""
+    """Whether a module is inside another."""
     return path != other and (not other or path.startswith(f"{other}."))
 
 
@@ -31,11 +31,11 @@ FUNCTIONS = (
     ("a convolution", r"conv\d?d?|conv_transpose|unfold"),
     (MISSED, r"attention|softmax"),
 )
-"""Ways to mix tokens, and what the names of torch's functions for them hold; the first that is met counts."""
+"""Kinds of token mixing, with fragments of torch's function names; the first match counts."""
 
 A_PRODUCT, A_CHOICE = "a matrix product", "a choice among tokens"
 ARITHMETIC = (A_PRODUCT, "a sum", "a product")
-"""What attention is made of as well: it names a mixer that is not called attention."""
+"""Functions that attention uses too: they name a mixer that is not called attention."""
 
 STEPS = (
     ("a normalization over tokens", r"(group|instance|batch)_norm|^normalize$|vector_norm"),
@@ -46,10 +46,10 @@ STEPS = (
     (ARITHMETIC[1], r"^_*i?r?(add|sub)_*$|^lerp_?$"),
     (ARITHMETIC[2], r"^_*i?r?(mul|div|truediv|pow)_*$"),
 )
-"""The same of single functions that were seen to mix tokens."""
+"""The same for single functions seen to mix tokens."""
 
 CLASSES = ((r"merg|downsampl|pool", "pooling"), (r"scaler", "a normalization over tokens"))
-"""What the names of classes say, beside those of layers without attention."""
+"""Fragments of class names, beside those of layers without attention."""
 
 NO_MIXING = ELEMENTWISE | {
     "__get__",
@@ -62,15 +62,15 @@ NO_MIXING = ELEMENTWISE | {
     "silu",
     "sigmoid",
 }
-"""Functions that leave each number where it is."""
+"""Functions that only move numbers."""
 
 
 @record("a module")
 class Mixer:
-    """A module through which tokens reach each other past the attention that is shown.
+    """A module through which tokens reach each other outside captured attention.
 
-    ``way`` says by what, ``None`` where neither its class nor its functions tell. ``layer`` is the number in
-    its path, if it has just one.
+    ``way`` says how, ``None`` if neither its class nor its functions tell. ``layer`` is the number in its
+    path, if there is exactly one.
     """
 
     path: Annotated[str, Meaning("its path")]
@@ -80,7 +80,7 @@ class Mixer:
 
 
 def describe_mixers(mixers: Sequence[Mixer], held: int) -> tuple[str, ...]:
-    """What mixes tokens beside ``held`` captured calls, in plain words, modules of one sort together."""
+    """What mixes tokens beside ``held`` captured calls, in words, equal modules together."""
     sorts: dict[tuple[str, str, str | None], list[Mixer]] = {}
     for mixer in mixers:
         sorts.setdefault((pattern(mixer.path), mixer.type, mixer.way), []).append(mixer)
@@ -109,11 +109,11 @@ def name_mixers(
 ) -> tuple[Mixer, ...]:
     """The mixers at these paths, each once.
 
-    ``functions`` are those of torch that ran in each module itself, ``mixing`` those that mixed tokens;
-    ``hidden`` says why attention that was seen is not shown.
+    ``functions`` are the torch functions that ran in each module itself, ``mixing`` those that mixed
+    tokens; ``hidden`` says why attention that was seen is not shown.
 
-    One of torch's own modules is named by the model's module around it, and a part of a mixer with the whole,
-    as long as that holds no attention that is shown.
+    A torch module is named by the model's module around it, and a part of a mixer by the whole, if that
+    holds no captured attention.
     """
     attending = {site.name for site in sites}
 
@@ -141,17 +141,17 @@ def name_mixers(
 
 
 def sorts(ran: Collection[str]) -> bool:
-    """Whether one of the functions puts numbers into an order."""
+    """Whether one of the functions sorts."""
     return any(re.search(r"sort|topk", name) for name in ran)
 
 
 def only_choose(mixed: Collection[str]) -> bool:
-    """Whether functions that were seen to mix tokens only chose among them."""
+    """Whether functions that mixed tokens only selected among them."""
     return all(_ways({name}, (*FUNCTIONS, *STEPS)) == [A_CHOICE] for name in mixed)
 
 
 def _tell(ran: set[str], mixed: set[str]) -> list[str]:
-    """The ways of the functions that mixed tokens; a product may be a part of what others did around it."""
+    """The kinds of the functions that mixed tokens; a product may be part of another kind around it."""
     steps = _ways(mixed, STEPS)
     around = _ways(ran, FUNCTIONS) if not mixed or A_PRODUCT in steps else []
     return _ways(mixed, FUNCTIONS) + around + steps
@@ -162,10 +162,10 @@ def _ways(names: set[str], known: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _mixer(root: nn.Module, path: str, ways: list[str], bare: bool) -> Mixer:
-    """One of them; if ``bare``, it holds no attention that is shown."""
+    """One mixer; if ``bare``, it holds no captured attention."""
     module = root.get_submodule(path)
     name = type(module).__name__
-    if path and not is_torchs_own(module):  # the name of a whole model says what is in it
+    if path and not is_torchs_own(module):  # a whole model's name tells what is in it
         ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
         if bare and ATTENTION.search(name) and (not ways or ways[0] in ARITHMETIC):
             ways = [MISSED]

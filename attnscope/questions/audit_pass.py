@@ -1,4 +1,4 @@
-"""One pass of an audit: which numbers another token moves while attention answers as before."""
+"""One pass of an audit: which numbers depend on a changed token while attention is frozen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnscope.questions.audit_mixer import is_inside, sorts
 
 
 def restore(moved: Tensor, now: Tensor, before: Tensor) -> Tensor:
-    """What was before where nothing moved, in the tensor that the recording follows if it can be written."""
+    """Restore the earlier values where nothing changed, in place if the tensor can be written."""
     restored = torch.where(moved, now, before)
     spread = any(stride == 0 and size > 1 for stride, size in zip(now.stride(), now.shape, strict=True))
     return restored if spread else now.copy_(restored)
@@ -29,23 +29,24 @@ def restore(moved: Tensor, now: Tensor, before: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Share:
-    """What one pass moved in a module that mixes tokens: the places of its inputs by axis, and its output."""
+    """What one pass changed in a module that mixes tokens: places of its inputs, and its output."""
 
     given: list[list[Tensor]]  # of each input, of each axis, bool
-    amount: Tensor  # [...], as the output
+    amount: Tensor  # [...], like the output
 
 
 def places_moved(moved: Tensor) -> list[Tensor]:
-    """Which places of each axis moved.  [...] -> [place], ..."""
+    """Which places of each axis changed.  [...] -> [place], ..."""
     return [moved.movedim(axis, 0).unsqueeze(-1).flatten(1).any(1) for axis in range(moved.ndim)]
 
 
 def share_out(shares: Mapping[int, Share]) -> Tensor:
-    """For each number of an output, the one pass whose token it shall stand for, or -1.  -> [...]
+    """Assign each number of an output to the one pass whose token it shall represent, or -1.  -> [...]
 
-    Tokens lie along an axis on which no two passes moved one place of the input; if the output has that axis,
-    it is shared out likewise. Otherwise each place goes to the pass that moved it the most, where the places
-    are those of the axes on which some passes moved nothing in common. Passes that moved nothing own nothing.
+    Tokens lie along an axis on which no two passes changed one place of the input; if the output has that
+    axis, it is assigned likewise. Otherwise each place goes to the pass that changed it most, the places
+    being those of axes on which some passes changed nothing in common. Passes that changed nothing get
+    nothing.
     """
     some = next(iter(shares.values())).amount
     owners = torch.full(some.shape, -1, device=some.device)
@@ -79,18 +80,18 @@ def share_out(shares: Mapping[int, Share]) -> Tensor:
 
 
 ROUNDING = 64
-"""Two computations of one number differ by fewer of the smallest steps of single or double precision."""
+"""Rounding error, in smallest steps of single or double precision."""
 
 COARSE_ROUNDING = 4
-"""The same for types of sixteen bits, which sum in single precision and round once."""
+"""The same for 16-bit types, which sum in single precision and round once."""
 
 
 CallKey: TypeAlias = tuple[str, int]
-"""An attention call: the path of its module, and the how-many-th it is there."""
+"""An attention call: the path of its module, and its count there."""
 
 
 class CallEnd(NamedTuple):
-    """What went into a call of a module, or came out of it."""
+    """The input or the output of a module call."""
 
     module: str
     call: int
@@ -99,10 +100,10 @@ class CallEnd(NamedTuple):
 
 @dataclass(eq=False)
 class Moves:
-    """The numbers of a first pass, and which of them moved in later ones, each with one other token.
+    """The numbers of a first pass, and which of them changed in later ones, each with one changed token.
 
-    ``mixed`` are the places where two passes moved one number, ``unclear`` those with other shapes than
-    before, ``reached`` those where any number moved.
+    ``mixed`` are the places where two passes changed one number, ``unclear`` those whose shapes changed,
+    ``reached`` those where any number changed.
     """
 
     before: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
@@ -112,16 +113,16 @@ class Moves:
     reached: set[CallEnd] = field(default_factory=set)
 
     def keep(self, place: CallEnd, value: Any) -> None:
-        """Keep the numbers of the first pass; models write into their tensors."""
+        """Record the numbers of the first pass, copied: models write into their tensors."""
         self.before[place] = [tensor.clone() for tensor in find_tensors(value)]
 
     def forget(self) -> None:
-        """Begin anew: nothing moved yet."""
+        """Start over: nothing has changed yet."""
         for group in (self.moved, self.mixed, self.unclear, self.reached):
             group.clear()
 
     def compare(self, place: CallEnd, value: Any) -> list[Tensor]:
-        """Where the numbers moved in this pass, tensor by tensor; none where the shapes are others."""
+        """Where the numbers changed in this pass, tensor by tensor; nothing if shapes differ."""
         before, now = self.before.get(place), [*find_tensors(value)]
         if before is None or [tensor.shape for tensor in before] != [tensor.shape for tensor in now]:
             self.unclear.add(place)
@@ -138,7 +139,7 @@ class Moves:
         return moved
 
     def settle(self, place: CallEnd, value: Any) -> list[Tensor]:
-        """Compare what a module is given, and undo what is less than rounding: it could make more of that."""
+        """Compare a module's input, and undo differences below rounding: it could amplify them."""
         moved = self.compare(place, value)
         for mine, now, before in zip(moved, find_tensors(value), self.before.get(place, ()), strict=False):
             if now.is_contiguous() and not torch.equal(now.where(mine, before), now):
@@ -149,7 +150,7 @@ class Moves:
 def differ(before: Tensor, now: Tensor) -> Tensor:
     """Where two tensors of one shape differ by more than rounding, bool.  [...], [...] -> [...]
 
-    Of a row with such a number, all that differ count: a token may move some of its features by little.
+    In a row with such a number, all differences count: a token may change some features only a little.
     """
     if torch.equal(before, now):
         return torch.zeros(before.shape, dtype=torch.bool, device=before.device)
@@ -165,7 +166,7 @@ def differ(before: Tensor, now: Tensor) -> Tensor:
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
-    """The dense tensors of real or complex numbers in tuples, lists and dictionaries, in their order."""
+    """The dense real or complex tensors in tuples, lists and dictionaries, in order."""
     if _is_compared(value):
         yield value
     elif isinstance(value, Mapping):
@@ -177,7 +178,7 @@ def find_tensors(value: Any) -> Iterator[Tensor]:
 
 
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same with other tensors in the places of those that ``find_tensors`` yields."""
+    """The same with other tensors in place of those that ``find_tensors`` yields."""
     if isinstance(value, Tensor):
         return next(tensors) if _is_compared(value) else value
     if isinstance(value, Mapping):
@@ -191,22 +192,22 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _is_compared(value: Any) -> TypeGuard[Tensor]:
-    """Whether a value is a dense tensor of real or complex numbers; of sparse ones torch compares none."""
+    """Whether a value is a dense real or complex tensor; torch cannot compare sparse ones."""
     dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
     return dense and (value.is_floating_point() or value.is_complex())
 
 
 def copy_tensors(value: Any) -> Any:
-    """The same with copies of its tensors: models write into what they are given."""
+    """The same with copied tensors: models write into their inputs."""
     return with_tensors(value, iter([tensor.clone() for tensor in find_tensors(value)]))
 
 
 @dataclass(eq=False)
 class FunctionSteps:
-    """The functions that ran in the modules ``paths`` themselves, not in modules inside of them.
+    """The functions that ran in the modules ``paths`` themselves, not in inner modules.
 
-    The first pass is the model's own and keeps what each was given and what it made; later ones, each with
-    another token, are compared with it.
+    The first pass is the model's own and records each function's inputs and outputs; later ones, each
+    with a changed token, are compared with it.
     """
 
     paths: Collection[str]
@@ -221,7 +222,7 @@ class FunctionSteps:
         self._calls.clear()
 
     def enter(self, path: str, name: str, given: Sequence[Tensor]) -> CallEnd:
-        """A function is about to run in one of the modules."""
+        """Before a function of one of the modules."""
         place = CallEnd(path, self._calls[path], "in")
         self._calls[path] += 1
         self.names[path, place.call] = name
@@ -229,11 +230,11 @@ class FunctionSteps:
         return place
 
     def leave(self, place: CallEnd, result: Any, given: Sequence[Tensor]) -> None:
-        """It has run; functions may write into what they were given."""
+        """After it; functions may write into their inputs."""
         self._look(place._replace(end="out"), (result, given))
 
     def find_mixing(self) -> dict[str, set[str]]:
-        """The names of those that were given numbers of single tokens, and made mixed ones, by module."""
+        """The names of those with inputs of single tokens and mixed outputs, by module."""
         mixing: dict[str, set[str]] = {}
         for place in self.moves.mixed:
             if place.end == "out" and place._replace(end="in") not in self.moves.mixed | self.moves.unclear:
@@ -249,27 +250,27 @@ class FunctionSteps:
 
 @dataclass(eq=False)
 class FirstPass:
-    """What the first pass showed: its numbers, and every captured call with what it was given and its result.
+    """The first pass: its numbers, and every captured call with its input and result.
 
-    ``modules`` are those whose attention was seen when they had run: what they return is the result.
-    ``hidden`` are those whose attention was seen and is not shown, because it is none over tokens.
+    ``modules`` are those whose attention was captured by the time they returned: their return value is
+    the result. ``hidden`` are those whose attention is not shown, because it is not over tokens.
     """
 
     moves: Moves = field(default_factory=Moves)
     calls: dict[CallKey, tuple[list[Tensor], Any]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     softmaxes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    written: set[str] = field(default_factory=set)  # modules that wrote out a softmax which was captured
+    written: set[str] = field(default_factory=set)  # modules that contain a captured softmax
     hidden: dict[str, str] = field(default_factory=dict)  # and why
-    asked: set[CallKey] = field(default_factory=set)  # calls whose queries another token moved
+    asked: set[CallKey] = field(default_factory=set)  # calls whose queries a changed token affected
     shares: dict[tuple[CallEnd, int], dict[int, Share]] = field(default_factory=dict)
     owners: dict[tuple[CallEnd, int], Tensor] = field(
         default_factory=dict
-    )  # the pass whose token has a place
+    )  # the pass whose token owns a place
     functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
 
     def hide(self, record: Record) -> None:
-        """Forget the calls of modules that no picture shows: nothing may be held there."""
+        """Forget the calls of modules whose attention is not shown: nothing in them may be frozen."""
         shown = {site.site.name for site in record.sites}
         reasons = {layer.name: layer.reason for layer in record.without_attention}
         self.hidden = {name: reason for name, reason in reasons.items() if name not in shown}
@@ -284,27 +285,27 @@ class FirstPass:
         self.shares.clear()
 
     def share_out(self) -> bool:
-        """Give the places that held modules mixed to one token each; whether any are new."""
+        """Assign each place that frozen modules mixed to one token; returns whether any are new."""
         new = {key: share_out(shares) for key, shares in self.shares.items() if key not in self.owners}
         self.owners |= new
         return bool(new)
 
 
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward"}
-"""Functions of torch whose first argument is the queries, and whose result has a row for each."""
+"""Torch functions whose first argument is the queries, with a result row for each."""
 
 RowOf = Callable[[Tensor], Tensor]
-"""From which queries moved, [..., query], to the rows of the result."""
+"""From changed queries, [..., query], to the rows of the result."""
 
 
 def _row(tensor: Tensor, axis: int, number: int) -> Tensor:
-    """A view of one row of a tensor, of none where it has fewer."""
+    """A view of one row of a tensor; empty if it has fewer rows."""
     return tensor.movedim(axis, 0)[number : number + 1]
 
 
 @dataclass(eq=False)
 class ModuleFrame:
-    """A module that is running: its path, its how-many-th call, and where what it was given moved."""
+    """A running module: its path, its call count, and where its input changed."""
 
     path: str
     call: int
@@ -312,13 +313,13 @@ class ModuleFrame:
 
 
 class Freeze(TorchFunctionMode):
-    """Keeps what a first pass shows, or holds its attention, and the modules ``held``, to what was kept.
+    """Records a first pass, or freezes its attention and the modules ``held`` to what was recorded.
 
-    A call is captured if the recording grew while it ran, and shows it. Held is all but the rows whose own
-    query moved: they are of the token that is another one. Queries that no token moves, because the model
-    learned them, stand for tokens of their own: of the calls ``fresh``, row ``number`` is moved by hand.
-    ``footprint`` is what moved in the first result of another shape than what it was made of: patches.
-    ``steps`` look at the single functions of some modules.
+    A call is captured if the recording grew while it ran. All of its rows are frozen except those whose
+    own query changed: they belong to the changed token. Queries that no token affects, because the model
+    learned them, count as tokens: in the calls ``fresh``, row ``number`` is changed by hand.
+    ``footprint`` is what changed in the first result whose shape differs from its input's: patches.
+    ``steps`` watch the single functions of some modules.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class Freeze(TorchFunctionMode):
         self.held = {*(held or ()), *first.modules}
         self.footprint: Tensor | None = None
         self._record = Record()
-        self._busy = 0  # inside a captured call, or at work ourselves
+        self._busy = 0  # inside a captured call, or in our own code
         self._frames = [ModuleFrame("", 0, [])]
         self._modules: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
@@ -344,7 +345,7 @@ class Freeze(TorchFunctionMode):
 
     @contextmanager
     def watch(self, record: Record) -> Iterator[None]:
-        """Keep or hold what the recording captures while the block runs."""
+        """Record or freeze what the recording captures while the block runs."""
         self._record = record
         with ExitStack() as stack:
             for path, module in self.root.named_modules():
@@ -365,13 +366,13 @@ class Freeze(TorchFunctionMode):
     def kernel_call(
         self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an attention function of transformers, or answer for it."""
+        """Run an attention function of transformers, or return its frozen result."""
         return self._answer("attention", lambda asked: asked.transpose(1, 2), kernel, args, kwargs)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one of torch's functions, or answer for it."""
+        """Run one of torch's functions, or return its frozen result."""
         name = getattr(func, "__name__", "").partition(".")[0]
         return self._answer(name, Tensor.detach if name in KERNELS else None, func, args, kwargs or {})
 
@@ -402,7 +403,7 @@ class Freeze(TorchFunctionMode):
             self._busy -= 1
 
     def _step(self, name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[Any], None]:
-        """Look at what a function is given, and, by what is returned here, at what it made."""
+        """Watch a function's inputs and, through the returned callback, its output."""
         steps, path = self.steps, self._frames[-1].path
         if steps is None or path not in steps.paths:
             return lambda result: None
@@ -417,10 +418,10 @@ class Freeze(TorchFunctionMode):
         return leave
 
     def _noted(self, name: str, result: Any) -> Any:
-        """What a function returned that captured nothing.
+        """The output of a function that captured nothing.
 
-        Models return weights beside their output, so a softmax that is captured later returns what it did
-        before, written into the tensor that the recording follows.
+        Models return weights beside their output, so a softmax that is captured later returns its earlier
+        values, written into the tensor that the recording follows.
         """
         path = self._frames[-1].path
         if next(find_tensors(result), None) is not None or sorts({name}):
@@ -441,9 +442,9 @@ class Freeze(TorchFunctionMode):
     def _held(
         self, key: CallKey, turn: RowOf | None, axis: int | None, given: list[Tensor], result: Any
     ) -> Any:
-        """The first pass's result, with the rows of this one whose queries, which come first, moved.
+        """The first pass's result, except the rows whose queries changed.
 
-        Of a product of weights and values, whose queries lie along ``axis``, nobody knows which moved.
+        For a product of weights and values, with queries along ``axis``, the changed rows are unknown.
         """
         if key not in self.first.calls:
             raise ModelError(
@@ -468,7 +469,7 @@ class Freeze(TorchFunctionMode):
         elif key in self.fresh and axis is not None:
             _row(moved[0], axis, self.number).fill_(True)
         if key in self.fresh and key not in self.first.asked:
-            now = [each.abs().amax() + 1 - each for each in now]  # no shift, which a norm would undo
+            now = [each.abs().amax() + 1 - each for each in now]  # not a shift, which a norm would undo
         return with_tensors(result, map(restore, moved, now, held))
 
     # modules
@@ -510,7 +511,7 @@ class Freeze(TorchFunctionMode):
     def _own(
         self, key: tuple[CallEnd, int], frame: ModuleFrame, moved: Tensor, now: Tensor, before: Tensor
     ) -> Tensor:
-        """Which of the numbers that moved stand for the token that is another one, where tokens are mixed."""
+        """Which changed numbers belong to the changed token, in a module that mixes tokens."""
         if key in self.first.owners:
             return (self.first.owners[key] == self.number) & moved
         share = Share([places_moved(each) for each in frame.moved], (now - before).abs() * moved)
@@ -519,7 +520,7 @@ class Freeze(TorchFunctionMode):
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Our own arithmetic is neither recorded nor held; without modes it costs half as much."""
+        """Our own arithmetic is neither recorded nor frozen; without modes it costs half as much."""
         self._busy += 1
         try:
             with quietly(), torch._C.DisableTorchFunction():

@@ -1,7 +1,7 @@
-"""What a short cache of keys costs: each key-value head held to the first tokens and the last ones.
+"""What a short key cache costs: each key-value head limited to the first tokens and the last ones.
 
-A head that is limited sees no other key: they are closed before its softmax, as by a mask. The heads whose
-limit costs most are the ones that need the whole context (DuoAttention, Xiao et al. 2024).
+A limited head sees no other key: they are masked before its softmax. The heads whose limit costs most are
+the ones that need the whole context (DuoAttention, Xiao et al. 2024).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ LISTED = 10
 """Heads that are listed; the map and the numbers have all of them."""
 
 NEEDLE = 8
-"""Random tokens of a needle: the first half is read again at the end of the text, the rest is asked for."""
+"""Random tokens of a needle: at the end of the text the first half is repeated, the rest is predicted."""
 
 
 WAYS = ("loss", "mass", "even", "random")
-"""How heads are chosen that see everything."""
+"""How unlimited heads are chosen."""
 
 
 class KeyHead(NamedTuple):
@@ -69,7 +69,7 @@ class KeyHead(NamedTuple):
 
 @record("a key-value head, limited alone")
 class LimitedHead:
-    """What it costs that a head sees the window alone."""
+    """The cost of limiting a head to the window."""
 
     layer: Annotated[int, Meaning("its layer")]
     head: Annotated[int, Meaning("its number among the key-value heads")]
@@ -83,7 +83,7 @@ class LimitedHead:
 
 @record("some heads unlimited")
 class KeptHeads:
-    """What is lost when some heads see everything, and all others the window alone."""
+    """The cost when some heads see everything, and all others the window alone."""
 
     share: Annotated[float, Meaning("the share of heads that see everything")]
     heads: Annotated[int, Meaning("how many they are")]
@@ -99,7 +99,7 @@ class KeptHeads:
 
 @record("the cost of a short cache", "cachecost")
 class CacheCost:
-    """Every key-value head, the one that costs most first, and what keeping some of them costs."""
+    """Every key-value head, the most costly first, and the cost with some of them unlimited."""
 
     sink: Annotated[int, Meaning("the first tokens that a limited head sees")]
     recent: Annotated[int, Meaning("the last tokens that it sees, the query among them")]
@@ -118,12 +118,12 @@ class CacheCost:
 
     @property
     def tsv(self) -> str:
-        """The pattern in the format of published ones: a line a layer, tabs between heads."""
+        """The pattern in the published format: one line per layer, tabs between heads."""
         return "".join("\t".join(f"{value:.6f}" for value in layer) + "\n" for layer in self.pattern)
 
 
 def limit_windows(sink: int, recent: int) -> Change:
-    """Close every key to every head but the first ``sink`` and the last ``recent``, before the softmax."""
+    """Mask every key of every head except the first ``sink`` and the last ``recent``, before the softmax."""
 
     def change(number: int, attention: Attention) -> Made | None:
         call: AttentionCall | None = getattr(attention.read, "call", None)
@@ -145,11 +145,11 @@ def limit_windows(sink: int, recent: int) -> Change:
 
 
 Pass: TypeAlias = tuple[ModelInput, Callable[[], Tensor]]
-"""What a model reads, and what runs it."""
+"""A model's inputs, and the function that runs it."""
 
 
 def _predicting(model: Model, text: ModelInput, copies: int = 1, last: int = 0) -> Pass:
-    """Copies of a text whose tokens are predicted: the loss of each, or whether the ``last`` come out right.
+    """Copies of a text with predicted tokens: the loss of each, or whether the ``last`` are predicted right.
 
     -> [copy, target]
     """
@@ -175,9 +175,9 @@ def _groups(seen: Record) -> list[list[range]]:
 
 
 def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor, dict[KeyHead, float]]:
-    """The losses of a text, [target], and how much their sum rises with each key-value head limited alone.
+    """The losses of a text, [target], and the rise of their sum with each key-value head limited alone.
 
-    The copies of a text have a head of one layer each limited, and share the layers before that one.
+    Each copy of a text has one head of one layer limited; all copies share the layers before that one.
     """
     first = PlainPass.run(model, *_predicting(model, text), Selection(), change=change)
     groups = _groups(first.record)
@@ -201,7 +201,7 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
 def _put_each(
     call: int, made: Made | None, groups: Sequence[range], number: int, output: Tensor
 ) -> Tensor | None:
-    """The output of a call with other heads limited in each copy.  [copy, query, head, size] -> the same"""
+    """A call's output, another head limited in each copy.  [copy, query, head, size] -> the same"""
     if number != call or made is None:
         return None
     other = output.clone()
@@ -219,10 +219,10 @@ def cachecost(
     keep: Sequence[float] = (0.25, 0.5, 0.75),
     depths: Sequence[float] = (),
 ) -> CacheCost:
-    """Limit each key-value head alone, and all but the best ones together.
+    """Limit each key-value head alone, and all except the best ones together.
 
-    Raises ``InputError`` where no text is longer than the window, ``ModelError`` for a model that does not
-    predict the next token or whose heads cannot be changed.
+    Raises ``InputError`` if no text is longer than the window, ``ModelError`` for a model that does not
+    predict next tokens or whose heads cannot be changed.
     """
     if model.objective.mask is not None:
         raise ModelError(f"{model.name} predicts masked tokens and keeps no cache: choose a causal model")
@@ -325,7 +325,7 @@ def _by_key_head(
     value: Callable[[Mapping[str, float]], float],
     join: Callable[[Iterator[float]], float],
 ) -> dict[KeyHead, float]:
-    """One number a key-value head, of the figures of its query heads."""
+    """One number per key-value head, from the figures of its query heads."""
     values = {
         (each.site.layer, each.head): value({name: figure.value for name, figure in each.figures.items()})
         for each in measured.figures()
@@ -339,7 +339,7 @@ def _by_key_head(
 
 
 def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
-    """A text with some random tokens written over its own at a depth, and at its end once more."""
+    """A text with random tokens written over it at a depth, and again at its end."""
     needle = [token for token in model.repeat_random(NEEDLE).tokens if not token.special][:NEEDLE]
     tokens = list(text.tokens)
     plain = [place for place, token in enumerate(tokens) if not token.special]
@@ -361,7 +361,7 @@ def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
 def _retrieval(
     model: Model, needles: Sequence[ModelInput], query_heads: Mapping[KeyHead, tuple[int, range]]
 ) -> dict[KeyHead, float]:
-    """How often a query head of each looks most at the needle's token that comes next."""
+    """How often a query head of each looks most at the needle's next token."""
     measured = Measurement(("retrieval",))
     for needle in needles:
         end = max(place for place, token in enumerate(needle.tokens) if not token.special)
@@ -377,7 +377,7 @@ def _role(missed: float, retrieval: float | None) -> str | None:
 
 
 def of_cachecost(result: CacheCost) -> Answer:
-    """The heads that cost most, a map of all, and the loss against the memory that is kept."""
+    """The most costly heads, a map of all, and the loss against the share of the cache that is kept."""
     needle = bool(result.depths)
     columns = ["head", "loss", "missed", *(["needle"] if needle else []), "role"]
     rows = (

@@ -1,4 +1,4 @@
-"""One measure of each head in two models: how it rose or fell, with its sign."""
+"""The signed change of one measure of each head between two models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnscope.views.heads import maps_by_kind
 
 @record("one measure in two models (--with-model --map)", "compare", eq=False)
 class MeasureChange:
-    """One measure of the heads that both models have: what it is in each, and how it rose or fell."""
+    """One measure of the heads that both models have: its value in each, and its change."""
 
     measure: Annotated[str, Meaning("the measure")]
     unit: Annotated[str, Meaning("its unit")]
@@ -35,7 +35,7 @@ class MeasureChange:
 
     @derived("the second minus the first")
     def change(self) -> tuple[float, ...]:
-        """How the figure of each head rose (+) or fell (-)."""
+        """The rise (+) or fall (-) of each head's figure."""
         return tuple(two - one for one, two in zip(self.first, self.second, strict=True))
 
 
@@ -46,9 +46,9 @@ def measure_change(
     selection: Selection,
     name: str,
 ) -> MeasureChange:
-    """Measure the heads of both models, each on its own reading of the texts.
+    """Measure the heads of both models, each with its own tokens of the texts.
 
-    Raises ``SelectionError`` for a measure that does not exist or that no head of both has.
+    Raises ``SelectionError`` for a measure that does not exist or that no common head has.
     """
     found: dict[Head, list[list[float]]] = {}
     for pair in texts:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attnscope.models.kept import FileModel
 
 COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
-"""How a number of heads is compared; a figure is never equal to a number that somebody writes."""
+"""Comparisons for a number of heads; figures are never compared for equality."""
 
 
 @record("a claim")
@@ -49,7 +49,7 @@ class Claim:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The measures that must be taken to judge it."""
+        """The measures that it needs."""
         return tuple(each.name for each in self.conditions if each.name != "role")
 
     def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
@@ -116,7 +116,7 @@ FORMAT = 1
 
 @record("a figure that changed")
 class Change:
-    """A figure that differs by more than was tolerated; ``None`` where there is none."""
+    """A figure that differs by more than the tolerance; ``None`` where it is missing."""
 
     head: Annotated[str, Meaning("its head")]
     measure: Annotated[str, Meaning("its measure")]
@@ -126,14 +126,14 @@ class Change:
 
 @record("claims and their outcome", "check")
 class Checked:
-    """Verdicts on claims, and what differs from a snapshot, if there was one to compare with."""
+    """Verdicts on claims, and differences from a snapshot, if one was given."""
 
     claims: Annotated[tuple[Verdict, ...], Meaning("every claim")]
     changes: Annotated[tuple[Change, ...] | None, Meaning("with --against")] = None
 
     @derived("whether every claim holds and no figure changed")
     def holds(self) -> bool:
-        """Whether all is as it was said to be."""
+        """Whether all claims hold and nothing changed."""
         return all(verdict.holds for verdict in self.claims) and not self.changes
 
 
@@ -144,11 +144,10 @@ def save_snapshot(stats: Stats, path: Path) -> None:
 
 
 def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
-    """What differs from a snapshot, head by head.
+    """The differences from a snapshot, head by head.
 
-    ``tolerance`` is absolute for figures up to 1, and relative to the snapshot's figure for larger ones. A
-    head or figure that only one of the two has is a change. Raises ``InputError`` for a file that is no
-    snapshot.
+    ``tolerance`` is absolute for figures up to 1, and relative to the snapshot's figure for larger ones.
+    A head or figure that only one of the two has is a change. Raises ``InputError`` for any other file.
     """
     try:
         content = read_json(path)
@@ -185,9 +184,9 @@ ROWS = 256
 
 
 def check_served(served: FileModel, model: Model) -> tuple[Verdict, ...]:
-    """Whether the rows of a server's queries and keys are those of a model on the same tokens, by layer.
+    """Whether a server's queries and keys give a model's rows on the same tokens, by layer.
 
-    Raises ``InputError`` where the file does not say which tokens they are.
+    Raises ``InputError`` if the file has no token ids.
     """
     import torch
 
@@ -227,7 +226,7 @@ MOST = 10
 
 
 def of_checked(result: Checked, tolerance: float) -> Answer:
-    """A line a claim, and what changed since the snapshot."""
+    """One line per claim, and what changed since the snapshot."""
     judged = [(each.holds, each.claim, each.evidence) for each in result.claims]
     changed = result.changes or ()
     if result.changes is not None:

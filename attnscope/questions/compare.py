@@ -1,4 +1,4 @@
-"""How far all heads of a model are apart, on one text or on average over several."""
+"""Distances between all heads of a model, on one text or averaged over several."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def in_nats(axes: str) -> Meaning:
 
 @record("two heads")
 class PairDistance:
-    """Two heads, their distance in nats and its standard error (0 where every row was compared)."""
+    """Two heads, their distance in nats and its standard error (0 if every row was compared)."""
 
     one: Annotated[Head, Meaning("a head")]
     other: Annotated[Head, Meaning("another one")]
@@ -64,12 +64,12 @@ class PairDistance:
 
     @property
     def names(self) -> str:
-        """Both as one writes them."""
+        """The names of both heads."""
         return f"{self.one.name} {self.other.name}"
 
     @property
     def words(self) -> str:
-        """How far they are apart, in words."""
+        """Their distance in words."""
         error = f" ± {self.error:.3f}" if self.error else ""
         return f"{self.distance:.3f}{error} nats apart"
 
@@ -98,9 +98,9 @@ class Comparison:
     """The distances between all heads of one kind of attention.
 
     ``distances`` are Jensen-Shannon divergences in nats, 0 to log 2, averaged over rows and then over
-    texts. ``error`` is their standard error: over texts if there are several, else that of sampling
-    ``rows`` of ``of`` rows, 0 where all were compared. ``stability`` is the mean rank correlation of a text's
-    distances with the others', ``None`` for a single text.
+    texts. ``error`` is their standard error: over texts if there are several, otherwise of sampling
+    ``rows`` of ``of`` rows (0 if all were compared). ``stability`` is the mean rank correlation of a
+    text's distances with the others', ``None`` for a single text.
     """
 
     kind: Compared
@@ -129,19 +129,19 @@ class Comparison:
 
     @derived("the pairs that are most alike")
     def nearest(self) -> tuple[PairDistance, ...]:
-        """The pairs of heads that are most alike, the nearest first."""
+        """The pairs of most similar heads, nearest first."""
         rows, columns = np.triu_indices(len(self.heads), 1)
         first = np.argsort(self.distances[rows, columns], kind="stable")[:NEAREST]
         return tuple(self.pair(int(rows[number]), int(columns[number])) for number in first)
 
     @derived("heads that are like no other, with the nearest one")
     def singletons(self) -> tuple[PairDistance, ...]:
-        """Each head that is in a group of its own, with the one nearest to it; the farthest first."""
+        """Each head in a group of its own, with the one nearest to it; the farthest first."""
         results = [self.pair(head, self.nearest_to(head)) for head in self.groups.singletons]
         return tuple(sorted(results, key=lambda pair: -pair.distance))
 
     def nearest_to(self, head: int) -> int:
-        """The number of the head that is most like this one."""
+        """The number of the head nearest to this one."""
         others = np.where(np.arange(len(self.heads)) == head, np.inf, self.distances[head])
         return int(others.argmin())
 
@@ -178,12 +178,12 @@ class Comparison:
 def compare_all_heads(
     model: Model, texts: ModelInput | Sequence[ModelInput], selection: Selection | None = None
 ) -> Comparison:
-    """Run the model once a text, and measure how far its heads are apart.
+    """Run the model once on each text, and measure the distances between its heads.
 
-    ``layers`` of the selection compares the heads of some layers, ``number`` the same number in all layers,
-    ``kind`` a kind of attention; ``words`` and ``hide_special`` coarsen rows and keys first. Up to 221
-    tokens every row is compared, of longer texts an even sample. Raises ``SelectionError`` for what does not
-    exist, or where fewer than two heads are meant, and ``InputError`` without a text.
+    ``layers`` of the selection compares the heads of some layers, ``number`` the same number in all
+    layers, ``kind`` a kind of attention; ``words`` and ``hide_special`` coarsen rows and keys first. Up
+    to 221 tokens every row is compared, beyond that an even sample. Raises ``SelectionError`` for what
+    does not exist, or for fewer than two heads, and ``InputError`` without a text.
     """
     selection = selection or Selection()
     given = [texts] if isinstance(texts, ModelInput) else list(texts)
@@ -213,12 +213,12 @@ def compare_all_heads(
 
 
 MOST_COMPARED = 6000
-"""Heads of one comparison: time grows with the third power of their number, memory with the second."""
+"""Most heads of one comparison: time grows with the cube of their number, memory with the square."""
 
 
 @dataclass(frozen=True, eq=False)
 class TextDistances:
-    """What is kept of one text: the rows themselves are not. ``others`` are the heads of a second model."""
+    """What is kept of one text, without its rows. ``others`` are the heads of a second model."""
 
     kind: str
     heads: tuple[Head, ...]
@@ -231,7 +231,7 @@ class TextDistances:
 
 
 class MeanDistances(NamedTuple):
-    """Distances averaged over texts, their standard error, and how sure they are, as notes."""
+    """Distances averaged over texts, their standard error, and notes on their certainty."""
 
     distances: NDArray[np.float64]
     error: NDArray[np.float64]
@@ -243,7 +243,7 @@ class MeanDistances(NamedTuple):
 
 
 def average_distances(texts: Sequence[TextDistances]) -> MeanDistances:
-    """The mean of what is known of each text."""
+    """Average what is known of each text."""
     average = comparison.average_over_texts([text.spread.mean for text in texts]) if len(texts) > 1 else None
     one = texts[0]
     distances = one.spread.mean if average is None else average.mean
@@ -272,7 +272,7 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextD
 def note_certainty(
     rows: int, of: int, error: NDArray[np.float64], stability: float | None = None
 ) -> Iterator[str]:
-    """How sure distances are: what a sample of rows costs, or how much they differ from text to text."""
+    """How certain distances are: the sampling error, or how much they vary from text to text."""
     if rows < of:
         yield f"compared on an even sample of {rows:,} of {of:,} rows"
     if stability is not None:
@@ -283,7 +283,7 @@ def note_certainty(
 
 
 def of_heads(result: Comparison, command: str | None) -> Answer:
-    """All heads: the table, the groups and the nearest pairs; a picture has the plane, too."""
+    """All heads: the table, the groups and the nearest pairs; a picture adds the plane."""
     view = result.view
     groups = [
         Ranked(str(number), ", ".join(head.name for head in group))
@@ -310,12 +310,12 @@ def of_heads(result: Comparison, command: str | None) -> Answer:
 
 
 def addresses(heads: Iterable[Head]) -> Array:
-    """The heads as arrays have them.  -> [head, layer | head]"""
+    """The heads as an array.  -> [head, layer | head]"""
     return np.array([(head.layer, head.head) for head in heads])
 
 
 SAMPLED = 1 << 24
-"""Weights of each of the two heads that are compared: every row up to 4,096 tokens."""
+"""Weights of each compared head: every row up to 4,096 tokens."""
 
 PARTINGS = 6
 """Tokens that are listed."""
@@ -333,7 +333,7 @@ MASKED: Any = Sequence[Sequence[float | None]]
 
 @record("a row")
 class RowDistance:
-    """How far two heads are apart in one row."""
+    """The distance of two heads in one row."""
 
     row: Annotated[int, Meaning("its token")]
     distance: Annotated[float, Meaning(NATS)]
@@ -344,8 +344,8 @@ class HeadComparison:
     """Two heads on one text.
 
     ``distance`` is the mean of ``by_row``, the Jensen-Shannon divergence (nats) of their rows at the
-    positions ``rows``; ``error`` its standard error where rows were sampled. ``weights`` are both heads as
-    the picture has them, pooled where a text has more than 1,024 tokens.
+    positions ``rows``; ``error`` its standard error if rows were sampled. ``weights`` are both heads as
+    drawn, pooled for more than 1,024 tokens.
     """
 
     kind: Compared
@@ -372,7 +372,7 @@ class HeadComparison:
 
     @derived("every row", name="rows")
     def row_distances(self) -> tuple[RowDistance, ...]:
-        """How far apart the heads are in each row."""
+        """The distance of the heads in each row."""
         return tuple(map(RowDistance, self.rows, self.by_row.tolist()))
 
     @derived("the rows' texts")
@@ -395,7 +395,7 @@ def compare_two_heads(
 ) -> HeadComparison:
     """Run the model once, and compare two heads, each ``"L2H1"`` or a ``Head``, of one kind of attention.
 
-    Raises ``SelectionError`` where one of them does not exist, or where they see different tokens.
+    Raises ``SelectionError`` if one of them does not exist, or if they attend to different tokens.
     """
     selection = selection or Selection()
     heads = head_of(one), head_of(other)
@@ -470,7 +470,7 @@ def of_two_heads(result: HeadComparison) -> Answer:
 
 
 class _SampledHead(NamedTuple):
-    """One of the two: its map, the call that it is of, and its rows, [row, key]."""
+    """One of the two: its map, its call, and its rows, [row, key]."""
 
     map: CoarseMap
     sampled: Sampled
@@ -486,7 +486,7 @@ def _find_head(head: Head, kind: str, select: Select, coarse: Coarsen, sample: S
 
 
 def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str | None) -> str:
-    """The kind of attention that has both heads: the one to show first, else the first that runs."""
+    """The kind of attention that has both heads: the one to show first, or the first that runs."""
     kinds = dict.fromkeys(site.site.kind for site in record.sites)
     for kind in sorted(kinds, key=lambda kind: kind != lead):
         if selection.kind in (None, kind) and all(
@@ -504,7 +504,7 @@ def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str
 
 
 def _parting(place: Place, keys: Sequence[Place], rows: Sequence[Tensor], apart: Tensor) -> Parting:
-    """One row that differs, with the key with the largest weight of each head."""
+    """One row that differs, with each head's largest weight."""
     heaviest = [int(row.argmax()) for row in rows]
     labels = [
         f"{keys[key].label} {keys[key].start}" if key < len(keys) else "a special token" for key in heaviest

@@ -1,4 +1,4 @@
-"""Which head feeds which: how much of what one writes is what a later one reads, from the weights alone."""
+"""Which head feeds which: composition between heads, from the weights alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnscope.views.heads import layer_rows
 from attnscope.views.table import Column, Table
 
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
-"""What of the later head is made of what the earlier one wrote."""
+"""What the later head computes from the earlier head's output."""
 
 TURNED = "positions turn queries and keys (rotary): Q and K are as at distance 0, where nothing is turned"
 
@@ -34,13 +34,13 @@ class HeadAddress:
 
 
 def _addressed(text: str) -> Meaning:
-    """The meaning of a head that stands as an object."""
+    """The meaning of a head that is written as an object."""
     return Meaning(text, shape=HeadAddress, plain=lambda head: plain(HeadAddress(head)))
 
 
 @record("one way of a pair of heads")
 class Feed:
-    """One way in which a head feeds a later one; ``baseline`` is the score of random matrices.
+    """One composition between two heads; ``baseline`` is the score of random matrices.
 
     ``scatter`` is their standard deviation.
     """
@@ -54,13 +54,13 @@ class Feed:
 
     @property
     def lift(self) -> float:
-        """How far the score stands above its baseline."""
+        """The score minus its baseline."""
         return self.score - self.baseline
 
 
 @record("how much later heads read of earlier ones (--composition)", "compare", eq=False)
 class Feeds:
-    """Every way of every pair of heads, the one farthest above its baseline first, and what to know.
+    """Every composition of every pair of heads, the largest lift first, and notes.
 
     ``fed`` is the later head that was asked for, with its kind; ``None``: all of them.
     """
@@ -73,17 +73,17 @@ class Feeds:
     fed: Head | None = None
 
     def by(self, way: str) -> Mapping[int, list[float]]:
-        """How far each earlier head's score for the head stands above its baseline, by layer."""
+        """The lift of each earlier head's score for that head, by layer."""
         mine = (each for each in self.feeds if (each.way, each.fed) == (way, self.fed))
         return layer_rows({each.head: each.lift for each in mine})
 
 
 def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> Feeds:
-    """Run the model once, to see which weights are whose, and compose them; the text plays no other part.
+    """Run the model once, to see which weights belong to what, and compose them; the text does not matter.
 
-    ``fed`` leaves one later head. Heads of cross-attention, which read two sequences, are left out. Raises
-    ``ModelError`` where the weights of a layer cannot be told apart, ``SelectionError`` for a head that does
-    not exist or has none before it.
+    ``fed`` selects one later head. Heads of cross-attention, which read two sequences, are left out.
+    Raises ``ModelError`` if a layer's weights cannot be identified, ``SelectionError`` for a head that
+    does not exist or has none before it.
     """
     if isinstance(model, FileModel):
         raise ModelError(f"{model.name} is {model.what} and holds no weights of a model: give the model")
@@ -138,7 +138,7 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
 
 
 LISTED = 4
-"""Pairs that are listed of each way, as scores of one way are no measure of another's; --csv has all."""
+"""Pairs listed for each composition, since scores of different ones do not compare; --csv has all."""
 
 EXPLAINED = (
     "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
@@ -148,7 +148,7 @@ EXPLAINED = (
 
 
 def of_feeds(result: Feeds) -> Answer:
-    """A map for each way into the head that is named, and the ways farthest above their baselines."""
+    """A map for each composition with the named head, and the largest lifts."""
     tables = {way: table for way in WAYS if (table := result.by(way))}
     top = max((abs(lift) for table in tables.values() for row in table.values() for lift in row), default=0)
     maps = {
@@ -184,7 +184,7 @@ COLUMNS = ("head", "feeds the", "score", "baseline")
 
 
 def _csv_rows(result: Feeds) -> Iterator[Sequence[object]]:
-    """A line for each way of each pair."""
+    """One line per composition of each pair."""
     yield "kind", "head", "fed", "way", "score", "baseline", "scatter"
     for each in result.feeds:
         figures = each.score, each.baseline, each.scatter
@@ -192,7 +192,7 @@ def _csv_rows(result: Feeds) -> Iterator[Sequence[object]]:
 
 
 def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
-    """The projections of one call, if what it reads and what it writes are known."""
+    """The projections of one call, if its input and output are known."""
     reads, wrote = circuits.reads[site], circuits.found.get(site)
     if site.kind == "cross" or wrote is None or reads.value is None:
         return None
@@ -207,7 +207,7 @@ def _head(site: Site, head: int) -> Head:
 
 
 def _require(fed: Head, found: Mapping[Site, Circuit], circuits: Circuits) -> Head:
-    """The head with its kind. Raises ``SelectionError`` unless it exists, and others before it."""
+    """The head with its kind. Raises ``SelectionError`` unless it exists and has earlier heads."""
     same = [site for site in circuits.sites if fed.kind in (None, site.kind)]
     here = [site for site in same if site.layer == fed.layer and site in found]
     here = [site for site in here if fed.head < len(found[site].value)]

@@ -1,11 +1,12 @@
-"""Which heads copy what they look at: their OV circuits, from embedding to unembedding, from the weights.
+"""Which heads copy the tokens they look at: OV circuits from embedding to unembedding.
 
-Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: with states as rows, a head that looks
-at a token adds the token's row of ``W_E W_V W_O W_U`` to the logits. It copies if the token's own logit
-rises most, and if the eigenvalues of that matrix, as many as the head has numbers, are positive. Norms on the
-way are folded in: their weights and their centring, while their spread, a positive factor, changes nothing.
+Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: with states as rows, a head that
+looks at a token adds the token's row of ``W_E W_V W_O W_U`` to the logits. It copies if the token's own
+logit rises most, and if the eigenvalues of that matrix, as many as the head size, are positive. Norms on
+the way are folded in: weights and centring; division by the standard deviation, a positive factor,
+changes nothing.
 
-Which weights are whose is seen in one pass, by their numbers.
+One pass shows which weights belong to what, by their numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from attnscope.views.heads import layer_rows
 from attnscope.views.table import Column, Table
 
 MOST, CHUNK = 4096, 256
-"""Tokens that are tried of a larger vocabulary, evenly spread over it, and those tried at a time."""
+"""Tokens tried of a larger vocabulary, evenly spread over it, and tokens tried at a time."""
 
 LISTED = 8
 """Heads that are listed; the map and the numbers have all of them."""
@@ -45,7 +46,7 @@ LISTED = 8
 
 @record("a head, and how it copies")
 class HeadCopying:
-    """What a head's OV circuit does to the tokens that it looks at."""
+    """A head's OV circuit on the tokens that it looks at."""
 
     head: Address
     copies: Annotated[float, Meaning("the share of tokens whose own logit rises most")]
@@ -67,7 +68,7 @@ class Copying:
 
 
 class _Step(NamedTuple):
-    """A module that ran, and the last token's row of what it was given and gave."""
+    """A module that ran, with the last token's rows of its input and output."""
 
     call: Call
     given: Tensor | None
@@ -76,7 +77,7 @@ class _Step(NamedTuple):
 
 @dataclass(eq=False)
 class _Steps:
-    """Every module that ran in a pass, in the order in which they ended."""
+    """Every module that ran in a pass, in order of completion."""
 
     ran: list[_Step] = field(default_factory=list)
 
@@ -99,7 +100,7 @@ class _Steps:
 
 
 PASSING = (nn.Dropout, nn.Identity, nn.Embedding)
-"""Modules that make of a state nothing else, and those in which it begins."""
+"""Modules that only transform a state, and those in which it begins."""
 
 
 def _works(step: _Step) -> bool:
@@ -120,7 +121,7 @@ def _list_of(name: str) -> str | None:
 
 
 def _last(states: Tensor) -> Tensor:
-    """The last token's states.  [..., width] -> [width]"""
+    """The states of the last token.  [..., width] -> [width]"""
     return states.reshape(-1, states.shape[-1])[-1].clone() if states.ndim > 1 else states
 
 
@@ -135,13 +136,14 @@ def _norm(step: _Step) -> Norm | None:
 
 
 def measure_copying(model: Model, prepared: ModelInput) -> Copying:
-    """Run the model once to see which weights are whose; the text plays no other part.
+    """Run the model once to see which weights belong to what; the text does not matter.
 
-    Raises ``ModelError`` for a model without an output head, or with one that is not a norm and a matrix.
+    Raises ``ModelError`` for a model without an output head, or with anything but a norm and a matrix
+    there.
     """
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model")
-    place_prediction(model, prepared, None)  # a model without a head is refused in its own words
+    place_prediction(model, prepared, None)  # the error for a model without a head comes from here
     steps, circuits = _Steps(), Circuits()
     with (
         torch.no_grad(),
@@ -160,7 +162,7 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
     rows = torch.arange(0, size, -(-size // MOST))
     found: list[HeadCopying] = []
     left_out = set[int]()
-    kinds = {site.kind for site in circuits.sites}  # heads of an encoder beside a decoder write no logits
+    kinds = {site.kind for site in circuits.sites}  # encoder heads beside a decoder write no logits
     writing = [
         site for site in circuits.sites if site.kind == ("decoder" if "decoder" in kinds else "encoder")
     ]
@@ -210,7 +212,7 @@ def _ends_of(
 ) -> tuple[Tensor, Tensor, Norm | None]:
     """The embedding (norms folded in), the unembedding and the norm before it.  -> [vocabulary, width] twice
 
-    Raises ``ModelError`` where logits are not a matrix times the normed residual stream.
+    Raises ``ModelError`` if logits are not a matrix times the normed residual stream.
     """
     tables = [
         weight.detach()
@@ -239,13 +241,13 @@ def _ends_of(
 
 
 def _folded(states: Tensor, norm: Norm) -> Tensor:
-    """What a norm makes of what is written to the stream, but for a positive number a token."""
+    """A norm's effect on what is written to the stream, up to a positive factor per token."""
     states = states - states.mean(-1, keepdim=True) if norm.centred else states
     return states * norm.scale.flatten().float()
 
 
 def _matrix_of(step: _Step, size: int) -> Tensor | None:
-    """The weight with which a module made scores.  -> [vocabulary, width]"""
+    """The weight with which a module computed scores.  -> [vocabulary, width]"""
     if step.given is None or len(step.gave) < size or not step.given.is_floating_point():
         return None
     module = step.call.module
@@ -265,7 +267,7 @@ def _matrix_of(step: _Step, size: int) -> Tensor | None:
 def _fold(
     model: Model, site: Site, circuits: Circuits, steps: _Steps, final: Norm | None
 ) -> tuple[Tensor, Tensor] | None:
-    """What the heads of a call read of a token and write to the unembedding, all norms folded in.
+    """What the heads of a call read from a token and write to the unembedding, all norms folded in.
 
     -> [head, width, size], [head, size, width]
     """
@@ -279,7 +281,7 @@ def _fold(
     value, output = reads.float(), wrote.weight.float()
     for step in before[:1]:
         norm = _norm(step)
-        if norm is None:  # it is something else that makes a state of the stream
+        if norm is None:  # something else turns a state into the stream
             return None
         value = value * norm.scale.flatten().float()[:, None]
         value = value - value.mean(1, keepdim=True) if norm.centred else value

@@ -31,7 +31,7 @@ class Totals:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Totals:
-        """Nothing yet, of the measures with these names."""
+        """No sums yet, for the measures with these names."""
         return cls(Measurement(names), Importances(), Removals())
 
     def merge(self, other: Totals) -> None:
@@ -39,7 +39,7 @@ class Totals:
         for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
             mine.merge(theirs)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # what another process is sent
+    def __reduce__(self) -> tuple[Any, ...]:  # sent by another process
         return Totals.from_state, (self.state(),)
 
     def state(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Totals:
 
 
 def read_totals(state: Mapping[str, Any], names: Sequence[str]) -> Totals:
-    """What ``Totals.state`` wrote down, of the measures with these names; anything else raises an error."""
+    """What ``Totals.state`` saved, for the measures with these names; anything else raises an error."""
     totals = Totals.from_state(state)
     totals.measured.merge(Measurement(names))  # refuses another set of measures
     for sums in vars(totals).values():
@@ -73,10 +73,10 @@ def corpus_stats(
     ablation: Way | None = None,
     run: CorpusRun = CorpusRun(),  # noqa: B008
 ) -> Stats:
-    """Measure every head that is meant over all texts of a corpus; each figure has its standard error.
+    """Measure every selected head over all texts of a corpus; each figure has its standard error.
 
-    Texts of equal token count go through the model together, without padding, so the figures are those of one
-    text after the other. The standard error is explained in ``measures.sums.Sums.figures``.
+    Texts of equal token count go through the model together, without padding, so the figures equal those
+    of single texts. The standard error is explained in ``measures.sums.Sums.figures``.
     """
     work = _StatsWork(model, corpus, selection or Selection(), run, Totals.of(names))
     work.importance, work.ablation, work.exact_kernel = importance, ablation, exact_kernel
@@ -108,7 +108,7 @@ def corpus_stats(
 
 
 _Share = tuple[Totals, int, int, Sequence[str]]
-"""The sums of a batch, how many of its calls the fused pass computed, how many ran, and notes on it."""
+"""The sums of a batch, how many of its calls the fused pass computed, how many ran, and notes."""
 
 
 class _StatsWork(CorpusWork[CorpusText]):
@@ -135,7 +135,7 @@ class _StatsWork(CorpusWork[CorpusText]):
         """What a batch adds."""
         measured, record = result
         sums = Totals(measured, Importances(), Removals(self.means))
-        with suppress(InputError):  # nothing to guess: such texts do not count
+        with suppress(InputError):  # nothing to predict: such texts do not count
             if self.importance:
                 sums.importances.add(self.model, batch.prepared, batch.labels)
             if self.ablation:

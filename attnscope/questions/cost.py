@@ -1,7 +1,7 @@
-"""What a look at a model costs in memory and time, from its config alone: no weight is loaded.
+"""What each command would cost in memory and time, from the model's config alone: no weights are loaded.
 
-The model is built of tensors without contents, and runs a text of so many tokens; torch's own trackers count
-the memory that lives at once, and the operations.
+The model is built on meta tensors and runs a text of the given length; torch's own trackers count the
+memory in use and the operations.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from attnscope.records import Meaning, Notes, record
 from attnscope.views.table import Column, Table
 
 OWN = 64 << 20
-"""Bytes of rows of weights that are looked at together, and what is made of them."""
+"""Bytes of rows that are processed together, with what is computed from them."""
 
 HEADS = 2 / 3
-"""A pass with one head changed begins at the head's layer: over all heads so much of a pass, on average."""
+"""A pass with one changed head begins at the head's layer: on average this share of a pass."""
 
 WITH_GRADIENT = 3.0
-"""What a pass and its gradient take, in passes."""
+"""The cost of a pass with its gradient, in passes."""
 
 
 @record("what a command takes")
 class CommandCost:
-    """The memory that a command takes at once, how many passes it runs, and how long they take here."""
+    """A command's peak memory, its number of passes, and their time on this machine."""
 
     command: Annotated[str, Meaning("the commands")]
     passes: Annotated[float, Meaning("forward passes")]
@@ -49,7 +49,7 @@ class CommandCost:
 
 @record("what a look at a model costs (--cost), estimated from its config", "info")
 class LookCost:
-    """The size of a model, and of a pass over so many tokens."""
+    """The size of a model, and the cost of a pass over a number of tokens."""
 
     title: str
     parameters: Annotated[int, Meaning("its weights")]
@@ -62,12 +62,12 @@ class LookCost:
 
 
 def estimate_cost(source: Source, tokens: int) -> LookCost:
-    """The cost of looks at a text of so many tokens. Raises ``ModelError`` for a model that reads none."""
+    """The cost of commands on a text of this length. Raises ``ModelError`` without token input."""
     config = source.load_config()
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     bare, dtype = pick_class(config, False, False), config.dtype or torch.float32
     made = bare._model_mapping[type(config)]
-    made = made[0] if isinstance(made, tuple) else made  # of several, that which the library takes
+    made = made[0] if isinstance(made, tuple) else made  # of several, the library's default
     names = [name for name in ("input_ids", "decoder_input_ids") if accepts(made, name)]
     if "input_ids" not in names:
         raise ModelError(f"{source.name} reads no tokens: --cost is of models of text")
@@ -78,7 +78,7 @@ def estimate_cost(source: Source, tokens: int) -> LookCost:
             inputs = {name: torch.zeros(1, tokens, dtype=torch.long) for name in names}
             predicting = pick_class(config, False, True).from_config(config, dtype=dtype).eval()
             module = predicting.base_model
-            if type(module) is not made:  # of some, the head is no part that can be left out
+            if type(module) is not made:  # in some, the head cannot be left out
                 module = bare.from_config(config, dtype=dtype).eval()
             plain, work = run_empty(module, inputs, gradient=False)
             saved, _ = run_empty(predicting, inputs, gradient=True)
@@ -91,7 +91,7 @@ def estimate_cost(source: Source, tokens: int) -> LookCost:
     layers, width = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
     pace = measure_pace(dtype)
     looks = (
-        ("show, stats, find, spans", 1.0, weights - unread + plain),  # rows of no token stay on the disk
+        ("show, stats, find, spans", 1.0, weights - unread + plain),  # unused rows stay on disk
         ("logits", WITH_GRADIENT, headed + saved),
         ("cut, patch, ablate", max(1.0, HEADS * layers * width), headed + plain),
     )
@@ -110,7 +110,7 @@ def estimate_cost(source: Source, tokens: int) -> LookCost:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors that live at once while it is on, but for those of a module."""
+    """Counts the bytes of live tensors while active, except those of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.known[each.untyped_storage()] = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function, and count the storages that it made until they are gone."""
+        """Run a function, and count the storages that it creates until they are freed."""
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
             storage = each.untyped_storage() if isinstance(each, Tensor) else None
@@ -140,7 +140,7 @@ def _tables(module: nn.Module) -> list[nn.Embedding]:
 
 
 def run_empty(module: nn.Module, inputs: dict[str, Any], *, gradient: bool) -> tuple[int, float]:
-    """One pass of tensors without contents: the bytes that live at once beside the weights, and the work."""
+    """One pass on meta tensors: peak bytes beside the weights, and the operations."""
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -163,7 +163,7 @@ def run_empty(module: nn.Module, inputs: dict[str, Any], *, gradient: bool) -> t
 
 
 def measure_pace(dtype: torch.dtype, size: int = 1024, seconds: float = 0.3) -> float:
-    """Operations a second of a product of matrices on this machine."""
+    """Operations per second of a matrix product on this machine."""
     left, right = torch.ones(2, size, size, dtype=dtype)
     left @ right
     start, done = time.perf_counter(), 0
@@ -174,7 +174,7 @@ def measure_pace(dtype: torch.dtype, size: int = 1024, seconds: float = 0.3) -> 
 
 
 def taken_memory() -> int:
-    """Bytes that this process has taken, torch and transformers among them; 0 where nobody counts."""
+    """Bytes that this process uses, including torch and transformers; 0 if the system does not say."""
     with suppress(ImportError):
         import resource
 

@@ -1,4 +1,4 @@
-"""Which order of tokens a prediction hangs on: some are taken away, and the model is asked again."""
+"""Which order of tokens a prediction depends on: tokens are removed in that order, and the model is rerun."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from attnscope.views.table import Column, Table
 
 @dataclass(frozen=True, eq=False)
 class Deletion:
-    """A prediction, and the tokens that can be taken away from what it is made of.
+    """A prediction, and the input tokens that can be removed.
 
-    ``places`` are their numbers, ``said`` what stands in the place of one that is taken away.
+    ``places`` are their numbers, ``said`` what replaces a removed one.
     """
 
     model: Model
@@ -47,7 +47,7 @@ class Deletion:
     _without: Callable[[Tensor], ModelInput]  # of [copy, token], bool: which are kept
 
     def shares(self, kept: Array) -> Array:
-        """The probability of the prediction where only some places are kept.  [copy, place] -> [copy]"""
+        """The probability of the prediction if only some places are kept.  [copy, place] -> [copy]"""
         wanted = torch.ones(len(kept), len(self.prepared.tokens), dtype=torch.bool)
         wanted[:, list(self.places)] = torch.from_numpy(np.ascontiguousarray(kept))
         size, found = max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
@@ -68,10 +68,10 @@ class Deletion:
 
 
 def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Deletion:
-    """What can be taken away from what a prediction is made of: all but special tokens, and where it is read.
+    """The input tokens that can be removed: all but special ones and the one that predicts.
 
-    Raises ``ModelError`` for a model without predictions or in which no token can be left out, and
-    ``InputError`` for a text with fewer than two tokens that can.
+    Raises ``ModelError`` for a model without predictions or in which no token can be removed, and
+    ``InputError`` for a text with fewer than two removable tokens.
     """
     if len(prepared.axes) > 2:
         raise ModelError(f"{model.name} reads several texts: --faithful removes tokens from one")
@@ -88,12 +88,12 @@ def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Del
 def _choose(
     model: Model, prepared: ModelInput, places: list[int]
 ) -> tuple[str, Callable[[Tensor], ModelInput]]:
-    """What stands in the place of a token, in words, and what makes copies with it."""
+    """What replaces a token, in words, and a function that makes such copies."""
     picture, inputs = prepared.picture, prepared.inputs
     if picture is not None and picture.grid is not None and len(places) == math.prod(picture.grid):
         pixels, size = inputs["pixel_values"], picture.grid
 
-        def grey(kept: Tensor) -> ModelInput:  # the mean of what the model was trained on.  [copy, token]
+        def grey(kept: Tensor) -> ModelInput:  # the mean of what the model was trained on. [copy, token]
             grid = kept[:, places].view(len(kept), 1, *size).float()  # [copy, 1, row, column]
             shown = torch.nn.functional.interpolate(grid, size=pixels.shape[-2:], mode="nearest")
             return _copies(prepared, kept, {"pixel_values": pixels * shown.to(pixels.dtype)})
@@ -118,7 +118,7 @@ def _choose(
 
 
 def _copies(prepared: ModelInput, kept: Tensor, changed: Mapping[str | int, Tensor]) -> ModelInput:
-    """As many copies of all tensors as there are rows, some of them changed."""
+    """One copy of all tensors per row, some of them changed."""
     given: list[tuple[str | int, Tensor]] = [*prepared.inputs.items(), *enumerate(prepared.arguments)]
     copied = {name: each.expand(len(kept), *each.shape[1:]) for name, each in given} | dict(changed)
     inputs = {name: each for name, each in copied.items() if isinstance(name, str)}
@@ -130,12 +130,12 @@ BLOCK = 1 << 22
 """Weights that are read at a time."""
 
 NOTHING = 1e-6
-"""The share of the largest slope below which a prediction does not hang on a row."""
+"""A prediction does not depend on a row whose gradient is below this share of the largest."""
 
 
 @dataclass(eq=False)
 class ReadRows:
-    """An observer that keeps what some rows look at, each as much as it counts: [head, key] of every call."""
+    """An observer that keeps the weighted sum of some rows of each call: [head, key]."""
 
     counts: Array  # [query]
     name: str
@@ -159,7 +159,7 @@ class ReadRows:
 def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, at: int | None) -> Array:
     """How much each row of the last layer counts for a prediction; they sum to 1.  -> [query]
 
-    That of the token ``at`` which it is made, or the rows on which its gradient hangs.
+    The row of the token ``at`` which it is made, or the rows with a gradient.
     """
     counts = np.zeros(len(prepared.tokens))
     if at is not None:
@@ -182,7 +182,7 @@ def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, a
 def weigh_heads(
     model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, counts: Array
 ) -> Mapping[Site, Array]:
-    """What each head's rows that count look at, by one way of weighing.  -> [head, key]"""
+    """The attention of each head's rows that count, under one weighing.  -> [head, key]"""
     shown = ReadRows(counts, model.name)
     weighed = model if weigh == "raw" else weigh_model(model, weigh, target)
     weighed.run(prepared, [shown])
@@ -192,9 +192,9 @@ def weigh_heads(
 def rank_tokens(
     model: Model, prepared: ModelInput, target: str | None, counts: Array
 ) -> Iterator[tuple[str, Array | AttnscopeError]]:
-    """By every way in turn, how much each token counts, or why that way does not go.  -> [key]
+    """How much each token counts under every method, or why a method does not apply.  -> [key]
 
-    Weighings are the mean over all heads of all layers, ways through the layers the last layer's map.
+    Weighings take the mean over all heads of all layers, flow methods the last layer's map.
     """
     (first, *more) = np.flatnonzero(counts).tolist()
     token = None if more else str(first)
@@ -206,7 +206,7 @@ def rank_tokens(
     def followed(method: Method) -> Array:
         result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
         _, _, weights = result.map(None, None)
-        rows = [place.start for place in weights.queries]  # of the largest flow, of one token alone
+        rows = [place.start for place in weights.queries]  # of the maximum flow, for one token
         return np.asarray(counts[rows] @ weights.values.astype(np.float64))
 
     ways: list[tuple[str, Callable[[Any], Array], tuple[str, ...]]] = [
@@ -222,16 +222,16 @@ def rank_tokens(
 
 
 STEPS = 24
-"""Steps in which tokens are taken away, at most."""
+"""Most steps in which tokens are removed."""
 
 ORDERS = 10
-"""Random orders, each from a seed of its own."""
+"""Random orders, each from its own seed."""
 
 FIRST = 3
-"""Tokens that are named of each order."""
+"""Tokens named for each order."""
 
 ALONE = "one at a time"
-"""The order in which the prediction falls when each token is taken away alone."""
+"""The order by how much the prediction falls when a token is removed alone."""
 
 
 class OrderCurves(NamedTuple):
@@ -242,9 +242,9 @@ class OrderCurves(NamedTuple):
 
 
 def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> Faithful:
-    """Which way of weighing or following attention ranks first the tokens that a prediction needs.
+    """Which method of weighing or following attention ranks first the tokens that a prediction needs.
 
-    Raises ``ModelError`` for a model without a prediction, or whose tokens cannot be taken away.
+    Raises ``ModelError`` for a model without a prediction, or whose tokens cannot be removed.
     """
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
@@ -261,9 +261,9 @@ def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> F
 def compare_weighed_heads(
     model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, selection: Selection
 ) -> Faithful:
-    """Which head ranks first the tokens that a prediction needs, by one way of weighing.
+    """Which head ranks first the tokens that a prediction needs, under one weighing.
 
-    Raises ``SelectionError`` where no head is meant.
+    Raises ``SelectionError`` if no head is selected.
     """
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
@@ -281,7 +281,7 @@ def compare_weighed_heads(
 
 
 def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, ...]) -> Faithful:
-    """The curves of every order, beside random ones and that of each token alone."""
+    """The curves of every order, beside random ones and the one-token-alone order."""
     size = len(deletion.places)
     taken = np.unique(np.linspace(0, size, min(size, STEPS) + 1).round().astype(int))
     alone = deletion.shares(np.concatenate([np.ones((1, size), bool), ~np.eye(size, dtype=bool)]))
@@ -292,7 +292,7 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     orders += [np.random.default_rng(seed).permutation(size) for seed in range(ORDERS)]
     curves = measure_orders(deletion, np.array(orders), taken)
     texts = [(deletion.prepared.tokens[place].text, place) for place in deletion.places]
-    pictured = deletion.prepared.picture is not None  # a patch has a row and a column for a name
+    pictured = deletion.prepared.picture is not None  # a patch is named by row and column
     names = [text if pictured else f"{text} {place}" for text, place in texts]
     ranked = []
     for number, (name, order) in enumerate(zip(scores, orders, strict=False)):
@@ -321,7 +321,7 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
 
 
 def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> OrderCurves:
-    """The probability along every order; ``taken`` is how many are gone at each step.  [order, place]"""
+    """The probability along every order; ``taken`` is how many are removed at each step.  [order, place]"""
     ranks = np.argsort(orders, -1)[:, None]  # [order, 1, place]
     gone = ranks < taken[:, None]  # [order, step, place]
     both = np.concatenate([~gone, gone]).reshape(-1, orders.shape[-1])
@@ -331,7 +331,7 @@ def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> OrderCurv
 
 
 def _rank(name: str, first: tuple[str, ...], curves: OrderCurves, taken: Array) -> TokenOrder:
-    """The means over orders, and the areas under them with their standard errors."""
+    """The means over orders, and the areas under them with standard errors."""
     width = np.diff(taken) / taken[-1]
     areas = [((each[:, 1:] + each[:, :-1]) / 2) @ width for each in curves]  # [order] each
     count = len(curves.deletion)
@@ -341,11 +341,11 @@ def _rank(name: str, first: tuple[str, ...], curves: OrderCurves, taken: Array) 
 
 
 CURVE = 24
-"""Columns that a curve has in a table, at most."""
+"""Most columns of a curve in a table."""
 
 
 def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:
-    """The ``top`` orders, with random ones among them where they stand; curves are drawn with ``marks``."""
+    """The ``top`` orders, with random ones at their rank; curves are drawn with ``marks``."""
     shown = replace(result, ranked=result.ranked[:top])
     random, alone = result.random, result.alone
     orders = [alone, *sorted([*shown.ranked, random], key=lambda each: each.deletion_area)]

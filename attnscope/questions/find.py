@@ -36,7 +36,7 @@ HELP = (
 )
 
 CLOSED = r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|/(?:\\.|[^/\\])*/)(?:\#\d+)?"""
-"""A phrase or a regular expression up to where its quotes or strokes close: an arrow may be in it."""
+"""A phrase or a regular expression up to its closing quotes or slash: it may contain an arrow."""
 
 SIDES = re.compile(rf"(?P<left>{CLOSED}|(?:(?!<?->).)+)\s*(?P<arrow><?->)(?P<right>.*)", re.S)
 
@@ -70,28 +70,28 @@ def parse_questions(text: str) -> tuple[Question, ...]:
 
 
 def is_question(text: str) -> bool:
-    """Whether an argument is a question, and no text."""
+    """Whether an argument is a question, not a text."""
     return "->" in text
 
 
 @dataclass(frozen=True, eq=False)
 class ResolvedQuestion:
-    """A question on the axes of one call: which rows are read, and which keys they are asked about."""
+    """A question on the axes of one call: the rows to read, and the keys asked about."""
 
     rows: dict[int, float]  # and how much each counts
     left: tuple[Group, ...]
     right: tuple[Group, ...]
     step: int | None
-    word: Tensor  # [key], the word that each key is a piece of
+    word: Tensor  # [key], the word that each key belongs to
     target: Tensor  # [word] bool
-    wanted: Tensor  # [key] bool: the target's words, or nothing of a step
-    everything: bool  # whether every word is meant
+    wanted: Tensor  # [key] bool: the target's words; empty for a step
+    everything: bool  # whether all words are asked about
 
     @classmethod
     def of(cls, question: Question, queries: Axis, keys: Axis) -> ResolvedQuestion | None:
-        """``None`` where one of the parts does not exist."""
+        """``None`` if one of the parts does not exist."""
         left, right, step = question.left.tokens(queries), question.right.tokens(keys), question.right.step
-        if question.left.step is not None:  # each key is asked about from as many tokens away
+        if question.left.step is not None:  # each key is asked about from the same distance
             far, length = question.left.step, len(queries)
             moved = (tuple(at + far for at in group if 0 <= at + far < length) for group in right)
             left, right, step = tuple(group for group in moved if group), (), -far
@@ -101,11 +101,11 @@ class ResolvedQuestion:
         for group in left:
             for row in group:
                 rows[row] = rows.get(row, 0.0) + 1 / len(group)
-        word = list(range(len(keys)))  # a step counts tokens; else words, and the groups that are meant
+        word = list(range(len(keys)))  # a step counts tokens; otherwise words, and the selected groups
         if step is None:
             meant = {key for group in right for key in group}
             for _, group in word_groups(keys):
-                rest = [key for key in group if key not in meant]  # of a word, a piece may be meant
+                rest = [key for key in group if key not in meant]  # a part may be a piece of a word
                 for key in rest:
                     word[key] = rest[0]
             for group in right:
@@ -120,12 +120,13 @@ class ResolvedQuestion:
 
 @record("a head's answer")
 class HeadScore:
-    """How much of what one head does answers a question.
+    """How much of one head's attention answers a question.
 
-    ``weight`` is the share of the attention of the left part that goes to the right part, ``baseline`` the
-    same of even attention over the open keys, and ``rank`` the place of the right part's heaviest word among
-    all words of the row: 1 is the heaviest; ``None`` where every word is meant. All are means over the
-    ``rows`` of the left part that may look at the right part at all; rows of one word's pieces count as one.
+    ``weight`` is the share of the attention of the left part that goes to the right part, ``baseline``
+    the same of even attention over the open keys, and ``rank`` the place of the right part's heaviest
+    word among all words of the row: 1 is the heaviest; ``None`` if every word is meant. All are means
+    over the ``rows`` of the left part that can attend to the right part; rows of one word's pieces count
+    as one.
     """
 
     head: Annotated[Head, ADDRESS]
@@ -137,20 +138,20 @@ class HeadScore:
 
 @dataclass(eq=False)
 class QuestionSums:
-    """What the rows of one call add up to, for one question."""
+    """The sums of one call's rows, for one question."""
 
     question: int
     site: Site
     count: InitVar[int]  # of heads
     asked: ResolvedQuestion
-    share: float = 0.0  # of the rows that are in the sums
+    share: float = 0.0  # of the rows in the sums
     rows: int = 0
 
     def __post_init__(self, count: int) -> None:
         self.weight, self.baseline, self.rank = torch.zeros(3, count, dtype=torch.float64)  # [head] each
 
     def add(self, weights: Tensor, allowed: Tensor, start: int) -> None:
-        """Rows of the call, [batch, head, row, key], from row ``start`` on."""
+        """Add rows of the call, [batch, head, row, key], from row ``start`` on."""
         count = weights.shape[2]
         mine = [row for row in range(start, start + count) if row in self.asked.rows]
         if not mine:
@@ -180,7 +181,7 @@ class QuestionSums:
         self._count(mine, given, opened.any(0).any(0), even, heavier)
 
     def add_statistics(self, statistics: Statistics) -> None:
-        """All rows of a call that the fused pass has read."""
+        """Add all rows of a call from the fused pass."""
         assert self.asked.step is not None
         low, high = statistics.runs.low, statistics.runs.high  # [text, row]
         key = torch.arange(low.shape[1]) + self.asked.step
@@ -191,7 +192,7 @@ class QuestionSums:
         self._count(mine, given, opened.any(0)[mine], even[:, mine], heavier)
 
     def _count(self, mine: list[int], given: Tensor, able: Tensor, even: Tensor, heavier: Tensor) -> None:
-        """Rows by number: what they give, [batch, head, row], and which of them may look there at all."""
+        """Count rows by number: their weights, [batch, head, row], and which can attend there."""
         share = torch.tensor([self.asked.rows[row] for row in mine], dtype=torch.float64) * able
         self.weight += given.mean(0, dtype=torch.float64) @ share
         self.baseline += even @ share
@@ -200,7 +201,7 @@ class QuestionSums:
         self.rows += int(able.sum())
 
     def heads(self, numbers: Sequence[int]) -> list[HeadScore]:
-        """The means, a head each; none where no row could look."""
+        """The means, one per head; empty if no row could attend."""
         if not self.share:
             return []
         layer, kind, ranked = self.site.layer, self.site.kind, not self.asked.everything
@@ -217,7 +218,7 @@ NAMED = 6
 
 @record("a question")
 class QuestionResult:
-    """All heads that a question is about, the one that looks most first, and what to know of the question."""
+    """All heads that a question applies to, the largest share first, and notes."""
 
     question: Annotated[Question, Meaning("as it was asked", shape=str, plain=str)]
     heads: Annotated[tuple[HeadScore, ...], Meaning("every head, the one that looks most first")]
@@ -238,7 +239,7 @@ class QuestionResult:
         }
 
     def table(self, top: int, notes: tuple[str, ...] = (), command: str = "") -> Table:
-        """The heads that look most, a line each."""
+        """The heads with the largest shares, one line each."""
         notes = (*self.notes, *notes)
         if not self.heads:
             return Table(title=str(self.question), notes=notes, command=command)
@@ -268,7 +269,7 @@ LISTED = 8
 
 
 def of_found(result: FindResult, top: int = LISTED, opening: str | None = None) -> Answer:
-    """For each question a map of all heads, and those that look most; ``opening`` is what shows a head."""
+    """For each question a map of all heads, and the top ones; ``opening`` is the command for one."""
     views: list[View] = [Table(subtitle=result.title)]
     pictures: dict[str, HeadMap] = {}
     command = ""
@@ -288,7 +289,7 @@ def of_found(result: FindResult, top: int = LISTED, opening: str | None = None) 
 
 
 def _csv_rows(result: FindResult) -> Iterator[tuple[object, ...]]:
-    """A line for each head of each question."""
+    """One line per head of each question."""
     yield "question", "kind", "layer", "head", "weight", "baseline", "rank", "rows"
     for answer in result.answers:
         for each in answer.heads:
@@ -299,14 +300,13 @@ def _csv_rows(result: FindResult) -> Iterator[tuple[object, ...]]:
 def find_heads(
     model: Model, prepared: ModelInput, questions: Sequence[Question], selection: Selection | None = None
 ) -> FindResult:
-    """Run the model once, and rank its heads by how much they look from one part of the text to another.
+    """Run the model once, and rank its heads by their attention from one part of the text to another.
 
-    Only the rows of the left parts are computed; where those are all, and each is asked about the key at one
-    distance, the fused pass tells of it. Rows of a word's pieces are averaged, its columns summed; of
-    several places that a part fits, rows are averaged and columns summed. In cross-attention the left part is
-    one of the decoder's, the right part one of the encoder's. A question without an answer (a part that does
-    not exist, or keys that are masked) has no heads, and a note that says why. Raises ``SelectionError``
-    where no question has an answer.
+    Only the rows of the left parts are computed; if those are all rows, each asked about the key at one
+    distance, the fused pass answers. Rows of a word's pieces are averaged, its columns summed; likewise
+    for several places that match a part. In cross-attention the left part is in the decoder, the right
+    part in the encoder. A question without an answer (a part that does not exist, or masked keys) has no
+    heads, and a note says why. Raises ``SelectionError`` if no question has an answer.
     """
     selection = selection or Selection()
     observer, fused = _Questions(tuple(questions)), None
@@ -333,7 +333,7 @@ def find_heads(
 
 
 def asks_all_rows(questions: Sequence[Question]) -> bool:
-    """Whether all of a text's rows are asked about one key each: the fused pass tells that."""
+    """Whether every row of a text is asked about one key: then the fused pass can answer."""
     return all(
         one.everything and other.step is not None
         for left, right in ((each.left, each.right) for each in questions)
@@ -342,7 +342,7 @@ def asks_all_rows(questions: Sequence[Question]) -> bool:
 
 
 def _step(question: Question) -> int:
-    """How far from its row the key of a question stands that counts tokens."""
+    """The distance in tokens from a row to its key, for a question with a step."""
     return -(question.left.step or 0) if question.right.step is None else question.right.step
 
 
@@ -356,7 +356,7 @@ class _Questions(RowObserver):
 
     def begin(self, attention: Attention) -> _QuestionRows | None:
         axes = attention.queries, attention.keys
-        # looked for once, for all calls that have the same axes
+        # looked up once, for all calls with the same axes
         resolved = next((resolved for known, resolved in self.resolved if known == axes), None)
         if resolved is None:
             resolved = [ResolvedQuestion.of(question, *axes) for question in self.questions]
@@ -397,7 +397,7 @@ class _QuestionRows:
 
 
 def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
-    """Where a part stands at several places, and rows that cannot look."""
+    """Notes on parts that match several places, and on rows that cannot attend."""
     notes = []
     asked = sums[0].asked
     left = question.left if question.left.step is None else question.right
@@ -413,7 +413,7 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
 
 
 def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) -> str:
-    """Why a question has no answer: what does not exist, or what no row may look at."""
+    """Why a question has no answer: what does not exist, or which keys are masked."""
     kinds = sentences.kinds_of(sites)
     sides = [axes for kind, axes in prepared.axes.items() if kind in kinds]
     parts = (question.left, question.right)
@@ -436,7 +436,7 @@ def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Si
 
 
 def _absent(part: TextPart, axis: Axis, side: str) -> str:
-    """That a part does not exist, and what is near it."""
+    """The message that a part does not exist, with near matches."""
     name, number = part.place
     if part.text.isdigit():
         return f"no token {part.text} among the {side}, which are 0 to {len(axis) - 1:,}"

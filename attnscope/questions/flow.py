@@ -1,4 +1,4 @@
-"""What the tokens of a layer are made of: attention followed through all layers, heads averaged."""
+"""Contributions of input tokens: attention followed through all layers, heads averaged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BLOCK = 1 << 23
 
 @dataclass(eq=False)
 class Mixing:
-    """An observer that keeps the mean of all heads of each call, or of what in them raises a prediction."""
+    """An observer that keeps each call's mean over heads, or the part of it that raises a prediction."""
 
     slopes: Mapping[Site, Tensor] | None
     name: str
@@ -45,7 +45,7 @@ class Mixing:
     forms: dict[str, None] = field(default_factory=dict)  # where norms were found around it
     matrices: dict[Site, Array] = field(
         default_factory=dict
-    )  # [query, key]; of ALTI across, the residual last
+    )  # [query, key]; for ALTI across sequences, the residual last
     axes: dict[Site, tuple[Axis, Axis]] = field(default_factory=dict)
     in_parts: dict[str, str] = field(default_factory=dict)  # kinds that cannot be followed, and why
 
@@ -69,9 +69,9 @@ class Mixing:
         self.axes[site] = attention.queries, attention.keys
 
     def leave_out(self) -> tuple[str, ...]:
-        """Let kinds that attend in parts go, as the tower of a tiled picture does, and say so.
+        """Drop kinds that attend in parts, such as the tower of a tiled picture, with a note.
 
-        Raises ``ModelError`` where nothing else can be followed, and where the tokens of a kind change.
+        Raises ``ModelError`` if nothing else can be followed, and if the tokens of a kind change.
         """
         reasons = tuple(self.in_parts.values())
         kinds = {site.kind for site in self.matrices} - set(self.in_parts)
@@ -90,7 +90,7 @@ class Mixing:
         return reasons
 
     def _amounts(self, attention: Attention) -> Amounts | None:
-        """What is followed in place of the weights. Raises ``ModelError`` where a block cannot be."""
+        """What is followed instead of the weights. Raises ``ModelError`` if a block cannot be followed."""
         site = attention.site
         if self.residuals is not None:
             found, residual = self.residuals.found.get(site), self.residuals.of(site)
@@ -107,22 +107,22 @@ class Mixing:
             return None
         slope = self.slopes.get(site)
         if attention.values is None or slope is None:
-            return lambda rows, _, heads: rows * 0  # the prediction does not hang on it
+            return lambda rows, _, heads: rows * 0  # the prediction does not depend on it
         return by_gradient(Values.of(attention.values, attention.heads, None), slope)
 
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
 
 Rows: TypeAlias = "Sequence[int] | None"
-"""Rows that are asked for, ``None`` for all."""
+"""Requested rows, ``None`` for all."""
 
 MOST_FLOWS = 64
-"""Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
+"""Most tokens with maximum flows between all of them; a single token's have no such limit."""
 
 
 @record("the map of a layer", eq=False)
 class FlowMap:
-    """What the tokens of one layer are made of."""
+    """The input tokens' contributions to the tokens of one layer."""
 
     kind: Annotated[str, Meaning("its kind of attention", shape=Kind)]
     layer: Annotated[int, Meaning("its number")]
@@ -136,9 +136,9 @@ class FlowMap:
 
 @record("how much each input token contributes to each position, layer by layer", "flow", eq=False)
 class Flow:
-    """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's.
+    """By kind of attention, a map for each layer ``[query, key]``: the contribution of each input token.
 
-    A map has the rows that were computed: of the largest flow of one token, that token's alone.
+    A map has the computed rows only: for the maximum flow of one token, that token's alone.
     """
 
     method: Annotated[Method, Meaning("how attention was followed")]
@@ -165,7 +165,7 @@ class Flow:
         )
 
     def titled(self, kind: str, layer: int) -> str:
-        """What one map is: the method, as far as which layer, of which model."""
+        """A map's title: the method, the layer, and the model."""
         return f"{self.method} through layers 0-{layer} · {self.title} · {kind_title(kind)}"
 
     def map(self, kind: str | None, layer: int | None) -> tuple[str, int, Weights]:
@@ -195,10 +195,10 @@ def follow_flow(
 ) -> Flow:
     """Run the model once, and follow attention through its layers.
 
-    ``relevance`` takes one backward pass more, of the prediction ``target``. ``token`` leaves its rows of the
-    largest flows. Raises ``ModelError`` where tokens cannot be followed through all layers.
+    ``relevance`` needs one backward pass, from the prediction ``target``. ``token`` limits maximum flows
+    to its rows. Raises ``ModelError`` if tokens cannot be followed through all layers.
     """
-    if method in ("relevance", "alti"):  # which ask more of a pass than its weights
+    if method in ("relevance", "alti"):  # these need more of a pass than its weights
         if isinstance(model, FileModel):
             raise ModelError(f"{model.name} is {model.what} and keeps no values: give the model for {method}")
         prepared = replace(prepared, replay=None)
@@ -216,7 +216,7 @@ def follow_flow(
     maps: dict[str, list[tuple[int, Weights]]] = {}
     kinds = kinds_of(mixing.matrices)
     sides = [[site for site in mixing.matrices if site.kind == kind] for kind in kinds]
-    if "cross" in kinds:  # which joins both sides; else kind by kind, as an encoder's
+    if "cross" in kinds:  # joins both sides; otherwise each kind alone, like an encoder's
         sides = [[*mixing.matrices]]
     followed = (made for sites in sides for made in _through(sites, mixing, method, selection, token))
     for kind, layer, values, axes in followed:
@@ -234,7 +234,7 @@ def follow_flow(
 def _flows(
     steps: Sequence[tuple[str, Array]], own: int, other: int, rows: Rows, of_other: Rows
 ) -> Iterator[Array | flow.Both]:
-    """The largest flows up to each step, as ``roll_out``, of some tokens of either side or of all."""
+    """The maximum flows up to each step, as ``roll_out``, for some tokens of either side or for all."""
     size = max(0 if rows is not None else own, 0 if of_other is not None else other)
     if size > MOST_FLOWS:
         raise SelectionError(
@@ -264,7 +264,7 @@ def _only(coarsening: Coarsening, token: str) -> Coarsening | None:
 def _through(
     sites: Sequence[Site], mixing: Mixing, method: Method, selection: Selection, token: str | None
 ) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
-    """What the tokens are made of after each of these calls: a decoder's, of tokens of both sides."""
+    """The contributions after each of these calls: for a decoder, to tokens of both sides."""
     crossed = next((mixing.axes[site] for site in sites if site.kind == "cross"), None)
     axes_of_both = crossed or (range(0), mixing.axes[sites[0]][0])
     own, other = map(len, axes_of_both)
@@ -306,7 +306,7 @@ VERBS = "is made of", "goes into"
 
 
 def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int], scale: Scale) -> Grid:
-    """The maps of several layers as thumbnails, a line a layer."""
+    """The maps of several layers as thumbnails, one line per layer."""
     kind, _, _ = result.map(kind, None)
     maps = ((layer, result.map(kind, layer)[2]) for layer in layers)
     made = grid(
@@ -322,7 +322,7 @@ def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int], scale:
 def focus_token(
     result: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
 ) -> TokenView:
-    """What one token of a layer is made of, and which of the layer's tokens it goes into."""
+    """The contributions to one token of a layer, and of the same input token to all of the layer."""
     kind, layer, weights = result.map(kind, layer)
     row = find_place(weights.queries, token)
     place = weights.queries[row]
@@ -355,7 +355,7 @@ def of_flow(
     scale: Scale = "fixed",
     pictures: Sequence[Picture] = (),
 ) -> Answer:
-    """The map of one layer, small maps of several, or what one token is made of and goes into."""
+    """The map of one layer, small maps of several, or the contributions to and from one token."""
     view: Any
     layer = layers[0] if layers else None
     if layers is not None and len(layers) > 1:
@@ -368,7 +368,7 @@ def of_flow(
         view = heatmap(weights, title=title, subtitle=result.subtitle, scale=scale, notes=result.notes)
 
     def all_layers() -> tuple[Kinds, str, tuple[str, ...]]:
-        """The maps of all layers for a file of data, each as a layer of one head."""
+        """The maps of all layers for a data file, each as a layer of one head."""
         kinds = {
             kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
             for kind, layers in result.maps.items()

@@ -1,4 +1,4 @@
-"""How well heads find answers that are known: a file of questions, asked in one pass over its texts."""
+"""How well heads find known answers: a file of questions, asked in one pass over its texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from attnscope.views.table import Column, Table
 
 @dataclass
 class GoldTotals:
-    """Sums over batches, and what they are of: ``others`` are labels that were not asked for.
+    """Sums over batches, and notes on them: ``others`` are labels that were not asked about.
 
     ``lost`` pairs could not be asked, and attention of the kinds ``skipped`` is not over the tokens.
     """
@@ -76,11 +76,11 @@ Error: TypeAlias = Annotated[float | None, Meaning("its standard error over text
 class GoldScore:
     """How well one head finds the answers of a label in one direction, over ``rows`` questions.
 
-    ``accuracy`` is the share of the questions whose row has its largest word among the answers, ``weight``
-    what the answers get on average and ``baseline`` what they get of even attention. ``fixed`` is the
-    accuracy of the word that is ``offset`` words away, the best such distance. ``chosen`` is the accuracy on
-    the texts on which heads are ranked, ``aer`` the alignment error rate, where the answers are a whole
-    alignment. Each ``error`` is a standard error over texts.
+    ``accuracy`` is the share of questions whose row has its largest word among the answers, ``weight``
+    the mean weight on the answers and ``baseline`` the same for even attention. ``fixed`` is the accuracy
+    of the word ``offset`` words away, the best such distance. ``chosen`` is the accuracy on the texts by
+    which heads are ranked, ``aer`` the alignment error rate, if the answers are a full alignment. Each
+    ``error`` is a standard error over texts.
     """
 
     head: Annotated[Head, ADDRESS]
@@ -103,7 +103,7 @@ class GoldScore:
 
 @record("a label in one direction")
 class LabelScores:
-    """All heads by how well they find the answers of one label in one direction, the best first."""
+    """All heads by how well they find the answers of one label in one direction, best first."""
 
     label: Annotated[str, Meaning("the label of the file")]
     way: Annotated[str, Meaning("which words look at which", name="direction")]
@@ -147,7 +147,7 @@ def _score(
 ) -> Iterator[GoldScore]:
     """The figures of each head on ``scored``, beside the distance that is best on ``chosen``.
 
-    ``rates`` are its agreements with an alignment, where there is one.
+    ``rates`` are its agreements with an alignment, if there is one.
     """
     offset = int(chosen.offsets[0].argmax())
     rows = float(scored.asked[0])
@@ -171,7 +171,7 @@ def _score(
 
 @record("heads by how many known answers they find (--gold)", "find")
 class GoldResult:
-    """Every label and direction, those with the most questions first, and what to know."""
+    """Every label and direction, those with the most questions first, and notes."""
 
     title: str
     labels: Annotated[tuple[LabelScores, ...], Meaning("every label and direction, the most frequent first")]
@@ -190,9 +190,9 @@ def find_gold(
 ) -> GoldResult:
     """Ask every head all questions of a file, in one pass over its texts.
 
-    ``relations`` asks for these labels alone, or those with these before a colon. With ``held_out`` heads are
-    ranked and offsets chosen on every other text, and the figures are those of the texts between. A file
-    without questions that can be asked raises ``InputError``.
+    ``relations`` limits the labels to these, and those with these before a colon. With ``held_out``,
+    heads are ranked and offsets chosen on every other text, and the figures are from the remaining ones.
+    Raises ``InputError`` for a file without usable questions.
     """
     work = _GoldWork(model, file, selection or Selection(), run, GoldTotals())
     work.relations = tuple(relations)
@@ -207,7 +207,7 @@ def find_gold(
 
 
 _Share = tuple[GoldSums, set[Kind], int]
-"""The sums of a batch, the kinds of attention that are not over the tokens, and how many pairs were lost."""
+"""The sums of a batch, the kinds of attention that are not over the tokens, and the number of lost pairs."""
 
 
 class _GoldWork(CorpusWork[GoldText]):
@@ -252,7 +252,7 @@ class _GoldWork(CorpusWork[GoldText]):
         self.total.lost += lost
 
     def _meant(self, text: ReadText[GoldText]) -> ReadText[GoldText]:
-        """The text with the pairs that are asked for; nsubj asks for nsubj:pass, too."""
+        """The text with the requested pairs; nsubj includes nsubj:pass."""
         if not self.relations:
             return text
         labels = {pair.label for pair in text.entry.pairs}
@@ -294,17 +294,17 @@ def _count(number: int, thing: str) -> str:
 
 
 RARE = 10
-"""Times that one direction of a label may be asked more often than the other, and both be listed."""
+"""A direction is not listed if the other one of its label is asked more than this many times as often."""
 
 
 def of_gold(result: GoldResult, top: int = 1) -> Answer:
-    """For each label the ``top`` heads that find most answers, with their errors where there is room."""
+    """For each label the ``top`` heads that find most answers, with errors if there is room."""
     table = replace(_table(result, top, wide=True), narrow=_table(result, top, wide=False))
     return Answer((table,), {}, lambda: result, lambda: _csv_rows(result, top))
 
 
 def _comparable(result: GoldResult) -> dict[str, list[tuple[LabelScores, GoldScore]]]:
-    """The heads of each label in both directions, best first, without a direction that is hardly asked."""
+    """The heads of each label in both directions, best first, without a direction that is rarely asked."""
     by_label: dict[str, list[tuple[LabelScores, GoldScore]]] = {}
     for each in result.labels:
         by_label.setdefault(each.label, []).extend((each, head) for head in each.heads)
@@ -316,7 +316,7 @@ def _comparable(result: GoldResult) -> dict[str, list[tuple[LabelScores, GoldSco
 
 
 def _csv_rows(result: GoldResult, top: int) -> Iterator[list[Any]]:
-    """The columns, then a line for each head of each label and direction; ``printed`` marks the table's."""
+    """The columns, then one line per head, label and direction; ``printed`` marks the table's."""
     printed = {id(head) for rows in _comparable(result).values() for _, head in rows[:top]}
     for number, each in enumerate(result.labels):
         for place, head in enumerate(each.heads):
@@ -361,7 +361,7 @@ def _table(result: GoldResult, top: int, *, wide: bool) -> Table:
 
 
 def _cells(head: GoldScore, rate: bool, wide: bool) -> list[str]:
-    """The figures of a head; the error of the weight where there is room."""
+    """The figures of a head; with the error of the weight if there is room."""
     fixed = f"{head.fixed:.2f} at {head.offset:+d}"
     weight = f"{_ratio(head.weight, head.weight_error if wide else None)} ({round_short(head.baseline)})"
     aer = [] if not rate else ["" if head.aer is None else _ratio(head.aer, head.aer_error)]
@@ -374,7 +374,7 @@ def _ratio(value: float, error: float | None) -> str:
 
 
 def _table_notes(result: GoldResult, better: int, labels: int, rate: bool) -> list[str]:
-    """What stands in the table."""
+    """Notes on the table's columns."""
     most = "the head" if labels == 1 else f"for {better:,} of {labels:,} labels the head"
     rest = "is right more often than the word at a fixed distance (the other lines are dim)"
     if labels == 1:

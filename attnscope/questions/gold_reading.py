@@ -1,4 +1,4 @@
-"""How the questions of a file are asked of every row of a call, and what they add up to."""
+"""How a file's questions are asked of every row of a call, and their sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnscope.questions.selection import Selection
 from attnscope.storage.gold import GoldFile, GoldPair, GoldText, Span
 
 REACH = 100
-"""Words: no fixed offset that is farther is tried as a baseline."""
+"""Most words of a fixed offset that is tried as a baseline."""
 
 
 class Ratio(NamedTuple):
@@ -35,9 +35,10 @@ class Ratio(NamedTuple):
 class SiteSums:
     """The sums of one site, all float64.
 
-    ``asked`` counts questions, ``texts`` those with any; ``asked_squared`` adds up the squares of the texts'
-    counts. ``right`` and ``weight`` add up by head the sum of each text, its square, and its product with the
-    text's count; ``even`` adds up the weight on even attention, ``offsets`` the answers at each distance.
+    ``asked`` counts questions, ``texts`` the texts with any; ``asked_squared`` sums the squares of the
+    texts' counts. ``right`` and ``weight`` hold, by head, sums over texts of each text's sum, its square,
+    and its product with the text's count; ``even`` sums the weight on even attention, ``offsets`` the
+    answers at each distance.
     """
 
     asked: Tensor  # [slot]
@@ -50,7 +51,7 @@ class SiteSums:
 
     @classmethod
     def zeros(cls, slots: int, heads: int) -> SiteSums:
-        """Nothing yet."""
+        """No sums yet."""
         shapes = ((slots,),) * 4 + ((slots, 2 * REACH + 1),) + ((slots, 3, heads),) * 2
         return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
@@ -62,7 +63,7 @@ class SiteSums:
             setattr(self, each.name, _grown(mine, size) + _grown(more, size))
 
     def add_units(self, slot: Tensor, asked: Tensor, even: Tensor, right: Tensor, weight: Tensor) -> None:
-        """Add what each text has for a slot: [unit] each, and by head [unit, head]."""
+        """Add a slot's values for each text: [unit] each, and by head [unit, head]."""
         self.asked.index_add_(0, slot, asked)
         self.asked_squared.index_add_(0, slot, asked.square())
         self.texts.index_add_(0, slot, (asked > 0).double())
@@ -75,9 +76,9 @@ class SiteSums:
         return SiteSums(*(getattr(self, each.name)[rows].sum(0, keepdim=True) for each in fields(self)))
 
     def ratios(self, sums: Tensor) -> list[Ratio]:
-        """The means of a slot that stands alone, and their standard errors, by head.  [1, 3, head]
+        """The means of a single slot, and their standard errors, by head.  [1, 3, head]
 
-        The error is that of a ratio of sums over texts, as ``measures.sums.Sums.figures`` has it.
+        The error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``.
         """
         (total, squares, products), asked, texts = sums[0], self.asked[0], float(self.texts[0])
         means = total / asked
@@ -97,7 +98,7 @@ class GoldSums:
         self.heads: dict[Site, tuple[int, ...]] = {}
 
     def at(self, site: Site, heads: tuple[int, ...], slots: int) -> SiteSums:
-        """The sums of a site, made when they are first asked for."""
+        """The sums of a site, made on first use."""
         if site not in self.sites:
             self.sites[site], self.heads[site] = SiteSums.zeros(slots, len(heads)), heads
         return self.sites[site]
@@ -112,7 +113,7 @@ class GoldSums:
 
     @classmethod
     def from_state(cls, state: Sequence[Mapping[str, Any]], slots: int) -> GoldSums:
-        """What ``state`` wrote down, of at most so many slots. Raises ``ValueError``."""
+        """What ``state`` saved, of at most ``most`` slots. Raises ``ValueError``."""
         made = cls()
         for entry in state:
             heads = tuple(entry["heads"])
@@ -137,20 +138,20 @@ def _grown(sums: Tensor, size: int) -> Tensor:
 
 
 MOST_LABELS = 1000
-"""Labels that a file may have; there are figures of every head for each."""
+"""Most labels of a file; there are figures of every head for each."""
 
 Slot: TypeAlias = "tuple[str, int] | None"
-"""A label and a direction (0: left to right); ``None`` is the agreement with a whole alignment."""
+"""A label and a direction (0: left to right); ``None`` is the agreement with a full alignment."""
 
 
 @dataclass
 class Slots:
-    """A number for each label and direction, and within it for each half of the corpus."""
+    """A number for each label and direction, and for each half of the corpus within it."""
 
     numbers: dict[Slot, int] = field(default_factory=dict)
 
     def number(self, slot: Slot, half: int) -> int:
-        """The place of the sums. Raises ``InputError`` where there are too many labels."""
+        """The place of the sums. Raises ``InputError`` for too many labels."""
         if len(self.numbers) > 2 * MOST_LABELS:
             raise InputError(f"there are more than {MOST_LABELS:,} labels: ask for some with --relation")
         return 2 * self.numbers.setdefault(slot, len(self.numbers)) + half
@@ -163,10 +164,10 @@ class Slots:
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """The tokens of one axis in groups: a group for each word that has tokens, and each token in none.
+    """The tokens of one axis in groups: one for each word that has tokens, and one for each other token.
 
-    ``of_token`` is the group of each token, numbered by their first tokens; ``of_word`` those of the words.
-    ``special`` groups are no candidates.
+    ``of_token`` is the group of each token, numbered by their first tokens; ``of_word`` those of the
+    words. ``special`` groups are not candidates.
     """
 
     of_token: tuple[int, ...]
@@ -180,10 +181,10 @@ class Grouping:
 
 
 def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> Grouping:
-    """Which tokens make up each word of a text: those that have most of their characters in it.
+    """Which tokens make up each word of a text: those with most of their characters in it.
 
-    A piece without characters, which the text spells otherwise or not at all, goes with the piece of its word
-    that stands before it, or else behind.
+    A piece without characters, which the text spells otherwise or not at all, joins the piece of its word
+    before it, or else after it.
     """
     starts = [start for start, _ in words]
     places = locate_tokens(tokens, text)
@@ -215,7 +216,7 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
 
 
 def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | None:
-    """The word that most of the characters of a token are in, the first of several."""
+    """The word with most of a token's characters, the first of several."""
     best, most = None, 0
     first = max(0, bisect_right(starts, place[0]) - 1)
     for number in range(first, len(words)):
@@ -232,8 +233,8 @@ def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | No
 class GoldQuestions:
     """The questions of a batch about one kind of attention.
 
-    A question is a row (a group of tokens of one text) and the keys (groups) that are right; an answer is one
-    of these. A unit is what a text has for one slot.
+    A question is a row (a group of tokens of one text) and the keys (groups) that are right; an answer is
+    one of these. A unit is one text's share of one slot.
     """
 
     rows: list[Grouping] = field(default_factory=list)  # by text
@@ -265,7 +266,7 @@ class GoldQuestions:
                     self._add(questions, slots.number((label, way), half))
 
     def ask_alignment(self, pairs: Iterable[GoldPair], slots: Slots, half: int) -> None:
-        """Add the agreement with an alignment, its sure links and all: 1 - AER (Och and Ney 2003)."""
+        """Add the agreement with an alignment, its sure links and all links: 1 - AER (Och and Ney 2003)."""
         rows, keys = self.rows[-1], self.keys[-1]
         possible: dict[int, dict[int, int]] = {}
         sure: dict[int, dict[int, int]] = {}
@@ -335,16 +336,16 @@ def ask_batch(texts: Sequence[ReadText[GoldText]], file: GoldFile, slots: Slots)
 
 
 BLOCK = 1 << 22
-"""Weights that are looked at together: 16 MB in float32."""
+"""Weights that are processed together: 16 MB in float32."""
 
 
 @dataclass(eq=False)
 class GoldReading:
-    """Reads every row of a call in blocks that cut no word, and keeps sums alone.
+    """Reads every row of a call in blocks that split no word, and keeps only sums.
 
-    Of a word's pieces, rows are averaged and columns summed. A row is right if the word with its largest sum,
-    special tokens and itself aside, is one of the answers (Clark et al. 2019, section 4.2). A question whose
-    answers are all masked is not asked.
+    Of a word's pieces, rows are averaged and columns summed. A row is right if the word with its largest
+    sum, except special tokens and itself, is one of the answers (Clark et al. 2019, section 4.2). A
+    question with all answers masked is skipped.
     """
 
     asked: Mapping[Kind, GoldQuestions]
@@ -392,7 +393,7 @@ class _RowBlock:
 
 
 class _Tables:
-    """The questions of a batch as tensors, which the layers of a kind share."""
+    """The questions of a batch as tensors, shared by the layers of a kind."""
 
     def __init__(self, asked: GoldQuestions) -> None:
         self.asked = asked
@@ -408,7 +409,7 @@ class _Tables:
             self.excluded[number, list(each.special)] = True
         before = self.of_row.cummax(1).values[:, :-1]
         after = self.of_row.flip(1).cummin(1).values.flip(1)[:, 1:]
-        between = (before < after).all(0).nonzero()[:, 0] + 1  # rows before which no text parts a word
+        between = (before < after).all(0).nonzero()[:, 0] + 1  # rows before which no text splits a word
         self.cuts = [0, *between.tolist(), self.of_row.shape[1]]
         self._blocks: dict[tuple[int, int], _RowBlock] = {}
 
@@ -466,7 +467,7 @@ class _Tables:
 
 
 class _Units:
-    """What the questions of one call add up to, text by text: [unit], or [unit, head] of the heads."""
+    """Sums over the questions of one call, text by text: [unit], or [unit, head]."""
 
     def __init__(self, tables: _Tables, heads: int) -> None:
         self.tables = tables
@@ -475,7 +476,7 @@ class _Units:
         self._offsets: list[tuple[Tensor, Tensor]] = []  # slots and distances of answers
 
     def add(self, block: _RowBlock, rows: Tensor, allowed: Tensor) -> None:
-        """A block of whole words.  [text, head, row, key], and the keys left open"""
+        """Add a block of whole words.  [text, head, row, key], and the keys left open"""
         tables = self.tables
         words = tables.words(rows.float(), block)
         even = allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)

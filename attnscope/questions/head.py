@@ -1,4 +1,4 @@
-"""One head of a text: its picture, what was measured of it, and the call that it was seen in."""
+"""One head of a text: its picture, its figures, and its call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from attnscope.views.heatmap import HeadRow, head_row
 
 
 def find_figures(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadFigures, ...] | None:
-    """The figures of a trace, if these measures and no others were taken; ``None`` for any other input."""
+    """The figures of a trace, if exactly these measures were taken; ``None`` for any other input."""
     known = prepared.figures
     if known is None or any({*head.figures, *head.absent} != set(names) for head in known):
         return None
@@ -37,7 +37,7 @@ def find_figures(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadFigure
 def pick_figures(
     figures: Sequence[HeadFigures], record: Record, selection: Selection
 ) -> tuple[HeadFigures, ...]:
-    """Those of the heads that are meant."""
+    """Those of the selected heads."""
     counts = {site.site: site.heads for site in record.sites}
     return tuple(
         head for head in figures if head.head in (selection.heads(head.site, counts[head.site]) or ())
@@ -45,18 +45,18 @@ def pick_figures(
 
 
 LARGEST = 1024
-"""Rows and columns of a head that are kept; a longer text is pooled to as many."""
+"""Rows and columns of a head that are kept; a longer text is pooled."""
 
 READINGS = (
     "entropy", "effective_keys", "confidence",
     "distance", "previous", "self", "next", "first", "special", "no_key",
 )  # fmt: skip
-"""The measures that stand under a head's picture."""
+"""The measures shown under a head's picture."""
 
 
 @record("one head (--head)", "show", eq=False)
 class OneHead:
-    """One head's picture, its figures, and the call that it was seen in."""
+    """One head's picture, its figures, and its call."""
 
     heatmap: Heatmap
     figures: Annotated[HeadFigures, Meaning("its figures", name="head")]
@@ -70,17 +70,17 @@ class OneHead:
 
     @derived("the rows' texts")
     def queries(self) -> list[str]:
-        """What looks."""
+        """The labels of the rows."""
         return [place.text for place in self.heatmap.weights.queries]
 
     @derived("the columns' texts")
     def keys(self) -> list[str]:
-        """What is looked at."""
+        """The labels of the columns."""
         return [place.text for place in self.heatmap.weights.keys]
 
     @derived("[query, key], rounded to 7 digits; null where masked or hidden")
     def weights(self) -> list[list[float | None]]:
-        """Its weights as they are shown."""
+        """Its weights as shown."""
         blank = self.heatmap.masked | self.heatmap.hidden
         return [
             [None if empty else round(float(value), 7) for value, empty in zip(*row, strict=True)]
@@ -89,13 +89,13 @@ class OneHead:
 
     @derived("[query, key], true where --min-weight hides a weight", optional=True)
     def hidden(self) -> list[list[bool]] | None:
-        """Which of its weights are hidden, if any may be."""
+        """Which of its weights are hidden, if any."""
         return self.heatmap.hidden.tolist() if self.heatmap.min_weight else None
 
 
 @record("several heads (--head L0H2,L1H5)", "show", eq=False)
 class SeveralHeads:
-    """Heads side by side, with one scale."""
+    """Heads side by side on one scale."""
 
     heads: Annotated[tuple[OneHead, ...], Meaning("each head, in the order of --head")]
     view: HeadRow
@@ -107,10 +107,10 @@ class SeveralHeads:
 
 
 def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = None) -> OneHead:
-    """Run the model once, and keep and measure the one head that is meant.
+    """Run the model once, and keep and measure one head.
 
-    Where it exists in several kinds of attention the first is shown, and a note names the others. The
-    ``losses`` of its columns stand below it. Raises ``SelectionError`` if there is no such head, or if its
+    If it exists in several kinds of attention the first is shown, and a note names the others. ``losses``
+    of its columns are drawn below it. Raises ``SelectionError`` if there is no such head, or if its
     columns are other tokens.
     """
     selection = selection_of(asked)
@@ -122,7 +122,7 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = 
 def several_heads(
     model: Model, prepared: ModelInput, selection: Selection, heads: Sequence[Head | str]
 ) -> SeveralHeads:
-    """The same of several heads, side by side with one scale; their rows and columns must be the same.
+    """Likewise for several heads, side by side on one scale; they must have the same rows and columns.
 
     Raises ``SelectionError`` if there is no such head, or if their rows or columns differ.
     """
@@ -162,7 +162,7 @@ def _see_heads(
     sites = {site.site: site for site in record.sites}
     seen = {made.site: numbers(made.site, sites[made.site].heads) for made in coarse.maps}
     figures = known
-    if figures is None:  # heads that were read among others were numbered anew
+    if figures is None:  # heads read among others were renumbered
         figures = tuple(replace(each, head=seen[each.site][each.head]) for each in measured.figures())
     shown = []
     for head, one in zip(heads, asked, strict=True):
@@ -186,7 +186,7 @@ def _show(
     kinds: Sequence[str],
     losses: Losses,
 ) -> OneHead:
-    """One head of a map, with its figures and what to say of it."""
+    """One head of a map, with its figures and notes."""
     site = next(each for each in record.sites if each.site == made.site)
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]
@@ -236,7 +236,7 @@ def of_heads(result: SeveralHeads) -> Answer:
 
 
 def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:
-    """How loud the sound is where keys are moments of it, 0 to 1.  -> [band, key]"""
+    """The loudness of the sound whose moments the keys are, 0 to 1.  -> [band, key]"""
     if heard is None or heard.bands is None or not all(key.heard for key in keys):
         return None
     columns = [heard.bands[:, key.start : key.stop].mean(-1) for key in keys]
@@ -244,7 +244,7 @@ def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:
 
 
 def loudness(bands: Array) -> Array:
-    """Bands of a sound from 0, the faintest, to 1, the loudest.  [band, frame] -> the same"""
+    """The loudness of a sound's bands from 0, the faintest, to 1, the loudest.  [band, frame] -> the same"""
     low, high = bands.min(), bands.max()
     levels: Array = (bands - low) / (high - low if high > low else 1)
     return levels
@@ -258,7 +258,7 @@ def head_picture(
     selection: Selection,
     notes: tuple[str, ...],
 ) -> Heatmap:
-    """A head ``[query, key]`` with what was measured of it; ``title`` names the model and the text."""
+    """A head ``[query, key]`` with its figures; ``title`` names the model and the text."""
     return heatmap(
         weights,
         title=f"{figures.name} · {title} · {sentences.kind_title(site.site.kind)}",

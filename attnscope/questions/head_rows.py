@@ -1,4 +1,4 @@
-"""Rows of every head of one kind of attention, to be compared with each other."""
+"""Rows of every head of one kind of attention, for comparison."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from attnscope.views import HeadMap, head_map
 from attnscope.views.heads import layer_rows
 
 CELLS = 3 << 14
-"""Weights of each head that are compared: 221 rows of 221 keys, or 96 of 512. More rows are sampled."""
+"""Weights compared per head: 221 rows of 221 keys, or 96 of 512. More rows are sampled."""
 
 SMALL = 0.1
-"""Nats below which a map of heads counts thousandths of them."""
+"""Below this many nats, a map of heads counts in thousandths."""
 
 FEWEST = 32
-"""Rows that are compared at least, however long they are."""
+"""Least rows compared, however long they are."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeadRows:
     """The same rows of every head of one kind; ``of`` is how many the text has, ``record`` what ran.
 
-    Rows of all texts of a batch, or of all windows of a picture, follow each other.
+    Rows of all texts of a batch, or of all windows of a picture, are concatenated.
     """
 
     kind: Kind
@@ -47,7 +47,7 @@ class HeadRows:
 
     @property
     def sites(self) -> list[SiteRecord]:
-        """The calls that the rows are of."""
+        """The calls that the rows come from."""
         layers = {head.layer for head in self.heads}
         return [
             site for site in self.record.sites if site.site.kind == self.kind and site.site.layer in layers
@@ -64,12 +64,12 @@ def head_rows(
     choosing: Choosing | None = None,
     beside: Sequence[Observer] = (),
 ) -> HeadRows:
-    """Run the model once and keep the same rows of every head that is meant, an even sample if they are many.
+    """Run the model once and keep the same rows of every selected head, an even sample if there are many.
 
-    Without a ``kind`` the one that the model runs first is taken, of a text with pictures the text's; self-
-    and cross-attention are never mixed. ``choosing`` picks rows and keys of its own, observers
-    ``beside`` see all heads. Raises ``SelectionError`` for what does not exist, and where
-    layers see other numbers of tokens.
+    Without a ``kind``, the first one that the model runs is taken (for a text with pictures, the text's);
+    self- and cross-attention are never mixed. ``choosing`` picks specific rows and keys, observers
+    ``beside`` see all heads. Raises ``SelectionError`` for what does not exist, and if layers have
+    different numbers of tokens.
     """
     led = replace(selection, kind=selection.kind or (prepared.lead if prepared.pictures else None))
     choose, first = choosing or even_rows(selection), led.kind
@@ -122,7 +122,7 @@ def map_of_nats(
     subtitle: str,
     notes: tuple[str, ...],
 ) -> HeadMap:
-    """A distance of each head as a map; small ones in thousandths, so that their figures can be read.
+    """A distance of each head as a map; small ones in thousandths, to keep the numbers readable.
 
     Heads that were not compared stay empty.
     """
@@ -133,7 +133,7 @@ def map_of_nats(
 
 
 def even_rows(selection: Selection, cells: int = CELLS) -> Choosing:
-    """All rows as the selection has them, or an even sample of at most ``cells`` weights; all keys."""
+    """All rows of the selection, or an even sample of at most ``cells`` weights; all keys."""
 
     def choose(attention: Attention) -> Rows:
         queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)

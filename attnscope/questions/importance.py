@@ -1,10 +1,10 @@
-"""How much a model's predictions hang on each head: the gradient of its loss at a gate on the head's output.
+"""How much predictions depend on each head: the gradient of the loss at a gate on the head's output.
 
 Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1: the importance of head h is
-``E_x |∂L(x)/∂ξ_h|`` with a gate ``ξ_h = 1`` on the head's output. An ``x`` is one text as the model is
-asked: a text whose next tokens a causal model predicts, or a copy in which every seventh token is masked from
-a masked one; ``L(x)`` is the mean cross-entropy of its predictions in nats. The copies of one text are
-averaged first, and texts count alike. The figures are as they come, not normalised layer by layer.
+``E_x |∂L(x)/∂ξ_h|`` with a gate ``ξ_h = 1`` on the head's output. An ``x`` is one model input: for a
+causal model a text, for a masked model a copy with every seventh token masked; ``L(x)`` is the mean
+cross-entropy of its predictions in nats. Copies of one text are averaged first, and texts count equally.
+The figures are not normalised by layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]
 
 
 def predict_at(model: Model, labels: Labels, rows: range) -> Labels:
-    """The same texts, of which only what is predicted at some rows is a target: no other token is asked."""
+    """The same texts with only the predictions at some rows as targets."""
     back = 0 if model.objective.mask is not None else 1
 
     def asked(tokens: Sequence[Token]) -> tuple[Token, ...]:
@@ -43,7 +43,7 @@ def predict_at(model: Model, labels: Labels, rows: range) -> Labels:
 
 
 class HeadSums:
-    """Sums over texts, in float64: ``totals`` (the number of texts first), and sums of each head."""
+    """Sums over texts, in float64: ``totals`` (the number of texts first), and sums per head."""
 
     sizes: ClassVar[tuple[int, int]]  # numbers of the totals, and of each head
 
@@ -63,7 +63,7 @@ class HeadSums:
             self.heads[head] = self.heads[head] + sums if head in self.heads else sums
 
     def merge(self, other: HeadSums) -> None:
-        """Add what another one has seen."""
+        """Add another one's sums."""
         self.increase(other.totals, other.heads)
 
     def state(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class HeadSums:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Any:
-        """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` if it never did."""
+        """What ``state`` saved. Raises ``ValueError`` or ``TypeError`` for anything else."""
         made = cls()
         made.totals = torch.tensor(state["totals"], dtype=torch.float64)
         made.heads = {
@@ -87,7 +87,7 @@ class HeadSums:
 
 
 class Importances(HeadSums):
-    """Adds up the importance of every head, and its square, text by text."""
+    """Sums the importance of every head, and its square, text by text."""
 
     sizes = 1, 2
 
@@ -127,7 +127,7 @@ class Importances(HeadSums):
 
 
 def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:
-    """The tokens that a model predicts: those of a decoder, where there is one."""
+    """The tokens that a model predicts: those of a decoder, if there is one."""
     return labels["decoder"][0] if "decoder" in labels else labels["encoder"][0]
 
 
@@ -138,7 +138,7 @@ def editing(
     axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
     observers: Sequence[Observer] = (),
 ) -> Iterator[tuple[Record, Gates]]:
-    """Edit what heads give while the block runs. Raises ``ModelError`` unless every head was edited."""
+    """Edit heads' outputs while the block runs. Raises ``ModelError`` unless every head was edited."""
     with recording(model.module, observers, axes, warn=False) as record, edited(edit) as gates:
         yield record, gates
     heads = [site.heads for site in record.sites]
@@ -154,7 +154,7 @@ def editing(
 
 
 def _slopes(model: Model, predictions: PredictionBatch) -> dict[Site, Tensor]:
-    """The slope of every copy's loss at each head's gate.  -> by site [copy, head]"""
+    """The gradient of every copy's loss at each head's gate.  -> by site [copy, head]"""
     gates: list[Tensor] = []
 
     def gate(number: int, output: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every attention call of a model, and what is wrong with the attention that the model itself reports."""
+"""Every attention call of a model, and what is wrong with the attention that the model reports."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from attnscope.records import Meaning, Notes, Parts, derived, record
 from attnscope.views.table import BREAK, Cell, Column, Table
 
 SAME = 1e-3
-"""Sums of rows differ by less."""
+"""Row sums may differ by this much."""
 
 ROUNDING = 1e-4
-"""Two computations of one weight in float32 differ by less."""
+"""Two computations of one weight in float32 may differ by this much."""
 
 
 def fault(own: Tensor, weights: Tensor, alive: Tensor) -> str | None:
-    """What a model's own attention tensor for a call is instead of its weights, or None if it is them.
+    """What a model's own attention tensor for a call holds instead of its weights, or None if it holds them.
 
-    ``own`` is one tensor of a model's ``output_attentions``, from the same input as ``weights``,
-    [batch, head, query, key]. ``alive`` is true of the rows that see a key: no others are compared.
-    It has the shape [batch or 1, head or 1, query, 1].
+    ``own`` is one tensor of a model's ``output_attentions``, for the same input as ``weights``, [batch,
+    head, query, key]. ``alive`` marks the rows that see a key; only those are compared. It has the shape
+    [batch or 1, head or 1, query, 1].
     """
     shape, heads = tuple(weights.shape), weights.shape[1]
     weights, alive = weights.to(own.device), alive.to(own.device)
@@ -75,7 +75,7 @@ OWN_NAMES = {
 
 @record("an attention call")
 class Sighting:
-    """One attention call: what it is, the range of its rows' sums, and whether the model reports it rightly.
+    """One attention call: what it is, the range of its row sums, and whether the model reports it correctly.
 
     ``report`` compares the model's own eager ``output_attentions`` with the captured weights: "right",
     "wrong" (other numbers, or another shape), or "none". ``fault`` says what it is instead.
@@ -95,7 +95,7 @@ class Sighting:
 
 @record("every attention call of a model", "info")
 class Survey:
-    """Every attention call of a pass, the layers that have none, what failed, and what to know."""
+    """Every attention call of a pass, the layers without one, what failed, and notes."""
 
     sightings: Annotated[tuple[Sighting, ...], Meaning("every call", name="sites")]
     without_attention: Annotated[
@@ -108,7 +108,7 @@ class Survey:
 def survey_model(model: Model, prepared: ModelInput) -> Survey:
     """Run the model once with eager ``output_attentions`` and once as it is, and compare the two.
 
-    Holds what the model reports of all layers at once, so the text should be short.
+    The reported attention of all layers is in memory at once, so the text should be short.
     """
     outputs = _own_outputs(model, prepared)
     reported = {kind: _reported_weights(outputs, kind) for kind in OWN_NAMES}
@@ -129,10 +129,10 @@ def survey_model(model: Model, prepared: ModelInput) -> Survey:
 
 @dataclass(frozen=True, eq=False)
 class _Compared:
-    """Observer: every call beside what the model reported of it, of each kind the n-th beside the n-th."""
+    """Observer: compares every call with what the model reported, the n-th of a kind with the n-th."""
 
     reported: Mapping[str, Sequence[Tensor | None]]
-    lead: str | None = None  # the one kind that is reported where a picture is a part of the text
+    lead: str | None = None  # the one kind that is reported for a picture inside a text
     met: Counter[str] = field(default_factory=Counter)
     faults: dict[Site, str | None] = field(default_factory=dict)
 
@@ -157,14 +157,14 @@ class _Compared:
 
 
 def _own_outputs(model: Model, prepared: ModelInput) -> Any:
-    """What the model returns when asked for its attention, ``None`` if it cannot be asked."""
+    """The attention that the model returns on request, ``None`` if it cannot be asked."""
     if not hasattr(model.module, "set_attn_implementation"):
         return None
     try:
         with _eager(model.module), torch.inference_mode():
             run = getattr(model.module, prepared.entry)
             return run(**prepared.inputs, **prepared.settings, output_attentions=True, return_dict=True)
-    except Exception:  # a model that fails when asked reports nothing
+    except Exception:  # a model that fails on request reports nothing
         return None
 
 
@@ -209,7 +209,7 @@ def describe_model(model: Model, result: Survey) -> str:
 
 
 def of_survey(result: Survey, title: str = "") -> Answer:
-    """One line for calls that differ in nothing but their numbers, the layers without, and what to know."""
+    """One line for calls that differ only in their numbers, the layers without attention, and notes."""
     rows: dict[tuple[Cell, ...], set[int]] = {}
     for sighting in result.sightings:
         rows.setdefault(_cells(sighting), set()).add(sighting.site.site.layer)
@@ -238,7 +238,7 @@ def _cells(sighting: Sighting) -> tuple[Cell, ...]:
 
 
 def _without(result: Survey) -> list[str]:
-    """The layers that have no attention, those of one reason together."""
+    """The layers without attention, grouped by reason."""
     reasons: dict[str, list[int]] = {}
     for layer in result.without_attention:
         reasons.setdefault(layer.reason, []).append(layer.layer)

@@ -1,4 +1,4 @@
-"""Every head in full: whole layers, for a page or for another program."""
+"""Every head in full: whole layers, for a page or for other programs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
 
 LARGEST = 512
-"""Rows and columns of each head; a longer text is pooled to as many."""
+"""Rows and columns of each head; a longer text is pooled."""
 
 
 @dataclass(frozen=True, eq=False)
 class WholeLayers:
     """By kind of attention, pairs of a layer's number and weights ``[head, query, key]``; and what ran.
 
-    ``written`` is the number of the first token that a decoder wrote itself.
+    ``written`` is the number of the first generated token.
     """
 
     kinds: Mapping[str, list[tuple[int, Weights]]]
@@ -48,7 +48,7 @@ class WholeLayers:
 
     @property
     def data(self) -> tuple[Kinds, str, tuple[str, ...]]:
-        """What a file of data holds: all weights, their title and their notes."""
+        """The contents of a data file: all weights, their title and their notes."""
         return self.kinds, self.title, self.notes
 
     def save(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class WholeLayers:
 
     @property
     def proofs(self) -> Mapping[tuple[str, int], str]:
-        """What is known of the weights of each kind and layer, in a sentence."""
+        """What was checked about the weights of each kind and layer, in a sentence."""
         places: dict[tuple[str, int], list[SiteRecord]] = {}
         for site in self.record.sites:
             places.setdefault((site.site.kind, site.site.layer), []).append(site)
@@ -73,7 +73,7 @@ class WholeLayers:
 
     @property
     def least(self) -> float:
-        """The smallest weight; below 0 only in a file of other things than attention."""
+        """The smallest weight; below 0 only in a file of something other than attention."""
         return min(
             float(weights.values.min(initial=0)) for pairs in self.kinds.values() for _, weights in pairs
         )
@@ -82,7 +82,7 @@ class WholeLayers:
 def whole_layers(
     model: Model, prepared: ModelInput, selection: Selection, observers: Sequence[RowObserver] = ()
 ) -> WholeLayers:
-    """Run the model once and keep all heads of the layers that are meant; ``observers`` see them too.
+    """Run the model once and keep all heads of the selected layers; ``observers`` see them too.
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
@@ -114,9 +114,9 @@ HELD = {
 
 
 def pooled_layers(pool: Coarsen, model: Model, prepared: ModelInput, record: Record) -> WholeLayers:
-    """What a pool has kept, with the ranges of tokens that its rows and columns stand for.
+    """The maps that a pool has kept, with the ranges of tokens behind rows and columns.
 
-    Where an attention ran over a batch (windows of an image), its mean is kept.
+    For attention over a batch (windows of an image), the mean is kept.
     """
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
@@ -136,9 +136,8 @@ class AllHeads:
     """Whole layers and the figures of their heads, and the pictures of them.
 
     ``figures`` maps (kind, layer) to the figures of each head, ``name`` names the model and the text,
-    ``written`` is the first token that the model wrote, ``scene`` and ``pictures`` what it saw or heard.
-    A picture is built when it is asked for;
-    asking for a head that is not there is a ``KeyError`` or ``IndexError``.
+    ``written`` is the first generated token, ``scene`` and ``pictures`` what it saw or heard. Pictures
+    are built on demand; a missing head is a ``KeyError`` or ``IndexError``.
     """
 
     layers: WholeLayers
@@ -167,7 +166,7 @@ class AllHeads:
         return replace(picture, whole=self.selection.every_layer)
 
     def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> TokenView:
-        """What the token ``query`` looks at in one head, and who looks at the token ``key``."""
+        """What the token ``query`` looks at in one head, and which tokens look at the token ``key``."""
         picture = self.head(kind, layer, head)
         weights, notes = picture.weights, self.layers.notes
         result = token_view(weights, query=query, key=key, title=picture.title, notes=notes)
@@ -182,7 +181,7 @@ class AllHeads:
         return replace(result, overlays=overlays)
 
     def token_of(self, kind: str, picture: str, row: int, column: int) -> tuple[int, bool] | None:
-        """The number of the token that a patch of a picture stands for, and whether it has a row."""
+        """The token number of a picture's patch, and whether it has a row."""
         patches = next(each for each in self.pictures if each.name == picture)
         assert patches.grid is not None
         wanted = [token.id for token in patches.tokens if not token.special][row * patches.grid[1] + column]
@@ -195,7 +194,7 @@ class AllHeads:
 
     @property
     def described(self) -> Mapping[tuple[str, int], tuple[Described, ...]]:
-        """By kind and layer, what is to be said of each head."""
+        """The text about each head, by kind and layer."""
         return {place: tuple(map(_describe, heads)) for place, heads in self.figures.items()}
 
     @property
@@ -232,7 +231,7 @@ def _describe(head: HeadFigures) -> Described:
 
 
 def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHeads:
-    """Run the model once, and keep and measure all heads of the layers that are meant.
+    """Run the model once, and keep and measure all heads of the selected layers.
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
@@ -259,7 +258,7 @@ def of_layers(
     prepared: ModelInput,
     selection: Selection,
 ) -> AllHeads:
-    """Whole layers and figures of one pass, with what is known of its input."""
+    """Whole layers and figures of one pass, with what is known about its input."""
     return AllHeads(
         layers,
         figures,

@@ -1,7 +1,7 @@
 """The logit lens: what a model would predict if it ended after each of its layers.
 
-nostalgebraist 2020. The last norm and the output head are the model's own: the rows of all layers are put in
-the place of what the last layer gave, and what is behind it runs as it does in any pass.
+nostalgebraist 2020. The final norm and the output head are the model's own: the residual stream after
+each layer replaces the last layer's output, and the rest of the model runs as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attnscope.text import per_cent
 from attnscope.views.table import Column, Table
 
 LIKELIEST = 5
-"""Tokens that are named of each layer."""
+"""Tokens named for each layer."""
 
 
 @record("a prediction read off after a layer")
@@ -43,7 +43,7 @@ class LayerPrediction:
 
 @record("the logit lens (--by layer)", "logits")
 class Lens:
-    """The prediction after every layer; that after the last one is the model's own."""
+    """The prediction after every layer; the last one is the model's own."""
 
     target: Annotated[str, Meaning("the target")]
     prediction: Annotated[str, Meaning("the prediction of the whole model, in words")]
@@ -53,13 +53,13 @@ class Lens:
 
 
 def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: str | None = None) -> Lens:
-    """The prediction of ``target`` after every layer, each with the likeliest tokens.
+    """The prediction of ``target`` after every layer, each with the most likely tokens.
 
-    Raises ``ModelError`` for a model without an output head, or without layers one behind the other.
+    Raises ``ModelError`` for a model without an output head, or without consecutive layers.
     """
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model and the text")
-    place_prediction(model, prepared, target)  # a model without a head is refused in its own words
+    place_prediction(model, prepared, target)  # the error for a model without a head comes from here
     kept = KeptLayers(model.module)
     with torch.no_grad(), model.threads(prepared):
         with kept.keeping(lambda: 0), recording(model.module, [], prepared.axes, warn=False) as seen:
@@ -100,9 +100,9 @@ def _spell(model: Model, id_: int) -> str:
 
 
 def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: Prediction) -> Tensor:
-    """The logits behind each layer of the last list. Raises ``ModelError`` where layers give no stream.
+    """The logits after each layer of the last list. Raises ``ModelError`` if layers return no stream.
 
-    The layers' rows stand in the place of as many tokens; no layer runs again.  -> [layer, vocabulary]
+    Each layer's row takes the place of one token; no layer runs again.  -> [layer, vocabulary]
     """
     final, length = kept.ran[-1], model.objective.ids(prepared).shape[1]
     ran = [each.states for each in kept.ran if each.stack == final.stack]
@@ -127,7 +127,7 @@ def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: 
 
 
 def of_lens(result: Lens) -> Answer:
-    """A line a layer: the target's rank and log-probability, and the likeliest tokens."""
+    """One line per layer: the target's rank and log-probability, and the most likely tokens."""
     against = any(each.difference is not None for each in result.layers)
     told = any(each.likeliest for each in result.layers)
     named = ("layer", "rank", "log-prob", *(["difference"] if against else []))

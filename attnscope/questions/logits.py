@@ -1,8 +1,8 @@
-"""What each part of a model writes to one score: its direct effect, what multiplies the stream being held.
+"""Direct logit attribution: what each part of a model adds to one score, norms' scales held constant.
 
-nostalgebraist 2020; Elhage et al. 2021; Wang et al. 2022. The states at the end of a model are a sum: the
-embeddings, what each head and each feed-forward part added, and biases. The spread of every norm on their
-way to the score being that of this pass, each of them has a part in the score, and the parts sum to it.
+nostalgebraist 2020; Elhage et al. 2021; Wang et al. 2022. The final states of a model are a sum: the
+embeddings, the outputs of each head and each feed-forward layer, and biases. With the standard deviation
+of every norm fixed to that of this pass, each summand has a part in the score, and the parts sum to it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from attnscope.views.charts import MovedWords, Term, Terms
 from attnscope.views.heads import maps_by_kind
 
 HEADS = 5
-"""Heads whose words are told, unless one is named."""
+"""Heads whose words are listed, unless one is named."""
 
 WORDS = 8
-"""Words of each head, each way."""
+"""Words of each head, in each direction."""
 
 
 @record("a word")
 class Word:
-    """A word of the vocabulary, and how far a head's output moves its logit."""
+    """A word of the vocabulary, and how far a head's output changes its logit."""
 
     text: Annotated[str, Meaning("the word")]
     moved: Annotated[float, Meaning("how far its score is moved")]
@@ -50,7 +50,7 @@ Effect = Annotated[float, Meaning("what it writes")]
 
 @record("a head")
 class HeadEffect:
-    """A head, and what it writes to a score."""
+    """A head, and what it adds to a score."""
 
     head: Address
     effect: Effect
@@ -67,7 +67,7 @@ class LayerEffect:
 
 @record("a module")
 class ModuleEffect:
-    """What another module that mixes tokens writes to a score."""
+    """What another module that mixes tokens adds to a score."""
 
     layer: Annotated[int, Meaning("its layer")]
     module: Annotated[str, Meaning("its path in the layer, or attention, whose heads are not told apart")]
@@ -85,9 +85,9 @@ class Favours:
 
 @record("what each part writes to the score of a token, in logits", "logits")
 class Writes:
-    """The direct effects of all parts on one score, which they sum to, and the words of some heads.
+    """The direct effects of all parts on one score (they sum to it), and the words of some heads.
 
-    ``rest`` is what rounding leaves. ``prediction`` names it.
+    ``rest`` is the rounding error. ``prediction`` names the score.
     """
 
     effects: Annotated[Effects, Parts(embeddings="what the embeddings write", biases="what biases write")]
@@ -101,7 +101,7 @@ class Writes:
 
     @derived("every head")
     def heads(self) -> list[HeadEffect]:
-        """What each head writes."""
+        """What each head adds."""
         return [HeadEffect(*each, self.errors.get(each[0])) for each in self.effects.heads.items()]
 
     @derived("what each layer adds beside its attention")
@@ -111,17 +111,17 @@ class Writes:
 
     @derived("other modules that mix tokens")
     def mixers(self) -> list[ModuleEffect]:
-        """What other modules that mix tokens write."""
+        """What other modules that mix tokens add."""
         return [ModuleEffect(*where, effect) for where, effect in sorted(self.effects.mixers.items())]
 
 
 def direct_effects(
     model: Model, prepared: ModelInput, target: str | None, against: str | None, head: Head | None = None
 ) -> Writes:
-    """Run a model once, and say what each part writes to the score of ``target``, less ``against``'s.
+    """Run a model once, and decompose the score of ``target`` minus ``against``.
 
-    The words are those of ``head``, or of the heads that write most. Raises ``ModelError`` for a model whose
-    stream cannot be followed, ``SelectionError`` for a head that does not exist.
+    The words are those of ``head``, or of the heads that add most. Raises ``ModelError`` for a model
+    whose stream cannot be followed, ``SelectionError`` for a head that does not exist.
     """
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model and the text")
@@ -182,7 +182,7 @@ def direct_effects(
 
 
 def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
-    """The words that are moved most.  [vocabulary]"""
+    """The words that change most.  [vocabulary]"""
     vocabulary = model.objective.vocabulary
     moved = moved.clone()
     moved[[number for number in vocabulary.special if number < len(moved)]] = 0
@@ -203,7 +203,7 @@ MOST = 10
 
 
 def of_writes(result: Writes, head: Head | None = None) -> Answer:
-    """The groups of parts, the largest parts, the words that heads move, and a map of all heads a kind."""
+    """The groups of parts, the largest parts, the words that heads move, and maps of all heads."""
     effects, several = result.effects, len({each.kind for each in result.effects.heads}) > 1
 
     def name(each: Head) -> str:
@@ -214,7 +214,7 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
     parts |= {f"feed-forward {layer}": effect for layer, effect in effects.feed_forward.items()}
     parts |= {f"{module} {layer}": effect for (layer, module), effect in effects.mixers.items()}
     parts |= {"embeddings": effects.embeddings, "biases": effects.biases}
-    told = [name(each.head) for each in result.words]  # heads whose words stand below
+    told = [name(each.head) for each in result.words]  # heads whose words are listed below
     order = sorted(parts, key=lambda part: (part not in told, -abs(parts[part])))
     listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
     groups = {"heads": sum(effects.heads.values())} if effects.heads else {}

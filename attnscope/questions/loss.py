@@ -1,4 +1,4 @@
-"""How well a model predicts: each token of a text, and the lines of files, each of them a text by itself."""
+"""How well a model predicts: each token of a text, and the lines of files, each as its own text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from attnscope.questions.importance import predicted_side
 from attnscope.questions.token_loss import TokenLoss
 
 WINDOW = 1024
-"""Lines among which equal lengths are looked for."""
+"""Lines among which equal lengths are batched."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean cross-entropy in nats over ``tokens`` predictions, out of a vocabulary of so many.
+    """Mean cross-entropy in nats over ``tokens`` predictions from a vocabulary of this size.
 
-    ``masked`` says that each token was hidden when it was predicted, and not the next one asked for.
+    ``masked``: each token was masked when it was predicted, instead of next-token prediction.
     """
 
     mean: float
@@ -35,7 +35,7 @@ class Loss:
 
 
 def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
-    """The loss of every token on the side that a model predicts: its next tokens, or each one masked.
+    """The loss of every token on the side that a model predicts: next tokens, or each token while masked.
 
     Raises ``ModelError`` for a model without an output head.
     """
@@ -52,10 +52,11 @@ def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
 
 
 def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
-    """Let a model predict every token of the first ``length`` of each line.
+    """Have a model predict every token of the first ``length`` of each line.
 
-    A line counts as many times as it has tokens; lines with nothing to predict count nothing. Raises
-    ``ModelError`` for a model without an output head, and ``InputError`` if no line has anything to predict.
+    A line counts by its number of tokens; lines with nothing to predict do not count. Raises
+    ``ModelError`` for a model without an output head, and ``InputError`` if no line has anything to
+    predict.
     """
     total, tokens, vocabulary = 0.0, 0, 0
     masked = model.objective.mask is not None

@@ -1,4 +1,4 @@
-"""What an export came from: its model, its texts, and every file of it."""
+"""Where an export comes from: its model, its texts, and every file of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.storage.trace.layout import About
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")
-"""What the bytes of an export may depend on; the manifest has their versions."""
+"""Packages on which the bytes of an export may depend; the manifest has their versions."""
 
 INTEGERS = {"type": "array", "items": {"type": "integer"}}
 AxisText = Annotated[int | None, Meaning("its place in texts; null where the axis is no text")]
@@ -42,7 +42,7 @@ class ExportedAxes:
 
 @record("a file")
 class ExportedFile:
-    """A file, and the head or the layer that it shows, if it shows just one."""
+    """A file, and the head or the layer that it shows, if only one."""
 
     name: Annotated[str, Meaning("its name")]
     bytes: Annotated[int, Meaning("its size")]
@@ -54,7 +54,7 @@ class ExportedFile:
 
 @record("the manifest of an export", "export")
 class Manifest:
-    """All that an export holds, and what it came from, without anything that differs from run to run."""
+    """Everything in an export, and where it comes from, without anything that differs from run to run."""
 
     attnscope: Annotated[str, Meaning("the release that wrote it")]
     command: Annotated[str | None, Meaning("what was typed")]

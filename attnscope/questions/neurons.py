@@ -1,4 +1,4 @@
-"""One score of a head by dimension: query × key, summed to what goes into the softmax."""
+"""One score of a head by dimension: query × key products, which sum to the score before the softmax."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Dimension:
 
 @record("a score by dimension (--neurons)", "show")
 class Neurons:
-    """How the score of a query and a key comes about, and what weight the softmax makes of it.
+    """How the score of a query and a key comes about, and the weight after the softmax.
 
-    Queries and keys are those that the kernel received: behind projection, norm and rotation.
+    Queries and keys are those that the kernel received: after projection, norm and rotation.
     """
 
     head: Address
@@ -65,7 +65,7 @@ class Neurons:
 
 @dataclass(eq=False)
 class _Pair:
-    """Observer: takes the score of one pair of a head apart, in each kind of attention."""
+    """Observer: decomposes the score of one pair of a head, in each kind of attention."""
 
     selection: Selection
     head: Head
@@ -137,7 +137,7 @@ def _at(numbers: float | Tensor, *place: int) -> float:
 
 
 def _note_again(axis: Sequence[Place], at: int) -> Iterator[str]:
-    """Where the text of a place stands too, which had been meant as well."""
+    """The note on other places that match a token."""
     label, start = axis[at].label, axis[at].start
     again = [place.start for place in axis if place.label == label and place.start != start]
     if again:
@@ -145,11 +145,11 @@ def _note_again(axis: Sequence[Place], at: int) -> Iterator[str]:
 
 
 def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: str) -> Neurons:
-    """Run the model once, and say what each dimension of a head adds to the score of a ``pair``.
+    """Run the model once, and decompose a head's score for a ``pair`` by dimension.
 
     A pair is two tokens, ``"it -> cat"``, as words or numbers. Raises ``SelectionError`` for a head or a
-    token that does not exist or a pair that the mask closes, ``ModelError`` where the head's queries and keys
-    were not seen.
+    token that does not exist or a masked pair, ``ModelError`` if the head's queries and keys were not
+    captured.
     """
     names = [name.strip() for name in pair.split(ARROW)]
     if len(names) != 2 or selection.head is None:
@@ -171,7 +171,7 @@ LISTED = 8
 
 
 def of_neurons(result: Neurons) -> Answer:
-    """The largest products, what else is in the score, and a map of all products."""
+    """The largest products, the other terms of the score, and a map of all products."""
     products = [each.product for each in result.dimensions]
     order = sorted(range(len(products)), key=lambda at: -abs(products[at]))
     groups = {

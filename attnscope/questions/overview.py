@@ -22,12 +22,12 @@ from attnscope.views import Grid, Ranked, Ranking, grid
 from attnscope.views.grid import CELLS
 
 FEWEST = 6
-"""Tokens in which patterns are named, at least."""
+"""Least tokens for naming patterns."""
 
 
 @record("every head", "show", eq=False)
 class Overview:
-    """Thumbnails by kind of attention, the figures of every head, what ran, and what to know."""
+    """Thumbnails by kind of attention, the figures of every head, what ran, and notes."""
 
     grids: Mapping[str, Grid]
     heads: Annotated[tuple[HeadFigures, ...], Meaning("every head that is meant")]
@@ -44,7 +44,7 @@ def overview(
     large: bool = False,
     exact_kernel: bool = False,
 ) -> Overview:
-    """Run the model once, and coarsen and measure every head that is meant; a long text in the fused pass.
+    """Run the model once, and pool and measure every selected head; a long text in the fused pass.
 
     Its grids fit a screen; ``large`` ones do not. ``exact_kernel`` never runs the fused pass.
 
@@ -95,9 +95,9 @@ def overview(
 def of_overview(
     result: Overview, command: str | None, opening: Callable[[Head], str] | None = None
 ) -> Answer:
-    """Every head as a thumbnail, and the heads most worth a look with the words that open each.
+    """Every head as a thumbnail, and the heads most worth a look with the command that opens each.
 
-    Those are the ``command`` with the head's address, or what ``opening`` makes of the address.
+    Commands are the ``command`` with the head's address, or what ``opening`` makes of the address.
     """
     several = len(result.grids) > 1
     ranked = []

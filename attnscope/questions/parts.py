@@ -1,4 +1,4 @@
-"""Parts of a text, as one writes them: a word, a phrase, a class of tokens, a regular expression."""
+"""Parts of a text, as users write them: a word, a phrase, a class of tokens, a regular expression."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ Group: TypeAlias = tuple[int, ...]
 """Tokens that count as one: the pieces of a word, or a phrase."""
 
 QUOTE = re.compile(r"\\([\"'])")
-"""A quote inside of a quoted phrase."""
+"""A quote inside a quoted phrase."""
 
 CLASSES = ("special", "punctuation")
 
 PICTURES = ("image", "video")
-"""All that stands for a part of a picture; without a picture, a word like others."""
+"""Names of any part of a picture; without a picture, ordinary words."""
 
 SOUND = "sound"
-"""All that stands for a moment of a sound; the same."""
+"""Names of any moment of a sound; likewise."""
 
 FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")
-"""The first picture, which a row and a column alone mean."""
+"""The first picture, the default for a row and a column."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """One side of a question, as it was written.
+    """One side of a question, as written.
 
-    ``tokens`` finds it on an axis; ``step`` is set instead where it is as many tokens from each of the other
-    side.
+    ``tokens`` finds it on an axis; ``step`` is set instead if it is a fixed number of tokens from each
+    token of the other side.
     """
 
     text: str
@@ -57,7 +57,7 @@ class TextPart:
         return self.text == "*"
 
     def tokens(self, axis: Axis) -> tuple[Group, ...]:
-        """The places on an axis that are meant, each as its tokens; none where there is none, or a step."""
+        """The matching places on an axis, each as its tokens; empty for no match, or a step."""
         if self.step is not None:
             return ()
         words = word_groups(axis)
@@ -90,29 +90,29 @@ class TextPart:
 
     @property
     def quoted(self) -> str | None:
-        """What stands between the quotes of a phrase; a quote in it is written with a stroke before it."""
+        """The text between the quotes of a phrase; a quote in it is escaped by a backslash."""
         return QUOTE.sub(r"\1", self.text[1:-1]) if _between(self.text, "\"'") else None
 
     @property
     def place(self) -> tuple[str, int | None]:
-        """Of one of several words, cat#2, the word and which of them it is."""
+        """For one of several words, cat#2: the word and its count."""
         name, _, place = self.text.rpartition("#")
         return (name, read_number(place)) if name else (self.text, None)
 
     def _names(self, place: Place) -> bool:
-        """Whether the picture or group is named that a token is part of: image 2, frame 1, genes."""
+        """Whether this names the picture or group that a token belongs to: image 2, frame 1, genes."""
         return GROUPED in place.text and place.text.partition(GROUPED)[0] == self.text
 
 
 def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
-    """Every word of an axis, and every token that is in none, with its tokens."""
+    """Every word of an axis, and every token outside words, with its tokens."""
     coarsening = coarsen_axis(axis, words=True)
     groups = (tuple(coarsening.tokens(number)) for number in range(len(coarsening.places)))
     return tuple(zip(coarsening.places, groups, strict=True))
 
 
 def part_of(text: str) -> TextPart:
-    """A part as it is written. Raises ``SelectionError`` for a regular expression that is none."""
+    """A part as written. Raises ``SelectionError`` for an invalid regular expression."""
     if text[0] in "+-" and read_number(text[1:]) is not None:
         return TextPart(text, int(text))
     part = TextPart(text)
@@ -128,7 +128,7 @@ def _between(text: str, marks: str) -> bool:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """The regular expression between two strokes."""
+    """The regular expression between two slashes."""
     try:
         with deadline():
             return re.compile(text[1:-1])
@@ -141,7 +141,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _matching(text: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
-    """The words in which a regular expression is found."""
+    """The words that match a regular expression."""
     pattern = _pattern(text)
     try:
         with deadline():
@@ -155,19 +155,19 @@ def _too_slow(text: str, late: OutOfTime) -> SelectionError:
 
 
 def _written(name: str, words: Sequence[tuple[Place, Group]], axis: Axis) -> tuple[Group, ...]:
-    """The places of a word, or of what a tokenizer cuts at its marks: don't, U.S., 1,995."""
+    """The places of a word, including what a tokenizer cuts at punctuation: don't, U.S., 1,995."""
     return _word(name, words) or tuple(_phrase(name, axis))
 
 
 def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
-    """The places of a word: as it is written, or else in any case and without marks: ``mat.``, ``[CLS]``."""
+    """The places of a word: as written, or else in any case and without punctuation: ``mat.``, ``[CLS]``."""
     exact = tuple(group for place, group in words if name in (_known(place.text), place.label))
     folded = name.casefold()
     return exact or tuple(group for place, group in words if folded in place_names(place))
 
 
 def place_names(place: Place) -> tuple[str, ...]:
-    """What a place may be called in small letters: as it is, without its marks, without its picture."""
+    """Possible lower-case names of a place: as it is, without its punctuation, without its picture."""
     name = _known(place.text).casefold()
     if place.heard:
         return name, place.moment, place.letters.casefold() or name
@@ -176,7 +176,7 @@ def place_names(place: Place) -> tuple[str, ...]:
 
 
 def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
-    """Where the tokens of a phrase stand; those of a longer word are no place of it."""
+    """Where the tokens of a phrase stand; parts of a longer word do not match."""
     if isinstance(axis, range):
         return
     text, spans, before = "", [], None
@@ -188,7 +188,7 @@ def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
         spans.append((begin, len(text)))
         before = word
     pieces = re.findall(r"\w+|[^\w\s]", phrase)
-    letters = [letter for letter in phrase if not letter.isspace()]  # where nobody writes spaces
+    letters = [letter for letter in phrase if not letter.isspace()]  # where words are not separated by spaces
     for each in (pieces, letters):
         pattern = r"\s*".join(map(re.escape, each))
         matches = [*re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)] if pattern else []
@@ -205,7 +205,7 @@ def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
 
 
 def _known(text: str) -> str:
-    """What the text itself has of a token: without the vocabulary's sign for what it lacks."""
+    """The text's own part of a token, without the mark for unknown tokens."""
     return UNKNOWN_END.sub("", text.strip())
 
 
@@ -221,13 +221,13 @@ CUTS = {
     "line": re.compile(r"\n+"),
     "paragraph": re.compile(r"\n\s*\n"),
 }
-"""What stands between two parts. A sentence ends at . ! or ? before a space and no small letter."""
+"""What separates two parts. A sentence ends at . ! or ? before a space and no lower-case letter."""
 
 MARK = re.compile(r"\[\[([^\[\]:]{1,40}):((?:(?!\[\[).)*?)\]\]", re.S)
-"""A part that the text itself names: ``[[question: Who slept?]]``; one that never ends stops at the next."""
+"""A part that the text itself names: ``[[question: Who slept?]]``; an unclosed one stops at the next."""
 
 MOST_MARKED = 16 * MOST_CHARACTERS
-"""Characters of a text with marks, or of a file of parts: many more than the text alone may have."""
+"""Most characters of a text with marks, or of a file of parts: many more than the plain text may have."""
 
 LONGEST_NAME = 24
 
@@ -242,9 +242,9 @@ class Span:
 
 
 def read_marks(text: str) -> tuple[str, Iterator[tuple[str, int]]]:
-    """A text without its marks, and where in it each part begins: ``[[name: ...]]``, and what is between.
+    """A text without its marks, and where each part begins in it: ``[[name: ...]]``, and what is between.
 
-    Raises ``InputError`` for a text without marks, or with more around its text than can be read.
+    Raises ``InputError`` for a text without marks, or with far more marks than text.
     """
     if len(text) > MOST_MARKED:
         raise InputError(
@@ -256,7 +256,7 @@ def read_marks(text: str) -> tuple[str, Iterator[tuple[str, int]]]:
 
 
 def _marked(text: str) -> Iterator[tuple[str | None, str]]:
-    """The pieces of a text with marks, each with its name: ``None`` for what is between two marks."""
+    """The pieces of a text with marks, each with its name: ``None`` between two marks."""
     last = 0
     for match in MARK.finditer(text):
         yield None, text[last : match.start()]
@@ -266,7 +266,7 @@ def _marked(text: str) -> Iterator[tuple[str | None, str]]:
 
 
 def _begins(pieces: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, int]]:
-    """The names of pieces, and where they begin in the text that they make; what is blank has no part."""
+    """The names of pieces, and where they begin in the joined text; blank pieces form no part."""
     at = 0
     for name, piece in pieces:
         if name is not None or piece.strip():
@@ -275,9 +275,9 @@ def _begins(pieces: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, int
 
 
 def cut_text(text: str, way: str) -> Iterator[tuple[str, int]]:
-    """Where in a text its sentences, lines or paragraphs begin, each named by its number and first words.
+    """Where sentences, lines or paragraphs of a text begin, each named by its number and first words.
 
-    They are cut one after the other, for as long as somebody asks: few texts are read to their end.
+    A generator, because few texts are read to their end.
     """
     ends = chain((match.end() for match in CUTS[way].finditer(text)), (len(text),))
     begins = (begin for begin, end in pairwise(chain((0,), ends)) if text[begin:end].strip())
@@ -286,9 +286,9 @@ def cut_text(text: str, way: str) -> Iterator[tuple[str, int]]:
 
 
 def spans_of(tokens: Sequence[Token], text: str, parts: Iterable[tuple[str, int]]) -> tuple[Span, ...]:
-    """The parts of a text as runs of its tokens; each special token is a part of its own.
+    """The parts of a text as runs of its tokens; each special token is its own part.
 
-    ``parts`` are names and where in the text they begin; those behind the last token are not asked for.
+    ``parts`` are names and where in the text they begin; those after the last token are ignored.
     """
     following = chain(parts, repeat(("", len(text) + 1)))
     number, name, (next_name, next_begin) = 0, "", next(following)
@@ -330,7 +330,7 @@ def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tupl
 
 
 def _letters(text: str) -> str:
-    """A text without spaces and capitals, which tokenizers leave out."""
+    """A text without spaces and capitals, which tokenizers may drop."""
     return "".join(text.split()).casefold()
 
 
@@ -361,7 +361,7 @@ def read_parts(written: str) -> tuple[tuple[str, int], ...]:
 
 
 def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
-    """The texts of a pair, or a text and its picture or sound, as parts; a special token is one alone."""
+    """The texts of a pair, or a text and its picture or sound, as parts; a special token is its own part."""
     senses = find_senses(tokens)
     names = ("text", "text") if any(senses) else ("first text", "second text")
     labels = []
@@ -378,10 +378,10 @@ def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
 def cut_input(
     prepared: ModelInput, by: str, begins: Iterable[tuple[str, int]] | None = None
 ) -> tuple[Span, ...]:
-    """The parts of what was read, and what was written behind it as one more.
+    """The parts of the input, and the generated text after it as one more.
 
-    ``by`` is a way of ``CUTS``, "segment", "modality", "role" or "group"; ``begins`` are parts that were
-    named instead, and where in the text they begin. Raises ``InputError`` for what cannot be cut so.
+    ``by`` is one of ``CUTS``, "segment", "modality", "role" or "group"; ``begins`` are explicit parts and
+    where they begin in the text. Raises ``InputError`` if the input has no such parts.
     """
     read, rest = prepared.tokens[: prepared.read], "written"
     if begins is None and by not in (*CUTS, "segment", "modality", "role", "group"):
@@ -403,7 +403,7 @@ def cut_input(
     elif prepared.text is None:
         raise InputError("the input holds no plain text to cut: give the text")
     else:
-        text = prepared.text[:MOST_CHARACTERS]  # no token stands for what is behind them
+        text = prepared.text[:MOST_CHARACTERS]  # no token stands for what comes after them
         cut = spans_of(read, text, cut_text(text, by) if begins is None else begins)
     if prepared.read < len(prepared.tokens):
         cut += (Span(rest, prepared.read, len(prepared.tokens)),)
@@ -411,7 +411,7 @@ def cut_input(
 
 
 def _runs(labels: Sequence[tuple[int, str]]) -> tuple[Span, ...]:
-    """Neighbours with the same label as one part; a name that comes again is numbered."""
+    """Neighbours with the same label as one part; repeated names are numbered."""
     spans: list[Span] = []
     names: dict[str, int] = {}
     start = 0

@@ -1,6 +1,6 @@
 """Several processes, on one machine or many, that share the texts of a corpus: torch.distributed.
 
-A file of its own: whoever asks whether there are several imports no model.
+A separate file, so that asking for the number of processes imports no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Processes:
     count: int = 1
 
     def gather(self, mine: object) -> list[Any]:
-        """What every process has, in their order, at number 0; an empty list at the others."""
+        """Each process's value, in order, at number 0; an empty list at the others."""
         if self.count == 1:
             return [mine]
         import torch.distributed as distributed
@@ -34,7 +34,7 @@ class Processes:
         return everyones if self.number == 0 else []
 
     def broadcast(self, word: Any) -> Any:
-        """What process 0 says, at every process."""
+        """Process 0's value, at every process."""
         if self.count == 1:
             return word
         import torch.distributed as distributed
@@ -62,8 +62,8 @@ def joined_processes() -> Processes:
 def together() -> Iterator[Processes]:
     """Join the processes that torchrun started while the block runs.
 
-    What they exchange are sums in main memory, so they talk through gloo, whatever device the model is on.
-    Where a program has joined them before, as training does, each process takes all texts.
+    They exchange sums in main memory, so they use gloo, whatever the model's device. If a program has
+    joined them before, as in training, each process takes all texts.
     """
     processes = torchrun_processes()
     if processes.count == 1 or joined_processes().count > 1:

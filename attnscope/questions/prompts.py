@@ -1,4 +1,4 @@
-"""Many prompts of one template, ``When {A} and {B} met, {A} gave``, and what holds of them on average."""
+"""Many prompts from one template, ``When {A} and {B} met, {A} gave``, and averages over them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Prompt(NamedTuple):
-    """A template that is filled in, and the target and the other word that belong to it."""
+    """A filled template, with its target and the other word."""
 
     text: str
     target: str | None
     against: str | None
     slots: tuple[tuple[str, int, int], ...] = ()  # each with where it begins and ends in the text
-    row: Mapping[str, str] | None = None  # of the table: what fills each slot; none where nothing does
+    row: Mapping[str, str] | None = None  # of the table: what fills each slot; empty if nothing does
     line: int = 0
 
     def fill(self, text: str) -> str:
@@ -57,9 +57,9 @@ class Prompt(NamedTuple):
 def read_prompts(
     template: str, table: str, target: str | None = None, against: str | None = None
 ) -> list[Prompt]:
-    """A prompt for each row of a table, whose columns are the slots of the template, and of both words.
+    """A prompt for each row of a table; its columns are the slots of the template and of both words.
 
-    The first line names the columns, with tabs between them, or commas. Raises ``InputError``.
+    The first line names the columns, separated by tabs or commas. Raises ``InputError``.
     """
     first = table.partition("\n")[0]
     if not SLOT.search(template):
@@ -84,7 +84,7 @@ def read_prompts(
 
 
 def _means(each: Sequence[Mapping[Key, float]]) -> tuple[dict[Key, float], dict[Key, float]]:
-    """The mean of numbers by their names, and its standard error; what is missing is 0."""
+    """The mean of numbers by name, and its standard error; missing ones count as 0."""
     table = {
         key: [one.get(key, 0.0) for one in each] for key in dict.fromkeys(key for one in each for key in one)
     }
@@ -96,7 +96,7 @@ def _means(each: Sequence[Mapping[Key, float]]) -> tuple[dict[Key, float], dict[
 
 
 def align_prompt(prompt: Prompt, tokens: Sequence[Token]) -> Coarsening:
-    """The tokens of a prompt as the template has them: all tokens of a slot are one place."""
+    """The tokens of a prompt as in the template: all tokens of a slot are one place."""
     places: list[Place] = []
     parts: list[list[int]] = []
     before: int | None = None
@@ -171,7 +171,7 @@ def mean_effects(
     template: str,
     ask: Callable[[ModelInput, Prompt], Intervention],
 ) -> Intervention:
-    """What is asked of each prompt, on average; an error says which prompt it is about."""
+    """The mean effects over prompts; an error names its prompt."""
     found, many = [], len(prompts) > 1
     for number, prompt in enumerate(prompts, 1):
         tell("prompt", number, len(prompts))
@@ -182,7 +182,7 @@ def mean_effects(
 
 
 def mean_writes(found: Sequence[Writes], template: str) -> Writes:
-    """What each part writes to the score on average, with the standard errors of heads."""
+    """What each part adds to the score on average, with the standard errors of heads."""
     of = [one.effects for one in found]
     heads, errors = _means([one.heads for one in of])
     count = len(found)

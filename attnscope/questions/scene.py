@@ -1,4 +1,4 @@
-"""Where in a text its tokens stand."""
+"""Where a text's tokens stand in it, and the picture or sound behind tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from attnscope.views.token import Scene, SceneRegion
 SPACE = re.compile(r"\s*")
 
 NEAR = 16
-"""Characters that may stand between a token and the next, for each that was not found."""
+"""Characters that may separate a token from the next, per token not found."""
 
 
 def locate_tokens(tokens: Sequence[Token], text: str) -> list[tuple[int, int] | None]:
-    """The characters that each token stands for: ``None`` for a special one, no characters where not found.
+    """The characters that each token covers: ``None`` for a special one, none if not found.
 
-    Tokens are looked for in the text one after the other, near where the last one ended, and the farther the
-    more were not found since: a tokenizer leaves out spaces, writes some letters otherwise, and marks words
-    that it lacks behind their text.
+    Tokens are searched for in order, near the end of the last one, and farther the more were not found
+    since: a tokenizer drops spaces, changes some letters, and marks unknown words after their text.
     """
     places: list[tuple[int, int] | None] = []
     at = near = 0
@@ -60,7 +59,7 @@ def pictures_of(prepared: ModelInput) -> tuple[Picture, ...]:
 
 
 def find_scene(prepared: ModelInput) -> Scene | None:
-    """All pictures beside each other, or the spectrogram; ``None`` for a text, and a sound without bands."""
+    """All pictures side by side, or the spectrogram; ``None`` for a text, and a sound without bands."""
     pictures = pictures_of(prepared)
     if not pictures:
         return None
@@ -87,7 +86,7 @@ def find_scene(prepared: ModelInput) -> Scene | None:
 
 
 def _parts(picture: Picture) -> Iterator[tuple[int, SceneRegion]]:
-    """The part of each token, by the boxes of the tokens or else by the grid."""
+    """The part of each token, by the boxes of the tokens or by the grid."""
     finest = [token.id for token in picture.tokens if not token.special]
     if not picture.boxes and picture.grid is not None:
         rows, columns = picture.grid
@@ -104,7 +103,7 @@ def _parts(picture: Picture) -> Iterator[tuple[int, SceneRegion]]:
 
 
 def _extent(picture: Picture, finest: list[int]) -> tuple[float, float, float, float]:
-    """What the pixels show, in those of the boxes: the finest tokens where these tile it, or else all."""
+    """The extent of the pixels in the boxes' units: that of the finest tokens if these tile it, or of all."""
     if not finest:
         rows, columns = picture.pixels.shape[:2]
         return 0, 0, columns, rows
@@ -115,7 +114,7 @@ def _extent(picture: Picture, finest: list[int]) -> tuple[float, float, float, f
 
 
 def _spectrogram(heard: Heard, bands: Array) -> Picture:
-    """Low tones at the bottom, loud ones white; a patch is a frame.  [band, frame]"""
+    """Low frequencies at the bottom, loud ones white; a patch is a frame.  [band, frame]"""
     shown = bands[::-1, : heard.frames]
     grey = np.rint(255 * loudness(shown)).astype(np.uint8)
     tokens = tuple(Token("", HEARD + frame) for frame in range(heard.frames))

@@ -17,7 +17,7 @@ ANSWERS = dict(sorted(PRINTED.items()))
 """The records that each command may print with ``--json``."""
 
 UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")
-"""The commands that never weigh what they show."""
+"""The commands that never show weighed attention."""
 
 OF_TEXT = {"where": shaped(str, Meaning("the place of the text in its corpus (--jsonl); else absent"))}
 

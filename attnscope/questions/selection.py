@@ -15,7 +15,7 @@ from attnscope.views import Scale
 
 @dataclass(frozen=True)
 class Selection:
-    """Which attention to look at, and how. ``None`` means: not said.
+    """Which attention to look at, and how. ``None`` means: not given.
 
     ``head`` is one head, ``layers`` some layers, ``number`` the heads of that number in each of them.
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,
@@ -42,21 +42,21 @@ class Selection:
             object.__setattr__(self, "kind", self.head.kind)
 
     def of(self, head: Head | str) -> Selection:
-        """The same of one head: ``"L2H1"`` or a ``Head``."""
+        """The same for one head: ``"L2H1"`` or a ``Head``."""
         return replace(self, head=head_of(head))
 
     @property
     def every_layer(self) -> bool:
-        """Whether no layer is left out."""
+        """Whether all layers are selected."""
         return self.head is None and self.layers is None
 
     def meets(self, site: Site) -> bool:
-        """Whether a layer is meant."""
+        """Whether a layer is selected."""
         layers = self.layers if self.head is None else (self.head.layer,)
         return self.kind in (None, site.kind) and (layers is None or site.layer in layers)
 
     def heads(self, site: Site, count: int) -> Sequence[int] | None:
-        """The numbers of the heads that are meant, among the ``count`` ones of a site."""
+        """The selected heads' numbers, among the ``count`` ones of a site."""
         number = self.number if self.head is None else self.head.head
         if not self.meets(site):
             return None
@@ -65,11 +65,11 @@ class Selection:
         return [number] if number < count else None
 
     def coarsening(self, axis: Axis, most: int | None = None, *, even: bool = False) -> Coarsening:
-        """An axis as it is shown, in at most so many places."""
+        """How an axis is coarsened for display, to at most so many places."""
         return coarsen_axis(axis, words=self.words, hide_special=self.hide_special, most=most, even=even)
 
     def coarsen(self, most: int, *, even: bool = False) -> Coarsen:
-        """An observer that keeps every head as it is shown, with at most so many rows and columns."""
+        """An observer that keeps every head as shown, with at most so many rows and columns."""
         return Coarsen(
             lambda attention: (
                 self.coarsening(attention.queries, most, even=even),
@@ -79,11 +79,11 @@ class Selection:
 
 
 Asked: TypeAlias = Selection | Head | str
-"""What a function takes that looks at one head: its address alone, or a selection that names it."""
+"""What a function on one head accepts: its address alone, or a selection that names it."""
 
 
 def head_of(head: Head | str) -> Head:
-    """A head's address, as it is or read: ``"L2H1"``."""
+    """A head's address, parsed if it is a text: ``"L2H1"``."""
     return Head(head) if isinstance(head, str) else head
 
 

@@ -1,4 +1,4 @@
-"""What is said beside a picture: what ran, what was hidden, pooled or broken, and what does not exist."""
+"""The sentences beside a picture: what ran, what was hidden, pooled or broken, and what does not exist."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from attnscope.registry import nearest_name
 KINDS = ("encoder", "decoder", "cross")
 
 QUOTED = 32
-"""Characters of a text that name it in a title."""
+"""Most characters of a text in a title."""
 
 SHARED = "keys of a cell are summed, queries averaged"
-"""What the cells of a pooled map hold, unless something else was asked for."""
+"""What the cells of a pooled map hold by default."""
 
 
 def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[str, ...]:
-    """The kinds of attention among the sites, in the order in which they are shown; ``lead`` comes first."""
+    """The kinds of attention among the sites, in display order; ``lead`` comes first."""
     present = {site.kind for site in sites}
     return tuple(kind for kind in sorted(KINDS, key=lambda kind: kind != lead) if kind in present)
 
@@ -38,14 +38,14 @@ def kind_title(kind: str) -> str:
 
 
 def name_pass(model: Model, prepared: ModelInput) -> str:
-    """The model and the text that it read, in so few words that they stand in a title."""
+    """The model and its text, short enough for a title."""
     title, quoted = model.title, quote_text(prepared)
     said = quoted in title  # that of a file of maps, whose title names the text
     return " · ".join(part for part in (title, "" if said else quoted) if part)
 
 
 def quote_text(prepared: ModelInput) -> str:
-    """The beginning of a text in quotation marks; nothing of an image, a sound, or unknown tokens."""
+    """The beginning of a text in quotation marks; empty for an image, a sound, or unknown tokens."""
     pictured = prepared.picture is not None or prepared.heard is not None
     known = [] if pictured else prepared.tokens[: 2 * QUOTED]
     words = (replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUPED)[2])) for token in known)
@@ -63,7 +63,7 @@ def provenance(sites: Sequence[SiteRecord]) -> str:
 
 
 def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
-    """A warning that names the layers whose weights, times the values, are not what the kernel returned."""
+    """A warning that names the layers whose weights × values do not reproduce the kernel's output."""
     wrong = [site for site in sites if site.differs]
     if not wrong:
         return []
@@ -74,7 +74,7 @@ def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
 
 
 def describe_proof(sites: Sequence[SiteRecord]) -> str:
-    """What the weights of some calls were held against, and by how much they differ at most."""
+    """What the weights of some calls were checked against, and the largest error."""
     for site in sites:
         if site.unproved is not None:
             return f"not proved: {site.unproved}"
@@ -84,7 +84,7 @@ def describe_proof(sites: Sequence[SiteRecord]) -> str:
 
 
 def note_unproved(calls: Sequence[SiteRecord]) -> list[str]:
-    """Why the weights of which layers were held against nothing that the model computed with them."""
+    """Why the weights of which layers could not be checked against any output of the model."""
     reasons: dict[str, list[Site]] = {}
     for site in calls:
         if site.unproved is not None:
@@ -120,14 +120,14 @@ _HAD = {
 
 
 def note_hidden(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
-    """A note on the attention that went to special tokens, if those are hidden."""
+    """A note on the attention to special tokens, if those are hidden."""
     if not selection.hide_special:
         return []
     return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
 
 
 def note_pooling(made: CoarseMap, shown: Weights) -> list[str]:
-    """A note, if a map was pooled to be shown; a file's map that was pooled before says so itself."""
+    """A note if a map was pooled for display; a file's map that was pooled before says so itself."""
     queries, keys = made.queries.size, made.keys.size
     pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
     if not pooled or shown.values.shape[-2:] == (queries, keys):
@@ -136,12 +136,12 @@ def note_pooling(made: CoarseMap, shown: Weights) -> list[str]:
 
 
 def pooling_note(queries: int, keys: int, held: str) -> str:
-    """The note on a pooled map: what it was, and what its cells hold."""
+    """The note on a pooled map: its original size, and what its cells hold."""
     return f"pooled: {queries:,} × {keys:,} tokens; {held}"
 
 
 def note_broken(maps: Sequence[CoarseMap]) -> list[str]:
-    """A note for every site whose weights were not all finite numbers."""
+    """A note for every site with NaN or infinite weights."""
     return [
         f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, shown as masked"
         for made in maps
@@ -150,7 +150,7 @@ def note_broken(maps: Sequence[CoarseMap]) -> list[str]:
 
 
 def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
-    """Notes on what was drawn of some maps: numbers that are none, and batches drawn as their mean."""
+    """Notes on drawn maps: NaNs, and batches drawn as their mean."""
     notes = note_broken(maps)
     counts: dict[int, list[CoarseMap]] = {}
     for made in maps:
@@ -186,7 +186,7 @@ def layers_of(sites: Iterable[Site]) -> str:
 
 
 def require_selected(chosen: Sequence[object], record: Record, selection: Selection) -> None:
-    """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
+    """Raise ``SelectionError`` that says what exists, if nothing matches the selection."""
     sites = [site for site in record.sites if selection.kind in (None, site.site.kind)]
     layers = {site.site.layer for site in sites}
     wanted = set(selection.layers or ()) if selection.head is None else {selection.head.layer}
@@ -212,7 +212,7 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """Numbers with runs of neighbours drawn together: ``0-5, 7``."""
+    """Numbers with consecutive runs joined: ``0-5, 7``."""
     runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     parts = []
     for _, run in runs:

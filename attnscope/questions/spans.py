@@ -1,4 +1,4 @@
-"""A text in named parts, and how much each part looks at each, in every head."""
+"""A text in named parts, and the attention between parts, in every head."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from attnscope.views.heads import number
 from attnscope.views.table import Column, Table
 
 SHORTEST_WIDENED = 128
-"""With fewer tokens than this, rows are read beside the kernel for parts that it could sum itself, too."""
+"""Below this many tokens, rows are read beside the kernel even for parts that the fused pass could sum."""
 
 
 @record("a head", eq=False)
 class HeadSpans:
-    """How much one head's parts look at each other, ``[part, part]``: rows averaged, columns summed."""
+    """The attention between parts in one head, ``[part, part]``: rows averaged, columns summed."""
 
     head: Annotated[Head, ADDRESS]
     weights: Annotated[Array, Meaning("[part that looks, part that is looked at]", shape=MATRIX)]
@@ -47,9 +47,9 @@ class HeadSpans:
 
 @record("how much the parts of a text look at each other", "spans", eq=False)
 class SpanMaps:
-    """How much the rows of each part look at each part: rows averaged, columns summed.
+    """The attention between parts: rows averaged, columns summed.
 
-    ``weights`` is ``[head, part, part]``, ``baseline`` the same of even attention over the open keys.
+    ``weights`` is ``[head, part, part]``, ``baseline`` the same for even attention over the open keys.
     """
 
     spans: Annotated[tuple[Span, ...], Meaning("the parts of the text", name="parts")]
@@ -61,13 +61,13 @@ class SpanMaps:
 
     @derived("every head", name="heads")
     def by_head(self) -> tuple[HeadSpans, ...]:
-        """What is known of each head."""
+        """The same by head."""
         return tuple(map(HeadSpans, self.heads, self.weights, self.baseline))
 
     def pair(self, question: Question) -> tuple[QuestionResult, ...]:
-        """All heads by how much one part looks at the other; at ``*``: at each, what is looked at most first.
+        """All heads by the attention from one part to the other; for ``*``, to each, the largest first.
 
-        Raises ``SelectionError`` where there is no such part, or its keys are masked.
+        Raises ``SelectionError`` if there is no such part, or its keys are masked.
         """
         left, right = question.left, question.right
         row = self._number(left)
@@ -84,7 +84,7 @@ class SpanMaps:
         return (QuestionResult(question, heads),)
 
     def _scores(self, row: int, key: int) -> tuple[HeadScore, ...]:
-        """All heads that may look from one part to the other, the one that looks most first."""
+        """All heads that can attend from one part to the other, the largest first."""
         ranks = 1 + (self.weights[:, row] > self.weights[:, row, key, None]).sum(-1)
         lines = zip(self.heads, self.weights[:, row, key], self.baseline[:, row, key], ranks, strict=True)
         rows = self.spans[row].stop - self.spans[row].start
@@ -96,13 +96,13 @@ class SpanMaps:
         return tuple(sorted(heads, key=lambda each: (-each.weight, each.head)))
 
     def mean(self, kind: Kind | None) -> Weights:
-        """The mean over the heads of one kind of attention, a row and a column for each part."""
+        """The mean over the heads of one kind of attention, with a row and a column per part."""
         some = [number for number, head in enumerate(self.heads) if head.kind == kind]
         places = tuple(Place(span.name, span.start, span.stop) for span in self.spans)
         return Weights(self.weights[some].mean(0), self.baseline[some].mean(0) > 0, places, places)
 
     def _number(self, part: TextPart) -> int:
-        """A part by its name, its number, or how it begins."""
+        """A part by its name, its number, or its beginning."""
         wanted = (part.quoted or part.text).casefold()
         names = [span.name.casefold() for span in self.spans]
         for fits in (wanted.__eq__, lambda each: each.startswith(f"{wanted} "), lambda each: wanted in each):
@@ -121,11 +121,11 @@ def span_maps(
     *,
     exact_kernel: bool = False,
 ) -> SpanMaps:
-    """Run the model once, and measure how much each part looks at each, in every head that is meant.
+    """Run the model once, and measure the attention between parts in every selected head.
 
-    Exact at any length: from 128 tokens on (512 if the parts are many) the parts are cells of the fused pass,
-    below that rows are read beside the kernel. Only attention whose rows and columns are the text's own
-    tokens is measured. Raises ``InputError`` where there is none.
+    Exact at any length: from 128 tokens on (512 for many parts) the parts are cells of the fused pass,
+    below that rows are read beside the kernel. Only attention between the tokens of the text is measured.
+    Raises ``InputError`` if there is none.
     """
     selection = selection or Selection()
     observer = _Spans(tuple(spans))
@@ -158,13 +158,13 @@ ONE = "the whole text is one part: choose another --by, such as sentence"
 
 
 def _is_one(prepared: ModelInput, spans: Sequence[Span]) -> bool:
-    """Whether special tokens aside there is one part."""
+    """Whether there is only one part, special tokens aside."""
     tokens = prepared.tokens
     return sum(not all(token.special for token in tokens[span.start : span.stop]) for span in spans) == 1
 
 
 def of_spans(result: SpanMaps, *, one: bool) -> Answer:
-    """The parts as a map for each kind of attention: the mean of the heads, or the ``one`` that is meant."""
+    """The parts as a map for each kind of attention: the mean of the heads, or of ``one``."""
     views: dict[str, Heatmap] = {}
     for kind in dict.fromkeys(head.kind for head in result.heads):
         count = sum(head.kind == kind for head in result.heads)
@@ -175,7 +175,7 @@ def of_spans(result: SpanMaps, *, one: bool) -> Answer:
 
 
 def _csv_rows(result: SpanMaps) -> Iterator[tuple[object, ...]]:
-    """A line for each two parts of each head."""
+    """One line per pair of parts and head."""
     yield "kind", "layer", "head", "from", "to", "weight", "baseline"
     for each in result.by_head:
         head = each.head.kind, each.head.layer, each.head.head
@@ -186,7 +186,7 @@ def _csv_rows(result: SpanMaps) -> Iterator[tuple[object, ...]]:
 
 
 def rank_spans(result: SpanMaps, answers: Sequence[QuestionResult]) -> Table:
-    """The parts that one part looks at, the one that it looks at most first: what ``pair`` found of ``*``."""
+    """The parts that one part looks at, largest first: what ``pair`` found for ``*``."""
     count = len(result.heads)
     rows = []
     for answer in answers:
@@ -231,9 +231,9 @@ class _Spans(RowObserver):
         return (self.axis, self.axis) if whole and attention.site.kind != "cross" else None
 
     def _baseline(self, attention: Attention) -> Array:
-        """How much of even attention over the open keys goes to each part.  -> [head or 1, part, part]
+        """The share of even attention over the open keys that goes to each part.  -> [head or 1, part, part]
 
-        Layers follow each other with the same open keys: it is worked out once for all of them.
+        Layers share their open keys: computed once for all of them.
         """
         blocks = [*pairwise((*range(0, self.size, 512), self.size))]
         statistics = attention.statistics
@@ -263,7 +263,7 @@ class _Spans(RowObserver):
 
 @record("a head", eq=False)
 class HeadLookback:
-    """What each written token looks at in one head, and the head's lookback ratio."""
+    """What each generated token looks at in one head, and the head's lookback ratio."""
 
     head: Annotated[Head, ADDRESS]
     lookback: Annotated[float, Meaning("its lookback ratio (Chuang et al. 2024); 0.5 is even attention")]
@@ -272,11 +272,11 @@ class HeadLookback:
 
 @record("what each written token looks at (--written)", "spans", eq=False)
 class WrittenAttention:
-    """How much each written token looks at each part, the last part being what was written.
+    """The attention of each generated token to each part; the last part is the generated text.
 
-    ``shares`` is ``[head, token, part]``; ``lookback`` is a head's mean over the written tokens of
-    ``c / (c + w)``, with the mean weight ``c`` on a token of the text and ``w`` on one that was written, the
-    token's own included (Chuang et al. 2024, Lookback Lens). Even attention has 0.5.
+    ``shares`` is ``[head, token, part]``; ``lookback`` is a head's mean over the generated tokens of ``c
+    / (c + w)``, with the mean weight ``c`` on a token of the text and ``w`` on a generated one, including
+    the token itself (Chuang et al. 2024, Lookback Lens). Even attention has 0.5.
     """
 
     parts: Annotated[tuple[str, ...], Meaning("the parts of the text, and last what was written")]
@@ -289,11 +289,11 @@ class WrittenAttention:
 
     @derived("every head", name="heads")
     def by_head(self) -> tuple[HeadLookback, ...]:
-        """What is known of each head."""
+        """The same by head."""
         return tuple(map(HeadLookback, self.heads, self.lookback.values(), self.shares))
 
     def stack(self, which: str) -> Stack:
-        """The mean over the heads, a line for each written token."""
+        """The mean over the heads, one line per generated token."""
         best = sorted(self.lookback, key=lambda head: -self.lookback[head])
         ends = [f"{head.name} {self.lookback[head]:.2f}" for head in (*best[:3], *best[:-4:-1][::-1])]
         ratios = list(self.lookback.values())
@@ -321,7 +321,7 @@ def written_looks(
 ) -> WrittenAttention:
     """Run the model once, and measure what each token of the last part looks at.
 
-    Raises ``InputError`` if nothing was written.
+    Raises ``InputError`` if nothing was generated.
     """
     text, last = spans[:-1], spans[-1]
     if not text or prepared.written is None or last.start < prepared.written:
@@ -331,7 +331,7 @@ def written_looks(
     rows = result.weights[:, len(text) :]  # [head, token, part]
     new = rows[..., len(text) :].sum(-1, keepdims=True)
     shares = np.concatenate([rows[..., : len(text)], new], -1)
-    may = np.arange(1, shares.shape[1] + 1)  # written tokens that each row may look at
+    may = np.arange(1, shares.shape[1] + 1)  # generated tokens that each row can attend to
     old, late = shares[..., :-1].sum(-1) / last.start, shares[..., -1] / may
     lookback = (old / np.maximum(old + late, np.finfo(float).tiny)).mean(-1)  # [head]
     return WrittenAttention(
@@ -346,6 +346,6 @@ def written_looks(
 
 
 def of_written(result: WrittenAttention, *, one: bool) -> Answer:
-    """What each written token looks at: the mean of the heads, or the ``one`` that is meant."""
+    """What each generated token looks at: the mean of the heads, or of ``one``."""
     stack = result.stack(result.heads[0].name if one else f"mean of {len(result.heads)} heads")
     return Answer((stack,), {"": stack}, lambda: result)

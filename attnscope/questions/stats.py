@@ -1,4 +1,4 @@
-"""The figures of every head of a text: measured, chosen by conditions, as a table, maps and curves."""
+"""The figures of every head of a text: measured, filtered by conditions, as a table, maps and curves."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re
 
 @dataclass(frozen=True)
 class Condition:
-    """``entropy<1`` or ``role=previous``; ``meets`` is false for a head that has no such figure."""
+    """``entropy<1`` or ``role=previous``; ``meets`` is False for a head without such a figure."""
 
     name: str
     sign: str
     wanted: str
 
     def meets(self, head: HeadFigures) -> bool:
-        """Whether a head is meant."""
+        """Whether a head meets it."""
         if self.name == "role":
             return (head.role is not None and head.role.name == self.wanted) == (self.sign == "=")
         figure = head.figures.get(self.name)
@@ -99,10 +99,10 @@ def _condition(text: str) -> Condition:
 def curves_by_position(
     model: Model, prepared: ModelInput, selection: Selection, name: str, *, parts: int, top: int
 ) -> Curves:
-    """How a measure of each head changes along the text: its average over one run of rows after the other.
+    """How a measure of each head changes along the text: its averages over consecutive runs of rows.
 
-    Up to ``parts`` runs of as many rows each; the ``top`` heads with the largest average over the runs.
-    Raises ``SelectionError`` for a measure or a head that does not exist.
+    Up to ``parts`` runs of equal length; the ``top`` heads with the largest mean over the runs. Raises
+    ``SelectionError`` for a measure or a head that does not exist.
     """
     axes = [len(queries) for kind, (queries, _) in prepared.axes.items() if selection.kind in (None, kind)]
     size = max(axes, default=len(prepared.tokens))
@@ -146,17 +146,17 @@ def curves_by_position(
 
 
 def _finite(figure: Figure | None, part: str) -> float | None:
-    """The value or the baseline of a figure; ``None`` for no figure, and for what broken weights gave."""
+    """The value or the baseline of a figure; ``None`` if it is missing, NaN or infinite."""
     number: float | None = getattr(figure, part, None)
     return number if number is None or isfinite(number) else None
 
 
 @record("the figures of every head", "stats", "ablate", eq=False)
 class Stats:
-    """The figures of the heads that are meant, what ran, and what to know.
+    """The figures of the selected heads, what ran, and notes.
 
-    ``ran`` says whether the kernels ran beside the measuring, or the fused pass in their place.
-    ``maps``, every head on at most 256 × 256 cells, are there if they were asked for.
+    ``ran`` says whether the kernels ran beside the measuring, or the fused pass in their place. ``maps``,
+    every head on at most 256 × 256 cells, are present if requested.
     """
 
     heads: Annotated[
@@ -169,23 +169,23 @@ class Stats:
 
     @property
     def importance(self) -> Mapping[Head, Importance]:
-        """The importance of every head; empty unless it was asked for."""
+        """The importance of every head; empty unless requested."""
         return {head.address: head.importance for head in self.heads if head.importance}
 
     @property
     def ablation(self) -> Mapping[Head, Removal]:
-        """What is lost without each head; empty unless it was asked for."""
+        """The loss without each head; empty unless requested."""
         return {head.address: head.ablation for head in self.heads if head.ablation}
 
     @property
     def predictions(self) -> list[str]:
-        """Which of ``PREDICTIONS`` were asked for."""
+        """Which of ``PREDICTIONS`` were requested."""
         return [name for name in PREDICTIONS if any(head.figure(name) for head in self.heads)]
 
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
-        """The heads that meet all conditions, those first whose role's figure is farthest above its baseline.
+        """The heads that meet all conditions, largest lift of the role's figure first.
 
-        ``sort`` names another order: the largest of a measure first, by ``role``, or by ``head``. Raises
+        ``sort`` names another order: a measure (largest first), ``role``, or ``head``. Raises
         ``SelectionError``, with the reason, for a figure that no head has.
         """
         of_measure = sort if sort not in (None, "role", "head") else None
@@ -204,7 +204,7 @@ class Stats:
 
 
 def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
-    """Where a head stands in the table: patterns by lift, then even attention, then no pattern."""
+    """A head's rank in the table: patterns by lift, then even attention, then no pattern."""
     if head.role is None:
         return len(ROLES), 0.0
     place = ROLES.index(head.role.name)
@@ -214,7 +214,7 @@ def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
 
 
 def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:
-    """A head of some, of one kind of attention or of each. Raises ``SelectionError`` if there is none."""
+    """A head of some, in one kind of attention or in each. Raises ``SelectionError`` if there is none."""
     kind = wanted.kind
     found = [head for head in heads if head.name == wanted.name and kind in (None, head.site.kind)]
     if not found:
@@ -226,7 +226,7 @@ def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:
 def with_predictions(
     heads: Sequence[HeadFigures], importances: Mapping[Head, Importance], removals: Mapping[Head, Removal]
 ) -> tuple[HeadFigures, ...]:
-    """Heads with what the model's predictions lose with each."""
+    """Heads with how much the model's predictions lose without each."""
     return tuple(
         replace(head, importance=importances.get(head.address), ablation=removals.get(head.address))
         for head in heads
@@ -241,7 +241,7 @@ def of_stats(result: Stats, heads: Sequence[HeadFigures], names: Sequence[str], 
 
 
 def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
-    """The names of the columns, then a row a head: each figure, its baseline, over a corpus its error."""
+    """The header, then one row per head: each figure, its baseline, and over a corpus its error."""
     errors = any(figure.error is not None for head in result.heads for figure in head.figures.values())
     parts = ("value", "baseline", "error") if errors else ("value", "baseline")
     columns = [(name, part) for name in names for part in parts]
@@ -255,7 +255,7 @@ def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
 
 
 def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
-    """One measure of all heads, or their importance, a map for each kind of attention that has it."""
+    """One measure of all heads, or their importance, as a map for each kind of attention that has it."""
     known = {head.address: found.value for head in result.heads if (found := head.figure(name)) is not None}
     if not any(value == value for value in known.values()):
         raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
@@ -277,11 +277,11 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
 
 
 COLUMNS = ("entropy", "distance", "previous", "first", "special")
-"""The measures of the table; the one that it is sorted by takes the place of the last."""
+"""The measures of the table; the one it is sorted by replaces the last."""
 
 
 def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
-    """A line a head: its role, the role's figure, and some measures that tell something of every head."""
+    """One line per head: its role, the role's figure, and some measures that apply to every head."""
     taken = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
     names = list(COLUMNS) if {*COLUMNS} <= {*taken} else list(taken)[: len(COLUMNS)]
     if sort in MEASURES and sort not in names:
@@ -322,7 +322,7 @@ def _role_error(head: HeadFigures) -> float | None:
 
 
 def _role_cells(head: HeadFigures) -> tuple[str, str]:
-    """A role, its figure and the baseline; a dash where no pattern stands out."""
+    """A role, its figure and the baseline; a dash for no pattern."""
     if head.role is None or head.role.name == NONE:
         return "–", ""
     error = _role_error(head)
@@ -331,7 +331,7 @@ def _role_cells(head: HeadFigures) -> tuple[str, str]:
 
 
 def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: str) -> list[Cell]:
-    """The cells of a column; the brightest is 1, or the largest where it is no share."""
+    """The cells of a column; the brightest is 1, or the largest if it is not a share."""
     texts = [
         "–" if each is None
         else f"{each.value:.2f}" if unit != "loss"
@@ -392,15 +392,14 @@ def measure_heads(
     pool: How | None = None,
     rows: range | None = None,
 ) -> Stats:
-    """Run the model once and measure every head that is meant.
+    """Run the model once and measure every selected head.
 
-    From 512 tokens on, on the CPU, the fused pass runs in the place of torch's kernel: it computes
-    the layer's output (within 1e-4) and the figures together, where computing the scores again beside the
-    kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
-    asks for each head's importance, too, of a model with an output head, ``ablation`` for its loss with each
-    head set to zero, ``pool`` for a small map of every head out of the same pass (``Coarsen`` says what its
-    cells may hold), ``rows`` for the figures of those rows alone, and of what is
-    predicted at them. Raises ``SelectionError`` for a layer, kind or measure that does not exist.
+    From 512 tokens on, on the CPU, the fused pass replaces torch's kernel: it computes the layer's output
+    (within 1e-4) and the figures together; computing the scores a second time beside the kernel would
+    cost several times as much. ``exact_kernel`` always uses the kernel. ``importance`` adds each head's
+    importance (needs an output head), ``ablation`` the loss with each head set to zero, ``pool`` a small
+    map of every head from the same pass (see ``Coarsen`` for its cells); ``rows`` limits figures and
+    predictions to those rows. Raises ``SelectionError`` for a layer, kind or measure that does not exist.
     """
     known = None if pool or rows else find_figures(prepared, names)
     measured = Measurement(names)
@@ -455,9 +454,9 @@ def measuring_pass(
 ) -> Record:
     """One forward pass, measured.
 
-    ``texts`` are the tokens of each text of the batch; ``maps``, of ``side`` cells, sees the same heads. The
-    kernel runs where the fused pass could not tell all measures: every row must then be read beside it. Only
-    ``rows`` count, if some are named; the fused pass tells of all rows together.
+    ``texts`` are the tokens of each text of the batch; ``maps``, of ``side`` cells, sees the same heads.
+    The kernel runs if the fused pass cannot compute all measures: every row must then be read beside it,
+    as for ``rows``, since the fused pass only gives figures of all rows together.
     """
     long = any(len(text) >= SHORTEST for text in texts)
     map_cells = side if maps and maps.how != "max" else None
@@ -475,14 +474,14 @@ def measuring_pass(
 
 
 def what_ran(sites: Sequence[SiteRecord]) -> str:
-    """How the figures were had, in words, and what the fused pass left to the kernel."""
+    """How the figures were computed, in words, and what the fused pass left to the kernel."""
     refusals = Counter(call.refusal for call in sites if call.refusal is not None)
     left = [f"{count:,} left to the kernel: {reason}" for reason, count in refusals.items()]
     return "; ".join([count_fused(sum(call.kernel == FUSED for call in sites), len(sites)), *left])
 
 
 def count_fused(taken: int, calls: int) -> str:
-    """How the figures of so many calls were had, in words."""
+    """How the figures of so many calls were computed, in words."""
     if not taken:
         return "figures measured beside the kernel"
     return f"{taken:,} of {calls:,} calls ran as a fused pass in the kernel's place"

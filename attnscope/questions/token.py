@@ -1,4 +1,4 @@
-"""Tokens by the names that people call them."""
+"""What a token looks at, and which tokens look at it; tokens by the names that users give them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attnscope.views.token import Edges, describe_box
 
 
 def find_place(places: Sequence[Place], wanted: str) -> int:
-    """The first place that a name or a number fits. Raises ``SelectionError``."""
+    """The first place that a name or a number matches. Raises ``SelectionError``."""
     found = fit_exactly(places, wanted.strip()) or fit_loosely(places, wanted.strip())
     if not found:
         known = ", ".join(dict.fromkeys(place.label for place in places[:12]))
@@ -35,7 +35,7 @@ def find_place(places: Sequence[Place], wanted: str) -> int:
 
 
 def fit_exactly(places: Sequence[Place], wanted: str) -> list[int]:
-    """The places with a number, or with just that text or label."""
+    """The places with a number, or with exactly that text or label."""
     number = read_number(wanted)
     if number is not None:
         return [i for i, place in enumerate(places) if place.start <= number < place.stop]
@@ -43,13 +43,13 @@ def fit_exactly(places: Sequence[Place], wanted: str) -> list[int]:
 
 
 def fit_loosely(places: Sequence[Place], wanted: str) -> list[int]:
-    """The places with that text in other letters, special tokens also without their brackets."""
+    """The places with that text in any case; special tokens also without their brackets."""
     folded = wanted.casefold().removeprefix("patch ")
     return [i for i, place in enumerate(places) if folded in place_names(place)]
 
 
 MOST = 4
-"""Pictures that are drawn beside each other, at most."""
+"""Most pictures drawn side by side."""
 
 
 def lay_over(
@@ -58,9 +58,9 @@ def lay_over(
     row: tuple[Array, Sequence[Place]] | None,
     column: tuple[Array, Sequence[Place]] | None,
 ) -> tuple[tuple[Overlay, ...], tuple[str, ...]]:
-    """The pictures whose patches stand on an axis, with the weights there, and a note on those left out.
+    """The pictures whose patches are on an axis, with the weights there, and a note on omitted ones.
 
-    ``row`` is what the place looks at and ``column`` who looks at it, each a weight for each place.
+    ``row`` is what the place looks at and ``column`` what looks at it, each a weight per place.
     """
     made: list[Overlay] = []
     for picture in pictures:
@@ -71,7 +71,7 @@ def lay_over(
             chosen = None
             if side is not None and picture.grid is not None and numbers.keys() >= set(patches):
                 chosen = side[0][[numbers[id_] for id_ in patches]].reshape(picture.grid)
-            maps.append(chosen if chosen is not None and chosen.any() else None)  # a text behind it: no patch
+            maps.append(chosen if chosen is not None and chosen.any() else None)  # text after it: not a patch
         if picture.grid is not None and any(each is not None for each in maps):
             patch = divmod(patches.index(place.id), picture.grid[1]) if place.id in patches else None
             made.append(Overlay(picture.pixels, maps[0], maps[1], patch, picture.name))
@@ -83,18 +83,18 @@ def lay_over(
 
 
 def boxes_of(pictures: Sequence[Picture]) -> Mapping[int, Edges]:
-    """Which part of its picture each token stands for, by its id; of frames that share it, the same."""
+    """The part of its picture that each token stands for, by id; frames that share a token share its part."""
     return {id_: edges for picture in pictures for id_, edges in picture.boxes.items()}
 
 
 TOP, SPARE = 10, 3
-"""Tokens that are listed on each side, and as many more where those are all."""
+"""Tokens listed on each side, and as many more if those are all."""
 
 BESIDE = 5
-"""As many beside a picture that shows them all."""
+"""Tokens listed beside a picture that shows them all."""
 
 MOST_TRIED = 1000
-"""Tokens among which the nearest to a name that is none of them is looked for."""
+"""Tokens among which the nearest to an unknown name is searched for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +113,11 @@ class SeenToken:
     record: Record
 
     def mean(self, which: str) -> TokenView:
-        """Its row and its column on average over all heads; ``which`` says over which."""
+        """Its row and its column, averaged over all heads; ``which`` names them."""
         return self._view(which, self.looks_at, self.looked_at_by)
 
     def head(self, site: Site, head: int, mass: float | None = None) -> TokenView:
-        """The same in one head. With a ``mass``: the smallest set of keys that holds so much of the row."""
+        """The same in one head. With a ``mass``: the smallest set of keys with that share of the row."""
         rows, columns = (
             [made.only(head) for made in maps if made.site == site]
             for maps in (self.looks_at, self.looked_at_by)
@@ -167,7 +167,7 @@ class SeenToken:
 
 
 def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenToken:
-    """Run the model once, and keep the row and the column of the token that is meant, in every head.
+    """Run the model once, and keep one token's row and column in every head.
 
     In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
     of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
@@ -216,7 +216,7 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
 
 
 def one_token(model: Model, prepared: ModelInput, selection: Selection) -> TokenView:
-    """Run the model once, and rank the row and the column of the token that is meant.
+    """Run the model once, and rank one token's row and column.
 
     With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
     Raises ``SelectionError`` if there is no such token, layer or head.
@@ -232,21 +232,21 @@ def hold_mass(weights: Array, among: Array, mass: float) -> Array:
     """
     weights = np.where(among, weights, 0).astype(np.float64)
     order = np.argsort(-weights, kind="stable")
-    before = np.cumsum(weights[order]) - weights[order]  # what heavier ones hold
+    before = np.cumsum(weights[order]) - weights[order]  # the mass of heavier ones
     kept = np.zeros(len(weights), bool)
     kept[order] = before < mass * weights.sum() - 1e-9
     return kept
 
 
 def of_token(result: TokenView) -> Answer:
-    """What one token looks at, and who looks at it."""
+    """What one token looks at, and which tokens look at it."""
     return Answer((result,), {"token": result}, lambda: result)
 
 
 def _coarsenings(
     sites: Sequence[SiteRecord], prepared: ModelInput, selection: Selection
 ) -> tuple[Coarsening, Coarsening]:
-    """The rows and columns of sites of one size: their tokens, or bare positions where these are unknown."""
+    """The rows and columns of sites of one size: their tokens, or bare positions if these are unknown."""
     site = sites[0]
     queries, keys = prepared.axes.get(site.site.kind, ((), ()))
     if (len(queries), len(keys)) != (site.queries, site.keys):
@@ -255,7 +255,7 @@ def _coarsenings(
 
 
 class _Meant(NamedTuple):
-    """The places that a token's name fits, the first of them meant; in cross-attention on one axis only."""
+    """The places that a token's name matches, the first one meant; in cross-attention on one axis."""
 
     row: list[int]
     column: list[int]
@@ -313,7 +313,7 @@ def _which(selection: Selection, sites: Sequence[SiteRecord]) -> str:
 
 
 def _opened(maps: Sequence[CoarseMap]) -> Array:
-    """The places that any head may look at; what was left aside is none of them.  -> [place]"""
+    """The places that any head can attend to, except those left aside.  -> [place]"""
     opened = [made.opened.reshape(len(made.opened), -1) for made in maps]  # [head, place] each
     found: Array = np.any(np.concatenate(opened), axis=0)
     return found

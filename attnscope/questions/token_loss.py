@@ -1,4 +1,4 @@
-"""What the loss of each token is, and how it is shown; a second look needs no torch for it."""
+"""The loss of each token, and its view; showing a cached one needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnscope.views.table import Column, Table
 
 @record("a token and its loss")
 class TokenLoss:
-    """How badly a token is predicted."""
+    """The loss of one token."""
 
     token: Annotated[str, Meaning("the token")]
     loss: Annotated[float | None, Meaning("its cross-entropy in nats; null where it is not predicted")]
@@ -24,7 +24,7 @@ Losses: TypeAlias = Annotated[
 
 
 def of_token_losses(losses: Sequence[TokenLoss]) -> Table:
-    """The tokens one after the other, each with its loss, on the colours of their largest."""
+    """The tokens in order, each with its loss, coloured up to the largest."""
     known = [each.loss for each in losses if each.loss is not None]
     top = max(known, default=0.0) or 1.0
     pieces: list[tuple[str, str | float]] = []

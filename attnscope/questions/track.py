@@ -31,10 +31,10 @@ LISTED = 6
 """Heads of each measure that are listed and drawn; --csv and --json have all."""
 
 HALF = 0.5
-"""A figure has appeared where it has gone this share of the way from its baseline to its last value."""
+"""A figure has appeared once it has covered this share of the way from its baseline to its last value."""
 
 NEAR = 0.005
-"""A figure that is less than this from even attention is printed as the same."""
+"""A figure closer than this to even attention is printed as the same."""
 
 
 @record("a head over the checkpoints")
@@ -69,7 +69,7 @@ class Course:
 
 @record("heads over the checkpoints of a run", "track")
 class Track:
-    """The course of every head, for each measure those first that changed most."""
+    """The course of every head, for each measure, largest change first."""
 
     checkpoints: Annotated[tuple[str, ...], Meaning("the checkpoints, in the order of their steps")]
     steps: Annotated[tuple[int, ...], Meaning("the step of each")]
@@ -85,7 +85,7 @@ class Track:
 
 
 def step_of(name: str, place: int) -> int:
-    """The step that a checkpoint's name ends in (checkpoint-500, step1000); else its place among them."""
+    """The step in a checkpoint's name (checkpoint-500, step1000); otherwise its position among them."""
     numbers = re.findall(r"\d+", Path(name).name)
     return int(numbers[-1]) if numbers and len(numbers[-1]) <= 12 else place
 
@@ -103,9 +103,9 @@ def track(
 ) -> Track:
     """Measure every head at every checkpoint, on the same texts.
 
-    A checkpoint that cannot be read, or whose weights are no numbers, is left out and passed to ``report``.
-    ``log`` keeps what each one gave, a line of JSON a checkpoint: those it has are not run again. Raises
-    ``NoCheckpoint`` where none can be read, ``InputError`` where the log is of other texts or measures.
+    A checkpoint that cannot be read, or has NaN weights, is left out and passed to ``report``. ``log``
+    stores the result of each as a line of JSON; those it has are not run again. Raises ``NoCheckpoint``
+    if none can be read, ``InputError`` if the log is of other texts or measures.
     """
     asked = {"texts": corpus.fingerprint(), "measures": list(measures), "selection": str(selection)}
     known = {} if log is None or not log.exists() else _read_log(log, asked)
@@ -151,7 +151,7 @@ def courses_of(
 
 
 def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
-    """What a line of a log holds of a head."""
+    """The part of a log line about a head."""
     known = {name: head.figures[name] for name in measures if name in head.figures}
     figures = {
         name: [value if isfinite(value) else None for value in (figure.value, figure.baseline)]
@@ -161,7 +161,7 @@ def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
 
 
 def _require_numbers(model: Model) -> None:
-    """Refuse weights that are no numbers, by the name of the first."""
+    """Refuse weights with NaNs, naming the first."""
     for name, weights in model.module.named_parameters():
         if weights.is_floating_point() and not weights.isfinite().all():
             raise InputError(f"its weights {name} are not all finite numbers")
@@ -189,7 +189,7 @@ def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]
 
 
 def _courses(found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str]) -> Iterator[Course]:
-    """The course of each measure of each head, those first that changed most."""
+    """The course of each measure of each head, largest change first."""
     several = len({each["kind"] for heads in found.values() for each in heads}) > 1
     tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
     heads = dict.fromkeys(key for table in tables for key in table)
@@ -211,9 +211,9 @@ def _courses(found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str])
 def _appears(
     values: Sequence[float | None], baseline: Sequence[float | None], steps: Sequence[int]
 ) -> int | None:
-    """From which step on a figure stays half of its way from its baseline to its last value, or beyond.
+    """The step from which a figure stays at least half way from its baseline to its last value.
 
-    ``None`` for one that ends nearer to its baseline than ``NEAR``: half of nothing is noise.
+    ``None`` if it ends within ``NEAR`` of its baseline: half of nothing is noise.
     """
     way = [
         None if value is None or even is None else value - even

@@ -1,4 +1,4 @@
-"""The commands by name, a file each, which is imported when it is asked for: no command pays for another."""
+"""The commands by name, one file each, imported on demand: no command pays for another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Cause": ("logits", "ablate", "cut", "patch", "circuit", "cachecost"),
     "More": ("align", "loss", "train", "track", "schema", "skill", "mcp", "cache"),
 }
-"""Every command, in the order of the help: a function of this name in the file of this name."""
+"""Every command, in the order of the help: the name of its function and of its file."""
 
 NAMES = tuple(name for names in COMMANDS.values() for name in names)
 
@@ -31,7 +31,7 @@ def find_command(name: str) -> Command:
 
 
 def added_commands() -> dict[str, str]:
-    """The commands of plugins, each with the package that it comes from."""
+    """The commands of plugins, each with its package."""
     return {each.name: package_of(each) for each in entry_points_of("commands") if each.name not in NAMES}
 
 
@@ -43,11 +43,11 @@ class AllCommands(click.Group):
         return [*NAMES, *added_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Command | None:
-        """A command by its name; ``None`` for one that does not exist."""
+        """A command by its name; ``None`` if it does not exist."""
         return find_command(cmd_name) if cmd_name in NAMES else plugins("commands").get(cmd_name)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, none of which is imported for it."""
+        """The list of commands, without importing any."""
         formatter.write_usage(ctx.command_path, "COMMAND [TEXT] [OPTIONS]")
         formatter.write(f"\n{self.help}\n")
         for panel, names in COMMANDS.items():

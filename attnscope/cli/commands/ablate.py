@@ -17,7 +17,7 @@ from attnscope.cli.waiting import waiting
 
 @dataclass(frozen=True, kw_only=True)
 class AblateOptions:
-    """How a head is taken away, and how many are listed."""
+    """How heads are ablated, and how many are listed."""
 
     panel = MOST_USED
     mean: bool = flag("With --texts: set each head to its mean output over the corpus, not to zero.")

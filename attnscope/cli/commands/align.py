@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from attnscope.questions.align import SpokenText
 
 LONGEST = 24
-"""Letters of a word that a column has room for; longer ones push their bar away."""
+"""Most letters of a word in its column; longer words shift their bar."""
 
 NARROWEST = 16
-"""Columns that bars need."""
+"""Least columns for bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoundOptions:
-    """A sound, and what is said in it."""
+    """A sound, and its transcript."""
 
     panel = TEXT
     sound: Path = argument("A WAV or FLAC file.", REQUIRED)
@@ -111,7 +111,7 @@ def align(
     loaded = load_model(model, generative=True)
     part = SoundPart(asked.from_second, asked.to_second, asked.truncate)
     if not asked.truncate and study.is_long(loaded, asked.sound, part):
-        if asked.rank or text is not None:  # nobody knows what is said in which window
+        if asked.rank or text is not None:  # which words belong to which window is unknown
             windows = "" if asked.rank else "; without the text the model writes it, window after window"
             raise InputError(
                 f"{asked.sound} is longer than {loaded.name} hears at once: choose a part with --from-second "
@@ -154,7 +154,7 @@ _WITHOUT_MAP = (
 
 
 def _heads(spelled: str | None) -> tuple[Head, ...]:
-    """The heads of ``--heads``: of cross attention, whatever they are called."""
+    """The heads of ``--heads``: cross-attention, under any name."""
     from attnscope.attention import Head
 
     read = parse_heads(spelled)
@@ -164,7 +164,7 @@ def _heads(spelled: str | None) -> tuple[Head, ...]:
 
 
 def _write(model: Model, asked: SoundOptions, prepared: ModelInput) -> ModelInput:
-    """The sound with what the model writes of it, if it writes."""
+    """The sound with the generated transcript, if the model generates."""
     if "decoder" not in prepared.axes:
         return prepared
     room = (model.positions or 448) - len(prepared.axes["decoder"][0])
@@ -175,7 +175,7 @@ def _write(model: Model, asked: SoundOptions, prepared: ModelInput) -> ModelInpu
 
 
 def _print_words(result: SpokenText) -> None:
-    """A line a word, with its place in the sound."""
+    """One line per word, with its place in the sound."""
     from rich.console import Console
     from rich.text import Text
 

@@ -21,7 +21,7 @@ class BrowseOutput:
 
 
 def has_terminal() -> bool:
-    """Whether somebody reads the screen and presses keys."""
+    """Whether standard input and output are a terminal."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 

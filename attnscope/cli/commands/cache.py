@@ -1,4 +1,4 @@
-"""``attnscope cache``: the cached passes, and their end."""
+"""``attnscope cache``: lists and removes cached passes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from attnscope.views.table import Table
 
 QUOTED = 200
-"""Characters of a text that are listed, where there is room."""
+"""Most characters of a listed text."""
 
 WIDEST = 32
-"""Characters of a model's name."""
+"""Most characters of a model's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def cache(asked: CacheOptions) -> None:
 
 
 def _table(entries: list[CachedPass]) -> Table:
-    """A line an entry."""
+    """One line per entry."""
     from datetime import datetime
 
     from attnscope.models.kept import TracedModel

@@ -1,4 +1,4 @@
-"""``attnscope cachecost``: what is lost when heads see the first tokens and the last ones alone."""
+"""``attnscope cachecost``: the loss when heads see only the first tokens and the last ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from attnscope.cli.waiting import notify, waiting
 from attnscope.errors import InputError
 
 TABLE = ".tsv"
-"""The suffix of a file of the pattern."""
+"""The suffix of a pattern file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """What a limited head sees, and how many are not."""
+    """What a limited head sees, and how many heads are not limited."""
 
     panel = MOST_USED
     sink: int = option("A limited head sees the first N tokens.", min=0, default=4)

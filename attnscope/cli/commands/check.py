@@ -16,7 +16,7 @@ from attnscope.cli.waiting import notify
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimOptions:
-    """What is claimed, and what the figures are held against."""
+    """The claims, and a snapshot to compare with."""
 
     panel = "Snapshots"
     claims: list[str] | None = argument(
@@ -92,7 +92,7 @@ def check(
     verdicts = tuple(each.judge(result.heads) for each in claims)
     differences = None if asked.against is None else tuple(changes(result, asked.against, asked.tolerance))
     checked = Checked(verdicts, differences)
-    if torchrun_processes().number == 0:  # of several processes one prints and writes
+    if torchrun_processes().number == 0:  # of several processes, only the first prints and writes
         deliver("check", of_checked(checked, asked.tolerance), output, PLAIN, model.metadata)
         if asked.save is not None:
             save_snapshot(result, asked.save)

@@ -15,7 +15,7 @@ from attnscope.cli.waiting import waiting
 
 @dataclass(frozen=True, kw_only=True)
 class PairsOptions:
-    """Texts that differ in what the prediction hangs on, and how much of it is kept."""
+    """Texts that differ in what decides the prediction, and how much of the difference to keep."""
 
     panel = MOST_USED
     pairs: Path = argument(

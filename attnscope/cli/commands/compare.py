@@ -73,7 +73,7 @@ def show_composition(
     picture: options.PrintedOptions,
     model: options.WeighedModelOptions,
 ) -> None:
-    """Compose the weights of all heads, and print or save what feeds the head that is named, or any."""
+    """Compute the composition of all heads, and print or save what feeds the named head, or any."""
     named = list(contrast.heads or ())
     refuse(len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition")
     refuse(model.metadata, "--weigh", "not valid with --composition, which reads the model's weights")
@@ -141,7 +141,7 @@ def compare(
 
 
 def _names_head(source: options.SecondNamed, corpus: options.TextsOptions, contrast: Contrast) -> bool:
-    """Whether what stands first is no text: that comes from elsewhere."""
+    """Whether the first argument is a head, not a text; the text then comes from elsewhere."""
     elsewhere = source.file, source.saved, source.inputs, source.repeat_random, corpus.texts
     if any(each is not None for each in elsewhere):
         return True

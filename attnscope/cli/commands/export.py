@@ -38,7 +38,7 @@ class ExportedHeads(options.LayerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOutput(options.NumbersOptions):
-    """Where the files go, and which there are."""
+    """Where the files go, and their formats."""
 
     out: Path = option("The folder; it is made if there is none.", "--out", "-o", default=REQUIRED)
     formats: str = option(
@@ -121,7 +121,7 @@ def export(
 
 @contextmanager
 def _going_on(folder: Path, contents: ExportPlan) -> Iterator[None]:
-    """End a command that Ctrl-C stops with what is there, and what completes it."""
+    """When Ctrl-C stops the command, say what is there and how to complete it."""
     from attnscope.storage.folder import count_unfinished
 
     try:

@@ -44,12 +44,12 @@ class GoldOptions:
 
 
 MOST = 500
-"""Questions that are asked together: each is a table of its own, and many are a file for --gold."""
+"""Most questions in one command: each is a table; more belong in a file for --gold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
-    """What is asked, and of which text."""
+    """The questions, and the text."""
 
     asked: list[str] | None = argument(
         'Questions such as "it -> cat", "it <-> cat", "\'the mat\' -> [SEP]", "* -> -2", and the text.'
@@ -64,13 +64,13 @@ class FindOutput(options.TableOutput):
 
 
 SOUNDS = re.compile(r'"audio"\s*:')
-"""What a line has that names a sound."""
+"""Fields of a line that name a sound."""
 
 
 def check_gold(
     gold: GoldOptions, words: list[str], source: options.SourceOptions, output: FindOutput
 ) -> bool:
-    """Whether answers are read from a file; what goes together badly is wrong usage."""
+    """Whether answers come from a file; conflicting options are wrong usage."""
     if gold.gold is None:
         default = GoldOptions()
         for each in fields(gold):
@@ -90,7 +90,7 @@ def answer_gold(
     output: FindOutput,
     model: options.WeighedModelOptions,
 ) -> None:
-    """Ask all heads the questions of a file, and print how well they do."""
+    """Ask all heads the questions of a file, and print how well they answer."""
     from attnscope.questions.gold import find_gold, of_gold
     from attnscope.questions.processes import torchrun_processes
     from attnscope.storage.gold import read_gold
@@ -110,7 +110,7 @@ def answer_gold(
 
 
 def _refuse_sounds(path: Path) -> None:
-    """Say what became of sounds with timed words, rather than that each of their lines is wrong."""
+    """One note on sounds with timed words, instead of an error for each line."""
     from attnscope.storage.files import read_lines
 
     first = next((line.text for line in read_lines(path) if line.fault or line.text.strip()), "")

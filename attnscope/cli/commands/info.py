@@ -20,14 +20,14 @@ TEXT = "The cat sat on the mat because it was tired."
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgument:
-    """A model that is named first, without -m."""
+    """A model named as an argument, without -m."""
 
     first: str | None = argument("The model, as --model names one; with --model, the text.", metavar="MODEL")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """What is asked of the model."""
+    """What is asked about the model."""
 
     audit: bool = flag("Prove that only the attention shown mixes tokens, and name what else does.")
     copying: bool = flag(
@@ -40,7 +40,7 @@ class AuditOptions:
 
 
 def plugins_table() -> Table:
-    """The plugins that are installed, what each adds, and what is wrong with it."""
+    """The installed plugins, what each adds, and what is wrong with it."""
     from attnscope.views.table import Column, Table
 
     found = [each for group in GROUPS for each in load_plugins(group)]

@@ -15,7 +15,7 @@ from attnscope.cli.source import list_prompts, read_source, reading
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
-    """Whose score is taken apart."""
+    """Whose score is decomposed."""
 
     panel = MOST_USED
     target: str | None = option(
@@ -26,7 +26,7 @@ class ScoreOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsOptions(ScoreOptions):
-    """And what it is taken apart into."""
+    """What it is decomposed into."""
 
     by: Literal["head", "layer"] = option(
         "head: what each head adds; layer: the prediction after each layer (logit lens).", default="head"

@@ -70,7 +70,7 @@ def loss(asked: LossOptions) -> None:
 
 
 def _ours(asked: LossOptions) -> tuple[float, str, int]:
-    """The loss of an encoder of our own, what it predicted, and its vocabulary's size."""
+    """The loss of one of attnscope's own encoders, what it predicted, and its vocabulary's size."""
     from attnscope.network import bundled, load_config
     from attnscope.network.folder import BUNDLED
     from attnscope.training.run import held_out_loss

@@ -19,7 +19,7 @@ from attnscope.cli.waiting import waiting
 
 @dataclass(frozen=True, kw_only=True)
 class PatchOptions:
-    """What is put where."""
+    """What is patched into what."""
 
     panel = MOST_USED
     with_text: str | None = option("The other text, of as many tokens.")

@@ -1,4 +1,4 @@
-"""The parts of a text on the command line: how it is cut, and what was written on."""
+"""``attnscope spans``: the parts of a text on the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "group",
 
 @dataclass(frozen=True, kw_only=True)
 class PartOptions:
-    """How the text is cut, and which parts are asked about."""
+    """How the text is divided, and which parts are asked about."""
 
     panel = WHERE
     by: str = option(
@@ -47,7 +47,7 @@ class PartOptions:
 
 
 def check_cut(parts: PartOptions, source: options.SourceOptions) -> None:
-    """Refuse a way to cut that does not exist, or that does not go with what is read."""
+    """Refuse a division that does not exist, or that does not fit the input."""
     unknown = parts.by not in WAYS and not parts.by.endswith(".json")
     refuse(unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json")
     mixed = source.saved is None and source.chat != (parts.by == "role")

@@ -1,4 +1,4 @@
-"""What is measured of the heads, which of them are listed, and where the figures go."""
+"""``attnscope stats``: what is measured, which heads are listed, and where the figures go."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MeasuredHeads(options.HeadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StatsOptions:
-    """What is measured beside the figures of the table, and how."""
+    """What is measured beyond the table's figures, and how."""
 
     panel = WHERE
     faithful: bool = flag(
@@ -74,14 +74,14 @@ class StatsOutput(options.TableOutput):
 
 
 PARTS = 48
-"""Runs of rows that a curve has, at most."""
+"""Most runs of rows in a curve."""
 
 TOP, FAITHFUL_TOP = 8, 12
-"""Heads whose curves are drawn, and heads by how faithful they are, unless another number is asked for."""
+"""Default numbers of heads with curves, and of heads by faithfulness."""
 
 
 def parse_rows(spelling: str | None) -> range | None:
-    """One run of rows, ``30-46``, both ends in it; ``None`` stays ``None``. Anything else is wrong usage."""
+    """One run of rows, ``30-46``, both ends included; ``None`` stays. Anything else is wrong usage."""
     if spelling is None:
         return None
     match = NUMBERS.fullmatch(spelling.strip())
@@ -165,7 +165,7 @@ def stats(
     named = (sort, output.head_map, asked.by_position, *(each.name for each in met if each.name != "role"))
     asked_for = [name for name in named if name is not None]
     for name in asked_for:
-        MEASURES[name]  # a name that is none is refused before the model is loaded
+        MEASURES[name]  # an unknown name is refused before the model is loaded
     if given is not None and asked.by_position is not None:
         loaded, prepared = given.open(kind="kernel")
         with reading(loaded, prepared):
@@ -228,7 +228,7 @@ def stats(
 
 
 def _explain(name: str | None) -> None:
-    """Print what one measure or role means, or a line for each."""
+    """Print the meaning of one measure or role, or a line for each."""
     from attnscope.measures import MEASURES, explain
     from attnscope.plugins import load_plugins
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnscope.models import Model
 
 PAUSE = 10.0
-"""Seconds between two looks for new checkpoints."""
+"""Seconds between two checks for new checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +118,9 @@ def track(
 
 
 def find_checkpoints(names: list[str]) -> list[str]:
-    """The folders that are named, by a pattern, or inside of a folder that is no model itself.
+    """The folders named directly, by a pattern, or inside a folder that is not a model itself.
 
-    Raises ``NoCheckpoint`` for a pattern that matches none, and a folder that has none.
+    Raises ``NoCheckpoint`` for a pattern without matches, and for a folder without checkpoints.
     """
     found: list[str] = []
     for name in names:

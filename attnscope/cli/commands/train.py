@@ -1,4 +1,4 @@
-"""``attnscope train``: an encoder of one's own, its shape, its data, its learning and its run."""
+"""``attnscope train``: trains an encoder; options for its shape, data, optimization and run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ShapeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """What it learns from."""
+    """What it is trained on."""
 
     panel = DATA
     held_out: list[Path] | None = option("A held-out file (repeatable); default: a twentieth of FILES.")
@@ -67,7 +67,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions:
-    """How its weights are moved."""
+    """How its weights are optimized."""
 
     panel = LEARNING
     rate: float = option("Peak learning rate.", min=0.0, default=0.001)
@@ -144,7 +144,7 @@ def train(
 
 
 def _recipe(shape: ShapeOptions, data: DataOptions, learning: LearningOptions) -> Recipe:
-    """What is made of which data."""
+    """What is trained on which data."""
     from attnscope.network import EncoderConfig, load_config
     from attnscope.training.run import Recipe
 
@@ -160,7 +160,7 @@ def _recipe(shape: ShapeOptions, data: DataOptions, learning: LearningOptions) -
 
 
 def _settings(data: DataOptions, learning: LearningOptions, run: RunOptions) -> Settings:
-    """How the weights are moved, how long and where."""
+    """The optimizer, duration and device."""
     from attnscope.models import choose_device
     from attnscope.training.train import Settings
 
@@ -175,7 +175,7 @@ def _settings(data: DataOptions, learning: LearningOptions, run: RunOptions) -> 
 
 
 def _print(outcome: Outcome, recipe: Recipe, out: Path) -> None:
-    """What was made, of how much, and how well it predicts."""
+    """What was trained, on how much data, and how well it predicts."""
     config, progress = recipe.config, outcome.progress
     size = sum(parameter.numel() for parameter in outcome.encoder.parameters())
     shape = f"{config.layers} layers × {config.heads} heads, width {config.width}"
@@ -207,7 +207,7 @@ def _say(sentence: str) -> None:
 
 @contextmanager
 def _display(settings: Settings) -> Iterator[Callable[[TrainingProgress], None]]:
-    """A live bar on a terminal; elsewhere a line whenever there is a new held-out loss."""
+    """A live bar on a terminal; otherwise a line for each new held-out loss."""
     from attnscope.training.train import fraction
 
     def words(progress: TrainingProgress) -> str:

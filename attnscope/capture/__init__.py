@@ -1,6 +1,6 @@
 """Find every attention call inside a forward pass, with the model's own kernels untouched.
 
-Each name is loaded when it is first used: what was noted of a pass is read without torch.
+Each name is loaded on first use, so that records can be read without torch.
 """
 
 from __future__ import annotations

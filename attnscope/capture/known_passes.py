@@ -1,11 +1,11 @@
-"""Passes that run what earlier passes ran, function by function, and so need not be followed again.
+"""Passes that repeat earlier ones function by function, and so need not be followed again.
 
-Following a pass, to know where its tensors come from, costs more than a small model's pass itself, and over a
-corpus the same program runs many times. Its trace is the functions of torch in their order, each with the
-functions that its tensors came from and with its other arguments. If followed passes of one trace showed all
-of their attention through kernels, in the axes of texts, heads and positions, the next one shows the same.
-Whole numbers among the arguments may be the number of texts or of tokens: each is what it was in all passes
-so far. A pass that differs is run again and followed.
+Following a pass, to know where its tensors come from, costs more than a small model's pass itself, and
+over a corpus the same program runs many times. Its trace is the sequence of torch functions, each with
+the functions that its tensors came from and with its other arguments. If followed passes of one trace
+showed all of their attention through kernels, in axes of texts, heads and positions, the next one does
+the same. Whole numbers among the arguments may be the number of texts or of tokens: each is what it was
+in all passes so far. A pass that differs is run again and followed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from attnscope.errors import AttnscopeError
 
 Result = TypeVar("Result")
 Shown: TypeAlias = tuple[tuple[bool, bool | None], ...]
-"""Of each call, whether its queries and keys are apart, and of different sequences, as far as is known."""
+"""For each call: whether queries and keys are apart, and from different sequences, as far as known."""
 
 ITEMS = {"__getitem__", "__setitem__"}
 TAKING = ITEMS | {"gather", "index_select", "take", "take_along_dim", "masked_select"}
 MOVING = {"index_put_", "index_copy_", "scatter_", "masked_scatter_", "sort", "argsort", "topk"}
-"""Functions that put numbers where others say: what one pass shows of them says nothing of the next."""
+"""Functions whose result depends on index values: one pass says nothing about the next."""
 
 
 class UnknownPass(AttnscopeError):
-    """A pass that was not followed ran what none before it ran: it has to run again, and be followed."""
+    """A pass that was not followed ran something new: it must run again, and be followed."""
 
 
 @dataclass(eq=False)
@@ -48,21 +48,21 @@ class Program:
     named: list[LayerWithoutAttention]
 
     def agrees(self, trace: PassTrace) -> np.ndarray:
-        """Which of the four each whole number of a pass is.  -> bool [4, number]"""
+        """Which of the four each whole number of a pass equals.  -> bool [4, number]"""
         texts, tokens = trace.shape
         return np.stack([trace.numbers == known for known in (self.first, texts, tokens, texts * tokens)])
 
 
 @dataclass(eq=False)
 class KnownPasses:
-    """What is known of the passes of one model over a corpus; several threads may ask at once."""
+    """What is known about the passes of one model over a corpus; safe for several threads."""
 
     programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
     shown: Shown = ()  # by all of them
     misses: int = 0
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """What ``work`` returns, which makes one recording; it runs again where its pass is not known."""
+        """The result of ``work``, which makes one recording; it runs again if its pass is not known."""
         if self.programs and self.misses < 16:
             try:
                 with _used(self, True):
@@ -74,7 +74,7 @@ class KnownPasses:
 
     @staticmethod
     def trace() -> PassTrace | None:
-        """The empty trace of a recording that begins, if its passes are compared."""
+        """The empty trace of a new recording, if its passes are compared."""
         used = _use.get()
         return None if used is None else PassTrace(*used)
 
@@ -97,16 +97,16 @@ class PassTrace:
 
     known: KnownPasses
     trusted: bool
-    plain: bool = True  # nothing ran that a trace does not tell
+    plain: bool = True  # everything that ran is in the trace
     shape: tuple[int, ...] = ()  # texts, tokens
     numbers: Any = field(default_factory=list)
     shown: Shown = ()
-    taken: list[RowSource] = field(default_factory=list)  # the attention that kernels computed, in order
+    taken: list[RowSource] = field(default_factory=list)  # the attention computed by kernels, in order
     _steps: list[object] = field(default_factory=list)
     _makers: dict[int, int] = field(default_factory=dict)  # by the identity of a tensor, rewritten with it
 
     def begin(self, root: Call) -> None:
-        """A pass begins with this call of the whole model; a trace is of one."""
+        """A pass begins with this call of the whole model; a trace covers one."""
         shape = () if root.first is None else tuple(root.first.shape)
         self.plain &= len(shape) >= 2 and not self.shape
         self.shape = shape[:2]
@@ -114,7 +114,7 @@ class PassTrace:
     def add(
         self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
     ) -> None:
-        """A function ran; what it made of tensors is known by its number, not what it said of them."""
+        """A function ran; its tensors are known by its number, its other results are not."""
         made = args[:1] if name == "__setitem__" else result
         made = made if isinstance(made, (tuple, list)) else [made]
         made = [part for part in made if isinstance(part, Tensor)]
@@ -127,7 +127,7 @@ class PassTrace:
             self.plain &= name in TAKING and not _is_indexed(name, args, kwargs)
 
     def show(self, capture: Capture) -> Capture:
-        """What observers get of a call: where the pass is not followed, with what earlier ones told of it."""
+        """What observers get of a call; where the pass is not followed, from what earlier ones showed."""
         number = len(self.shown)
         if self.trusted and number < len(self.known.shown):
             apart, crossed = self.known.shown[number]
@@ -137,7 +137,7 @@ class PassTrace:
         return capture
 
     def settle(self, named: list[LayerWithoutAttention]) -> list[LayerWithoutAttention]:
-        """The layers without attention: those found, which are kept, or those of the passes known."""
+        """The layers without attention: those found, which are stored, or those of the known passes."""
         self.numbers, trace = np.array(self.numbers), tuple(self._steps)
         self.plain &= len(self.shown) == len(self.taken)
         program = self.known.programs.get(trace)
@@ -170,7 +170,7 @@ class PassTrace:
 
 
 def _is_indexed(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether states are taken by an index that was computed; masks may be."""
+    """Whether states are indexed by a computed index; masks may be."""
     base, index, *others = list(args) + list(kwargs.values())
     if name not in ITEMS:
         indices = [index, *others]

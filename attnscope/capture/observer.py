@@ -1,4 +1,4 @@
-"""What looks at attention, in quiet: its own arithmetic is no attention of the model."""
+"""The observer protocol, and how our own arithmetic is hidden from recordings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 from attnscope.attention import Attention
 from attnscope.capture.hooks.fast_path import WatchingMode
 
-_quiet = threading.local()  # .depth: how deep this thread is in work of our own
+_quiet = threading.local()  # .depth: how deep this thread is in our own work
 
 
 class Observer(Protocol):
-    """What looks at attention while it passes by."""
+    """What reads attention during a pass."""
 
     def observe(self, attention: Attention) -> None:
-        """Read what is needed, at once; called inside the forward pass, right after the kernel ran.
+        """Read what is needed immediately; called inside the forward pass, right after the kernel ran.
 
         The attention holds the kernel's own tensors, so it must not be kept when this returns.
         """
@@ -29,9 +29,9 @@ class Observer(Protocol):
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """The recording or an observer at work: its own arithmetic needs no gradient and is not recorded.
+    """Our own work, without gradients and hidden from the recording.
 
-    The mode of the recording is off meanwhile, as it would be told of every function to no end.
+    The recording's mode is off meanwhile; otherwise it would record itself endlessly.
     """
     _quiet.depth = getattr(_quiet, "depth", 0) + 1
     mode = _get_current_function_mode()  # type: ignore[no-untyped-call]

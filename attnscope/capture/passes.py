@@ -37,23 +37,23 @@ def recording(
 ) -> Iterator[Record]:
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
-    ``axes`` labels the queries and keys of a kind of attention where the lengths agree; elsewhere the axes
-    are bare positions. The model's own kernels run untouched: its outputs are bit-identical, also
-    those of torch's fused encoder layers (see ``hooks/fast_path``), but for ``fused``: where a
-    fused pass is given, it computes the calls that it can, with the statistics of their rows, and the record
-    says why it left the others to the kernel. Put the model into ``eval`` and open ``torch.inference_mode``
-    as for any other pass.
+    ``axes`` labels the queries and keys of a kind of attention where the lengths agree; elsewhere the
+    axes are bare positions. The model's own kernels run untouched: its outputs are bit-identical,
+    including those of torch's fused encoder layers (see ``hooks/fast_path``). The exception is ``fused``:
+    a fused pass computes the calls that it can, with the statistics of their rows, and the record says
+    why the kernel ran for the others. Put the model into ``eval`` and open ``torch.inference_mode`` as
+    for any other pass.
 
-    What ``torch.compile`` made runs uncompiled while the block does, on every thread, and stays compiled. The
-    record says so in ``changes``, if a module is compiled, or a function that attends.
+    What ``torch.compile`` made runs uncompiled during the block, on every thread, and stays compiled. The
+    record says so in ``changes`` if a module or an attending function is compiled.
 
-    A recording that fails leaves the model alone: what goes wrong in it, or in an observer, is noted in the
-    record's ``failures`` with the module at which it happened, and the pass goes on. Only an
-    ``AttnscopeError``, an interruption, and memory that is not there end it.
+    Failures do not affect the model: an exception in the recording or in an observer is noted in the
+    record's ``failures`` with its module, and the pass goes on. Only an ``AttnscopeError``, an
+    interruption, and lack of memory end it.
 
-    One thread is watched, the one that opens the block. The model is not touched, and when the block ends,
-    in whatever way, no mode or patch is left. Recordings nest, and several threads may record one model or
-    several at once.
+    Only the thread that opens the block is recorded. The model is not touched, and when the block ends,
+    in whatever way, no mode or patch is left. Recordings nest, and several threads may record one model
+    or several at once.
 
     A recording that saw no attention warns when the block ends, with the reason, and so does one that failed
     somewhere. Callers that report this themselves turn ``warn`` off.
@@ -76,7 +76,7 @@ def recording(
 
 
 class AttentionMode(WatchingMode):
-    """Calls every torch function as it was called, and tells a recorder of it."""
+    """Calls every torch function unchanged, and reports it to a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class AttentionMode(WatchingMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func``; the mode itself is off while this method runs."""
+        """Run ``func``; the mode itself is off inside this method."""
         kwargs, recorder = kwargs or {}, self.recorder
         name = getattr(func, "__name__", "") if recorder.listens else ""
         result = self._run(name, func, args, kwargs)

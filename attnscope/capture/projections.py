@@ -1,7 +1,7 @@
-"""The output projection of each attention call: what takes the heads' outputs back to the model's width.
+"""The output projection of each attention call, from the heads' outputs to the model's width.
 
 It is found by its numbers, never by its name: for a few rows, weights times values times the projection's
-weight, with its bias, are what the module gave in this very pass, within ``PROOF`` of its largest number.
+weight, plus bias, reproduce the module's output in this pass, within ``PROOF`` of its largest number.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from attnscope.capture.rows.proof import mix, sample_rows, sampled_weights
 from attnscope.capture.rows.scores import ScoredRows
 
 PROOF = 1e-5
-"""How far the sum over heads and keys may be from what the module gave, of its largest number."""
+"""Tolerance between the sum over heads and keys and the module's output, relative to its largest number."""
 
 RECENT = 8
-"""Modules that may have run between an attention and the moment at which it is shown."""
+"""Most modules that may run between an attention and the moment at which it is shown."""
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """The output projection of one call, head by head; ``difference`` is that of the proof.
+    """The output projection of one call, head by head; ``difference`` is the error of the check.
 
-    ``edge`` is where a gradient reaches what it gave, if the pass kept gradients.
+    ``edge`` is where a gradient reaches its output, if the pass kept gradients.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Projection:
     bias: Tensor | None  # [width]
     difference: float
     edge: GradientEdge | None = None
-    turned: bool = False  # whether queries stand before the batch
+    turned: bool = False  # whether queries precede the batch
 
 
 class _Pending(NamedTuple):
-    """An attention whose projection is looked for, and a few rows of what its heads gave."""
+    """An attention whose projection is searched for, and a few rows of its heads' output."""
 
     attention: Attention
     places: list[int]
@@ -57,7 +57,7 @@ class _Pending(NamedTuple):
 class Projections:
     """An observer that finds the output projection of every call of a pass, in ``found``, by its site.
 
-    The modules that run must be watched meanwhile:
+    Open ``watching`` around the recording:
 
     >>> projections = Projections()
     >>> with projections.watching(model), recording(model, [projections]):
@@ -72,7 +72,7 @@ class Projections:
 
     @property
     def difference(self) -> float:
-        """The largest difference of all proofs."""
+        """The largest error of all checks."""
         return max((each.difference for each in self.found.values()), default=0.0)
 
     @contextmanager
@@ -87,7 +87,7 @@ class Projections:
         self._recent.clear()
 
     def observe(self, attention: Attention) -> None:
-        """Note a few rows of what the heads gave, and look whether their projection has run already."""
+        """Store a few rows of the heads' output, and check whether their projection has run already."""
         self.sites.append(attention.site)
         self._pending = None
         if attention.values is None or not len(attention.queries):
@@ -100,7 +100,7 @@ class Projections:
         self._recent.clear()
 
     def _leave(self, call: Call, output: object) -> None:
-        """A module ended: it is the projection, or holds it, if it gave what the projection would give."""
+        """A module ended: it is the projection, or contains it, if its output matches."""
         with quietly():
             self._compare(call, output)
         self._recent.append((call, output))
@@ -122,13 +122,13 @@ class Projections:
 
 
 def first_tensor(output: object) -> Tensor | None:
-    """The tensor that a module gave, or the first of several."""
+    """A module's tensor output, or the first of several."""
     output = output[0] if isinstance(output, (tuple, list)) and output else output
     return output if isinstance(output, Tensor) and not output.is_nested else None
 
 
 def weight_of(module: nn.Module, name: str = "weight") -> Tensor | None:
-    """A weight of a module; one that a device map keeps on disk is read there."""
+    """A module's weight; one that a device map keeps on disk is read from there."""
     weight = getattr(module, name, None)
     files = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
     if isinstance(weight, Tensor) and weight.is_meta and files is not None:
@@ -137,7 +137,7 @@ def weight_of(module: nn.Module, name: str = "weight") -> Tensor | None:
 
 
 def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> Projection | None:
-    """The projection, if a module's own weight makes of the heads what was given out."""
+    """The projection, if a module's own weight maps the heads to the output."""
     weight = getattr(module, "weight", None)
     attention, places, mixed = pending
     batch, heads, _, size = mixed.shape
@@ -168,14 +168,14 @@ def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> P
 
 
 def orientations(weight: Tensor, rows: int, columns: int) -> Iterator[Tensor]:
-    """A weight and the same turned, where they have a shape: a linear layer's lies so, and GPT-2's so."""
+    """A weight and its transpose, where they fit: linear layers have one form, GPT-2 the other."""
     yield from (lies for lies in (weight, weight.mT) if lies.shape == (rows, columns))
 
 
 def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor]:
-    """By site, how a score changes with what each head gives: of a pass that kept gradients.
+    """By site, the gradient of a score with respect to each head's output, for a pass with gradients.
 
-    It is the gradient after the projection, taken back through its weight.  -> [batch, head, query, size]
+    It is the gradient after the projection, multiplied by its weight.  -> [batch, head, query, size]
     """
     found = {site: each for site, each in projections.found.items() if each.edge is not None}
     edges = [each.edge for each in found.values() if each.edge is not None]
@@ -188,21 +188,21 @@ def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor
 
 
 def _through(projection: Projection, slope: Tensor) -> Tensor:
-    """A gradient behind a projection as one before it.  [..., width] -> [batch, head, query, size]"""
+    """A gradient after a projection as one before it.  [..., width] -> [batch, head, query, size]"""
     slope = slope.transpose(0, 1) if projection.turned else slope
     slope = slope.flatten(1, -2) if slope.ndim > 3 else slope
     return torch.einsum("bqw,hsw->bhqs", slope, projection.weight.to(slope))
 
 
 ALIKE = 1e-4
-"""How far two directions may be apart that count as one."""
+"""How far two equal directions may be apart."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reads:
-    """The projections of one call, one a query head; ``None`` where it was not found.
+    """The projections of one call, one per query head; ``None`` if not found.
 
-    ``turned``: queries meet keys turned by their positions. ``shared``: heads that share a key and a value.
+    ``turned``: queries and keys are rotated by position. ``shared``: heads that share a key and a value.
     """
 
     query: Tensor | None  # [head, width, size]
@@ -213,7 +213,7 @@ class Reads:
 
 
 class _Map(NamedTuple):
-    """A linear map that ran, and what it gave at the first and the last position of the first text."""
+    """A linear map that ran, and its output at the first and the last position of the first text."""
 
     weight: Tensor  # [out, width]
     ends: Tensor  # [first | last, out]
@@ -221,7 +221,7 @@ class _Map(NamedTuple):
 
 @dataclass(eq=False)
 class Circuits(Projections):
-    """Finds what each head reads in ``reads``, and in ``found`` what it writes."""
+    """Finds what each head reads, in ``reads``, and what it writes, in ``found``."""
 
     reads: dict[Site, Reads] = field(default_factory=dict)
 
@@ -242,7 +242,7 @@ class Circuits(Projections):
         super().observe(attention)
 
     def _maps(self, length: int) -> Iterator[_Map]:
-        """The linear maps among the modules that ran last, and those that the running one holds itself."""
+        """The linear maps among the last modules that ran, and inside the running one."""
         for call, output in reversed(self._recent):
             if isinstance(output, Tensor) and not output.is_nested:
                 yield from _of_module(call, output, length)
@@ -274,7 +274,7 @@ def _of_module(call: Call, output: Tensor, length: int) -> Iterator[_Map]:
 
 
 def _of_parameters(module: nn.Module, rows: Tensor) -> Iterator[_Map]:
-    """Weights that a module multiplies with itself, each with every bias that fits it, and with none."""
+    """Weights that a module multiplies itself, each with every bias that fits, and without."""
     own = [each for each in module.parameters(recurse=False) if each.is_floating_point()]
     for weight in own:
         if weight.ndim == 2 and weight.shape[1] == rows.shape[1]:
@@ -284,7 +284,7 @@ def _of_parameters(module: nn.Module, rows: Tensor) -> Iterator[_Map]:
 
 
 def _find(states: Tensor, heads: int, maps: list[_Map], end: int) -> Tensor | None:
-    """Which rows of which map gave the states of each head at one end of the text.
+    """Which rows of which map give the states of each head at one end of the text.
 
     [key_head, size] -> [head, width, size]
     """

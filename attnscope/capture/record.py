@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 FUSED = "fused pass"
-"""The name of the fused pass in the place of a kernel's."""
+"""The fused pass's name in place of a kernel's."""
 
 TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}
 TOLERANCE = 1e-4
@@ -33,19 +33,19 @@ UNPROVED = {
 
 
 def tolerance(dtype: object) -> float:
-    """The difference up to which weights count as the kernel's, in the type it computes in."""
+    """The largest error at which weights count as the kernel's, for the type it computes in."""
     return TOLERANCES.get(str(dtype).removeprefix("torch."), TOLERANCE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallFacts:
-    """What is known of one attention call, from its capture to its record.
+    """What is known about one attention call, from its capture to its record.
 
-    ``offset`` is the position of query 0 among the keys, None where there is none or nobody knows.
-    ``window`` is the sliding window passed to the kernel, None where there is none or nobody said.
-    ``refusal`` says why the fused pass left this call to the kernel, None where it did not or was not asked.
-    ``difference`` is the largest by which a few rows of weights @ values differ from what the kernel
-    returned, of the largest value; None where nothing was compared.
+    ``offset`` is the position of query 0 among the keys, None if unknown or without one. ``window`` is
+    the sliding window passed to the kernel, None without one. ``refusal`` says why the fused pass left
+    this call to the kernel, None if it did not or was not asked. ``difference`` is the largest error of a
+    few rows of weights × values against the kernel's output, relative to the largest value; None if
+    nothing was compared.
     """
 
     source: Annotated[Source, Meaning("where the weights come from")]
@@ -89,12 +89,12 @@ class SiteRecord(CallFacts):
 
     @derived("why weights × values were not compared; null where they were")
     def unproved(self) -> str | None:
-        """Why the weights were compared with nothing; None where they were."""
+        """Why the weights were compared with nothing; None if they were."""
         return UNPROVED[self.source] if self.difference is None else None
 
     @property
     def differs(self) -> bool:
-        """Whether the weights are not the kernel's, by more than its type explains."""
+        """Whether the weights differ from the kernel's by more than rounding."""
         return self.difference is not None and not self.difference <= tolerance(self.dtype)
 
     @staticmethod
@@ -105,7 +105,7 @@ class SiteRecord(CallFacts):
         refusal: str | None = None,
         difference: float | None = None,
     ) -> SiteRecord:
-        """The note of one attention call."""
+        """The record of one attention call."""
         return SiteRecord(
             site=attention.site,
             step=step,
@@ -134,14 +134,14 @@ class LayerWithoutAttention:
 
     @staticmethod
     def at(name: str, reason: str) -> LayerWithoutAttention:
-        """A module's entry, its number the last one in its path."""
+        """A module's entry; its number is the last one in its path."""
         numbers = [int(part) for part in name.split(".") if part.isdigit()]
         return LayerWithoutAttention(name, numbers[-1] if numbers else 0, reason)
 
 
 @record("a failure")
 class Failure:
-    """A module at which the recording failed, and what it failed with; the model itself went on."""
+    """A module at which the recording failed, and the error; the model itself went on."""
 
     name: Annotated[str, Meaning("a module's path")]
     reason: Annotated[str, Meaning("what went wrong")]
@@ -151,11 +151,11 @@ class Failure:
 class Record:
     """Every attention call of a recording in the order they ran, the layers without, and what failed.
 
-    ``changes`` are sentences on what ran otherwise than it does without a recording, or may be missing.
-    ``calls`` are the paths of the modules at which something was captured, at once when it was: heads that
-    run one by one, each by itself; ``query_axes`` of each the axis of the queries in what a product of
-    weights and values gave, None where a kernel computed it. ``places`` are the modules of which one sentence
-    in ``changes`` is true, with a detail of each.
+    ``changes`` are sentences on what ran differently than without a recording, or may be missing.
+    ``calls`` are the paths of the modules at which something was captured, added immediately (single
+    heads separately); ``query_axes`` the axis of the queries in each product of weights and values, None
+    for a kernel. ``places`` are the modules to which each sentence in ``changes`` applies, with a detail
+    of each.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -172,14 +172,14 @@ class Record:
             self.without_attention.append(layer)
 
     def note_change(self, sentence: str) -> None:
-        """Add what runs otherwise, once."""
+        """Add a sentence on what ran differently, once."""
         if sentence not in self.changes:
             self.changes.append(sentence)
 
     def note_place(self, description: str, name: str, detail: str = "") -> None:
-        """Add what is true of one module: all of which it is true share a sentence, as do their details.
+        """Add what applies to one module; modules with the same sentence share it, and their details.
 
-        ``description`` has the places ``{names}`` and, if it likes, ``{details}``.
+        ``description`` has the placeholders ``{names}`` and optionally ``{details}``.
         """
         known = self.places.setdefault(description, [])
         before = _describe(description, known)
@@ -197,7 +197,7 @@ class Record:
 
     @property
     def notes(self) -> list[str]:
-        """What to know of the recording itself, in sentences: where it failed, and what ran otherwise."""
+        """Notes on the recording itself: where it failed, and what ran differently."""
         sites = {site.site.name for site in self.sites}
         failed: dict[tuple[str, bool], list[str]] = {}
         for failure in self.failures:
@@ -216,7 +216,7 @@ def pattern(path: str) -> str:
 
 
 def name_all(names: Iterable[str]) -> str:
-    """Modules by their paths, those of one pattern as one."""
+    """Modules by path, those of one pattern joined."""
     patterns: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         patterns.setdefault(pattern(name), []).append(name)
@@ -231,13 +231,13 @@ def _describe(description: str, known: list[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """One attention a site, of a trace or of a recorded generation, ready to be observed again and again."""
+    """One attention per site, from a trace or a recorded generation, observable any number of times."""
 
     attentions: tuple[Attention, ...]
     record: Record
 
     def shown_to(self, observers: Sequence[Observer]) -> Record:
-        """Show every attention to each observer, as a recording of one pass would."""
+        """Show every attention to each observer, like a recording of one pass."""
         if not observers:
             return self.record
         without_gradient: AbstractContextManager[object] = nullcontext()

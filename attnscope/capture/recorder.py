@@ -1,4 +1,4 @@
-"""One recording: gathers what the kernels and softmaxes show, and hands it to the observers as attention."""
+"""One recording: collects what kernels and softmaxes show, and passes it to the observers as attention."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ from attnscope.limits import MOST_CALLS
 from attnscope.plugins import plugins
 
 TRACKERS: tuple[type[Tracker], ...] = (
-    SkipKnownLayers,  # says at once whether the others have to follow a module
-    ChunkedModules,  # before all others, who are not told of what it notes
+    SkipKnownLayers,  # says first whether the others have to follow a module
+    ChunkedModules,  # before all others, who do not need what it notes
     Learned,
     Lineage,  # before those who ask where a tensor comes from
-    ChannelSoftmaxes,  # before those who need not know of weights that met their values
+    ChannelSoftmaxes,  # before those who need no weights that met their values
     Trails,
     PastAttention,
     AcrossTexts,
     AttentionFunctions,
     Repeats,
-    SplitCalls,  # puts calls together, which may be a single head
+    SplitCalls,  # joins calls, which may be a single head
     SingleHeads,
 )
-"""What follows a pass, in the order in which each moment comes to them."""
+"""The trackers of a pass, in the order in which each event reaches them."""
 
 
 class Recorder(Pass):
-    """Collects one recording; ``recording`` makes it, the hooks, the mode and the kernels feed it."""
+    """Collects one recording; ``recording`` creates it, the hooks, the mode and the kernels feed it."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Recorder(Pass):
     def kernel_call(
         self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a Hugging Face attention function once, in any case, and take its attention.
+        """Run a Hugging Face attention function exactly once, and take its attention.
 
-        Of what is mapped, the functions inside are named.
+        Under vmap, the functions inside are named.
         """
         if is_mapped(*tensors_in(args, kwargs)):
             return kernel(*args, **kwargs)
@@ -98,7 +98,7 @@ class Recorder(Pass):
     def _call_kernel(
         self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an attention function, or the fused pass in its place, and take its attention."""
+        """Run an attention function, or the fused pass instead, and take its attention."""
         known = self.stack.name_of(args[0] if args else kwargs.get("module"))
         if is_quiet() or (known is None and not self.stack.calls):
             return kernel(*args, **kwargs)
@@ -131,7 +131,7 @@ class Recorder(Pass):
         return result
 
     def sdpa(self, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        """Run torch's own kernel, or the fused pass in its place, and take its attention."""
+        """Run torch's own kernel, or the fused pass instead, and take its attention."""
         frame = self.frames[-1] if self.frames else None
         query: Tensor = args[0] if args else kwargs["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
@@ -151,7 +151,7 @@ class Recorder(Pass):
         return result
 
     def see(self, seen: Seen) -> None:
-        """A function of torch ran."""
+        """A torch function ran."""
         before = self.seen
         for tracker in self._seeing:
             if tracker.see(seen):
@@ -164,7 +164,7 @@ class Recorder(Pass):
             self.trace.plain = False
 
     def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
-        """The result of a softmax met its values; False if these are no tokens."""
+        """The result of a softmax met its values; False if these are not tokens."""
         stands = judge(self.of(Lineage), weighing, result)
         owner = weighing.trail.owner(self.path)
         if not stands.tokens:
@@ -194,7 +194,7 @@ class Recorder(Pass):
         self.take(capture, owner, origin, weighing.trail.softmax)
 
     def take_kernel(self, capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
+        """Take what one of torch's kernels computed; its first arguments are queries and keys."""
         self._note_compiled()
         if not self.frames:
             ask = capture.batch and not self.is_known
@@ -204,12 +204,12 @@ class Recorder(Pass):
             self.frames[-1].sdpa.append(capture)
 
     def _note_compiled(self) -> None:
-        """Note that attention runs otherwise than it does without a recording, if it does."""
+        """Note if attention runs differently than without a recording."""
         if runs_as_written():
             self.record.note_change(COMPILED)
 
     def finish(self) -> None:
-        """Release what is held yet, and note the layers that ran without attention."""
+        """Release what is still held, and note the layers that ran without attention."""
         if self.is_known:
             return
         for tracker in self.trackers:
@@ -220,7 +220,7 @@ class Recorder(Pass):
         note_layers(self.record, self.model, self.ran, self.of(PastAttention).reasons)
 
     def settle(self) -> None:
-        """Make the pass known, or take what is known of it; raises ``UnknownPass`` where nothing is."""
+        """Make the pass known, or use what is known about it; raises ``UnknownPass`` if nothing is."""
         if self.trace is not None:
             self._doubt(bool(self.record.failures or self.record.changes))
             self.record.without_attention = self.trace.settle(self.record.without_attention)
@@ -230,7 +230,7 @@ class Recorder(Pass):
     def take(
         self, capture: Capture | Unknown, name: str, origin: QueryKeyOrigin | None = None, softmax: int = 0
     ) -> None:
-        """Take what a module showed to the observers, or note what cannot be shown."""
+        """Pass what a module showed to the observers, or note why it cannot be shown."""
         self.seen += 1
         self._note_compiled()
         if isinstance(capture, Unknown):
@@ -245,7 +245,7 @@ class Recorder(Pass):
         self.pass_on(Taken(capture, name, tuple(self.stack.calls), origin, softmax))
 
     def pass_on(self, taken: Taken, after: Tracker | None = None) -> None:
-        """Tell the trackers behind one, or all, and the observers if none of them holds it."""
+        """Pass it to the trackers after one, or to all, and to the observers unless a tracker holds it."""
         first = self.trackers.index(after) + 1 if after in self.trackers else 0
         if not self.is_known and any(tracker.take(taken) for tracker in self.trackers[first:]):
             return

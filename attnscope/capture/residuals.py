@@ -1,11 +1,11 @@
-"""The states around each attention: what it was added to, and what became of the sum.
+"""The states around each attention: what its output was added to, and what became of the sum.
 
-They are found by their numbers, too: the next module whose input, less what the attention gave, is something
-that a module around the attention, or just before it, was given. Where that was the attention's own input,
-the sum is normalised before it goes on (as in BERT); else the sum goes on as it is (as in GPT-2). A norm may
-take what the attention gave before it is added (as in Gemma 2 and OLMo 2). A block
-that adds attention and feed-forward part at once (as GPT-J's) never has that sum: it is told by what the
-block gives, which is its input, the attention's output and that of another module.
+They, too, are found by their numbers: the next module whose input, minus the attention's output, equals
+the input of a module around the attention, or just before it. If that was the attention's own input, the
+sum is normalised next (as in BERT); otherwise the sum goes on unchanged (as in GPT-2). A norm may apply
+to the attention's output before it is added (as in Gemma 2 and OLMo 2). A block that adds attention and
+feed-forward part at once (as GPT-J's) never has that sum: it is recognised by its output, which is the
+sum of its input, the attention's output and that of another module.
 """
 
 from __future__ import annotations
@@ -23,43 +23,46 @@ from attnscope.capture.projections import RECENT, Projections, first_tensor, wei
 from attnscope.capture.record import tolerance
 
 NEAR = 1e-4
-"""How far a norm may be from its formula, of its largest number, in float32."""
+"""How far a norm may be from its formula, relative to its largest number, in float32."""
 
 EPS = "eps", "variance_epsilon"
-"""What norms call the number beside the square of their spread."""
+"""Names of a norm's epsilon."""
 
 ROUNDINGS = 4
 """Roundings by which a sum may be off."""
 
 TINY = 1e-30
-"""Below which numbers count as 0."""
+"""Numbers below this count as 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """What a norm makes of each vector that a row is the sum of: less its own mean, if ``centred``, times
-    ``scale``, the norm's weight over the spread of the whole row."""
+    """A norm's effect on each summand of a row: less its own mean, if ``centred``, times ``scale``.
+
+    ``scale`` is the norm's weight over the standard deviation of the whole row.
+
+    """
 
     scale: Tensor  # [batch, query, width]
     centred: bool
 
     def of(self, vectors: Tensor) -> Tensor:
-        """Vectors behind the norm, with the spread of the first row.  [..., width] -> [..., width]"""
+        """Vectors after the norm, with the first row's deviation.  [..., width] -> [..., width]"""
         mean = vectors.mean(-1, keepdim=True) if self.centred else 0
         return (vectors - mean) * self.scale[0, 0].to(vectors)
 
     @property
     def spread(self) -> Tensor:
-        """How much larger each row's vectors become than those of the first.  -> [batch, query, 1]"""
+        """The factor of each row relative to the first.  -> [batch, query, 1]"""
         sizes: Tensor = torch.linalg.vector_norm(self.scale, dim=-1, keepdim=True)
         return sizes / sizes[:1, :1]
 
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """What an attention's output was added to, the sum, and the sum normalised, where that is what goes on.
+    """What an attention's output was added to, the sum, and the normalised sum, if that goes on.
 
-    ``norm`` is the norm behind the sum, ``inner`` one before it, of the attention's output alone.
+    ``norm`` is the norm after the sum, ``inner`` one before it, of the attention's output alone.
     """
 
     before: Tensor  # [batch, query, width]
@@ -85,14 +88,14 @@ class _Added(NamedTuple):
 
     site: Site
     output: Tensor  # [batch, query, width]
-    own: Tensor | None  # what the attention was given
-    around: tuple[Tensor, ...]  # what the modules around it and before it were given
+    own: Tensor | None  # the attention's input
+    around: tuple[Tensor, ...]  # the inputs of the modules around it and before it
     inner: Norm | None = None  # a norm that took the output
 
 
 @dataclass(eq=False)
 class Residuals(Projections):
-    """Finds what each attention was added to, in ``residuals``, beside its output projection."""
+    """Finds what each attention's output was added to, in ``residuals``, and its output projection."""
 
     residuals: dict[Site, Residual] = field(default_factory=dict)  # as each looks alone
     _added: _Added | None = None
@@ -101,13 +104,13 @@ class Residuals(Projections):
     _beside: deque[Tensor] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def of(self, site: Site) -> Residual | None:
-        """What is around one call. A model norms one way: its first layer may have no norm to tell it by."""
+        """What is around one call. A model norms in one way; its first layer may not show it."""
         found = self.residuals.get(site)
         alike = [each.norm is None for other, each in self.residuals.items() if other.kind == site.kind]
         return replace(found, normed=None, norm=None) if found is not None and any(alike) else found
 
     def observe(self, attention: Attention) -> None:
-        """Note what the modules around were given, and look for the projection."""
+        """Store the inputs of the modules around, and look for the projection."""
         self._added = None
         self._beside.clear()
         recent = [call for call, _ in self._recent]  # a norm before it may have had the sum so far
@@ -128,7 +131,7 @@ class Residuals(Projections):
             self._added = _Added(waiting.attention.site, gave.detach().clone(), self._own, self._given)
 
     def _look_inside(self, added: _Added, call: Call, output: object) -> None:
-        """Whether a norm was given the attention's output alone: what is added is what it gave."""
+        """Whether a norm took the attention's output alone: then the norm's output is added."""
         given, gave = call.first, first_tensor(output)
         if added.inner is not None or given is None or gave is None:
             return
@@ -138,7 +141,7 @@ class Residuals(Projections):
             self._added = added._replace(output=gave.detach().clone(), inner=norm)
 
     def _look(self, added: _Added, call: Call, output: object) -> None:
-        """Whether a module was given the attention's output, added to what was there."""
+        """Whether a module's input is the attention's output plus an earlier state."""
         total, shape = call.first, added.output.shape
         if total is None or not isinstance(output, Tensor) or total.shape[-1:] != shape[-1:]:
             return
@@ -157,7 +160,7 @@ class Residuals(Projections):
             self.residuals[added.site] = Residual(before, total, output.detach().clone(), norm)
 
     def _look_beside(self, added: _Added, call: Call, output: object) -> None:
-        """Whether a block gave the sum of its input, the attention's output and that of another module."""
+        """Whether a block's output is its input plus the outputs of the attention and another module."""
         before, given = call.first, first_tensor(output)
         if before is None or given is None or given.shape != added.output.shape:
             return
@@ -175,24 +178,24 @@ class Residuals(Projections):
 
 
 def _is_sum(total: Tensor, before: Tensor, output: Tensor, *others: Tensor) -> bool:
-    """Whether a total is the sum of all others, but for rounding, and would not be without the output."""
+    """Whether a total is the sum of all parts up to rounding, and would not be without the output."""
     parts = (before, output, *others)
     if any(each.shape != total.shape or not each.is_floating_point() for each in parts):
         return False
-    if _gap(*(each[:1, :1] for each in (total, *parts))) > 1:  # most are none in their first row already
+    if _gap(*(each[:1, :1] for each in (total, *parts))) > 1:  # most fail in their first row already
         return False
     return _gap(total, *parts) <= 1 < _gap(total, before, torch.zeros_like(output), *others)
 
 
 def _gap(total: Tensor, *parts: Tensor) -> float:
-    """How far a total is from the sum of its parts, at most, in the roundings that it may have."""
+    """The largest distance of a total from the sum of its parts, in allowed roundings."""
     wide = [each.double() for each in parts]
     near = ROUNDINGS * torch.finfo(total.dtype).eps * sum(map(torch.abs, wide[1:]), wide[0].abs())
     return float(((total.double() - sum(wide[1:], wide[0])).abs() / near.clamp(min=TINY)).amax())
 
 
 def find_norm(call: Call, given: Tensor, gave: Tensor) -> Norm | None:
-    """The norm that a module is, by its formulas: a layer norm, or by the root of the mean square."""
+    """The norm that a module is, by its formula: a layer norm, or RMS norm."""
     weight, bias = weight_of(call.module), weight_of(call.module, "bias")
     eps = next((each for name in EPS if isinstance(each := getattr(call.module, name, None), float)), 1e-5)
     if weight is None or weight.shape != given.shape[-1:] or gave.shape != given.shape:

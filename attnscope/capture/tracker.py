@@ -1,4 +1,4 @@
-"""What follows a pass: a recording is an ordered list of trackers, all told of the same moments."""
+"""Trackers: a recording is an ordered list of them, all of which receive the same events."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from attnscope.capture.rows.weighing import Weighing
 class Taken:
     """Attention that was captured at a module, on its way to the observers.
 
-    ``origin`` is where its queries and keys come from, None where a function said which axes are which;
-    ``softmax`` the number of the softmax that its weights come from, 0 of a kernel.
+    ``origin`` is where its queries and keys come from, None if a function's axes are known; ``softmax``
+    is the number of the softmax behind its weights, 0 for a kernel.
     """
 
     capture: Capture
@@ -35,10 +35,10 @@ class Taken:
 
 
 class Pass(ABC):
-    """Where a recording is, as trackers see it, and what they may tell it.
+    """The state of a recording, as trackers see it, and what they can report to it.
 
-    ``seen`` counts attention calls and gates, ``captured`` the calls alone, and ``placed`` what was asked for
-    where it comes from. ``frames`` are the attention functions of transformers that run.
+    ``seen`` counts attention calls and gates, ``captured`` the calls alone, and ``placed`` the requested
+    origins. ``frames`` are the attention functions of transformers that run.
     """
 
     record: Record
@@ -47,8 +47,8 @@ class Pass(ABC):
     seen: int
     captured: int
     placed: int
-    rests: bool  # whether what runs needs no lineage
-    batch_first: bool = False  # whether it is known that texts are the first axis of what the model is given
+    rests: bool  # whether the running code needs no lineage
+    batch_first: bool = False  # whether texts are known to be the first axis of the model's input
 
     def __init__(self) -> None:
         self._made: dict[type[Tracker], Tracker] = {}
@@ -56,7 +56,7 @@ class Pass(ABC):
         self.seen = self.captured = self.placed = 0
 
     def of(self, kind: type[T]) -> T:
-        """The tracker of a kind; one that is not in the list is told nothing, and knows nothing."""
+        """The tracker of a class; one that is not in the list gets no events, and knows nothing."""
         if kind not in self._made:
             self._made[kind] = kind(self)
         return cast(T, self._made[kind])
@@ -68,7 +68,7 @@ class Pass(ABC):
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The modules that are running, outermost first, without those that hold one function."""
+        """The running modules, outermost first, without those that hold one function."""
         return tuple(call.name for call in self.stack.calls if not isinstance(call.module, PLAIN))
 
     @property
@@ -77,33 +77,33 @@ class Pass(ABC):
         return self.path[-1] if self.path else ""
 
     def call_of(self, name: str) -> Call | None:
-        """The innermost call of a module that is running."""
+        """The innermost call of a running module."""
         return next((call for call in reversed(self.stack.calls) if call.name == name), None)
 
     @abstractmethod
     def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
-        """The result of a softmax met its values; False if these are no tokens."""
+        """The result of a softmax met its values; False if these are not tokens."""
 
     @abstractmethod
     def take(
         self, capture: Capture | Unknown, name: str, origin: QueryKeyOrigin | None = None, softmax: int = 0
     ) -> None:
-        """Take what a module showed to the observers, or note what cannot be shown."""
+        """Pass what a module showed to the observers, or note why it cannot be shown."""
 
     @abstractmethod
     def take_kernel(self, capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
+        """Take what one of torch's kernels computed; its first arguments are queries and keys."""
 
     @abstractmethod
     def pass_on(self, taken: Taken, after: Tracker | None = None) -> None:
-        """Tell the trackers behind one, or all, and the observers if none of them holds it."""
+        """Pass it to the trackers after one, or to all, and to the observers unless a tracker holds it."""
 
 
 class Tracker:
-    """Follows one subject through a recording; at a moment that it does not override it does nothing.
+    """Follows one subject through a recording; events that it does not override do nothing.
 
-    Trackers ask each other through ``recorder.of``. One that is taken out of the list is told of no moment,
-    so it knows nothing, and the others run without what it would have told them.
+    Trackers ask each other through ``recorder.of``. One that is not in the list gets no events and knows
+    nothing, and the others run without its information.
     """
 
     def __init__(self, recorder: Pass) -> None:
@@ -116,7 +116,7 @@ class Tracker:
         """A module starts."""
 
     def see(self, seen: Seen) -> bool | None:
-        """A function of torch ran; True: the trackers behind this one need not know."""
+        """A torch function ran; True: the trackers after this one need not know."""
 
     def take(self, taken: Taken) -> bool | None:
         """Attention was captured; True: this tracker holds it, or knows it already."""

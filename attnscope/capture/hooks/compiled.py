@@ -1,4 +1,4 @@
-"""What ``torch.compile`` made is watched on the graph that it was made from, and stays compiled."""
+"""Compiled models: they run uncompiled while a recording is open, and stay compiled."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COMPILED = "compiled code was run uncompiled: compiled results may differ in rou
 FLEX = "torch.nn.attention.flex_attention"
 
 _lock = threading.Lock()
-_stances: list[Any] = []  # one for each recording that runs, on whatever thread; the first one holds
+_stances: list[Any] = []  # one per running recording, on any thread; the first one holds
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Let compiled functions and modules run as they were written while the block runs.
+    """Run compiled functions and modules uncompiled while the block runs.
 
-    Torch's compiler is not imported, if the program has not imported it: then the stance is taken as soon as
+    Torch's compiler is not imported if the program has not imported it: then the stance is set as soon as
     the block's thread compiles something, as ``flex_attention`` does whenever it runs.
     """
     with ExitStack() as stack:
@@ -39,7 +39,7 @@ def uncompiled() -> Iterator[None]:
 
 @contextmanager
 def _eager_stance() -> Iterator[None]:
-    """Torch knows one stance for all threads: the first block takes it, the last one gives it back."""
+    """Torch has one stance for all threads: the first block sets it, the last one restores it."""
     with _lock:
         _stances.append(None if _stances else torch.compiler.set_stance("force_eager"))
     try:
@@ -55,7 +55,7 @@ def _eager_stance() -> Iterator[None]:
 def _watch(
     original: Callable[..., Any], listeners: Callable[[], list[Callable[[], None]]]
 ) -> Callable[..., Any]:
-    """``torch.compile``, which lets listeners take the stance before it compiles anything."""
+    """Wrap ``torch.compile``, so that listeners set the stance before it compiles anything."""
 
     def compile(*args: Any, **kwargs: Any) -> Any:
         for listener in listeners():
@@ -76,9 +76,9 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def runs_as_written() -> bool:
-    """Whether this is called inside of what ``torch.compile`` made, which runs as it was written.
+    """Whether this is called inside compiled code that runs uncompiled.
 
-    What torch's flex attention compiles of itself, when nobody compiled it, computes the same numbers.
+    Torch's flex attention compiles parts of itself; those compute the same numbers and do not count.
     """
     frame = sys._getframe() if "torch._dynamo" in sys.modules else None
     while frame is not None and frame.f_back is not None:
@@ -94,5 +94,5 @@ def _module(frame: FrameType) -> str:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """The module that ``torch.compile`` wrapped; any other as it is."""
+    """The module that ``torch.compile`` wrapped; any other module as it is."""
     return getattr(module, "_orig_mod", module)

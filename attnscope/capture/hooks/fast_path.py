@@ -1,11 +1,12 @@
-"""Torch's fused encoder layers, watched without being switched off.
+"""Records torch's fused encoder layers without switching them off.
 
-``nn.MultiheadAttention``, ``nn.TransformerEncoderLayer`` and ``nn.TransformerEncoder`` run one fused function
-each in the place of their own code, which gives other numbers: padded tokens are left out and come back as
-zeros. Before that they ask whether a function mode, or a tensor of a kind of its own, would miss what happens
-inside. The mode of a recording misses nothing, as it knows the fused functions, so for it the answer is no.
+``nn.MultiheadAttention``, ``nn.TransformerEncoderLayer`` and ``nn.TransformerEncoder`` each call one
+fused function instead of their own code, with slightly different results: padded tokens are skipped and
+come back as zeros. Before that they check for function modes or tensor subclasses that would miss what
+happens inside. A recording's mode knows the fused functions and misses nothing, so the check is made to
+pass.
 
-What happens inside are operators of torch, which ``FusedProducts`` sees as they run.
+Inside run operators of torch, which ``FusedProducts`` sees.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FUSED_FUNCTIONS = frozenset({"_native_multi_head_attention", "_transformer_encod
 OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in FUSED_FUNCTIONS)
 MULTIPLYING = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
 BY_TEXT = torch.ops.aten.bmm.default
-"""May project states that do not lie one behind the other (transposed ones); after that, it attends."""
+"""May project non-contiguous (transposed) states; after that, it attends."""
 TURNING = torch.ops.aten.t.default
 
 
@@ -35,12 +36,12 @@ class WatchingMode(torch.overrides.TorchFunctionMode):
 
 
 class FusedProducts(TorchDispatchMode):
-    """The products around the attention inside of a fused function, which runs as it would without.
+    """The products around the attention inside a fused function, which runs unchanged.
 
-    ``projected`` is what the first ones made, together the queries, keys and values of all positions,
-    [token, 3·size], with their bias unless ``bare``: one product where all three are made of the same states.
-    ``mixed`` is what the last one was given: weights times values of all heads, [token, size]. Texts follow
-    each other in the tokens, without what pads them where states are nested. Nothing is seen where another
+    ``projected`` is the output of the first products: queries, keys and values of all positions together,
+    [token, 3·size], with bias unless ``bare``; one product if all three come from the same states.
+    ``mixed`` is the input of the last one: weights times values of all heads, [token, size]. Texts are
+    concatenated along the tokens, without padding where states are nested. Nothing is seen if another
     mode would see the operators inside, too.
     """
 
@@ -52,7 +53,7 @@ class FusedProducts(TorchDispatchMode):
 
     @staticmethod
     def run(kernel: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, FusedProducts]:
-        """What a fused function returns, and what was seen inside."""
+        """The result of a fused function, and what was seen inside."""
         products = FusedProducts()
         modes: list[Any] = _get_current_dispatch_mode_stack()
         with products if all(isinstance(mode, FusedProducts) for mode in modes) else nullcontext():
@@ -61,13 +62,13 @@ class FusedProducts(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator; those of a fused function run under this mode, which is off while this runs."""
+        """Run an operator; those of a fused function run under this mode, which is off inside this method."""
         if func in OPERATORS:
             below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
             with self:
                 return func.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if func is TURNING and torch.is_inference_mode_enabled():  # a product asks it how it is to run
+        if func is TURNING and torch.is_inference_mode_enabled():  # a product asks how to run it
             result.requires_grad_(args[0].requires_grad)
         if func in MULTIPLYING | {BY_TEXT} and self.mixed is None:
             given, weight = args[-2:]
@@ -80,13 +81,13 @@ class FusedProducts(TorchDispatchMode):
 
 
 def fast_path(module: nn.Module) -> AbstractContextManager[None]:
-    """Let a module take its fast path under a watching mode, as it would without."""
+    """Let a module take its fast path under a recording mode, as it would without."""
     asks = isinstance(module, ASKING)
     return _tap.listening(torch.overrides, asks) if asks or _tap.listeners() else nullcontext()
 
 
 def _watch(original: Callable[..., Any], listeners: Callable[[], list[bool]]) -> Callable[..., Any]:
-    """The function that says no for a watching mode while one of the asking modules runs its own code."""
+    """The check, answering no for a recording mode while one of the checking modules runs its own code."""
 
     def has_torch_function(tensors: tuple[object, ...]) -> Any:
         asked = listeners()
@@ -96,7 +97,7 @@ def _watch(original: Callable[..., Any], listeners: Callable[[], list[bool]]) ->
 
 
 def _is_watched_alone(tensors: tuple[object, ...]) -> bool:
-    """Whether nothing but watching modes would see the functions of some plain tensors."""
+    """Whether only recording modes would see functions of these plain tensors."""
     modes: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     plain = all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
     return plain and all(isinstance(mode, WatchingMode) for mode in modes)

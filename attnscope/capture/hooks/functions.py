@@ -1,4 +1,4 @@
-"""A function that listeners of the calling thread watch, and that is put back when the last one leaves."""
+"""Replaces a function while threads listen to it, and restores it after the last one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Listener = TypeVar("Listener")
 
 
 class Tap(Generic[Listener]):
-    """A way to watch one method of one class, or one function of a module, without a change to any object.
+    """A way to watch a method of a class, or a function of a module, without changing any object.
 
-    ``watch(original, listeners)`` makes the method that stands in while anybody listens, on whatever
-    thread; ``listeners()`` gives those of the thread that calls it, outermost first. With none there it
-    must do what the original does.
+    ``watch(original, listeners)`` makes the replacement that is installed while any thread listens;
+    ``listeners()`` gives those of the calling thread, outermost first. Without any, it must do what the
+    original does.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Tap(Generic[Listener]):
         self._threads = threading.local()
 
     def listeners(self) -> list[Listener]:
-        """Those who listen on this thread, outermost first."""
+        """The listeners of this thread, outermost first."""
         if not hasattr(self._threads, "stack"):
             self._threads.stack = []
         stack: list[Listener] = self._threads.stack
@@ -70,15 +70,15 @@ class Tap(Generic[Listener]):
 
 
 KernelWatch: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Calls a kernel, which has this name, with these arguments, and returns what it returned."""
+"""Calls a kernel of this name with these arguments, and returns its result."""
 
 
 @contextmanager
 def attention_functions(watch: KernelWatch) -> Iterator[None]:
-    """Run every Hugging Face attention call on this thread by way of ``watch`` while the block runs.
+    """Send every Hugging Face attention call on this thread through ``watch`` while the block runs.
 
-    Nothing happens, and transformers is not imported, if the program has not imported it: then no model
-    of its can run.
+    Does nothing, and does not import transformers, if the program has not imported it: then none of its
+    models can run.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield
@@ -90,7 +90,7 @@ def attention_functions(watch: KernelWatch) -> Iterator[None]:
 
 
 def _watch(original: Callable[..., Any], listeners: Callable[[], list[KernelWatch]]) -> Callable[..., Any]:
-    """The method that hands out functions which go by way of the listeners."""
+    """The lookup method, returning functions that go through the listeners."""
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
         kernel = original(self, attn_implementation, default)
@@ -102,7 +102,7 @@ def _watch(original: Callable[..., Any], listeners: Callable[[], list[KernelWatc
 
 
 def _observed(watch: KernelWatch, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls the kernel by way of a watch."""
+    """A function that calls the kernel through a watch."""
 
     @functools.wraps(kernel)
     def observed(*args: Any, **kwargs: Any) -> Any:

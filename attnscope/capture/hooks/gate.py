@@ -1,6 +1,6 @@
-"""Gates on heads: what a head adds up of the values, multiplied by a number before the layer goes on with it.
+"""Gates on heads: each head's output, multiplied by a number before the output projection.
 
-A gate of 1 changes nothing, a gate of 0 takes the head away, and the gradient at 1 is the head's importance.
+A gate of 1 changes nothing, a gate of 0 removes the head, and the gradient at 1 is the head's importance.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from attnscope.capture.hooks.functions import attention_functions
 from attnscope.capture.rows.kernels import bind
 
 Edit: TypeAlias = Callable[[int, Tensor], "Tensor | None"]
-"""From the number of an attention call and its output ``[batch, query, head, size]`` to another, or None."""
+"""Maps a call's number and output ``[batch, query, head, size]`` to a new output, or None."""
 
 
 class Gates(TorchFunctionMode):
-    """Edits the output of every attention call; ``heads`` counts those of each call so far.
+    """Edits the output of every attention call; ``heads`` is the number of heads of each call so far.
 
-    It knows the calls of torch's ``scaled_dot_product_attention`` and ``multi_head_attention_forward`` and of
-    transformers' attention functions; what attends in other ways is not edited and not counted.
+    It covers torch's ``scaled_dot_product_attention`` and ``multi_head_attention_forward`` and
+    transformers' attention functions; other attention is neither edited nor counted.
     """
 
     def __init__(self, edit: Edit) -> None:
@@ -63,7 +63,7 @@ class Gates(TorchFunctionMode):
     def _projected(self, func: Callable[..., Any], given: dict[str, Any]) -> Any:
         """Run torch's attention with its projections, and edit its heads before the last of them.
 
-        The function is given a last projection that changes nothing, as it returns no heads otherwise.
+        The function gets an identity as its last projection, since it does not return heads otherwise.
         """
         weight, bias = given["out_proj_weight"], given["out_proj_bias"]
         same = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
@@ -74,7 +74,7 @@ class Gates(TorchFunctionMode):
         return (linear(heads, weight, bias), *more)
 
     def _edited(self, output: Tensor) -> Tensor:
-        """The output as it goes on.  [batch, query, head, size] -> the same"""
+        """The edited output.  [batch, query, head, size] -> the same"""
         self.heads.append(output.shape[2])
         other = self.edit(len(self.heads) - 1, output)
         return output if other is None else other

@@ -1,7 +1,7 @@
-"""Which module is running: a stack of the modules that the pass is inside of.
+"""The running module: a stack of the modules that the pass is inside of.
 
-It is kept by ``nn.Module.__call__``, which every module call goes through: hooks on each module would change
-a model that another thread may be running.
+Maintained in ``nn.Module.__call__``, which every module call goes through: hooks on each module would
+change a model that another thread may be running.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params", "ca
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of one module: its path, its how-many-th call in this pass, and what it was given."""
+    """One call of one module: its path, its count in this pass, and its input."""
 
     name: str
     module: nn.Module
     invocation: int
     tensors: tuple[Tensor, ...]
     cached: bool
-    foreign: bool  # was given the states of another sequence by name
+    foreign: bool  # received the states of another sequence by name
 
     @property
     def first(self) -> Tensor | None:
-        """The first tensor that the module was given."""
+        """The module's first tensor argument."""
         return self.tensors[0] if self.tensors else None
 
 
@@ -52,7 +52,8 @@ class ModuleStack:
 
     ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
     pushed, ``on_leave`` with every module's output before it is popped, unless it failed. All run inside
-    ``guard``, so that no module fails for it. ``on_compiled`` is called for every compiled module.
+    ``guard``, so that their errors do not fail a module. ``on_compiled`` is called for every compiled
+    module.
     """
 
     root: nn.Module
@@ -63,7 +64,7 @@ class ModuleStack:
     guard: AbstractContextManager[None]
     calls: list[Call] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
-    _unwrapped: nn.Module | None = None  # the module whose wrapper was entered just now
+    _unwrapped: nn.Module | None = None  # the module whose wrapper was just entered
 
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.root.named_modules()}
@@ -81,8 +82,8 @@ class ModuleStack:
     ) -> Any:
         """Call a module with its entry on the stack.
 
-        What ``torch.compile`` wrapped around a module of the model stands for that one, which it may call by
-        a method that nobody watches.
+        A wrapper of ``torch.compile`` stands for its module, which it may call by a method that is not
+        watched.
         """
         with self.guard:
             if is_compiled(module):
@@ -131,7 +132,7 @@ def _call(
 
 
 def _watch(original: Callable[..., Any], listeners: Callable[[], list[ModuleStack]]) -> Callable[..., Any]:
-    """The method that calls a module by way of every stack on this thread."""
+    """The call method, routed through every stack of this thread."""
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call = functools.partial(original, self)
@@ -152,7 +153,7 @@ _tap: Tap[ModuleStack] = Tap("__call__", _watch)
 
 
 def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors among a call's own arguments, in their order, but for nested ones, which have no shape."""
+    """The tensors among a call's own arguments, in order; nested ones, which have no shape, are left out."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and not value.is_nested:
             yield value
@@ -160,15 +161,15 @@ def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tenso
 
 Kernel: TypeAlias = Callable[..., Any]
 Watch: TypeAlias = Callable[[Kernel, Any, Any], Any]
-"""Runs a kernel with its arguments, looks on, and gives what the kernel returned."""
+"""Runs a kernel with its arguments, observes it, and returns its result."""
 
 
 @dataclass(eq=False)
 class Guard:
-    """Around each piece of our own work inside of a model: ``with guard:`` notes what it raises, and goes on.
+    """Wraps our own work inside a model: ``with guard:`` notes any exception, and the model goes on.
 
-    What is meant to end the pass does so: an ``AttnscopeError`` of an observer, an interruption, and memory
-    that is not there. ``place`` names the module that runs.
+    Some exceptions still end the pass: an observer's ``AttnscopeError``, an interruption, and lack of
+    memory. ``place`` names the running module.
 
     >>> with guard:
     ...     recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
@@ -188,9 +189,9 @@ class Guard:
         return True
 
     def run(self, watch: Watch, kernel: Kernel, args: Any, kwargs: Any) -> Any:
-        """What ``watch`` returns; where it fails, what the kernel returns, which runs once in any case.
+        """The result of ``watch``; if that fails, the kernel's own result. The kernel runs exactly once.
 
-        What the kernel itself raises is the model's own, and goes on to it.
+        Exceptions of the kernel itself belong to the model and pass through.
         """
         returned: list[Any] = []
         failed = False
@@ -217,5 +218,5 @@ class Guard:
 
 
 def _ends_the_pass(error: BaseException) -> bool:
-    """Whether an error is there to end the pass."""
+    """Whether an exception should end the pass."""
     return not isinstance(error, Exception) or isinstance(error, AttnscopeError) or bool(out_of_memory(error))

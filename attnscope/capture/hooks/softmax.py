@@ -40,13 +40,13 @@ PROJECTING = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d", "conv3d"}
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter or a view of one; the question itself is no function of the model."""
+    """Whether a tensor is a parameter or a view of one; asking is hidden from the recording."""
     with torch._C.DisableTorchFunction():
         return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
 class Learned(Tracker):
-    """Knows what is made of parameters alone, which no input moves: weights in another type, latents."""
+    """Knows what is computed from parameters alone and independent of inputs: cast weights, latents."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
@@ -54,7 +54,7 @@ class Learned(Tracker):
         self._memories: dict[str, None] = {}
 
     def see(self, seen: Seen) -> None:
-        """Whether a function was given nothing but what is learned."""
+        """Whether all arguments of a function are learned."""
         args, result = seen.args, seen.result
         if not args or not isinstance(args[0], Tensor) or not self.is_fixed(args[0]):
             return
@@ -69,7 +69,7 @@ class Learned(Tracker):
         return is_parameter(tensor) or bool(self._made and self._made.get(tensor))
 
     def is_fixed(self, tensor: Tensor) -> bool:
-        """Whether a tensor is made of parameters, in whatever way."""
+        """Whether a tensor is computed from parameters alone."""
         return is_parameter(tensor) or bool(self._made and tensor in self._made)
 
     def asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -78,7 +78,7 @@ class Learned(Tracker):
         return self.is_fixed(given["query"]) and not self.is_fixed(given["key"])
 
     def weigh(self, call: Call | None, weighed: Tensor | None) -> None:
-        """Weights that are not over tokens met ``weighed``: note a module that attends to what it learned."""
+        """Weights not over tokens met ``weighed``: note a module that attends to what it learned."""
         attends = call is not None and ATTENTION.search(type(call.module).__name__)
         if call is not None and attends and weighed is not None and self.is_fixed(weighed):
             self._memories[call.name] = None
@@ -89,7 +89,7 @@ class Learned(Tracker):
 
 
 class Trails(Tracker):
-    """Follows the result of each softmax until it weighs values, which the recorder is told of."""
+    """Follows the result of each softmax until it weighs values, then tells the recorder."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
@@ -118,7 +118,7 @@ class Trails(Tracker):
         return None
 
     def follows(self, tensor: Tensor) -> bool:
-        """Whether a tensor is what a softmax made."""
+        """Whether a tensor comes from a softmax."""
         return bool(self._trails) and tensor in self._trails
 
     def _mix(self, source: Tensor, result: Tensor) -> None:
@@ -161,9 +161,9 @@ class Trails(Tracker):
         self._trails[result] = replace(trail, masked=masked, shapes=shapes)
 
     def _weighing(self, seen: Seen) -> Weighing | None:
-        """The attention weights among the factors of a product, if there are any, and what they gave.
+        """The attention weights among the factors of a product, if any, and the product.
 
-        None if the values are a parameter, or if the rows are no distribution over keys.
+        None if the values are a parameter, or if the rows are not a distribution over keys.
         """
         product = seen.product if self._trails else None
         sides = [] if product is None else [side for side in product.sides if side[0] in self._trails]
@@ -177,7 +177,7 @@ class Trails(Tracker):
             return None
         if is_parameter(values):
             return None
-        # heads that share their values have an axis that the values lack; the last such axis is the queries
+        # heads that share values have an axis that the values lack; the last such axis is the queries
         lead = [*shared, *queries[:-1]]
         if seen.name != "einsum":
             lead.sort(key=ours.index)
@@ -214,7 +214,7 @@ class Trails(Tracker):
 
 
 def _holds_tensors(result: Any) -> bool:
-    """Whether a function returned a tensor or several, and no size, type or number."""
+    """Whether a function returned one or several tensors, not a size, type or number."""
     if isinstance(result, (tuple, list)):
         return bool(result) and all(isinstance(part, Tensor) for part in result)
     return isinstance(result, Tensor)

@@ -1,4 +1,4 @@
-"""Torch's own functions that attend, among them its fused encoder layers, from the products around these."""
+"""Torch's own attention functions, including its fused encoder layers, whose outer products are observed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ ATTENTION = (
     "out_proj_bias", "mask", "need_weights", "average_attn_weights", "mask_type",
 )
 # fmt: on
-"""The arguments of the two functions, in their order; the query of the second is its states."""
+"""The arguments of the two functions, in order; the query of the second is its states."""
 
 
 @torch.no_grad()
 def capture_fast_path(
     name: str, args: Sequence[Any], kwargs: dict[str, Any], products: FusedProducts, calls: Sequence[Call]
 ) -> tuple[Capture | Unknown, str]:
-    """The attention of one of the two functions, and the path of the module that would have computed it."""
+    """The attention of one of the two functions, and the path of the module that it replaces."""
     alone = name == "_native_multi_head_attention"
     given = dict(zip(ATTENTION if alone else LAYER, args, strict=False)) | kwargs
     path = calls[-1].name if alone else f"{calls[-1].name}.self_attn".lstrip(".")
@@ -59,7 +59,7 @@ def capture_fast_path(
     texts = _Texts(given["src"], calls)
     query, key, value = (texts.split(part, given["num_heads"]) for part in projected.chunk(3, -1))
     masks: list[OpenKeys] = [] if texts.real is None else [texts.open_rows]
-    if given.get("mask") is not None:  # True says masked: of keys, or of pairs
+    if given.get("mask") is not None:  # True means masked: of keys, or of pairs
         mask = given["mask"].bool()
         masks.append(~(mask[:, None, None] if given.get("mask_type") == 1 else mask))
     call = AttentionCall(query, key, value, 1 / math.sqrt(query.shape[-1]), (), tuple(masks))
@@ -72,7 +72,7 @@ class _Texts:
     """The texts of some states, and which positions are real; None where all may be."""
 
     def __init__(self, states: Tensor, calls: Sequence[Call]) -> None:
-        """Nested states are padded as long as the texts that the modules around them were given."""
+        """Nested states are padded to the length of the texts that the modules around received."""
         self.real: Tensor | None = None  # bool, [batch, position]
         self.shape = states.size(0), -1
         if states.is_nested:
@@ -91,13 +91,13 @@ class _Texts:
         return tokens.reshape(*self.shape, heads, tokens.shape[-1] // heads).transpose(1, 2)
 
     def open_rows(self, start: int, stop: int) -> Tensor:
-        """Padded positions neither look nor are looked at.  -> [batch, 1, row, key]"""
+        """Padded positions neither attend nor are attended to.  -> [batch, 1, row, key]"""
         assert self.real is not None
         return (self.real[:, start:stop, None] & self.real[:, None])[:, None]
 
 
 class AttentionFunctions(Tracker):
-    """Takes the attention of torch's functions that attend all by themselves, but for its own kernel's."""
+    """Takes the attention of torch's complete attention functions; its plain kernel is taken elsewhere."""
 
     def see(self, seen: Seen) -> None:
         """Take the attention of one call."""
@@ -121,7 +121,7 @@ class AttentionFunctions(Tracker):
             recorder.take(Unknown(DIRECT.format(name)), recorder.owner)
 
     def _take_whole(self, capture: Capture | Unknown, path: str, seen: Seen) -> None:
-        """Take the attention of a function that was given states, [text, position, width] if it is fused."""
+        """Take the attention of a function on states, [text, position, width] if it is fused."""
         origin, lineage = None, self.recorder.of(Lineage)
         if isinstance(capture, Capture):
             states = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, Tensor)]

@@ -1,1 +1,1 @@
-"""Where the numbers in a tensor come from: which text, which position, which output of which projection."""
+"""Lineage: where the entries of a tensor come from: which text, position, and projection output."""

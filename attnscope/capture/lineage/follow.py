@@ -1,9 +1,9 @@
 """Follows the tensors of a pass: what each torch function does to the origin of their entries.
 
-A function that moves entries is kept as a step (``Moved``), a product as the axes that stay (``Contracted``).
-Any other function whose result has its argument's shape leaves the entries in their places. Everything else
-breaks the way: its result is a new beginning, if a layer or a module is given it. Steps are walked only when
-a layout has to be found, so a pass pays for a few small objects a call.
+A function that moves entries is stored as a step (``Moved``), a product as the axes that stay
+(``Contracted``). Any other function whose result has its argument's shape leaves the entries in place.
+Anything else breaks the chain: its result is a new root, if a layer or a module receives it. Steps are
+walked only when a layout has to be found, so a pass costs a few small objects per call.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from attnscope.capture.rows.weighing import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
 SPREADING = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "mul", "__mul__"})
-"""Functions by which entries meet what the model learned, several numbers each."""
+"""Functions that combine several entries with learned ones."""
 
 SDPA = "scaled_dot_product_attention"
 MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
 
 RESAMPLING = re.compile(r"(?:max|avg|lp)_pool(\d)d$|^interpolate$")
-"""Functions that make other positions, along that many axes behind the channels."""
+"""Functions that create other positions, along that many axes after the channels."""
 
 DEEPEST = 100
-"""Steps after which a way is given up: models come back to their shortcut long before."""
+"""Most steps of a chain: models reach their shortcut long before."""
 
 
 class Lineage(Tracker):
-    """The tensors of one pass whose origin is known; gone as soon as the model drops them."""
+    """The tensors of one pass with a known origin; an entry is gone when the model drops its tensor."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
@@ -55,12 +55,12 @@ class Lineage(Tracker):
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is known of another pass."""
+        """Forget the last pass."""
         self._origins: Any = WeakTensorKeyDictionary()
         self._numbers, self._states = count(1), count()
         self._parameters: Any = WeakTensorKeyDictionary()  # by the number of each
         self._projections: dict[Hashable, int] = {}  # parts of one have numbers of their own
-        self.texts: tuple[int, ...] = ()  # what the model was given first: texts, or positions and texts
+        self.texts: tuple[int, ...] = ()  # the model's first input: texts, or positions and texts
 
     def of(self, tensor: object) -> Origin | None:
         """Where a tensor comes from, if it is known."""
@@ -68,7 +68,7 @@ class Lineage(Tracker):
         return origin
 
     def start(self, tensor: Tensor, channel_axis: int = -1, along: int | None = None) -> Origin | None:
-        """A new way, where none is known yet; ``along`` is the axis of positions, of keys in front."""
+        """A new root for a tensor without one; ``along`` is the axis of positions of keys given directly."""
         known = self.of(tensor)
         begins = along is not None or not is_parameter(tensor)
         if known is None and begins and tensor.is_floating_point() and tensor.ndim >= 2:
@@ -77,7 +77,7 @@ class Lineage(Tracker):
         return known
 
     def enter(self, call: Call) -> None:
-        """What a module is given is a beginning, if nobody knows where it comes from."""
+        """A module's input is a root if its origin is unknown."""
         if self.recorder.rests:
             return
         if not self.texts and call.tensors:
@@ -87,7 +87,7 @@ class Lineage(Tracker):
                 self.start(tensor)
 
     def see(self, seen: Seen) -> None:
-        """Follow one call, of all that has a shape."""
+        """Follow one call, with everything that has a shape."""
         name, result = seen.name, seen.result
         if self.recorder.rests or seen.is_nested:
             return
@@ -109,39 +109,39 @@ class Lineage(Tracker):
             self._reduce(seen)
         elif name == "pad":
             given = seen.given("input", "pad", "mode")
-            if given.get("mode", "constant") == "constant":  # else it repeats what stands at the ends
+            if given.get("mode", "constant") == "constant":  # otherwise it repeats what stands at the ends
                 self._move(seen, (given["input"], given["pad"]), {})
         elif name not in MIXING:
             self._keep(seen)
 
     def attend(self, seen: Seen, output: Tensor) -> None:
-        """Follow what one of torch's kernels returned, which has a row for each query."""
+        """Follow the result of one of torch's kernels, which has a row for each query."""
         self._multiply(replace(seen, name=SDPA, result=output))
 
     def place(self, result: Tensor, node: Node | None) -> None:
-        """Others know better where a tensor comes from: from there, or from nowhere that is known."""
+        """Set a tensor's origin, known from elsewhere; or clear it."""
         self._origins.pop(result, None)
         if node is not None:
             self.set(result, Origin(node, next(self._states)))
 
     def set(self, result: Tensor, origin: Origin) -> None:
-        """A tensor comes from there, unless the way is too long."""
+        """Set a tensor's origin, unless its chain is too long."""
         if origin.node.depth <= DEEPEST:
             self._origins[result] = origin
 
     def _is_fixed(self, tensor: Tensor) -> bool:
-        """Whether a factor is what the model learned: a parameter in some form, or queries made of it."""
+        """Whether a factor is learned: a parameter in some form, or queries made of one."""
         return self._learned.holds(tensor) or (self.of(tensor) is None and self._learned.is_fixed(tensor))
 
     def _keep(self, seen: Seen) -> None:
-        """The entries stay in their places: those of the first scores, or of states by the shortest way."""
+        """The entries stay in place: those of the first scores, or of the states with the shortest chain."""
         shape = seen.result.shape
         known = [self.of(arg) for arg in seen.args if isinstance(arg, Tensor) and arg.shape == shape]
         shaped = [origin for origin in known if origin is not None]
         if not shaped:
             given = [arg for arg in seen.args if isinstance(arg, Tensor) and not self._learned.is_fixed(arg)]
             if seen.name in SPREADING and len(seen.args) == 2 and len(given) == 1 and self.of(given[0]):
-                # entries met what the model learned, several numbers each (scales of queries and keys)
+                # several entries met what the model learned (scales of queries and keys)
                 self._move(replace(seen, name="expand", func=Tensor.expand), (given[0], shape), {})
             return
         scores = next((origin for origin in shaped if origin.right is not None), None)
@@ -151,7 +151,7 @@ class Lineage(Tracker):
         self.set(seen.result, best)
 
     def _move(self, seen: Seen, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """A function with one tensor that it moves, the first of these arguments."""
+        """A function that moves one tensor, the first of these arguments."""
         known, result = self.of(args[0]) if args else None, seen.result
         if known is None or not isinstance(result, (Tensor, tuple, list)):
             return
@@ -166,7 +166,7 @@ class Lineage(Tracker):
                 self.set(tensor, replace(known, node=moved(known.node, part), right=right))
 
     def _reduce(self, seen: Seen) -> None:
-        """One entry for several along an axis: it stands where the first of them stood."""
+        """A reduction over an axis: the result has the position of the first entry."""
         given, result = seen.given("input", "dim"), seen.result
         source, axis = given.get("input"), given.get("dim")
         known = self.of(source)
@@ -174,16 +174,16 @@ class Lineage(Tracker):
             return
         axis, kept = axis % source.ndim, result.ndim == source.ndim
         if known.right is not None and axis >= source.ndim - 2:
-            return  # of scores, heads alone may be joined
+            return  # of scores, only heads may be joined
         axes = [place for place in range(source.ndim) if place != axis]
         stay = tuple((place, place - (place > axis and not kept)) for place in axes)
         right = None if known.right is None else Contracted(known.right, stay, result.shape)
         self.set(result, Origin(Contracted(known.node, stay, result.shape), known.state, right))
 
     def _join(self, seen: Seen) -> None:
-        """Several tensors in a row. Beside queries or keys (of a memory, a cache), others begin here.
+        """Concatenated tensors. Beside queries or keys (of a memory, a cache), others become roots here.
 
-        Where states are joined before they are projected (a class token), the whole is a new beginning.
+        If states are joined before they are projected (a class token), the whole is a new root.
         """
         parts: Sequence[Tensor] = seen.args[0] if seen.args else seen.kwargs["tensors"]
         axis = seen.args[1] if len(seen.args) > 1 else seen.kwargs.get("dim", seen.kwargs.get("axis", 0))
@@ -209,7 +209,7 @@ class Lineage(Tracker):
         self.set(seen.result, Origin(node, states.pop() if len(states) == 1 else next(self._states), right))
 
     def _convolve(self, seen: Seen) -> None:
-        """A convolution: a projection if its kernel is 1 wide; else it keeps places or begins anew."""
+        """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""
         given, result = seen.given("input", "weight"), seen.result
         source, weight = given["input"], given["weight"]
         known, channels = self.of(source), result.ndim - weight.ndim + 1
@@ -221,14 +221,14 @@ class Lineage(Tracker):
         self.set(result, Origin(node, known.state))
 
     def _number(self, weight: Tensor) -> int:
-        """The number of a parameter that entries went through; parts of one have numbers of their own."""
+        """The number of a parameter; parts of one have numbers of their own."""
         whole = weight if weight._base is None else weight._base
         parameter = self._parameters.setdefault(whole, len(self._parameters))
         key = parameter, weight.storage_offset()
         return self._projections.setdefault(key, len(self._projections) + 1)
 
     def _multiply(self, seen: Seen) -> None:
-        """A product: a projection by a parameter, scores of two activations, or values that were weighed."""
+        """A product: a projection by a parameter, scores of two activations, or weighed values."""
         product, result = seen.product, seen.result
         if product is None:
             return
@@ -250,7 +250,7 @@ class Lineage(Tracker):
         if known is None:
             return
         node = Contracted(known.node, kept, result.shape)
-        if known.right is not None:  # weights met their values, or scores, which makes scores again
+        if known.right is not None:  # weights met their values; or scores, which give scores again
             answering = None if other is None else other.right
         else:
             answering = None if other is None or other.right is not None or seen.name == SDPA else other.node
@@ -262,11 +262,11 @@ class Lineage(Tracker):
 
 
 class SkipKnownLayers(Tracker):
-    """Knows the modules whose attention needs no lineage, because others of their make showed it whole.
+    """Knows the modules whose attention needs no lineage, because an equal module showed it completely.
 
-    Layers of one make attend in one way. Where all attention of a layer went through functions that say
-    themselves which axes are texts and heads, what runs in the next layers of that make is not followed, for
-    following costs as much as all other watching.
+    Equal layers attend alike. If all attention of a layer went through functions with known axes of texts
+    and heads, the next layers of the same classes are not followed: following costs as much as all other
+    recording.
     """
 
     def __init__(self, recorder: Pass) -> None:
@@ -276,7 +276,7 @@ class SkipKnownLayers(Tracker):
         self.begin()
 
     def begin(self) -> None:
-        """Nothing runs."""
+        """Nothing is running."""
         self._inside: Call | None = None
         self.recorder.rests = False
         self._before: dict[Call, tuple[int, int]] = {}  # what was counted when a module that runs started
@@ -290,7 +290,7 @@ class SkipKnownLayers(Tracker):
                 self._inside, self.recorder.rests = call, True
 
     def leave(self, call: Call, output: object) -> None:
-        """A module is known if it attended, and its lineage was never asked."""
+        """A module is known if it attended without asking for its lineage."""
         captured, placed = self._before.pop(call, (self.recorder.captured, 0))
         if self._inside is call:
             self._inside, self.recorder.rests = None, False
@@ -298,7 +298,7 @@ class SkipKnownLayers(Tracker):
             self._known.add(self._make(call.module))
 
     def _make(self, module: nn.Module) -> Hashable:
-        """The classes of all modules in a module, in their order."""
+        """The classes of all modules in a module, in order."""
         if module not in self._makes:
             self._makes[module] = tuple(type(part) for part in module.modules())
         return self._makes[module]

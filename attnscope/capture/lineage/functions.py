@@ -31,7 +31,7 @@ ELEMENTWISE = frozenset((
     "__radd__", "sub", "__sub__", "nan_to_num", "nan_to_num_", "clamp", "clamp_", "tril", "triu",
 ))
 # fmt: on
-"""Functions that keep weights in their places."""
+"""Functions that keep weights in place."""
 
 CARRYING = RESHAPING | ELEMENTWISE
 
@@ -50,7 +50,7 @@ MIXING = frozenset({"sort", "cumsum", "matrix_exp", "inverse", "multi_head_atten
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product of two factors as ``einsum`` would write it: a letter for each axis."""
+    """A product of two factors in the form of ``einsum``: a letter for each axis."""
 
     left: Tensor
     right: Tensor
@@ -71,7 +71,7 @@ class Product:
 
 @dataclass(eq=False)
 class Seen:
-    """One call of a torch function: what it was given, what it returned, and what was seen inside of it."""
+    """One call of a torch function: its arguments, its result, and what was seen inside it."""
 
     name: str
     func: Callable[..., Any]
@@ -81,12 +81,12 @@ class Seen:
     inside: Any = None
 
     def given(self, *names: str) -> dict[str, Any]:
-        """The arguments by their names, those that come without one in this order."""
+        """The arguments by name; positional ones are named in this order."""
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 
     @cached_property
     def product(self) -> Product | None:
-        """The call as a product; None of any other function."""
+        """The call as a product; None for any other function."""
         return as_einsum(self.name, self.args, self.kwargs, self.result)
 
     @property
@@ -96,7 +96,7 @@ class Seen:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that it was given, those in lists, too."""
+        """Its tensor arguments, including those in lists."""
         parts = [part for arg in self.args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
         return [part for part in parts if isinstance(part, Tensor)]
 
@@ -129,7 +129,7 @@ def as_einsum(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Te
 
 
 def spell_out(equation: str, operands: Sequence[Tensor]) -> str:
-    """An einsum equation with letters in the place of its dots."""
+    """An einsum equation with letters in place of its dots."""
     equation = equation.replace(" ", "")
     if "..." not in equation:
         return equation

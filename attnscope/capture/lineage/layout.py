@@ -1,4 +1,4 @@
-"""Where the rows of one captured call lie: of each row its text, head and position, of each slot its key."""
+"""The layout of one captured call: for each row its text, head and position, for each slot its key."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from attnscope.capture.lineage.nodes import (
 from attnscope.capture.rows.weighing import Weighing
 
 UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
-"""What labels raise where a function moves numbers, and cannot move labels."""
+"""Exceptions of a function that can move numbers but not labels."""
 
 
 def origin_of_kernel(
     lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int
 ) -> QueryKeyOrigin:
-    """Those of torch's own kernel, which is given queries and keys of any origin."""
+    """Query and key origins of torch's own kernel, whose arguments may come from anywhere."""
     given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
     query, key = (lineage.of(given[name]) for name in ("query", "key"))
     axes = given["query"].ndim
@@ -49,9 +49,9 @@ def origin_of_kernel(
 def origin_of_states(
     lineage: Lineage, query: Tensor, key: Tensor, heads: int, keys: int, batch_first: bool
 ) -> QueryKeyOrigin | None:
-    """Those of one of torch's whole attentions, which projects states itself.
+    """Query and key origins of one of torch's complete attentions, which projects states itself.
 
-    None where states are unknown, or the function adds keys that are not made of them.
+    None if the origin of the states is unknown, or if the function adds keys of another origin.
     """
     asking, answering = lineage.of(query), lineage.of(key)
     along = 1 if batch_first and key.ndim > 2 else 0
@@ -74,7 +74,7 @@ def origin_of_states(
 
 
 def origin_of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> QueryKeyOrigin:
-    """Those of weights, which a product of both began."""
+    """Query and key origins of weights that come from a product of both."""
     weights = lineage.of(weighing.operand)
     arrange = partial(weighing.arrange, batch=batch, heads=heads)
     if weights is None or weights.right is None:
@@ -84,7 +84,7 @@ def origin_of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The places of a call's rows and slots, -1 for none; no two positions of a text have one number."""
+    """The places of a call's rows and slots, -1 for none; position numbers are unique within a text."""
 
     text: Tensor  # [batch, head, query]
     head: Tensor  # [batch, head, query]: the first channel of its projection
@@ -114,27 +114,27 @@ class Layout:
 
     @property
     def sequences(self) -> int:
-        """How many beginnings its keys have."""
+        """How many roots its keys have."""
         return len(torch.unique(self.key[self.key >= 0] // STRETCH))
 
     @property
     def apart(self) -> bool:
-        """Whether queries and keys began apart from each other, so that no query stands at a key."""
+        """Whether queries and keys have different roots, so that no query has a place among the keys."""
         return not bool(torch.isin(self.query // STRETCH, torch.unique(self.key // STRETCH)).any())
 
     @property
     def of_itself(self) -> bool:
-        """Whether every position that asks answers, too, in one order: also of two sequences in a row."""
+        """Whether the querying positions are exactly the key positions, in one order."""
         return torch.equal(self.query[0, 0], self.key[0, 0, 0])
 
     @property
     def whole(self) -> bool:
-        """Whether every position of every text asks."""
+        """Whether every position of every text has a query."""
         return len(self.text) == self.texts and self.query.shape[-1] >= self.positions
 
     @property
     def complete(self) -> bool:
-        """Whether all positions that answer ask, by all outputs of their projection or a third of them."""
+        """Whether all key positions have queries, from all outputs of their projection or a third of them."""
         heads, rows, slots = self.head[0, :, 0], self.query[0, 0], self.key[0, 0, 0]
         if len(rows) != len(slots) and bool(torch.isin(rows // STRETCH, slots // STRETCH).any()):
             return False
@@ -175,19 +175,19 @@ def survey(origin: QueryKeyOrigin) -> Layout | None:
         if bool(here.all()) and alone and bool((query > 0).all()) and bool((key > 0).all()):
             return Layout(texts, channel, asked, answering, 0, 0, 0, inside=True)
         if is_constant(key, -1) and bool((key > 0).any()):
-            return None  # each key is made of all tokens (Linformer), and stands at none
+            return None  # each key is made of all tokens (Linformer), and has no position
     roots = [begun[int(number)] for number in torch.unique(query[query > 0] // STRETCH)]
     if not roots or bool((texts[asked >= 0] < 0).any()):
         return None
     count = max(root.shape[1] if swapped else root.texts for root in roots)
     if origin.texts and count not in (1, *origin.texts):
-        return None  # what they began with holds more in the axis of its texts: heads, windows, frames
+        return None  # their root has more than texts in its first axis: heads, windows, frames
     positions = sum(root.shape[0] if swapped else root.positions for root in roots)
     return Layout(texts, channel, asked, answering, count, positions, outputs(origin.query))
 
 
 def looks_inside(origin: QueryKeyOrigin) -> bool:
-    """Whether queries from nowhere, such as learned ones, each look at what stands at one position."""
+    """Whether queries of unknown origin, such as learned ones, each attend within one position."""
     if origin.query is not None or origin.key is None or origin.scored:
         return False
     labels = find_positions(origin.key)
@@ -219,7 +219,7 @@ def _split(
 
 
 def find_positions(node: Node) -> Tensor | None:
-    """The positions of a tensor's entries; None where a function moves numbers, and cannot move labels."""
+    """The positions of a tensor's entries; None if a function can move numbers but not labels."""
     try:
         return node.labels("position")
     except UNMOVABLE:

@@ -1,10 +1,9 @@
-"""Where the way of a tensor's entries begins, and its steps, to be walked only if somebody asks for it.
+"""Chains of steps from a tensor's entries back to their root, walked only on demand.
 
-A node computes the *labels* of a tensor, float64 and laid out as the tensor: of every entry its position (a
-running number over the texts of the tensor that the way began with) or its channel (a running number among
-the outputs of the projection that it went through last). 0 is no position: padding. Functions that move
-entries move their labels, so the labels are found by the model's own calls. What was made of several
-positions stands at the first of them, and half a number behind it.
+A node computes the *labels* of a tensor, float64 and of the tensor's shape: for every entry its position
+(a running number over the texts of the root) or its channel (a running number among the outputs of the
+last projection). 0 is no position: padding. Functions that move entries also move their labels, so the
+model's own calls compute them. A mix of several positions gets the first of them, plus a half.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from torch import Tensor
 Which: TypeAlias = Literal["position", "channel"]
 
 STRETCH = float(2**40)
-"""Positions of one beginning; float64 is exact over thousands of such stretches."""
+"""Positions of one root; float64 is exact over thousands of such stretches."""
 
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """A tensor with which a way begins, [text, ..., channel] or [text, channel, ...].
+    """A tensor at which a chain begins, [text, ..., channel] or [text, channel, ...].
 
-    Keys of a memory or a cache, [text, ...], have their positions along one axis alone.
+    Keys of a memory or a cache, [text, ...], have their positions along one axis.
     """
 
     number: int
@@ -41,12 +40,12 @@ class Root:
 
     @property
     def signature(self) -> Hashable:
-        """The number, which no other tensor of the pass has, and the shape, for other passes."""
+        """Its number, unique in the pass, or its shape, to compare passes."""
         return self.number, self.shape, self.channel_axis, self.along
 
     @property
     def texts(self) -> int:
-        """Entries of the batch; states of two axes are one text."""
+        """Entries of the batch; two-dimensional states are one text."""
         return self.shape[0] if len(self.shape) > 2 else 1
 
     @property
@@ -58,16 +57,16 @@ class Root:
 
     @property
     def is_picture(self) -> bool:
-        """Whether nobody knows which of its axes the channels are: then each entry has a position."""
+        """Whether the channel axis is unknown: then each entry has a position."""
         return len(self.shape) > 3 and self.channel_axis == -1 and self.along is None
 
     def split(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The text that each position is of, and its number there."""
+        """The text of each position, and its number there."""
         each = self.shape.numel() // self.texts if self.is_picture else self.positions
         return positions // each, positions % each
 
     def labels(self, which: Which) -> Tensor:
-        """Every entry numbered over all axes but that of the channels, or along that one."""
+        """Every entry numbered over all axes except the channels, or along the one axis."""
         channels = self.channel_axis % len(self.shape)
         if which == "channel":
             count = torch.arange(1, self.shape[channels] + 1, dtype=torch.float64, device=self.device)
@@ -81,7 +80,7 @@ class Root:
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """What a function that moves, cuts or copies made of others; ``args`` hold nodes for their tensors."""
+    """The result of a function that moves, cuts or copies; ``args`` hold nodes for its tensors."""
 
     func: Callable[..., Any]
     name: str
@@ -97,20 +96,20 @@ class Moved:
 
     @cached_property
     def depth(self) -> int:
-        """One more than the deepest of them."""
+        """One more than the deepest parent."""
         return 1 + max((node.depth for node in self.parents), default=0)
 
     @cached_property
     def signature(self) -> Hashable:
-        """Where equal, the labels are equal; None where only contents would tell."""
+        """Equal signatures mean equal labels; None if that depends on contents."""
         return _signature((self.name, self.part, *self.args, *sorted(self.kwargs.items())))
 
     def labels(self, which: Which) -> Tensor:
-        """What the function makes of the labels."""
-        func = Tensor.reshape if self.name == "view" else self.func  # labels may lie elsewhere in memory
+        """The function applied to the labels."""
+        func = Tensor.reshape if self.name == "view" else self.func  # labels may have other strides
         args = [_filled(arg, which) for arg in self.args]
         if (self.name, len(args)) in (("roll", 3), ("cat", 2)) and type(args[-1]) is int:
-            # what rotates channels copies no labels
+            # rotations of channels copy no labels
             parts, axis = args[0] if self.name == "cat" else args[:1], args[-1]
             first: Tensor = parts[0].narrow(axis, 0, 1)
             if all(part.stride(axis) == 0 and torch.equal(first, part.narrow(axis, 0, 1)) for part in parts):
@@ -123,16 +122,16 @@ class Moved:
 
 
 def nothing(tensor: Tensor) -> Moved:
-    """Entries that come from nowhere, such as padding: labels of 0."""
+    """Entries without origin, such as padding: labels of 0."""
     kwargs = {"dtype": torch.float64, "device": tensor.device}
     return Moved(torch.zeros, "zeros", (tuple(tensor.shape),), kwargs)
 
 
 @dataclass(frozen=True, eq=False)
 class Contracted:
-    """What a product made of one side: the axes that stay, ``kept`` as (axis before, axis after).
+    """One factor of a product: the axes that stay, ``kept`` as (axis before, axis after).
 
-    ``channels`` are the axes of the result that a parameter brought in, and ``projection`` its number.
+    ``channels`` are the axes of the result that come from a parameter, and ``projection`` its number.
     """
 
     parent: Node
@@ -143,22 +142,22 @@ class Contracted:
 
     @property
     def parents(self) -> list[Node]:
-        """The side."""
+        """The factor."""
         return [self.parent]
 
     @cached_property
     def depth(self) -> int:
-        """One more than the side."""
+        """One more than the factor's."""
         return self.parent.depth + 1
 
     @cached_property
     def signature(self) -> Hashable:
-        """That of the side, and what stays of it."""
+        """The factor's signature, and the axes that stay."""
         before = self.parent.signature
         return None if before is None else (before, self.kept, self.shape, self.channels, self.projection)
 
     def labels(self, which: Which) -> Tensor:
-        """Those of the first entry along the axes that were summed over."""
+        """The labels of the first entry along the summed axes."""
         if which == "channel" and self.channels:
             sizes = [size if axis in self.channels else 1 for axis, size in enumerate(self.shape)]
             device = beginnings(self.parent)[0].device
@@ -181,15 +180,15 @@ class Contracted:
 
 
 Node: TypeAlias = "Root | Moved | Contracted"
-"""What computes labels."""
+"""A node that computes labels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Where a tensor comes from. ``state`` tells whether two came from the same numbers.
+    """Where a tensor comes from. Equal ``state`` means the same numbers.
 
-    Scores have two sides: ``node`` is that of the left factor, ``right`` that of the right one. Their state
-    is that of the left one.
+    Scores have two sides: ``node`` is that of the left factor, ``right`` that of the right one. Their
+    state is the left one's.
     """
 
     node: Node
@@ -199,9 +198,9 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class QueryKeyOrigin:
-    """Where queries and keys come from; ``scored``: both nodes are laid out as scores, [..., query, key].
+    """The origins of queries and keys; ``scored``: both nodes have the shape of scores, [..., query, key].
 
-    ``arrange`` lays a tensor [..., query, ?] out as [batch, head, query, ?].
+    ``arrange`` reshapes a tensor [..., query, ?] to [batch, head, query, ?].
     """
 
     query: Node | None
@@ -209,21 +208,21 @@ class QueryKeyOrigin:
     state: int
     arrange: Callable[[Tensor], Tensor]
     scored: bool
-    axes: int = 4  # of the tensors that a kernel was given
-    texts: tuple[int, ...] = ()  # how many texts there are: one of these, as far as known
+    axes: int = 4  # of a kernel's arguments
+    texts: tuple[int, ...] = ()  # possible numbers of texts, as far as known
     known: bool = False  # whether the function said which axes are texts and heads
 
     @property
     def signature(self) -> Hashable:
-        """Equal for calls of one layout; None where only the tensors would tell."""
+        """Equal for calls of one layout; None if that depends on the tensors."""
         query, key = (None if side is None else side.signature for side in (self.query, self.key))
         return None if query is None or key is None else (query, key)
 
 
 def _first(labels: Tensor, axis: int, marked: bool) -> Tensor:
-    """The labels at the start of an axis; ``marked``: half a number on where others follow.
+    """The labels at the start of an axis; ``marked``: plus a half if others follow.
 
-    Raises ``ValueError`` where padding hides a position behind it.
+    Raises ``ValueError`` if padding hides a position after it.
     """
     first = labels.select(axis, 0)
     if labels.stride(axis) == 0:
@@ -237,7 +236,7 @@ def _first(labels: Tensor, axis: int, marked: bool) -> Tensor:
 
 
 def outputs(node: Node) -> int:
-    """How many outputs the projection has that a tensor comes from; 0: none is known."""
+    """The number of outputs of a tensor's projection; 0: unknown."""
     if isinstance(node, Root):
         return node.shape[node.channel_axis]
     if isinstance(node, Contracted) and node.channels:
@@ -246,21 +245,21 @@ def outputs(node: Node) -> int:
 
 
 def comes_from_projection(node: Node | None) -> bool:
-    """Whether a tensor went through a product with a parameter, or a sum or a move of such."""
+    """Whether a tensor is a product with a parameter, or a sum or rearrangement of such."""
     if isinstance(node, Contracted) and node.channels:
         return True
     return node is not None and any(map(comes_from_projection, node.parents))
 
 
 def beginnings(node: Node | None) -> list[Root]:
-    """The tensors with which the ways to a node began."""
+    """The roots of a node."""
     if isinstance(node, Root):
         return [node]
     return [] if node is None else [root for each in node.parents for root in beginnings(each)]
 
 
 def _filled(arg: Any, which: Which) -> Any:
-    """An argument with labels in the place of nodes."""
+    """An argument with labels in place of nodes."""
     if isinstance(arg, (list, tuple)):
         parts = [_filled(part, which) for part in arg]
         return parts if isinstance(arg, list) else tuple(parts)
@@ -268,7 +267,7 @@ def _filled(arg: Any, which: Which) -> Any:
 
 
 def _signature(arg: Any) -> Hashable:
-    """An argument as something to compare; None for what only its contents would tell."""
+    """A comparable form of an argument; None if only its contents would tell."""
     if isinstance(arg, (list, tuple)):
         parts = tuple(map(_signature, arg))
         return None if None in parts else parts

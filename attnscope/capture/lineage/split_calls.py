@@ -1,9 +1,9 @@
-"""Attention that a module computes in several calls, or in axes of its own, put together as one.
+"""Attention that a module computes in several calls, or in unusual axes, joined into one.
 
-Queries in chunks, loops over heads or texts, windows, blocks and axes that no reader of shapes can tell: of
-each call it is known where its queries and keys come from (``layout.py``). One call that holds all heads of
-all texts, position by position, passes as it is. Others are held until it is clear that nothing more belongs
-to them: another module attends, the module around them ends, or queries come that have been asked already.
+Queries in chunks, loops over heads or texts, windows, blocks and axes that shapes do not explain: the
+origin of each call's queries and keys is known (``layout.py``). One call that holds all heads of all
+texts, position by position, passes unchanged. Others are held until nothing more can belong to them:
+another module attends, the module around them ends, or queries repeat.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ JOINED = (
 SAMPLED = "only some positions ask, so rows are numbered by themselves, and stand at {details}: {names}"
 MOST_NAMED = 12
 MOST = 2**24
-"""Rows and slots up to which a call's places are looked at."""
+"""Most rows and slots of a call whose layout is computed."""
 LARGE = (
     f"attention from more than {MOST:,} rows at once is not followed to where its queries and keys come "
     "from: its maps have the axes that torch's function was given"
@@ -61,7 +61,7 @@ LARGE = (
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One call of the attention that is being put together."""
+    """One call of the attention that is being joined."""
 
     taken: Taken
     layout: Layout
@@ -69,13 +69,13 @@ class Piece:
 
     @property
     def asked(self) -> Tensor:
-        """Which head asks from where, in which text.  -> [row, 3]"""
+        """Which head queries from which position of which text.  -> [row, 3]"""
         layout = self.layout
         return torch.stack([layout.text, layout.head, layout.query], -1)[layout.query >= 0]
 
     @property
     def weighs_padding(self) -> bool:
-        """Whether a row leaves keys open that are of no position."""
+        """Whether a row leaves keys open that have no position."""
         layout, capture = self.layout, self.taken.capture
         padding = (layout.key[:, :1] < 0) & (layout.query[:, :1] >= 0)[..., None]  # [batch, 1, query, key]
         if not bool(padding.any()):
@@ -83,16 +83,16 @@ class Piece:
         return bool((capture.read.allowed(0, capture.queries)[:, :1] & padding).any())
 
     def repeats(self, other: Piece) -> bool:
-        """Whether the very same weights of one softmax weigh other values."""
+        """Whether the same weights of one softmax weigh other values."""
         if not self.taken.softmax or self.taken.softmax != other.taken.softmax:
             return False
         return torch.equal(self.layout.key, other.layout.key) and torch.equal(self.asked, other.asked)
 
 
 class SplitCalls(Tracker):
-    """Holds the calls of one attention, and shows it: as it was captured, or as one that was put together.
+    """Holds the calls of one attention, and passes it on, unchanged or joined.
 
-    Calls that attend between other things than tokens are named.
+    Calls between things other than tokens are named instead.
     """
 
     def __init__(self, recorder: Pass) -> None:
@@ -101,11 +101,11 @@ class SplitCalls(Tracker):
         self._usual: dict[Hashable, tuple[bool, bool]] = {}  # by the signature of the layout
 
     def begin(self) -> None:
-        """What is held of the last pass is complete."""
+        """Pass on what is held of the last pass."""
         self.flush()
 
     def take(self, taken: Taken) -> bool:
-        """Whether a call is a part of one attention, or lies in axes of its own."""
+        """Whether a call is part of one attention, or has unusual axes, and is held."""
         origin, capture = taken.origin, taken.capture
         if origin is None:
             self.flush()
@@ -137,7 +137,7 @@ class SplitCalls(Tracker):
         return True
 
     def _pass(self, taken: Taken, apart: bool, of_itself: bool) -> bool:
-        """Pass a call of the usual layout on."""
+        """Pass a usual call on."""
         self.flush()
         capture = taken.capture
         crossed = False if of_itself else capture.crossed
@@ -145,7 +145,7 @@ class SplitCalls(Tracker):
         return True
 
     def _is_named(self, taken: Taken, origin: QueryKeyOrigin) -> bool:
-        """Name a call that cannot be followed and would be shown in wrong axes; say whether it is one."""
+        """Name a call that cannot be followed and would have wrong axes; returns whether it was one."""
         capture, (*_, call) = taken.capture, (None, *taken.calls)
         if looks_inside(origin):
             return self._name(taken, INSIDE)
@@ -161,7 +161,7 @@ class SplitCalls(Tracker):
         return True
 
     def leave(self, call: Call, output: object) -> None:
-        """A module ends: what ran inside of it is complete."""
+        """A module ends: what ran inside it is complete."""
         if self.held:
             first, inside = self.held[0], f"{call.name}." if call.name else ""
             whole = len(self.held) == 1 and first.layout.usual and first.layout.whole
@@ -170,11 +170,11 @@ class SplitCalls(Tracker):
                     self.flush()
 
     def finish(self) -> None:
-        """Show all that is held."""
+        """Pass on all that is held."""
         self.flush()
 
     def flush(self) -> None:
-        """Show what is held."""
+        """Pass on what is held."""
         if not self.held:
             return
         pieces, self.held = self.held, []
@@ -192,7 +192,7 @@ class SplitCalls(Tracker):
         self.recorder.pass_on(replace(first, capture=capture), self)
 
     def _note_sampled(self, name: str, capture: Capture, layouts: Sequence[Layout]) -> None:
-        """Say where rows stand that are numbered by themselves, though their queries are among the keys."""
+        """Note rows that are numbered separately although their queries are among the keys."""
         asked, keys = (
             torch.unique(torch.cat([labels[labels >= 0] for labels in every]))
             for every in ([layout.query for layout in layouts], [layout.key for layout in layouts])
@@ -207,7 +207,7 @@ class SplitCalls(Tracker):
             self.recorder.record.note_place(SAMPLED, name, ", ".join(places))
 
     def _belongs(self, piece: Piece) -> bool:
-        """Whether a call is of the attention that is held: the same states, and rows not asked yet."""
+        """Whether a call belongs to the held attention: the same states, and new rows."""
         if not self._is_alike(piece):
             return False
         if piece.taken.softmax and piece.taken.softmax == self.held[-1].taken.softmax:
@@ -215,12 +215,12 @@ class SplitCalls(Tracker):
         return not ask_again(piece.layout, [other.layout for other in self.held])
 
     def _is_alike(self, piece: Piece) -> bool:
-        """Whether a call is of the module that is held, and asks from the same states."""
+        """Whether a call is of the held module and has the same query states."""
         first = self.held[0]
         return (piece.taken.name, piece.state) == (first.taken.name, first.state)
 
     def _note_parts(self, piece: Piece) -> None:
-        """Say so if the queries that are held ask again, of other keys among them: a map is of a part."""
+        """Note that the held queries attend again, to other keys: each map is a part."""
         mine, theirs = piece.layout, self.held[0].layout
         if len(self.held) == 1 and self._is_alike(piece) and torch.equal(mine.query, theirs.query):
             among = bool(torch.isin(mine.key, mine.query).all())
@@ -229,7 +229,7 @@ class SplitCalls(Tracker):
 
 
 def _survey(origin: QueryKeyOrigin, capture: Capture) -> Layout | None:
-    """The layout, if it is one of the call that was captured."""
+    """The layout, if it describes the captured call."""
     try:
         layout = survey(origin)
     except UNMOVABLE:
@@ -241,7 +241,7 @@ def _survey(origin: QueryKeyOrigin, capture: Capture) -> Layout | None:
 
 
 def ask_again(layout: Layout, others: Sequence[Layout]) -> bool:
-    """Whether a head asks twice from one position of a text, in this call or in others."""
+    """Whether a head has two queries at one position of a text, in this call or in others."""
     parts = [layout, *others]
     heads, places = (
         torch.unique(torch.cat([of.flatten() for of in every]))
@@ -257,7 +257,7 @@ def ask_again(layout: Layout, others: Sequence[Layout]) -> bool:
 
 
 def join(pieces: Sequence[Piece]) -> Capture:
-    """One attention of several calls: its texts, heads and positions in order."""
+    """One attention from several calls: its texts, heads and positions in order."""
     first, layouts = pieces[0].taken.capture, [piece.layout for piece in pieces]
     asked, keys, names = (
         torch.unique(torch.cat(every))
@@ -274,7 +274,7 @@ def join(pieces: Sequence[Piece]) -> Capture:
     start, last = (int(torch.searchsorted(keys, asked[at])) for at in (0, -1))
     lanes = sum(int((layout.query >= 0).sum()) for layout in layouts)
     sparse = last - start + 1 > len(asked) and lanes >= texts * count * len(asked)
-    apart = crossed or sparse  # every head asks from the same few positions: rows of their own
+    apart = crossed or sparse  # every head queries from the same few positions: separate rows
     rows, offset, queries = (asked, 0, len(asked)) if apart else (keys, start, last - start + 1)
     parts = []
     for piece, layout in zip(pieces, layouts, strict=True):
@@ -299,14 +299,14 @@ def join(pieces: Sequence[Piece]) -> Capture:
 
 
 def _misses_keys(layout: Layout) -> bool:
-    """Whether only some of those that ask answer: keys are put at their places."""
+    """Whether only some of the querying positions are keys: keys are then put at their places."""
     rows, keys = layout.query[0, 0], layout.key[0, 0, 0]
     answer = torch.isin(rows, keys)
     return bool(answer.any()) and not bool(answer.all()) and bool(torch.isin(keys, rows).all())
 
 
 def at_its_rows(piece: Piece) -> Capture:
-    """A lone call that asks from some positions only, its rows counted from the first of them."""
+    """A single call with queries at some positions only, its rows numbered from the first of them."""
     rows, keys = piece.layout.query[0, 0], piece.layout.key[0, 0, 0]
     place = (keys == rows[0]).nonzero()
     if len(place) == 0 or not torch.equal(keys[int(place[0]) :][: len(rows)], rows):
@@ -315,5 +315,5 @@ def at_its_rows(piece: Piece) -> Capture:
 
 
 def _index(places: Tensor, axis: Tensor, offset: int) -> Tensor:
-    """Where places stand on an axis, counted from ``offset``; -1: no position."""
+    """The index of places on an axis, counted from ``offset``; -1: no position."""
     return torch.where(places < 0, -1, torch.searchsorted(axis, places.contiguous()) - offset)

@@ -1,8 +1,8 @@
-"""Whether a product weighs tokens, or what stands at one position: streams, experts, slots, channels.
+"""Whether a product weighs tokens, or things within one position: streams, experts, slots, channels.
 
-Weights that a layer makes of one position's state are gates: their columns are outputs of that layer, and
-what they weigh stands where they were made. Columns that are positions are tokens, whoever asks: another
-position, or a query that the model learned, which stands nowhere. Sizes say nothing: a model may have as
+Weights that a layer computes from one position's state are gates: their columns are outputs of that
+layer, and what they weigh has the same position. Columns that are positions are tokens, whatever queries
+them: another position, or a learned query, which has no position. Sizes say nothing: a model may have as
 many streams as a text has tokens.
 """
 
@@ -25,12 +25,12 @@ from attnscope.capture.lineage.nodes import STRETCH, Contracted, Node, QueryKeyO
 from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
 MOST = 2**24
-"""Weights up to which their labels are looked at."""
+"""Most weights whose labels are computed."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of weights: whether their columns are tokens, and asked by queries that were learned."""
+    """What is known about weights: whether columns are tokens, and whether queries are learned."""
 
     tokens: bool = True
     learned: bool = False
@@ -98,7 +98,7 @@ def _are_as_given(labels: Tensor, node: Node) -> bool:
 
 
 def _weigh_distances(query: Node, weighing: Weighing) -> bool:
-    """Whether each position weighs numbers of its own, alike in heads and texts: learned for distances."""
+    """Whether each position weighs its own numbers, equally in heads and texts: learned for distances."""
     (root, *others), shape, labels = beginnings(query), weighing.weights.shape, find_positions(query)
     if others or labels is None or len(shape) < 3 or shape[-2] < 2 or shape.numel() > MOST:
         return False

@@ -1,1 +1,1 @@
-"""What looks at attention while the model runs: coarsen, keep, sample, row sums."""
+"""Observers of attention during a pass: coarsen, keep, sample, row sums."""

@@ -1,4 +1,4 @@
-"""Show each row of a call to several observers at once; coarsen maps."""
+"""Shows each row of a call to several observers at once; pools maps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 NEAR = 8
-"""Rows between two wanted ones that are computed too: as many cost no more than another call."""
+"""Unwanted rows between two wanted ones that are computed too: cheaper than another call."""
 
 
 class Reading(Protocol):
@@ -26,7 +26,7 @@ class Reading(Protocol):
 
     @property
     def step(self) -> int:
-        """How many rows it reads at a time, at most."""
+        """The most rows that it reads at a time."""
         ...
 
     @property
@@ -35,10 +35,10 @@ class Reading(Protocol):
         ...
 
     def add(self, rows: Any, allowed: Any, start: int) -> None:
-        """Read the rows from ``start`` on, with others between them that are not wanted.
+        """Read the rows from ``start`` on, possibly with unwanted ones between them.
 
-        [batch, head, row, key], and the keys left open, [batch or 1, head or 1, row, key]: tensors, or arrays
-        where the attention has those.
+        [batch, head, row, key], and the open keys, [batch or 1, head or 1, row, key]: tensors, or arrays
+        if the attention has arrays.
         """
         ...
 
@@ -52,7 +52,7 @@ class RowObserver(ABC):
 
     @abstractmethod
     def begin(self, attention: Attention) -> Reading | None:
-        """Begin to read a call; ``None`` where no rows are needed."""
+        """Begin to read a call; ``None`` if no rows are needed."""
 
     def observe(self, attention: Attention) -> None:
         """Read the rows of one call."""
@@ -63,8 +63,8 @@ class RowObserver(ABC):
 class SharedRows:
     """Computes rows in blocks, and shows each block to all observers that want one of its rows.
 
-    ``select`` is asked once a call with its site and its number of heads, and names the heads that are
-    shown, numbered anew from 0; for ``None`` or no head nothing is shown, nor computed. Without it, all are.
+    ``select`` is called once per call with its site and number of heads, and names the heads to show,
+    renumbered from 0; for ``None`` or no head nothing is shown or computed. Without it, all are.
     """
 
     observers: Sequence[RowObserver]
@@ -76,7 +76,7 @@ class SharedRows:
             heads = self.select(attention.site, attention.heads)
             if not heads:
                 return
-            if list(heads) != list(range(attention.heads)):  # what is picked is copied
+            if list(heads) != list(range(attention.heads)):  # indexing copies
                 attention = attention.only(heads)
         readings = [reading for each in self.observers if (reading := each.begin(attention)) is not None]
         if not readings:
@@ -91,12 +91,12 @@ class SharedRows:
 
 
 def rows_at_a_time(attention: Attention, weights: int) -> int:
-    """How many rows of all heads make up so many weights, one at least."""
+    """How many rows of all heads have this many weights; at least one."""
     return max(1, weights // max(1, attention.batch * attention.heads * len(attention.keys)))
 
 
 def _blocks(size: int, readings: Sequence[Reading], step: int) -> Iterator[tuple[int, int]]:
-    """Where blocks begin and end that hold all wanted rows, and few others."""
+    """Begins and ends of blocks that contain all wanted rows, and few others."""
     wanted: set[int] = set()
     for reading in readings:
         if reading.wanted is None:
@@ -121,9 +121,9 @@ BLOCK = 1 << 23
 class CoarseMap:
     """The heads of one attention call with fewer rows and columns: tensors, or arrays if the rows were.
 
-    ``open`` is False where everything in a cell is masked; its value is 0 there. ``broken`` counts the
-    weights that were not finite numbers; they count as 0, and as masked. ``tokens`` says whether keys are
-    tokens, not bare positions.
+    ``open`` is False where a whole cell is masked; its value is 0 there. ``broken`` is the number of NaN
+    or infinite weights; they count as 0, and as masked. ``tokens`` says whether keys are tokens, not bare
+    positions.
     """
 
     site: Site
@@ -136,12 +136,12 @@ class CoarseMap:
 
     @property
     def mean(self) -> Array:
-        """The mean over the batch, as figures are over all of it.  -> [head, row, column]"""
+        """The mean over the batch, like figures.  -> [head, row, column]"""
         return _array(self.values.mean(0))
 
     @property
     def opened(self) -> Array:
-        """Where the mask leaves something open in any of the batch.  -> [head or 1, row, column]"""
+        """Where the mask leaves something open in any text of the batch.  -> [head or 1, row, column]"""
         return _array(np.any(self.open, 0) if isinstance(self.open, np.ndarray) else self.open.any(0))
 
     def only(self, head: int) -> CoarseMap:
@@ -150,7 +150,7 @@ class CoarseMap:
         return replace(self, values=self.values[:, head : head + 1], open=opened)
 
     def label(self) -> tuple[Weights, float]:
-        """The mean over the batch with its labels, and the share of attention that was left aside."""
+        """The mean over the batch with its labels, and the share of weight on left-out keys."""
         return label_map(self.mean, self.opened, self.queries, self.keys)
 
 
@@ -170,10 +170,10 @@ Axes: TypeAlias = "tuple[Coarsening, Coarsening]"
 class Coarsen(RowObserver):
     """Keeps every head of every call in ``maps``, keys summed and queries averaged.
 
-    ``axes`` is asked once a call, and answers how to coarsen its queries and keys, or with ``None`` to keep
-    nothing of it. What was left aside of the keys is one more column. Rows are read in blocks, so memory is
-    that of the result; a map that the fused pass has made in the same cells is taken as it is. Raises
-    ``SizeError`` for a map that would not fit the memory that is free.
+    ``axes`` is called once per call and returns how to coarsen its queries and keys, or ``None`` to skip
+    it. Left-out keys are one more column. Rows are read in blocks, so memory is that of the result; a map
+    that the fused pass made in the same cells is reused. Raises ``SizeError`` for a map larger than the
+    free memory.
     """
 
     axes: Callable[[Attention], Axes | None]
@@ -181,7 +181,7 @@ class Coarsen(RowObserver):
     maps: list[CoarseMap] = field(default_factory=list)
 
     def begin(self, attention: Attention) -> Reading | None:
-        """Begin to read a call; ``None`` where its map is there already, or not wanted."""
+        """Begin to read a call; ``None`` if its map exists already, or is not wanted."""
         axes = self.axes(attention)
         if axes is None or self._take_made(attention, *axes):
             return None
@@ -195,7 +195,7 @@ class Coarsen(RowObserver):
         return CellReading(attention, queries.averaging(), keys.summing(), wanted, keep, self.how)
 
     def _take_made(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
-        """Whether the fused pass has made the same map, which is kept."""
+        """Whether the fused pass has made the same map; keeps it."""
         made = None if attention.statistics is None else attention.statistics.map
         if (
             made is None
@@ -216,7 +216,7 @@ class Coarsen(RowObserver):
 
 
 def cells(most: int) -> Callable[[Attention], Axes]:
-    """Bring queries and keys to at most so many cells of nearly equal size."""
+    """Coarsen queries and keys to at most so many cells of nearly equal size."""
 
     def axes(attention: Attention) -> Axes:
         queries, keys = (
@@ -301,7 +301,7 @@ class CellReading:
         self.keep(self.values, self.open > 0, self.broken)
 
     def _floats(self, block: Any) -> Any:
-        """A block as single numbers."""
+        """A block in single precision."""
         return block.astype(np.float32, copy=False) if self.attention.arrays else block.float()
 
     def _zeros(self, block: Any) -> Any:
@@ -310,7 +310,7 @@ class CellReading:
         return np.zeros(shape, np.float32) if self.attention.arrays else block.new_zeros(shape)
 
     def _matrix(self, matrix: Array, rows: Any) -> Any:
-        """A matrix of the kind that the rows are."""
+        """A matrix of the same type as the rows."""
         return matrix if self.attention.arrays else self.kind.from_numpy(matrix).to(rows)
 
     def _coarser(self, rows: Any, down: Any) -> Any:

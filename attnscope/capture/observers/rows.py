@@ -1,4 +1,4 @@
-"""An observer that keeps some rows of every head, with their keys summed in groups if that is asked for."""
+"""An observer that keeps some rows of every head, optionally with keys summed in groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnscope.capture.observers.coarsen import BLOCK, CellReading, RowObserver,
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Which rows to keep: each the mean over some queries. ``across`` adds up keys, ``[key group, key]``."""
+    """Which rows to keep, each the mean over some queries. ``across`` sums keys, ``[key group, key]``."""
 
     queries: Sequence[Sequence[int]]
     across: Array | None = None
@@ -38,10 +38,10 @@ class Sampled:
 
 @dataclass(eq=False)
 class Sample(RowObserver):
-    """Keeps the rows that ``choose`` names, of every head of every call that it has an answer for.
+    """Keeps the rows that ``choose`` names, of every head of every chosen call.
 
-    ``choose`` is asked once a call; ``None`` keeps nothing of it. Only the queries that it names are
-    computed, and those that lie close between them, so memory and time are those of the rows that are kept.
+    ``choose`` is called once per call; ``None`` skips it. Only the named queries and those between close
+    ones are computed, so memory and time are those of the kept rows.
     """
 
     choose: Callable[[Attention], Rows | None]
@@ -67,8 +67,8 @@ class Sample(RowObserver):
 class Kept:
     """The weights of some heads of one attention call.
 
-    ``allowed`` has one entry in its head axis where the mask is the same for all heads. ``attention`` names
-    the call's other properties; it holds no tensors of the pass.
+    ``allowed`` has one entry in its head axis if all heads share a mask. ``attention`` has the call's
+    other properties, without tensors of the pass.
     """
 
     site: Site
@@ -84,8 +84,8 @@ class Kept:
 class Keep:
     """Keeps whole maps of the heads that ``select`` names, in ``maps``, in the order they ran.
 
-    ``select`` is asked once a site and call; None or an empty answer keeps nothing. A kept head costs its N²
-    numbers, the others cost nothing.
+    ``select`` is called once per call; None or an empty answer skips it. A kept head costs its N²
+    numbers, the others nothing.
     """
 
     select: Callable[[Site], Sequence[int] | None]
@@ -118,7 +118,7 @@ class Keep:
 class RowSum:
     """The smallest and the largest row sum of one attention call, over its rows with an open key.
 
-    Less than 1: the rest went to a sink that no token owns. Not 1 and no sink: the model scales its weights
+    Less than 1: the rest went to a sink without a token. Not 1 and no sink: the model scales its weights
     after the softmax.
     """
 
@@ -129,7 +129,7 @@ class RowSum:
 
 @dataclass(eq=False)
 class RowSums(RowObserver):
-    """Notes the range of row sums of every call in ``sums``; computes all rows once, in blocks."""
+    """Records the range of row sums of every call in ``sums``; computes all rows once, in blocks."""
 
     sums: list[RowSum] = field(default_factory=list)
 

@@ -1,1 +1,1 @@
-"""Which kind and layer a call has, and which layers are without attention."""
+"""The kind and layer of each call, and the layers without attention."""

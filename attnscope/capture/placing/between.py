@@ -1,4 +1,4 @@
-"""Attention between other things than the tokens of one text: between texts of a batch, and over channels."""
+"""Attention between things other than the tokens of one text: texts of a batch, and channels."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MOST = 2**22
 class AcrossTexts(Tracker):
     """Names attention between the texts of a batch.
 
-    A model may be given positions first, so a lone direction says nothing unless it is known that the batch
-    comes first: from ``axes``, or from attention in the other direction.
+    A model's input may have positions first, so a single direction says nothing unless the batch is known
+    to come first: from ``axes``, or from attention in the other direction.
     """
 
     def __init__(self, recorder: Pass) -> None:
@@ -40,12 +40,12 @@ class AcrossTexts(Tracker):
         self.begin()
 
     def begin(self) -> None:
-        """Nothing was given yet."""
-        self._given: dict[int, Root] = {}  # beginnings that lie as what the model was given
+        """No input yet."""
+        self._given: dict[int, Root] = {}  # roots with the axes of the model's input
         self._doubted: list[str] = []
 
     def enter(self, call: Call) -> None:
-        """The model was given states."""
+        """The model receives states."""
         if len(self.recorder.stack.calls) == 1:
             for tensor in call.tensors:
                 self._begin_at(tensor)
@@ -57,7 +57,7 @@ class AcrossTexts(Tracker):
             self._given[root.number] = root
 
     def see(self, seen: Seen) -> None:
-        """The model was given the ids of states."""
+        """The model receives ids."""
         if seen.name == "embedding" and isinstance(seen.result, Tensor):
             ids, given = seen.given("input")["input"], self.recorder.stack.calls[0].tensors
             same = (ids.shape == each.shape and torch.equal(ids, each) for each in given)
@@ -72,7 +72,7 @@ class AcrossTexts(Tracker):
             self._crosses(labels[:, 0, :, 0], labels[:, 0, :, 0], None, name)
 
     def take(self, taken: Taken) -> bool:
-        """Whether a call attends between texts, and is named."""
+        """Whether a call attends between texts; then it is named."""
         origin, capture = taken.origin, taken.capture
         if origin is None or not self._given or origin.query is None or origin.key is None:
             return False
@@ -80,7 +80,7 @@ class AcrossTexts(Tracker):
             return False
         try:
             query, key = origin.query.labels("position"), origin.key.labels("position")
-            if origin.scored:  # both lie as the weights do
+            if origin.scored:  # both have the weights' axes
                 query, key = origin.arrange(query)[:, 0, :, 0], origin.arrange(key)[:, 0, 0]
             else:
                 query, key = (origin.arrange(each[..., :1])[:, 0, :, 0] for each in (query, key))
@@ -89,7 +89,7 @@ class AcrossTexts(Tracker):
         return self._crosses(query, key, capture, taken.name)
 
     def _crosses(self, query: Tensor, key: Tensor, capture: Capture | None, name: str) -> bool:
-        """Whether rows look at keys of other texts.  [batch, query], [batch, key]"""
+        """Whether rows attend to keys of other texts.  [batch, query], [batch, key]"""
         (asking, mine), (answering, _) = self._texts(query), self._texts(key)
         known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
         foreign = known & (asking[:, :, None] != answering[:, None])
@@ -111,7 +111,7 @@ class AcrossTexts(Tracker):
         return False
 
     def _texts(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Of which text each label is, and which position; -1: nobody knows."""
+        """The text and the position of each label; -1: unknown."""
         text, place = torch.full_like(labels, -1.0), torch.full_like(labels, -1.0)
         for number, root in self._given.items():
             here = labels // STRETCH == number
@@ -123,8 +123,8 @@ class AcrossTexts(Tracker):
 class ChannelSoftmaxes(Tracker):
     """Holds maps of several learned queries until their module ends, and names those whose rows are channels.
 
-    A query that was learned gives a vector of its own; a channel is summed over once more, with what another
-    layer made of each token.
+    Each learned query gives a vector of its own; channels are summed over once more, with another layer's
+    output for each token.
     """
 
     def __init__(self, recorder: Pass) -> None:
@@ -135,7 +135,7 @@ class ChannelSoftmaxes(Tracker):
     def begin(self) -> None:
         """Nothing is held."""
         self._next: int | None = None
-        self._held: dict[int, Taken] = {}  # by the beginning that the result is
+        self._held: dict[int, Taken] = {}  # by the root that the result is
         self._queries: dict[int, set[float]] = {}
 
     def expect(self, weighing: Weighing, result: Tensor) -> None:
@@ -146,7 +146,7 @@ class ChannelSoftmaxes(Tracker):
             self._queries[self._next] = self._channels(weighing.operand)
 
     def _channels(self, tensor: Tensor | None) -> set[float]:
-        """The outputs of layers that a tensor holds."""
+        """The outputs of layers in a tensor."""
         origin = self._lineage.of(tensor)
         try:
             return set() if origin is None else set(torch.unique(origin.node.labels("channel")).tolist())
@@ -178,7 +178,7 @@ class ChannelSoftmaxes(Tracker):
                     self.recorder.record.note(LayerWithoutAttention.at(name, OF_CHANNELS))
 
     def leave(self, call: Call, output: object) -> None:
-        """A module ends: what is held of it was asked by learned queries."""
+        """A module ends: what is held of it has learned queries."""
         inside = f"{call.name}." if call.name else ""
         for number, taken in list(self._held.items()):
             if f"{taken.name}.".startswith(inside):

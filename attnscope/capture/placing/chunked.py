@@ -28,7 +28,7 @@ from attnscope.capture.tracker import Tracker
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """One softmax of a module's call: its result, and the keys that a mask masked (None: all open)."""
+    """One softmax of a module's call: its result, and its masked keys (None: all open)."""
 
     weights: Tensor
     masked: Tensor | None
@@ -36,15 +36,15 @@ class Softmax:
 
 @dataclass(eq=False)
 class Notes:
-    """What a module computed in one call, in order, and what it returned first."""
+    """What a module computed in one call, in order, and its first result."""
 
     softmaxes: list[Softmax] = field(default_factory=list)
-    linears: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what each was given, and gave
+    linears: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # the input and output of each
     returned: Tensor | None = None
 
 
 class ChunkedModules(Tracker):
-    """Notes what modules that attend in chunks compute, and takes it with every weight at its key."""
+    """Records what chunked modules compute, and takes it with every weight at its key."""
 
     notes: Notes | None = None  # of the module that runs
 
@@ -58,7 +58,7 @@ class ChunkedModules(Tracker):
             self.notes = Notes()
 
     def see(self, seen: Seen) -> bool:
-        """Take note of a torch function, if it is one that matters; nobody else needs to know."""
+        """Record a torch function if it matters; no other tracker needs it."""
         notes, args, result = self.notes, seen.args, seen.result
         if notes is None:
             return False
@@ -69,7 +69,7 @@ class ChunkedModules(Tracker):
         return True
 
     def leave(self, call: Call, output: Any) -> None:
-        """Lay out what the module computed."""
+        """Place what the module computed."""
         notes, layout = self.notes, layout_of(call.module)
         if notes is None or layout is None:
             return
@@ -83,7 +83,7 @@ class ChunkedModules(Tracker):
 
 
 Proof: TypeAlias = tuple[PlacedRows, Tensor, Tensor]
-"""Rows, what they were multiplied with, and what that gave: both [batch, head, position, size]."""
+"""Rows, their values, and their product, the latter both [batch, head, position, size]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Laid:
 
     @staticmethod
     def of(parts: Sequence[Part], values: Tensor | None, output: Tensor | None, real: Tensor) -> Laid:
-        """Parts of one call, without the padding with which a model fills its last chunk up.
+        """Parts of one call, without the padding of the last chunk.
 
         ``values`` and ``output`` are [batch, position, head·size], ``real`` is bool, [batch, key].
         """
@@ -132,7 +132,7 @@ def put(weights: Tensor, keys: Tensor, masked: Tensor | None = None, rows: Tenso
 
 
 def capture_chunks(laid: Laid | None, kernel: str) -> Capture | Unknown:
-    """Self-attention that a module computed in chunks; ``None``: nothing tells at which keys they are."""
+    """Self-attention that a module computed in chunks; ``None`` if its keys are unknown."""
     if laid is None:
         return Unknown(f"{kernel} attends in chunks, and those of this call cannot be put at their keys")
     rows, dtype = laid.rows, laid.rows.parts[0].read.rows(0, 1, [0]).dtype
@@ -164,7 +164,7 @@ def lay_out_longformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> 
     batch, count = mask.shape
     reach = module.one_sided_attn_window_size
     windows = notes.softmaxes[0].weights.transpose(1, 2)  # [batch, head, query, slot]
-    elsewhere = (mask != 0)[:, None, :, None]  # global queries have rows of their own, padding has none
+    elsewhere = (mask != 0)[:, None, :, None]  # global queries have separate rows, padding has none
     masked = notes.softmaxes[0].masked
     masked = (elsewhere if masked is None else masked.transpose(1, 2) | elsewhere).expand_as(windows)
     windows = windows.masked_fill(elsewhere, 0.0)
@@ -186,10 +186,10 @@ def lay_out_longformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> 
     far = None if second.masked is None else second.masked.view(shape)
     whole = put(second.weights.view(shape), query[None, None, None], far, places[:, None])
     proofs = []
-    for rows, values, output in laid.proofs:  # global tokens have values of their own
+    for rows, values, output in laid.proofs:  # global tokens have separate values
         first = PlacedRows((replace(whole, row=query[:most].expand_as(whole.row)),), batch, rows.heads, count)
         made = output.take_along_dim(places.clamp(min=0)[:, None, :, None], 2)
-        made = made.masked_fill((places < 0)[:, None, :, None], torch.nan)  # no number is not compared
+        made = made.masked_fill((places < 0)[:, None, :, None], torch.nan)  # NaNs are not compared
         proofs.append((first, split(projected[5], rows.heads), made))
         proofs.append((rows, values, output.masked_fill((mask > 0)[:, None, : rows.keys, None], torch.nan)))
     return replace(Laid.of([*parts, whole], None, None, mask >= 0), proofs=tuple(proofs))
@@ -212,7 +212,7 @@ def lay_out_pegasus(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Lai
         put(local.weights.flatten(2, 3), slots, masked, first + token),
     ]
     values = output = None
-    if len(notes.linears) == 8:  # the values of global tokens and tokens, and what their projection was given
+    if len(notes.linears) == 8:  # the values of global tokens and tokens, and the input of their projection
         values = torch.cat([notes.linears[5][1], notes.linears[2][1]], 1)  # [batch, key, head·size]
         output = torch.cat([notes.linears[6][0], notes.linears[7][0]], 1)
     return Laid.of(parts, values, output, key.expand(batch, -1) >= 0)
@@ -230,7 +230,7 @@ def lay_out_reformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> La
 
 
 Layout: TypeAlias = Callable[[Any, tuple[Tensor, ...], Notes], "Laid | None"]
-"""Makes rows of a module, the tensors that it was given and what it computed; None where it cannot."""
+"""Makes rows from a module, its inputs and what it computed; None if it cannot."""
 
 LAYOUTS: dict[str, Layout] = {
     "LEDEncoderSelfAttention": lay_out_longformer,
@@ -243,6 +243,6 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def layout_of(module: object) -> Layout | None:
-    """Who puts a module's attention together; None for all modules that attend in one chunk."""
+    """The layout function of a chunked module; None for all other modules."""
     cls = type(module)
     return LAYOUTS.get(cls.__name__) if cls.__module__.startswith("transformers.models.") else None

@@ -1,7 +1,7 @@
 """Which kind of attention a call is, and where its queries stand among its keys.
 
 Both come from the module's path and class, from the tensors, and from how the module was called; never
-from the model's config, which lies or raises for mixed models.
+from the model's config, which is wrong or raises for mixed models.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention|encoder_decod
 DECODER = re.compile(
     r"(^|[._])decoders?($|[._])|decoder_?layer|(^|[._])language_model[._](model[._])?layers[._]", re.I
 )
-"""Paths of decoders; that of a text with pictures sees a prefix, or a picture, from both sides."""
+"""Paths of decoders; some see a prefix or a picture in both directions."""
 
 _shown: WeakKeyDictionary[nn.Module, dict[str, Kind]] = WeakKeyDictionary()
 
 
 def shown_kinds(model: nn.Module) -> dict[str, Kind]:
-    """What calls in this and earlier recordings of a model showed: encoder or decoder, by the module's path.
+    """Known kinds of a model's calls, from this and earlier recordings: encoder or decoder, by path.
 
-    A text of one token shows nothing, and is placed where the longer texts of the same model are.
+    A text of one token shows nothing, and gets the kinds of longer texts of the same model.
     """
     return _shown.setdefault(model, {})
 
@@ -39,7 +39,7 @@ def shown_kinds(model: nn.Module) -> dict[str, Kind]:
 def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
     """Whether queries and keys come from different sequences.
 
-    The call may have said so; else the path or the two innermost classes do; else the module was given the
+    The call may say so; otherwise the path or the two innermost classes do, or the module's input has the
     states of two sequences. ``calls`` are the running modules around and at ``name``, outermost first.
     """
     if capture.crossed is not None:
@@ -51,11 +51,11 @@ def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
 
 
 def self_kind(attention: Attention, call: Call | None) -> tuple[Kind, bool]:
-    """Encoder or decoder, of attention over one sequence, and whether this call shows it.
+    """Encoder or decoder, for attention over one sequence, and whether this call shows it.
 
-    Decoder if no query sees what comes after it, or the path says decoder. One query alone, or one open
-    key, shows nothing: then what the module says of itself is all there is. A module that calls itself
-    causal and fills a cache is a decoder though it sees a prefix from both sides.
+    Decoder if no query sees later keys, or the path says decoder. A single query, or a single open key,
+    shows nothing: then only the module's own declarations count. A module that calls itself causal and
+    fills a cache is a decoder even if it sees a prefix in both directions.
     """
     if is_causal(attention) or DECODER.search(attention.site.name):
         return "decoder", True
@@ -68,9 +68,9 @@ def self_kind(attention: Attention, call: Call | None) -> tuple[Kind, bool]:
 
 
 def is_causal(attention: Attention) -> bool:
-    """Whether no query sees a key behind its own position, and later queries see more than the first.
+    """Whether no query sees a key after its own position, and later queries see more than the first.
 
-    A handful of rows across the map tell. (Padding may mask what lies behind, but for all rows alike.)
+    Tested on a few rows. (Padding may mask later keys, but for all rows alike.)
     """
     count = len(attention.queries)
     if attention.offset is None or count < 2:
@@ -84,12 +84,12 @@ def is_causal(attention: Attention) -> bool:
 
 
 def offset_of(attention: Attention, cached: bool) -> int | None:
-    """The position of query 0 on the key axis of self-attention: the count of keys that came before it.
+    """The position of query 0 on the key axis of self-attention: the number of earlier keys.
 
-    Equal lengths say 0. Otherwise the mask says it, if it is causal: the row whose last open key lies
-    furthest right of its own number sees itself there (a static cache has empty keys behind that). Under
-    a mask that is wide open the queries are the last of the keys, if a cache holds those before. Several
-    without a cache stand nowhere among them: they were pooled, or the keys were.
+    Equal lengths mean 0. Otherwise a causal mask tells: the row whose last open key lies furthest right
+    of its own number sees itself there (a static cache has empty keys after that). Under an open mask the
+    queries are the last keys, if a cache holds the earlier ones. Several queries without a cache have no
+    position among the keys: one of both was pooled.
     """
     queries, keys = len(attention.queries), len(attention.keys)
     if queries == keys:
@@ -105,7 +105,7 @@ def offset_of(attention: Attention, cached: bool) -> int | None:
 
 
 def heads_of(module: object) -> int | None:
-    """The count of heads that a module itself holds, under one of its usual names."""
+    """The number of heads that a module declares, under one of its usual names."""
     for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"):
         if isinstance(count := getattr(module, name, None), int):
             return count
@@ -113,9 +113,9 @@ def heads_of(module: object) -> int | None:
 
 
 def texts_in_batch(calls: Sequence[Call], queries: int) -> int:
-    """Texts in the batch, from what the innermost modules were given; 0 where that cannot tell."""
+    """Texts in the batch, from the inputs of the innermost modules; 0 if unknown."""
     for call in reversed(calls):
-        for tensor in sorted(call.tensors, key=lambda tensor: tensor.ndim != 3):  # states tell more
+        for tensor in sorted(call.tensors, key=lambda tensor: tensor.ndim != 3):  # states are more reliable
             if tensor.ndim == 3:
                 # the batch is second if only the first axis has the queries' length
                 second = tensor.shape[0] == queries != tensor.shape[1]
@@ -128,7 +128,7 @@ def texts_in_batch(calls: Sequence[Call], queries: int) -> int:
 
 
 def _is_cross_by_name(name: str, classes: Sequence[str]) -> bool:
-    """Whether a module's path behind its last number, or a class around it, says cross-attention."""
+    """Whether the last part of a module's path, or a class around it, says cross-attention."""
     parts = name.split(".")
     numbers = [index for index, part in enumerate(parts) if part.isdigit()]
     tail = parts[numbers[-1] + 1 if numbers else 0 :][-3:]
@@ -136,7 +136,7 @@ def _is_cross_by_name(name: str, classes: Sequence[str]) -> bool:
 
 
 def _given_elsewhere(call: Call, capture: Capture) -> bool:
-    """Whether a module was given the states of two sequences, the second of which are the keys."""
+    """Whether a module received the states of two sequences, the second of which gives the keys."""
     if call.cached:
         return False
     if call.foreign:
@@ -150,7 +150,7 @@ def _given_elsewhere(call: Call, capture: Capture) -> bool:
 
 
 def _lengths(states: Tensor, batch: int) -> list[int]:
-    """The axes of states that may be positions: all but the last, and but one of the batch's size."""
+    """The axes of states that may be positions: all but the last, and but one with the batch's size."""
     axes = list(states.shape[:-1])
     if batch in axes[:2] and len(axes) > 1:
         axes.remove(batch)
@@ -158,7 +158,7 @@ def _lengths(states: Tensor, batch: int) -> list[int]:
 
 
 def label_axes(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> Attention:
-    """Attention with the labels of its kind, where the lengths agree; else as it is."""
+    """Attention with the labels of its kind, if the lengths agree; otherwise unchanged."""
     queries, keys = axes.get(attention.site.kind, (range(0), range(0)))
     if (len(queries), len(keys)) == (len(attention.queries), len(attention.keys)):
         return attention.with_axes(queries, keys)
@@ -167,7 +167,7 @@ def label_axes(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> 
 
 @dataclass
 class LayerNumbers:
-    """Hands out layer numbers in one pass over the model; the rule is this file's docstring."""
+    """Assigns layer numbers in one pass; the rule is in this file's docstring."""
 
     _starts: dict[tuple[Kind, str], int] = field(default_factory=dict)
     _ends: dict[Kind, int] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class LayerNumbers:
 
 
 class Sites:
-    """The sites of one recording; ``axes`` labels the queries and keys of a kind where the lengths agree."""
+    """The sites of one recording; ``axes`` label the queries and keys of a kind if the lengths agree."""
 
     def __init__(self, model: nn.Module, axes: Mapping[Kind, tuple[Axis, Axis]]) -> None:
         self.model = model
@@ -204,7 +204,7 @@ class Sites:
         self.begin_pass()
 
     def begin_pass(self) -> None:
-        """Count calls and layers anew."""
+        """Restart the counts of calls and layers."""
         self._numbers = LayerNumbers()
         self._calls: Counter[str] = Counter()
 

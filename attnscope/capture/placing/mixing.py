@@ -1,9 +1,9 @@
-"""Modules in which tokens reach each other, but not by a softmax over keys that weighs values.
+"""Modules in which tokens mix without a softmax over keys that weighs values.
 
-What a function gives for one position may come from others: products that no softmax weighed (sigmoids,
-exponentials that are divided later, sums of keys times values), running sums, convolutions, recurrences,
-edges of a graph, a layer over positions, means that are added to each token. Positions are told by lineage,
-never by names or sizes. Functions that keep entries where they are, or only move them, mix nothing.
+What a function computes for one position may depend on others: products without a softmax (sigmoids,
+exponentials that are normalised later, sums of keys times values), running sums, convolutions,
+recurrences, edges of a graph, a layer over positions, means added to each token. Positions are known by
+lineage, never by names or sizes. Functions that keep entries in place, or only move them, mix nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
 MOST = 2**22
-"""Numbers of a tensor up to which positions are looked at."""
+"""Most numbers of a tensor whose positions are looked up."""
 
 NO_SOFTMAX = (
     "it weighs values by scores that no softmax made (sigmoids, ReLUs, exponentials divided later): its "
@@ -66,11 +66,11 @@ TURNING = {"transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims"
 SHIFTING = {"roll", "flip", "pad", "gather", "__getitem__", "index_select", "cat", "take_along_dim"} | {
     *("expand", "expand_as")
 }
-"""Functions that may put another position where one was."""
+"""Functions that may replace one position by another."""
 
 
 class PastAttention(Tracker):
-    """Names the modules that mix tokens past all weights, each by the first way that tells most."""
+    """Names the modules that mix tokens without weights, each by its most telling kind of mixing."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
@@ -79,12 +79,12 @@ class PastAttention(Tracker):
         self.begin()
 
     def begin(self) -> None:
-        """No token is known yet."""
-        self._embedded: set[int] = set()  # beginnings that are tokens
-        self._products: Any = WeakTensorKeyDictionary()  # entry by entry, of factors with other axes
+        """No tokens are known yet."""
+        self._embedded: set[int] = set()  # roots that are tokens
+        self._products: Any = WeakTensorKeyDictionary()  # entry by entry, for factors with other axes
 
     def see(self, seen: Seen) -> None:
-        """Name the module that runs if this function mixes what it is given."""
+        """Name the running module if this function mixes its input."""
         if self.recorder.rests or self.recorder.frames or seen.is_nested:
             return
         if seen.name == "embedding":
@@ -101,7 +101,7 @@ class PastAttention(Tracker):
                 self.reasons[name] = reason
 
     def _way(self, seen: Seen) -> str | None:
-        """How a function mixes tokens; None where it does not."""
+        """How a function mixes tokens; None if it does not."""
         name, given = seen.name, [part for part in seen.tensors if part.is_floating_point()]
         if is_mapped(*given):
             return MAPPED if name in PRODUCTS and any(map(self._are_scores, given)) else None
@@ -130,7 +130,7 @@ class PastAttention(Tracker):
         return None
 
     def _multiplies(self, product: Product) -> str | None:
-        """How a product mixes tokens: by a layer over positions, or as what no softmax made weights."""
+        """How a product mixes tokens: by a layer over positions, or as weights without a softmax."""
         gone = set(product.ours) & set(product.theirs) - set(product.out)
         sides = [
             (each, [letters.index(axis) for axis in gone], other) for each, letters, other, _ in product.sides
@@ -155,19 +155,19 @@ class PastAttention(Tracker):
         return None
 
     def _are_scores(self, tensor: Tensor) -> bool:
-        """Whether a product of two states began a tensor."""
+        """Whether a tensor comes from a product of two states."""
         origin = self._lineage.of(tensor)
         return origin is not None and origin.right is not None
 
     def _reach(self, scores: Tensor) -> bool:
-        """Whether scores of one key are of queries at other positions."""
+        """Whether scores of one key belong to queries at other positions."""
         origin = self._lineage.of(scores)
         sides = (None, None) if origin is None or origin.right is None else (origin.node, origin.right)
         asking, answering = (None if side is None else find_positions(side) for side in sides)
         return asking is not None and answering is not None and not bool((asking == answering).all())
 
     def _mixes(self, seen: Seen, given: Sequence[Tensor]) -> bool:
-        """Whether a function of a kind that mixes was given several tokens."""
+        """Whether a function of a mixing kind received several tokens."""
         name, source = seen.name, given[0] if given else None
         if source is None:
             return False
@@ -177,18 +177,18 @@ class PastAttention(Tracker):
                 or source.shape[2:] != seen.result.shape[2:]
                 or max(given[1].shape[2:]) < 2
             ):
-                return False  # of other positions than those that it was given
+                return False  # of other positions than its input
         elif "scatter" in name or "index" in name or "segment" in name:
             source = given[-1]
         return self._are_tokens(source, picture=source.ndim > 3 and "sample" not in name)
 
     def _node(self, tensor: Tensor) -> Node | None:
-        """Where a tensor comes from, if it is no weights and not too large."""
+        """A tensor's origin, unless it is a parameter or too large."""
         origin = self._lineage.of(tensor) if tensor.numel() <= MOST else None
         return None if origin is None or origin.right is not None else origin.node
 
     def _are_tokens(self, tensor: Tensor, picture: bool = False) -> bool:
-        """Whether a tensor holds tokens, and not yet the pixels or the sound that these are made of."""
+        """Whether a tensor holds tokens already, not the pixels or sound that these are made of."""
         node = self._node(tensor)
         if node is None:
             return self.recorder.captured > 0
@@ -196,9 +196,9 @@ class PastAttention(Tracker):
         return bool(known or any(root.number in self._embedded for root in beginnings(node)))
 
     def _varies(self, tensor: Tensor, axis: int, whole: bool = False) -> bool:
-        """Whether a tensor, or a side of scores, stands at several positions along an axis.
+        """Whether a tensor, or a side of scores, has several positions along an axis.
 
-        ``whole``: at such that nothing mixed before.
+        ``whole``: positions that nothing mixed before.
         """
         origin = self._lineage.of(tensor) if tensor.numel() <= MOST else None
         nodes = [] if origin is None else [node for node in (origin.node, origin.right) if node is not None]
@@ -239,7 +239,7 @@ def _known_way(name: str) -> str | None:
 
 
 def _without_copies(*labels: Tensor) -> list[Tensor]:
-    """Labels without the axes along which all of them repeat themselves, such as channels."""
+    """Labels without the axes along which all of them repeat, such as channels."""
     shape = np.broadcast_shapes(*(each.shape for each in labels))  # torch's own imports SymPy
     wide = [each.expand(shape) for each in labels]
     for axis, size in enumerate(shape):

@@ -1,4 +1,4 @@
-"""Modules that cannot be watched, because their own code does not run in Python."""
+"""Layers without attention, and modules that cannot be observed because their code does not run in Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTENDING = (
 
 
 def why_opaque(module: nn.Module) -> str | None:
-    """Why nothing that a module computes is seen; None where it is."""
+    """Why nothing that a module computes is seen; None if it is."""
     if isinstance(module, torch.jit.ScriptModule):
         return _unwatched("traced or scripted (torch.jit)", "runs outside of Python")
     if isinstance(module, GraphModule) and _is_exported(module):
@@ -33,7 +33,7 @@ def why_opaque(module: nn.Module) -> str | None:
 
 
 def find_opaque(model: nn.Module, ran: set[str]) -> list[LayerWithoutAttention]:
-    """The outermost modules that ran unseen, and attend as far as their graph tells."""
+    """The outermost modules that ran unseen and attend as far as their graph tells."""
     found: list[LayerWithoutAttention] = []
     for path, module in model.named_modules():
         reason = why_opaque(module) if path in ran else None
@@ -62,7 +62,7 @@ def _is_exported(module: GraphModule) -> bool:
 
 
 def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
-    """What failed, what cannot be watched, or else what stands where attention would.
+    """What failed, what cannot be observed, or what the model has in place of attention.
 
     ``ran`` says whether the model was called at all.
     """
@@ -92,7 +92,7 @@ INSTEAD = (
     (r"deformable", "attention over a few sampled points"),
     (r"hyena|short_?conv|conv", "a convolution"),
 )
-"""Names of token mixers that are no attention, and what they are; the first that fits is said."""
+"""Name fragments of token mixers other than attention, and what they are; the first match is used."""
 
 PAST = "tokens also mix outside the attention that is shown: {names}: {details}"
 
@@ -112,9 +112,9 @@ FEED_FORWARD = re.compile(r"feed_?forward|mlp|ffn|glu", re.I)
 def note_layers(record: Record, model: nn.Module, ran: set[str], mixing: Mapping[str, str]) -> None:
     """Note the layers of the model that ran without attention, in the order of the model.
 
-    ``ran`` are the paths of the modules that were called, ``mixing`` those that mix tokens without weights to
-    show, and how. A layer around one of these is named by it, and a layer that attends besides is said to.
-    What the name of a class tells comes first.
+    ``ran`` are the paths of the modules that were called, ``mixing`` those that mix tokens without
+    weights, and how. A layer around one of these is named by it; the note says if it also attends. A
+    telling class name comes first.
     """
     known = {site.site.name for site in record.sites} | {failure.name for failure in record.failures}
     known |= {layer.name for layer in record.without_attention}
@@ -142,9 +142,9 @@ def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[Lay
     """The layers that ran without attention.
 
     ``ran`` are the paths of the modules that were called, ``attended`` those at which attention was seen.
-    A module list counts if another of its entries attends, or if nothing in the whole model does; of lists
-    inside lists only the outermost counts. Elsewhere (``nn.Sequential``, attributes) a layer is what is made
-    of the same modules as one beside it that attends.
+    A module list counts if another of its entries attends, or if nothing in the whole model does; of
+    lists inside lists only the outermost counts. Elsewhere (``nn.Sequential``, attributes) a layer has
+    the same modules as a sibling that attends.
     """
     layers: list[LayerWithoutAttention] = []
     outer: list[str] = []
@@ -172,10 +172,10 @@ def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[Lay
 
 
 def find_unseen(model: nn.Module, attended: set[str]) -> list[str]:
-    """The paths of modules that look like attention, outermost first, though none was seen in or around them.
+    """The outermost modules that look like attention, with none seen in or around them.
 
-    They say so in the name of their class, and hold two matrices or more, of queries, keys, values or what
-    comes of them. Whether they mix tokens, only an audit can tell.
+    Their class name says attention, and they hold two matrices or more. Only an audit can tell whether
+    they mix tokens.
     """
     unseen: list[str] = []
     for path, module in model.named_modules():
@@ -190,9 +190,9 @@ def find_unseen(model: nn.Module, attended: set[str]) -> list[str]:
 def _unlike_siblings(
     module: nn.Module, prefix: str, ran: set[str], entered: set[str], attended: set[str]
 ) -> Iterator[LayerWithoutAttention]:
-    """The children that ran without attention, where one that is made of the same modules attends.
+    """The children that ran without attention although an equal sibling attends.
 
-    Of a child that was not called, its parts may have been run by the module itself, which then attends.
+    If a child was not called, the module itself may have run its parts, and then attends.
     """
     makes: dict[tuple[type, ...], list[str]] = {}
     for child, layer in module.named_children():
@@ -207,14 +207,14 @@ def _unlike_siblings(
 
 
 def no_distribution(name: str, mixed: bool) -> LayerWithoutAttention:
-    """The note of a call whose weights were a softmax, and are no distribution when they meet the values."""
+    """The note on softmax weights that are no longer a distribution when they meet the values."""
     talking = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
     signed = "some of its weights are negative when they meet the values: no distribution over keys"
     return LayerWithoutAttention.at(name, talking if mixed else signed)
 
 
 def describe(layer: nn.Module) -> str:
-    """What a layer without attention holds, in one phrase with the class's own name."""
+    """What a layer without attention contains, in one phrase with the class's own name."""
     for pattern, phrase in INSTEAD:
         for module in (*list(layer.modules())[1:], layer):
             name = type(module).__name__
@@ -228,18 +228,18 @@ def describe(layer: nn.Module) -> str:
 
 
 def _is_told(reason: str) -> bool:
-    """Whether the name of a class told what a layer holds."""
+    """Whether a class name told what a layer contains."""
     return not reason.startswith((UNSEEN, NO_SOFTMAX))
 
 
 def _has_numbers_inside(prefix: str, attended: set[str]) -> bool:
-    """Whether attention was seen in lists inside of the entries of a list."""
+    """Whether attention was seen in lists inside the entries of a list."""
     inside = (path.removeprefix(prefix) for path in attended if path.startswith(prefix))
     return any(part.isdigit() for path in inside for part in path.split(".")[1:])
 
 
 def _is_feed_forward(layer: nn.Module) -> bool:
-    """Whether all matrices in a layer are those of one feed-forward network."""
+    """Whether all matrices in a layer belong to one feed-forward network."""
     networks = [part for part in layer.modules() if FEED_FORWARD.search(type(part).__name__)]
     if not networks:
         return False
@@ -248,7 +248,7 @@ def _is_feed_forward(layer: nn.Module) -> bool:
 
 
 def is_torchs_own(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own, which many layers hold beside attention."""
+    """Whether a module is one of torch's own that many layers hold beside attention."""
     return type(module).__module__.startswith("torch.nn")
 
 

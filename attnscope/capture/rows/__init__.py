@@ -1,1 +1,1 @@
-"""How rows of weights are had: from scores, joined single heads, generation steps, softmax results."""
+"""How rows of weights are obtained: from scores, joined single heads, generation steps, softmax results."""

@@ -1,4 +1,4 @@
-"""One attention call as a kernel, a softmax or a module showed it, before it has a kind and a number."""
+"""One attention call as a kernel, a softmax or a module showed it, before it has a kind and a layer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Unknown:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Capture(CallFacts):
-    """What one attention call is made of.
+    """The contents of one attention call.
 
-    ``crossed`` says whether queries and keys are known to come from different sequences, None where
-    nobody said so; ``apart``: queries have no positions among the keys. ``statistics`` are there if the fused
-    pass computed the call. ``values`` are what the weights were multiplied with, None where nobody saw it.
-    ``query_axis`` is the axis of the queries in what a product of weights and values gave.
+    ``crossed`` says whether queries and keys come from different sequences, None if unknown; ``apart``:
+    queries have no positions among the keys. ``statistics`` are present if the fused pass computed the
+    call. ``values`` are what the weights were multiplied with, None if that was not seen. ``query_axis``
+    is the axis of the queries in the product of weights and values.
     """
 
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class Capture(CallFacts):
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str, learned: bool = False) -> Capture:
-        """Attention whose weights are recomputed from its queries, which stand at no key if ``learned``."""
+        """Attention recomputed from its queries and keys; ``learned`` queries have no position among them."""
         terms = (call.query, call.key, *(t for t in (*call.biases, *call.masks) if isinstance(t, Tensor)))
         return cls(
             source="recomputed",
@@ -85,9 +85,9 @@ class Capture(CallFacts):
     def of_weighing(
         cls, weighing: Weighing, batch: int, heads: int | None = None, learned: bool = False
     ) -> Capture:
-        """Attention that a module's own code computed; ``heads`` is the module's own count.
+        """Attention computed by a module's own code; ``heads`` is the module's declared number.
 
-        Queries that were ``learned`` stand at no key.
+        ``learned`` queries have no position among the keys.
         """
         capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
         capture = replace(capture, query_axis=weighing.made_axis)
@@ -100,7 +100,7 @@ class Capture(CallFacts):
         return replace(self, source="kernel", kernel=FUSED, statistics=statistics)
 
     def proved(self, value: Tensor, output: Any) -> Capture:
-        """The same call, proved if the kernel's output is [batch, head, query, size]."""
+        """The same call, checked if the kernel's output is [batch, head, query, size]."""
         shape = self.batch, self.heads, self.queries, value.shape[-1]
         if not isinstance(output, Tensor) or output.shape != shape or not output.numel():
             return self

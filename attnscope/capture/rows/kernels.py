@@ -1,4 +1,4 @@
-"""The arguments of torch's own kernel, with a batch and a head axis, as one ``AttentionCall``."""
+"""The arguments of attention functions, with a batch and a head axis, as one ``AttentionCall``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.fused.runs import opens
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-"""Those that may be given without their names."""
+"""Arguments that may be positional."""
 
 
 def sdpa_call(
@@ -30,9 +30,9 @@ def sdpa_call(
 ) -> AttentionCall:
     """One call of ``torch.nn.functional.scaled_dot_product_attention``.
 
-    ``batch`` splits [batch·head, query, size] inputs. ``heads`` is the count of query heads that the
-    module's attention function received: with a single query, grouped heads may have been moved into the
-    query axis, ``[batch, key_head, group, size]``, and are moved back.
+    ``batch`` splits [batch·head, query, size] inputs. ``heads`` is the number of query heads that the
+    module's attention function received: for a single query, grouped heads may be in the query axis,
+    ``[batch, key_head, group, size]``, and are moved back.
     """
     given = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
     query, key, value = (cast(given[name]) for name in ARGUMENTS[:3])
@@ -67,7 +67,7 @@ def sdpa_call(
 
 
 def cast(states: Tensor) -> Tensor:
-    """What the kernel sees under autocast."""
+    """The arguments as the kernel sees them under autocast."""
     device = states.device.type
     if states.dtype == torch.float32 and torch.is_autocast_enabled(device):
         return states.to(torch.get_autocast_dtype(device))
@@ -75,7 +75,7 @@ def cast(states: Tensor) -> Tensor:
 
 
 def _four_axes(states: Tensor, batch: int) -> tuple[int, int]:
-    """Batch and heads of states with other than four axes, [..., position, size]."""
+    """Batch and heads of states without exactly four axes, [..., position, size]."""
     count = math.prod(states.shape[:-2])
     if states.ndim > 4:
         return states.shape[0], count // states.shape[0]
@@ -103,7 +103,7 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
-    """The attention of one call, [query, batch, size] or unbatched [query, size], proved."""
+    """The attention of one call, [query, batch, size] or unbatched [query, size], checked."""
     query, key, call = given["query"], given["key"], project(given)
     difference = None
     if output.numel() and not (given["training"] and given["dropout_p"]):
@@ -122,7 +122,7 @@ def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
 
 @torch.no_grad()
 def project(given: Mapping[str, Any]) -> AttentionCall:
-    """The call behind the function's own projections."""
+    """The call after the function's own projections."""
     heads = given["num_heads"]
     inputs = [given[name] for name in ("query", "key", "value")]  # each [position, batch, size]
     inputs = [states[:, None] if states.ndim == 2 else states for states in inputs]
@@ -162,7 +162,7 @@ def _masks(
 ) -> tuple[tuple[Tensor, ...], tuple[OpenKeys, ...], int | None]:
     """Additive masks, open keys and causality; torch's boolean masks say True for masked."""
     mask, padding = given["attn_mask"], given["key_padding_mask"]
-    hint = given["is_causal"] and padding is None and not given["need_weights"]  # then no mask is read
+    hint = given["is_causal"] and padding is None and not given["need_weights"]  # then the mask is not read
     masks: list[Tensor] = []
     if mask is not None and not hint:
         masks.append(mask if mask.ndim == 2 else mask.reshape(batch, -1, *mask.shape[-2:]))
@@ -176,14 +176,14 @@ def _masks(
 
 
 MadeRows: TypeAlias = Callable[[int, int], Tensor]
-"""A mask that is made when some rows of it are asked for."""
+"""A mask computed on demand, row by row."""
 
 ARGUMENTS_FLEX = ("query", "key", "value", "score_mod", "block_mask", "scale")
-"""Those of torch's operator, in their order; a block mask is a tuple here, with its function at the end."""
+"""The arguments of torch's operator, in order; a block mask is a tuple here, ending in its function."""
 
 
 def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor) -> Capture:
-    """The attention of one call, proved by its output, [batch, head, query, size]."""
+    """The attention of one call, checked against its output, [batch, head, query, size]."""
     given = dict(zip(ARGUMENTS_FLEX, args, strict=False)) | dict(kwargs)
     query, key, value = (cast(given[name]) for name in ARGUMENTS_FLEX[:3])
     key, value = (side.expand(len(query), -1, -1, -1) for side in (key, value))
@@ -197,7 +197,7 @@ def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor)
 class FlexRows:
     """Rows of one call; a row without an open key is zero, as in the kernel.
 
-    ``change`` makes another score of a score and its place (text, head, query, key).
+    ``change`` maps a score and its place (text, head, query, key) to a new score.
     """
 
     plain: ScoredRows
@@ -211,12 +211,12 @@ class FlexRows:
         return torch.softmax(scores, -1).masked_fill(dead, 0.0)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the mask, and what changes the scores, left open.  -> [batch, head, row, key]"""
+        """Keys left open by the mask and the changed scores.  -> [batch, head, row, key]"""
         return opens(self._scores(start, stop, None))
 
     @torch.no_grad()
     def _scores(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """What goes into the softmax.  -> [batch, head, row, key]"""
+        """The input of the softmax.  -> [batch, head, row, key]"""
         scores = self.plain.scores(start, stop, heads)
         chosen = list(range(scores.shape[1]) if heads is None else heads)
         places = _places(len(scores), chosen, range(start, stop), scores.shape[-1], scores.device)
@@ -246,7 +246,7 @@ def _places(
 
 
 def _at_every_place(function: Callable[..., Tensor], scored: bool) -> Callable[..., Tensor]:
-    """A function of one place, and of its score before that, over all texts, heads, queries and keys."""
+    """A function of one place, optionally with its score, mapped over texts, heads, queries and keys."""
     for axis in reversed(range(4)):
         own = (None,) * axis + (0,) + (None,) * (3 - axis)
         function = torch.vmap(function, in_dims=(0, *own) if scored else own)
@@ -261,7 +261,7 @@ def _indexed_by_tensors() -> Any:
 
 
 def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capture]:
-    """The output and statistics of the fused pass; no output, and why, where the kernel has to run."""
+    """The output and statistics of the fused pass; or no output, and why the kernel has to run."""
     if fused is None or not isinstance(capture.read, ScoredRows):
         return None, capture
     call = capture.read.call
@@ -290,7 +290,7 @@ class Frame:
     value: Tensor
     mask: Any  # bool, additive, [batch, key] padding (flash), BlockMask (flex) or None
     options: dict[str, Any]
-    sdpa: list[Capture] = field(default_factory=list)  # what torch's own kernel did inside of it
+    sdpa: list[Capture] = field(default_factory=list)  # what torch's own kernel did inside it
     weighings: list[Weighing] = field(default_factory=list)
 
     @staticmethod
@@ -302,9 +302,9 @@ class Frame:
 
     @property
     def has_fused_form(self) -> bool:
-        """Whether the fused pass may stand for the function: an eager one that caps scores or has sinks.
+        """Whether the fused pass may replace the function: an eager one with a soft cap or sinks.
 
-        Torch's own kernel does neither; whatever calls it is fused there.
+        Torch's own kernel has neither; functions that call it are fused there.
         """
         learns = torch.is_grad_enabled() and self.query.requires_grad
         extras = self.options.get("softcap"), self.options.get("s_aux")
@@ -314,10 +314,10 @@ class Frame:
 def conclude(frame: Frame, result: Any) -> Capture | None:
     """The attention of a call that has returned.
 
-    First choice are the weights that the function returned, if they are weights: some return scores.
-    Then what torch's kernel received inside of it, after all that was done to mask and heads on the way.
-    Then a softmax inside of it. Last, the formula applied to what the function received; it must
-    reproduce what the function returned, or the answer is None.
+    The first choice are the returned weights, if they are weights: some functions return scores. Next are
+    the arguments of torch's kernel inside it, with mask and heads prepared. Next is a softmax inside it.
+    Last is the formula applied to the function's arguments; it must reproduce the returned output,
+    otherwise the answer is None.
     """
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     output = _output(frame, result)
@@ -350,7 +350,7 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
 
 
 def without_formula(frame: Frame, name: str) -> LayerWithoutAttention:
-    """The note of a call whose weights cannot be had."""
+    """The note on a call whose weights cannot be obtained."""
     reason = (
         f"the attention function {frame.kernel!r} computes no softmax of scaled products, "
         "or one of more terms, so its weights cannot be recomputed"
@@ -359,7 +359,7 @@ def without_formula(frame: Frame, name: str) -> LayerWithoutAttention:
 
 
 def _output(frame: Frame, result: Any) -> Tensor | None:
-    """What the function returned, [batch, query, head, size], with heads before queries."""
+    """The returned output, [batch, query, head, size], with heads before queries."""
     output = result[0] if isinstance(result, (tuple, list)) else result
     heads, queries = frame.query.shape[1:3]
     if not isinstance(output, Tensor) or output.ndim < 3 or output.shape[1] != queries:
@@ -370,7 +370,7 @@ def _output(frame: Frame, result: Any) -> Tensor | None:
 
 
 def _are_weights(weights: Tensor, query: Tensor) -> bool:
-    """Whether a returned tensor is [batch, head, query, key], not negative, its rows at most 1."""
+    """Whether a returned tensor is [batch, head, query, key], not negative, with row sums of at most 1."""
     if weights.ndim != 4 or weights.shape[1:3] != query.shape[1:3] or not weights.is_floating_point():
         return False
     rows = weights.detach().float()
@@ -385,7 +385,7 @@ def _open_keys(frame: Frame, weights: Tensor) -> Tensor | None:
 
 
 def _causalities(frame: Frame) -> tuple[bool, ...]:
-    """Whether the function was causal: as its caller says, else as its module says, else the other way."""
+    """Whether the function was causal: as the caller says, or the module; then the other way."""
     given = frame.options.get("is_causal")
     if given is not None:
         return (bool(given),)
@@ -394,7 +394,7 @@ def _causalities(frame: Frame) -> tuple[bool, ...]:
 
 
 def formula(frame: Frame, causal: bool) -> AttentionCall:
-    """What a function was given, as a call: of eager ones, and of those that show nothing inside."""
+    """A function's arguments as a call: for eager ones, and for those that show nothing inside."""
     options = frame.options
     scale, bias = options.get("scaling"), options.get("position_bias")
     biases: tuple[Tensor, ...] = ()

@@ -1,4 +1,4 @@
-"""Rows put together from parts: windows, chunks, single heads or texts, each weight at its true place."""
+"""Rows assembled from parts: windows, chunks, single heads or texts, each weight at its true place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class PlacedRows:
-    """Rows of several parts; where several say something of one row and key, it adds up."""
+    """Rows of several parts; entries of several parts for one row and key are added."""
 
     parts: tuple[Part, ...]
     texts: int
@@ -51,7 +51,7 @@ class PlacedRows:
         return self._gathered(start, stop, range(1 if alike else self.heads), of_mask=True) > 0
 
     def _gathered(self, start: int, stop: int, heads: Sequence[int], of_mask: bool) -> Tensor:
-        """What the parts say of some rows and heads, at its keys.  -> [batch, head, row, key]"""
+        """The parts' entries for some rows and heads, at their keys.  -> [batch, head, row, key]"""
         device = self.parts[0].row.device
         number = torch.full((self.heads,), -1, device=device)
         number[list(heads)] = torch.arange(len(heads), device=device)

@@ -1,4 +1,4 @@
-"""The proof of captured weights: a few rows of weights times values, against what the kernel returned."""
+"""The check of captured weights: a few rows of weights × values against the kernel's output."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import ScoredRows
 
 SOME = 64
-"""About as many keys tell how large values are."""
+"""About this many keys are enough for the magnitude of the values."""
 
 
 def sample_rows(queries: int) -> tuple[int, ...]:
-    """The rows that are looked at: the first one, that in the middle, and the last one."""
+    """The sampled rows: the first, the middle and the last one."""
     return tuple(sorted({0, queries // 2, queries - 1}))
 
 
@@ -28,13 +28,13 @@ def compare_rows(
     output: Tensor,
     finish: Callable[[Tensor, Sequence[int]], Tensor] | None = None,
 ) -> float:
-    """The largest difference between a few rows of weights @ values and the output, of the largest value.
+    """The largest error of a few rows of weights @ values against the output, relative to the largest value.
 
-    ``value`` is [batch, key_head, key, size] and ``output`` [batch, head, query, size]. Rows are read in all
-    heads; where the kernel gave no finite number, nothing differs. How large values are is told by some of
-    them and by these rows: all of them would be one more walk through the memory of the pass. ``finish`` is
-    what a kernel does with the heads of a few rows, [batch, head, row, size], before it returns them as one,
-    [batch, row, size].
+    ``value`` is [batch, key_head, key, size] and ``output`` [batch, head, query, size]. Rows are read in
+    all heads; NaNs and infinities of the kernel are ignored. The magnitude of the values is estimated
+    from some of them and from these rows: reading all of them would cost one more pass over memory.
+    ``finish`` is what a kernel does with the heads of a few rows, [batch, head, row, size], before it
+    returns [batch, row, size].
     """
     places = sample_rows(output.shape[2])
     mixed = mix(sampled_weights(rows, places), value)  # [batch, head, row, size]
@@ -48,7 +48,7 @@ def compare_rows(
 
 
 def join_differences(differences: Sequence[float | None], dtype: torch.dtype) -> float | None:
-    """What parts of one attention differ by: None if that of one is not known, unless another is wrong."""
+    """The error of parts of one attention: None if one is unknown, unless another is wrong."""
     known = [each for each in differences if each is not None]
     most = max(known, default=None)
     whole = len(known) == len(differences)
@@ -74,12 +74,12 @@ def sampled_weights(rows: RowSource, places: tuple[int, ...]) -> Tensor:
 
 
 ReadScores: TypeAlias = Callable[[int, int, "Sequence[int] | None"], Tensor]
-"""What goes into the softmax, of some queries and heads.  -> [batch, head, row, key]"""
+"""The input of the softmax, for some queries and heads.  -> [batch, head, row, key]"""
 
 
 def find_scores(read: RowSource) -> ReadScores | None:
-    """The scores behind rows; ``None`` where only weights are known, or scores do not make them."""
-    read = getattr(read, "behind", read)  # rows of a trace are had when they are asked for
+    """The scores behind rows; ``None`` if only weights are known, or if rows are not a softmax of scores."""
+    read = getattr(read, "behind", read)  # rows of a trace are read on demand
     if isinstance(read, ScoredRows):
         return read.scores
     if isinstance(read, SomeHeads):

@@ -1,4 +1,4 @@
-"""Rows of attention, computed beside the kernel from what the kernel itself received."""
+"""Rows of attention, computed beside the kernel from the kernel's own arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnscope.attention import AttentionCall, OpenKeys, RowSource
 from attnscope.fused.runs import opens
 
 SHORT = 1 << 21
-"""Weights of a call whose rows are computed once, for the proof and for observers: 8 MB of float32."""
+"""Weights of a call whose rows are computed once, for the check and for observers: 8 MB of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class ScoredRows:
     _whole: list[Tensor] = field(default_factory=list, repr=False)  # of a short call: all rows, until let go
 
     def let_go(self) -> None:
-        """Forget all rows, which observers have read."""
+        """Free all rows; observers have read them."""
         self._whole.clear()
 
     def pick(self, places: tuple[int, ...]) -> Tensor:
@@ -66,7 +66,7 @@ class ScoredRows:
             return rows.masked_fill(dead, 0.0) if bool(dead.any()) else rows
 
     def scores(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """What goes into the softmax, -inf where a mask closes a key.  -> [batch, head, row, key]"""
+        """The input of the softmax, -inf where a mask closes a key.  -> [batch, head, row, key]"""
         call, chosen = self.call, None if heads is None else list(heads)
         with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
             scores = self._product(start, stop, chosen)
@@ -82,7 +82,7 @@ class ScoredRows:
             return scores
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
         size = (1, 1, stop - start, self.call.key.shape[-2])
         open_keys = torch.ones((), dtype=torch.bool, device=self.call.query.device).expand(size)
         for mask in self._masks():
@@ -111,7 +111,7 @@ class ScoredRows:
             batch, _, count, size = query.shape
             query = query.reshape(batch, key.shape[1], groups, count, size)
             key = key.unsqueeze(2)
-        # rows of a live call and of its trace agree to the bit: a product may depend on how its factors lie
+        # rows of a live call and of its trace agree bit for bit: a product may depend on memory layout
         query, key = query.to(kind).contiguous(), key.to(kind).contiguous()
         scores = (query * self.call.scale) @ key.mT
         return scores.flatten(1, 2) if scores.ndim == 5 else scores
@@ -140,7 +140,7 @@ class JoinedHeads:
         return torch.cat([self.parts[part].rows(start, stop, [head]) for part, head in picked], 1)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Open keys, one mask a head.  -> [batch, head, row, key]"""
+        """Open keys, one mask per head.  -> [batch, head, row, key]"""
         masks = [
             part.allowed(start, stop).expand(-1, count, -1, -1)
             for part, count in zip(self.parts, self.counts, strict=True)
@@ -160,7 +160,7 @@ def causal_rows(keys: int, device: torch.device, offset: int = 0) -> Callable[[i
 
 
 def _pick(mask: OpenKeys, places: tuple[int, ...]) -> Tensor:
-    """The rows of a mask or bias that some queries have, its axes broadcasting as before.  -> 4 axes"""
+    """The rows of a mask or bias for some queries, its axes broadcasting as before.  -> 4 axes"""
     parts = [_block(mask, place, place + 1, None) for place in places]
     return parts[0] if isinstance(mask, Tensor) and mask.shape[-2:-1] == (1,) else torch.cat(parts, 2)
 

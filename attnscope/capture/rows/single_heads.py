@@ -1,9 +1,8 @@
-"""Calls that are one attention: heads that are modules of their own, and weights that a module uses twice.
+"""Calls that form one attention: heads in separate modules, and weights that a module uses twice.
 
-Heads of their own are the entries of a module list that attend to one and the same input.
-A list of heads differs from a list of layers in what its entries are given: heads get one tensor, layers
-get each other's output. Single-head attention inside a list is therefore held until the next entry
-starts or the module around the list ends.
+Separate heads are entries of a module list with the same input. A list of heads differs from a list of
+layers by its inputs: heads share one tensor, layers get each other's output. Single-head attention inside
+a list is therefore held until the next entry starts or the module around the list ends.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ class Pending:
     capture: Capture
     name: str
     entry: str  # the list's entry that it ran in
-    given: Tensor | None  # what that entry was given, copied: a residual may be added to it in place
+    given: Tensor | None  # the entry's input, copied: a residual may be added to it in place
 
     def was_given(self, tensor: Tensor | None) -> bool:
-        """Whether another entry is given the same numbers."""
+        """Whether another entry received the same numbers."""
         if self.given is None or tensor is None:
             return self.given is tensor
         return torch.equal(self.given, tensor)
@@ -44,14 +43,14 @@ class Pending:
 
 
 class SingleHeads(Tracker):
-    """Holds single heads by the list that they are in, and shows them joined or one by one."""
+    """Holds single heads by their list, and passes them on joined or one by one."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self.held: dict[str, list[Pending]] = {}
 
     def take(self, taken: Taken) -> bool:
-        """Hold one head if it ran inside an entry of a module list; say whether it did."""
+        """Hold one head if it ran inside an entry of a module list; returns whether it did."""
         if taken.capture.heads > 1:
             return False
         for call in reversed(taken.calls[1:]):
@@ -65,7 +64,7 @@ class SingleHeads(Tracker):
         return False
 
     def enter(self, call: Call) -> None:
-        """Lists beside a module that starts are over, and heads that got another input were layers."""
+        """A module starts: lists beside it are over, and entries with another input were layers."""
         parent, _, _ = call.name.rpartition(".")
         for path, group in list(self.held.items()):
             outside = not call.name.startswith(f"{path}.")
@@ -78,7 +77,7 @@ class SingleHeads(Tracker):
             self._show(parent)
 
     def finish(self) -> None:
-        """Show all that is held."""
+        """Pass on all that is held."""
         for parent in list(self.held):
             self._show(parent)
 
@@ -108,17 +107,17 @@ def _joined(heads: list[Capture]) -> Capture:
 
 
 class Repeats(Tracker):
-    """Knows the attention that a module's call showed last."""
+    """Remembers the attention that a module's call showed last."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._latest: tuple[Call, AttentionCall, Tensor] | None = None
 
     def take(self, taken: Taken) -> bool:
-        """Whether a module weighed other values with the very same weights a second time in one call.
+        """Whether a module weighed other values with the same weights a second time in one call.
 
-        The same tensors alone do not say so: the module may have written new numbers into them. So a few
-        rows of weights are compared too.
+        The same tensor alone is no proof: the module may have written new numbers into it. So a few rows
+        of weights are compared, too.
         """
         before, capture, module = self._latest, taken.capture, self.recorder.call_of(taken.name)
         if module is None or not isinstance(capture.read, ScoredRows):
@@ -131,6 +130,6 @@ class Repeats(Tracker):
         return same and torch.equal(rows, before[2])
 
     def leave(self, call: Call, output: object) -> None:
-        """A module's call ends, and its tensors are let go."""
+        """A module's call ends, and its tensors are freed."""
         if self._latest is not None and self._latest[0] is call:
             self._latest = None

@@ -1,4 +1,4 @@
-"""The steps of a generation as one attention a site: the whole text at once, one row a token."""
+"""The steps of a generation as one attention per site: the whole text at once, one row per token."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from attnscope.fused.runs import digest
 
 @dataclass(eq=False)
 class Steps:
-    """An observer that holds a prefill and the cached steps behind it, to join them site by site.
+    """An observer that holds a prefill and the cached steps after it, to join them site by site.
 
-    What it holds is what a cache holds, and the queries: weights are computed when the joined attention is
-    read, never all of them at once. Only a call whose weights came as such keeps those.
+    It holds what a cache holds, and the queries: weights are computed when the joined attention is read,
+    never all at once. Only a call that gave weights without queries and keys stores its weights.
     """
 
     _sites: dict[tuple[str, int], _Steps] = field(default_factory=dict)
@@ -33,27 +33,27 @@ class Steps:
         self._sites.setdefault(key, _Steps(self._masks)).add(attention)
 
     def goes_on(self, attention: Attention) -> bool:
-        """Whether a call is the next step of its site: the last keys there come first."""
+        """Whether a call is the next step of its site: its keys begin with the last ones."""
         steps = self._sites.get((attention.site.name, attention.site.call))
         return steps is None or steps.goes_on(attention)
 
     def joined(self, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> tuple[Attention, ...]:
-        """One attention a site and call, in the order in which they first ran.
+        """One attention per site and call, in the order in which they first ran.
 
-        Self-attention becomes a lower triangle over all positions: a step's row goes under the rows before
-        it, and its keys to the positions that they are of, also where a sliding cache has dropped the first
-        ones or a static cache holds places yet empty. Cross-attention grows by rows alone. Attention that
-        ran once (an encoder's) stays as it is. Keys that a step no longer had are masked. ``axes`` labels
-        them where the lengths agree, as in ``recording``.
+        Self-attention becomes a lower triangle over all positions: a step's row goes below the earlier
+        rows, and its keys to their true positions, even if a sliding cache has dropped the first ones or
+        a static cache has empty places. Cross-attention grows by rows alone. Attention that ran once (an
+        encoder's) stays as it is. Keys that a step no longer had are masked. ``axes`` label them if the
+        lengths agree, as in ``recording``.
 
         Raises ``ValueError`` if the steps of a site have different heads or batches.
         """
         return tuple(label_axes(steps.joined(), axes or {}) for steps in self._sites.values())
 
     def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
-        """What ``joined`` gives, with the record of the recording it was seen in, as of one pass.
+        """The result of ``joined`` with the recording's record, as one pass.
 
-        A site's difference from its kernel is the largest of its steps.
+        A site's error against its kernel is the largest of its steps.
         """
         windows = {site.site: site.window for site in record.sites}
         differences: dict[Site, float] = {}
@@ -70,7 +70,7 @@ class Steps:
 
 @dataclass(eq=False)
 class _Steps:
-    """The calls of one site, with the keys that they share held once."""
+    """The calls of one site; keys that they share are stored once."""
 
     masks: _Masks
     calls: list[Attention] = field(default_factory=list)
@@ -136,7 +136,7 @@ def _same_keys(one: Tensor, other: Tensor) -> bool:
 
 
 def _states(attention: Attention) -> Tensor | None:
-    """What says whether a call goes on from another: its keys, or else its values."""
+    """What tells whether a call continues another: its keys, or its values."""
     return attention.read.call.key if isinstance(attention.read, ScoredRows) else attention.values
 
 
@@ -149,7 +149,7 @@ def _with_keys(call: Attention, span: tuple[_Keys, int, int] | None) -> RowSourc
 
 @dataclass(eq=False)
 class _Masks:
-    """Copies of masks, one for all sites that share its contents: a model may write into its own."""
+    """Copies of masks, shared by sites with equal contents: a model may overwrite its own."""
 
     copies: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
@@ -160,13 +160,13 @@ class _Masks:
 
 @dataclass(eq=False)
 class _Keys:
-    """The keys of many calls strung together, each bit once where a call repeats those before it."""
+    """The keys of many calls concatenated, without what a call repeats from those before it."""
 
     store: Tensor | None = None  # [batch, key_head, key, size], with room for more
     count: int = 0
 
     def take_in(self, key: Tensor, queries: int) -> int:
-        """Add what a call's keys have more than those before; where they end, counted from the first."""
+        """Add a call's new keys; returns where they end, counted from the first."""
         size = key.shape[-2]
         more = next((more for more in (0, queries) if self._end_with(key, size - more)), size)
         end = self.count + more
@@ -179,7 +179,7 @@ class _Keys:
         return end
 
     def _end_with(self, key: Tensor, size: int) -> bool:
-        """Whether the last ones of the keys so far are the first ones of these, bit for bit."""
+        """Whether the last keys so far are the first ones of these, bit for bit."""
         if not 0 < size <= self.count:
             return False
         return torch.equal(self.whole()[..., self.count - size :, :], key[..., :size, :])
@@ -192,9 +192,10 @@ class _Keys:
 
 @dataclass(frozen=True, eq=False)
 class SteppedRows:
-    """The rows of several calls under each other, each call's keys moved to where they belong.
+    """The rows of several calls stacked, each call's keys moved to their true positions.
 
-    ``starts`` are the rows at which the calls begin and the last one ends, ``shifts`` how far keys move.
+    ``starts`` are the first rows of the calls and the end of the last, ``shifts`` the offsets of their
+    keys.
     """
 
     calls: tuple[RowSource, ...]
@@ -211,7 +212,7 @@ class SteppedRows:
         return torch.cat(parts, 2)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that a call had and its mask left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Keys that a call had and its mask leaves open, bool.  -> [batch or 1, head or 1, row, key]"""
         parts = [
             self._placed(self.calls[number].allowed(first, last), number)
             for number, first, last in self._spans(start, stop)
@@ -220,7 +221,7 @@ class SteppedRows:
         return torch.cat([part.expand(batch, heads, -1, -1) for part in parts], 2)
 
     def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """The calls that some rows are of, with those rows as the call counts them; one at least."""
+        """The calls of some rows, with the rows numbered within each call; at least one."""
         spans: list[tuple[int, int, int]] = []
         number = min(bisect_right(self.starts, start) - 1, len(self.calls) - 1)
         while not spans or (number < len(self.calls) and self.starts[number] < stop):
@@ -230,7 +231,7 @@ class SteppedRows:
         return spans
 
     def _placed(self, block: Tensor, number: int) -> Tensor:
-        """A call's keys at their positions; what lies outside is not there.  -> [..., row, key]"""
+        """A call's keys at their positions; those outside are dropped.  -> [..., row, key]"""
         shift = self.shifts[number]
         start, stop = max(0, shift), min(self.keys, shift + block.shape[-1])
         if (shift, block.shape[-1]) == (0, self.keys):

@@ -1,4 +1,4 @@
-"""Weights as a module's own code computed them, and how its axes become batch and heads."""
+"""Weights computed by a module's own code, and how its axes become batch and heads."""
 
 from __future__ import annotations
 
@@ -20,60 +20,59 @@ MAPPED = "it attends inside of torch.vmap, which hides some of its axes: its wei
 
 @dataclass(frozen=True, eq=False)
 class Trail:
-    """One tensor on the way from a softmax to the product that makes it attention."""
+    """One tensor on the path from a softmax to the product that makes it attention."""
 
     path: tuple[str, ...]  # the modules that were running at the softmax, outermost first
-    masked: Tensor | None  # bool, laid out as the tensor
-    shapes: tuple[torch.Size, ...]  # every 4-D shape on the way
-    mixed: bool = False  # whether a learned layer mixed heads behind the softmax (talking heads)
+    masked: Tensor | None  # bool, with the tensor's axes
+    shapes: tuple[torch.Size, ...]  # every 4-D shape on the path
+    mixed: bool = False  # whether a learned layer mixed heads after the softmax (talking heads)
     signed: bool = False  # whether some of the weights are negative when they meet the values
-    softmax: int = 0  # which softmax of the recording; 0 of none
+    softmax: int = 0  # number of the softmax in the recording; 0 for none
 
     def owner(self, path: Sequence[str]) -> str:
-        """The innermost of the modules around the softmax that run yet, when these run."""
+        """The innermost module around the softmax that still runs, when these run."""
         both = zip(self.path, path, strict=False)
         return ([""] + [ours for theirs, ours in both if theirs == ours])[-1]
 
 
 @dataclass(frozen=True, eq=False)
 class Weighing:
-    """Attention weights as they met the values, with whatever axes the module gave them."""
+    """Attention weights as they met the values, in the module's own axes."""
 
     trail: Trail
     weights: Tensor  # [..., query, key]
     masked: Tensor | None  # [..., query, key]
-    grouped: bool = False  # whether neighbouring heads share their values along an axis of their own
+    grouped: bool = False  # whether neighbouring heads share their values along a separate axis
     operand: Tensor | None = None  # the tensor that was multiplied
     axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
     weighed: Tensor | None = None  # the other factor
-    made_axis: int = -2  # of what the product gave: its queries
-    values: Tensor | None = None  # [..., key, size], where the product had one such axis
-    output: Tensor | None = None  # [..., query, size], what the product gave
+    made_axis: int = -2  # of the product: its queries
+    values: Tensor | None = None  # [..., key, size], if the product had one such axis
+    output: Tensor | None = None  # [..., query, size], the product
 
     def with_heads(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Weights and open keys with a batch and a head axis, whatever axes the module had.
+        """Weights and open keys with a batch and a head axis, from any axes of the module.
 
         Five axes and more: those between the first and the queries are heads in groups that share their
-        values; else all but the last of them are batch (windows, blocks), unless it is the second that has as
-        many entries as the module says it has ``heads``. Three: [batch·head, query, key], split as a
-        4-D shape on the weights' way says, else by the batch that the module was given.
-        -> [batch, head, query, key]
+        values; otherwise all but the last of them are batch (windows, blocks), unless the second has as
+        many entries as the module's ``heads``. Three: [batch·head, query, key], split like a 4-D shape on
+        the weights' path, or by the batch of the module's input. -> [batch, head, query, key]
         """
         masked = None if self.masked is None else self.masked.expand(self.weights.shape)
         masked = None if masked is None else ~self._laid(masked, batch, heads)
         return self._laid(self.weights, batch, heads), masked
 
     def arrange(self, labels: Tensor, batch: int, heads: int | None = None) -> Tensor:
-        """What lies as the operand does, laid out as by ``with_heads``; its last two axes may be shorter."""
+        """A tensor in the operand's axes, rearranged as by ``with_heads``; the last two may be shorter."""
         return self._laid(labels.permute(self.axes), batch, heads)
 
     def _laid(self, tensor: Tensor, batch: int, heads: int | None) -> Tensor:
-        """What lies as the weights do, with a batch and a head axis."""
+        """A tensor in the weights' axes, with a batch and a head axis."""
         tensor = tensor.transpose(1, 2) if self._swaps(heads) else tensor
         return tensor.reshape(*self._shape(batch, heads), *tensor.shape[-2:])
 
     def product(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor] | None:
-        """The values and what they were mixed to, laid out as by ``with_heads``, if they have such axes.
+        """The values and their mixtures, rearranged as by ``with_heads``, if they have such axes.
 
         -> [batch, head, key, size], [batch, head, query, size]
         """
@@ -114,10 +113,10 @@ class Weighing:
 
 
 def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
-    """The scores that a mask closes, or None where all are open.
+    """The scores that a mask closes, or None if all are open.
 
-    Masked is -inf, what an additive mask means by a very low number, and whatever lies ``FAR_BELOW`` or more
-    under the largest score of its row, where no float holds a weight. Inside of ``torch.vmap`` nobody can ask
+    Masked is -inf, the very low number of an additive mask, and whatever lies ``FAR_BELOW`` or more under
+    the largest score of its row, where any weight underflows. Inside ``torch.vmap`` one cannot ask
     whether there is any.
     """
     scores = scores.detach()
@@ -127,7 +126,7 @@ def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def is_mapped(*tensors: Tensor) -> bool:
-    """Whether ``torch.vmap`` hides an axis of one of some tensors, so that nobody can ask for its numbers."""
+    """Whether ``torch.vmap`` hides an axis of one of some tensors, so that their numbers cannot be read."""
     for tensor in tensors:
         while functorch.is_functorch_wrapped_tensor(tensor):
             if functorch.is_batchedtensor(tensor):

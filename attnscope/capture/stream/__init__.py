@@ -1,1 +1,1 @@
-"""The residual stream of a pass: what is added to it, followed back from a score through torch's graph."""
+"""The residual stream of a pass: its summands, followed back from a score through torch's autograd graph."""

@@ -1,4 +1,4 @@
-"""What each part of a stream is of a score: its row times its gradient."""
+"""The share of each part of a stream in a score: its row times its gradient."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)", re.ASCII)
 
 @dataclass
 class Effects:
-    """The direct effect of everything that a score is the sum of.
+    """The direct effects that sum to a score.
 
-    ``feed_forward`` is what a layer adds beside attention, ``mixers`` what other modules that mix tokens add,
-    and attention whose heads are not told apart (in the layers ``mixed``), by layer and by module. The heads
-    of the layers ``silent`` are read by other parts alone.
+    ``feed_forward`` is what a layer adds beside attention, ``mixers`` what other modules that mix tokens
+    add, and attention without separable heads (in the layers ``mixed``), by layer and by module. Heads of
+    the layers ``silent`` have no direct effect, only an effect through other parts.
     """
 
     heads: dict[Head, float] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Effects:
 
     @property
     def size(self) -> float:
-        """The sum of all, each without its sign."""
+        """The sum of all absolute effects."""
         return sum(map(abs, self._each()))
 
     def _each(self) -> list[float]:
@@ -47,11 +47,11 @@ class Effects:
         return [*self.heads.values(), *self.feed_forward.values(), *self.mixers.values(), *alone]
 
     def largest_heads(self, count: int) -> list[Head]:
-        """The heads that write most, the largest first."""
+        """The heads with the largest effects, largest first."""
         return sorted(self.heads, key=lambda head: -abs(self.heads[head]))[:count]
 
     def slopes(self, head: Head, seed: Tensor) -> Tensor:
-        """How far a head's output moves each logit: its effect as a function of which is asked for.
+        """How much a head's output changes each logit: its effect as a function of the logit.
 
         [text, vocabulary] -> [vocabulary]
         """
@@ -63,7 +63,7 @@ class Effects:
 
 
 def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
-    """The effects of the parts that a walk along the stream came to."""
+    """The effects of the parts that a walk along the stream reached."""
     effects, rows = Effects(), stream.rows
     reached = set()
     for edge, grad in parts.heads.items():
@@ -83,7 +83,7 @@ def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
     effects.silent -= {site.layer for site in reached}
     _add_others(effects, stream, parts)
     for head in [each for each in effects.heads if each.layer in effects.mixed & effects.silent]:
-        del effects.heads[head]  # they stand in the sum of their layer
+        del effects.heads[head]  # they are in the sum of their layer
     effects.silent -= effects.mixed
     for edge, grad in parts.embeddings.items():
         effects.embeddings += rows.times(edge, grad) or 0.0
@@ -117,7 +117,7 @@ def _of_heads(written: Written, grad: Tensor, rows: StreamRows) -> tuple[Tensor,
 
 
 def _add_others(effects: Effects, stream: Stream, parts: ScoreParts) -> None:
-    """Sort what is neither head nor embedding: by layer, and by whether it mixes tokens."""
+    """Sort everything except heads and embeddings: by layer, and by whether it mixes tokens."""
     sites = {site.name: site for site in stream.rows.sites}
     attending = {_layer_of(name) for name in sites}
     named = {edge: stream.rows.rows[edge].module for edge in parts.others}
@@ -144,6 +144,6 @@ def _layer_of(module: str) -> int | None:
 
 
 def _tail(module: str) -> str:
-    """What stands behind the first number in a module's path."""
+    """What follows the first number in a module's path."""
     found = _NUMBER.search(module)
     return module if found is None else module[found.end() :].strip(".")

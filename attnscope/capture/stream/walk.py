@@ -1,7 +1,8 @@
-"""How a gradient passes one node of torch's graph, what multiplies the stream being held.
+"""How a gradient passes nodes of torch's autograd graph, with multipliers of the stream held constant.
 
-Torch's own nodes are called where they are linear. Of a product one side is followed and the other held as it
-was in the pass: a norm's spread, a gate, a weight. So is the slope ``f(x) / x`` of an activation.
+Torch's own nodes are called where they are linear. Of a product one side is followed and the other held
+at its value in the pass: a norm's standard deviation, a gate, a weight. So is the slope ``f(x) / x`` of
+an activation.
 """
 
 from __future__ import annotations
@@ -35,33 +36,33 @@ LINEAR = frozenset((
     "ScatterAdd",
 ))
 # fmt: on
-"""Nodes that are linear in all that goes into them."""
+"""Nodes that are linear in all their inputs."""
 
 PRODUCTS = frozenset(("Mul", "Div", "Mm", "Addmm", "Bmm", "Mv", "NativeLayerNorm", "FusedRmsNorm"))
-"""Nodes of which one side is followed; what is held must not be the stream, too."""
+"""Nodes of which one side is followed; the other side must not be the stream, too."""
 
 ACTIVATIONS = frozenset(("Gelu", "Silu", "Relu", "Tanh"))
-"""Functions of single numbers that are 0 at 0."""
+"""Elementwise functions that are 0 at 0."""
 
 SIDES = {"Addmm": 1}
 """How many of a node's first inputs are added to its product."""
 
 NORMS = frozenset(("NativeLayerNorm", "FusedRmsNorm"))
-"""Nodes whose first input is divided by its own spread; their weights are held, their bias is added."""
+"""Nodes that divide their first input by its standard deviation; weights are held, the bias is added."""
 
 
 def kind(node: Node) -> str:
-    """The function that a node is of: ``Mul`` of ``MulBackward0``."""
+    """The function of a node: ``Mul`` for ``MulBackward0``."""
     return re.sub(r"(Backward\d*)$", "", node.name().rpartition("::")[2])
 
 
 def shape_of(node: Node, output: int) -> tuple[int, ...]:
-    """The shape of what a node made."""
+    """The shape of a node's output."""
     return tuple(node._input_metadata[output].shape)
 
 
 def is_spread(node: Node, side: int) -> bool:
-    """Whether a side of a product is one number for each row, as a norm's spread is."""
+    """Whether a side of a product is one number per row, such as a norm's standard deviation."""
     if kind(node) in ("Mul", "Div"):
         held = getattr(node, "_saved_self" if side == 0 else "_saved_other", None)
         if not isinstance(held, Tensor):
@@ -71,7 +72,7 @@ def is_spread(node: Node, side: int) -> bool:
 
 
 def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
-    """The gradients of what went into a node, from those of what it made; what is held has none."""
+    """The gradients of a node's inputs, from those of its outputs; held inputs have none."""
     name, saved = kind(node), cast(Any, node)
     given = next((grad for grad in grads if grad is not None), None)
     if given is None:
@@ -106,7 +107,7 @@ def _times(given: Tensor, other: object) -> Tensor | None:
 
 
 def _product(given: Tensor, right: Tensor | None) -> Tensor | None:
-    """A gradient behind ``x @ right`` as that of x; where one row alone has any, of that row alone."""
+    """A gradient of ``x @ right`` as that of x; computed for one row if only one has any."""
     if right is None:
         return None
     if given.ndim == 2 and len(given) > 1:
@@ -132,7 +133,7 @@ def _pull_norm(name: str, saved: Any, given: Tensor) -> list[Tensor | None]:
 
 
 def _slope(name: str, saved: Any) -> Tensor:
-    """f(x) / x of an activation; 1 at 0 of those that are steep as that there."""
+    """f(x) / x of an activation; 1 at 0 for those with that slope there."""
     if name == "Tanh":
         made = saved._saved_result.double()
         return torch.where(made == 0, 1.0, made / torch.atanh(made)).to(saved._saved_result.dtype)
@@ -147,18 +148,18 @@ def _slope(name: str, saved: Any) -> Tensor:
 
 
 Edge: TypeAlias = "tuple[Node, int]"
-"""Where a gradient reaches a tensor: the node of torch's graph that made it, and which output of it."""
+"""Where a gradient reaches a tensor: its node in torch's graph, and the output number."""
 
 
 class Row(NamedTuple):
-    """One tensor at one token, along each axis as long as the text, and the module that it is of."""
+    """One token's row of a tensor, along each axis with the text's length, and the tensor's module."""
 
-    at: Mapping[int, Tensor]  # by axis; its place is cut out
+    at: Mapping[int, Tensor]  # by axis; the row is cut out there
     module: str
 
 
 class Written(NamedTuple):
-    """What the heads of one call mixed at the token, as it goes on, or with the projection behind it."""
+    """The heads' output of one call at the token, before the projection, or with the projection."""
 
     site: Site
     mixed: Tensor  # [head, size]
@@ -170,8 +171,7 @@ class Written(NamedTuple):
 class StreamRows(Projections):
     """An observer that keeps one token's row of every tensor of a pass that kept gradients.
 
-    ``length`` is the number of tokens, ``at`` the token. The functions of the pass must be watched, before a
-    recording is begun:
+    ``length`` is the number of tokens, ``at`` the token. Open ``watching`` before the recording:
 
     >>> with rows.watching(model), recording(model, [rows]):
     ...     score = model(**inputs)
@@ -190,7 +190,7 @@ class StreamRows(Projections):
             yield
 
     def observe(self, attention: Attention) -> None:
-        """Keep what the heads mixed at the token, and look for the projection."""
+        """Keep the heads' output at the token, and look for the projection."""
         if attention.values is not None and attention.batch == 1 and len(attention.queries) == self.length:
             rows = attention.rows(self.at, self.at + 1)
             self._mixed[attention.site] = mix(rows, attention.values)[0, :, 0]
@@ -198,7 +198,7 @@ class StreamRows(Projections):
         super().observe(attention)
 
     def keep(self, output: object) -> None:
-        """Note the rows of what a function or a module gave."""
+        """Store the rows of a function's or a module's output."""
         given = output if isinstance(output, (tuple, list)) else (output,)
         for each in given:
             if isinstance(each, Tensor) and each.grad_fn is not None and not each.is_nested:
@@ -210,7 +210,7 @@ class StreamRows(Projections):
                     self.rows[each.grad_fn, each.output_nr] = Row(cut, module)
 
     def written(self) -> dict[Edge, Written]:
-        """Where what heads mixed, or what their projection made of it, stands in the graph."""
+        """Where heads' outputs, or their projections, are in the graph."""
         edges: dict[Edge, Written] = {}
         for site, mixed in self._mixed.items():
             projection = self.found.get(site)
@@ -227,7 +227,7 @@ class StreamRows(Projections):
         return edges
 
     def times(self, edge: Edge, grad: Tensor) -> float | None:
-        """What was computed at an edge times its gradient; ``None`` where no row of it was kept."""
+        """The value computed at an edge times its gradient; ``None`` if no row of it was kept."""
         row = self.rows.get(edge)
         if row is None:
             return None
@@ -235,13 +235,13 @@ class StreamRows(Projections):
         return float((row.at[axis].double() * grad.detach().select(axis, self.at).double()).sum())
 
     def cut(self, grad: Tensor, size: int) -> Tensor:
-        """The token's row of a gradient that has so many numbers for each token."""
+        """The token's row of a gradient with this many numbers per token."""
         axes = [axis for axis, length in enumerate(grad.shape[:-1]) if length == self.length]
         fits = [axis for axis in axes if grad.numel() == size * self.length]
         return grad.select(self._axis(grad, fits), self.at)
 
     def _axis(self, grad: Tensor, axes: Collection[int]) -> int:
-        """Along which axis the tokens lie: where the gradient is one row's alone."""
+        """Along which axis the tokens lie: where the gradient is a single row's."""
         return max(axes, key=lambda axis: float(grad.detach().select(axis, self.at).abs().sum()))
 
     def _leave(self, call: Call, output: object) -> None:
@@ -254,7 +254,7 @@ def _gap(one: Tensor, other: Tensor) -> float:
 
 
 class _Functions(WatchingMode):
-    """Hands what each function of torch gave to the rows."""
+    """Passes each torch function's result to the rows."""
 
     def __init__(self, rows: StreamRows) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class _Functions(WatchingMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func``; the mode itself is off while this method runs."""
+        """Run ``func``; the mode itself is off inside this method."""
         result = func(*args, **(kwargs or {}))
         if not is_quiet() and torch.is_grad_enabled():
             with quietly():
@@ -276,7 +276,7 @@ Ways: TypeAlias = "Callable[[tuple[Node | None, int]], bool]"
 
 LEAF = "AccumulateGrad"
 EMBEDDINGS = ("Embedding", "MaskedScatter")
-"""Where a stream begins: a table, or where what was made of a picture or a sound is put into a text."""
+"""Where a stream begins: an embedding table, or where an embedded picture or sound enters a text."""
 
 
 class Lost(Exception):
@@ -285,14 +285,14 @@ class Lost(Exception):
 
 @dataclass(eq=False)
 class ScoreParts:
-    """The gradients of a score at all that it is the sum of."""
+    """The gradients of a score with respect to all its summands."""
 
     heads: dict[Edge, Tensor] = field(default_factory=dict)
     others: dict[Edge, Tensor] = field(default_factory=dict)
     embeddings: dict[Edge, Tensor] = field(default_factory=dict)
     biases: dict[Node, Tensor] = field(default_factory=dict)
     constants: list[tuple[Edge, Edge | None, Tensor]] = field(default_factory=list)
-    waiting: dict[Node, list[Tensor | None]] = field(default_factory=dict)  # gradients of what nodes made
+    waiting: dict[Node, list[Tensor | None]] = field(default_factory=dict)  # gradients of nodes' outputs
 
 
 @dataclass(eq=False)
@@ -305,7 +305,7 @@ class Stream:
 
     def __post_init__(self) -> None:
         self.written = self.rows.written()
-        self.order = _order(self.root[0])  # what a node reads stands before it
+        self.order = _order(self.root[0])  # a node's inputs come before it
         self._open: set[Node] = set()
         self._varies: dict[Node, bool] = {}
         for node in self.order:
@@ -320,7 +320,7 @@ class Stream:
         raise Lost("its output cannot be traced back to its embeddings")
 
     def _look(self) -> None:
-        """Say of every node whether it leads to the embeddings, and whether to heads."""
+        """Determine for every node whether it leads to the embeddings, and whether to heads."""
         self._leads: dict[Node, bool] = {}
         self._heads: dict[Node, bool] = {}
         for node in self.order:
@@ -328,15 +328,15 @@ class Stream:
             self._heads[node] = not self._leads[node] and any(self._ways(node, self.mixes))
 
     def streams(self, edge: tuple[Node | None, int]) -> bool:
-        """Whether an edge is of the stream."""
+        """Whether an edge belongs to the stream."""
         return edge[0] is not None and edge not in self.written and self._leads[edge[0]]
 
     def mixes(self, edge: tuple[Node | None, int]) -> bool:
-        """Whether an edge is of what heads wrote."""
+        """Whether an edge comes from heads."""
         return edge[0] is not None and (edge in self.written or self._heads[edge[0]])
 
     def mixes_tokens(self, edge: Edge) -> bool:
-        """Whether a part is made by a convolution, beside or in the place of attention."""
+        """Whether a part comes from a convolution, beside or instead of attention."""
         waiting, reached = [edge[0]], set[Node]()
         while waiting:
             node = waiting.pop()
@@ -349,7 +349,7 @@ class Stream:
         return False
 
     def _ways(self, node: Node, leads: Ways) -> list[bool]:
-        """Which inputs of a node lead on, where one may go on at all."""
+        """Which inputs of a node lead on, where one may be followed at all."""
         name, inputs = kind(node), node.next_functions
         ways = [leads(edge) for edge in inputs]
         none = [False] * len(ways)
@@ -378,7 +378,7 @@ class Stream:
         return [*ways[:added], *factors]
 
     def _open_head(self) -> None:
-        """Hold the activations that stand between the score and everything else."""
+        """Hold the activations between the score and everything else constant."""
         waiting, reached = [self.root[0]], set[Node]()
         while waiting:
             node = waiting.pop()
@@ -397,7 +397,7 @@ class Stream:
                 waiting += [each for each, _ in node.next_functions if each is not None]
 
     def walk(self, seed: Tensor) -> ScoreParts:
-        """Take a gradient at the root back to all parts."""
+        """Follow a gradient from the root back to all parts."""
         parts = ScoreParts()
         self._push(self.root, seed, parts)
         for node in reversed(self.order):
@@ -415,7 +415,7 @@ class Stream:
         return parts
 
     def _pass(self, node: Node, name: str, grads: list[Tensor | None], parts: ScoreParts) -> None:
-        """Take gradients through one node."""
+        """Pass gradients through one node."""
         chosen = self._chosen(node, name)
         if chosen is None:
             raise Lost(f"nothing is known of {name.lower()}")
@@ -429,7 +429,7 @@ class Stream:
                 self._push((each, output), grad, parts)
 
     def _chosen(self, node: Node, name: str) -> list[bool] | None:
-        """Which inputs the gradient goes on to: all terms of a sum, one side of a product."""
+        """The inputs that the gradient goes on to: all terms of a sum, one side of a product."""
         inputs = node.next_functions
         if name in LINEAR:
             return [True] * len(inputs)
@@ -446,7 +446,7 @@ class Stream:
         return [True if side < SIDES.get(name, 0) else way for side, way in enumerate(ways)]
 
     def _push(self, edge: Edge, grad: Tensor, parts: ScoreParts) -> None:
-        """Add a gradient to what waits at an edge, or to a part: heads, or another whose row is known."""
+        """Add a gradient to what waits at an edge, or to a part: heads, or another with a known row."""
         node, output = edge
         if edge in self.written:
             return _add(parts.heads, edge, grad)
@@ -464,7 +464,7 @@ def _add(sums: dict[Key, Tensor], key: Key, grad: Tensor | None) -> None:
 
 
 def _order(root: Node) -> list[Node]:
-    """All nodes behind one, each behind those that it reads."""
+    """All nodes behind one, each after those that it reads."""
     order: list[Node] = []
     reached = {root}
     waiting = [(root, iter(root.next_functions))]

@@ -78,7 +78,7 @@ class SeenPass(NamedTuple):
         ):
             score = float(scored.score(scored.logits()))
         if not embeds:
-            raise ModelError(f"{model.name} has no embedding of tokens that can be seen")
+            raise ModelError(f"{model.name} has no embedding of tokens: circuits are of texts")
         return cls(score, embeds, given, seen)
 
 

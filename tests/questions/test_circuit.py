@@ -8,14 +8,19 @@ import transformers as hf
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
+from attnscope.models.targets import score_prediction
 from attnscope.questions import edges as patching
 from attnscope.questions.circuit import find_circuit, of_circuit
 from attnscope.questions.edges import TwoTexts, connected, prune
 from attnscope.questions.patching import TextPair, read_pairs
 from tests.models.folders import mamba, minilm
+from tests.questions.intervention import shapes
+from tests.questions.intervention.shapes import Hooked
 from tests.questions.intervention.test_importance import SIZES, saved
 from tests.questions.planted import WORDS, Planted, wrap_planted
 from tests.questions.test_writes import CAUSAL
+
+shaped = shapes.shaped
 
 SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))]
 
@@ -80,22 +85,18 @@ MODELS = {
 CLEAN, CORRUPT = "The cat sat on the mat", "The dog sat on the mat"
 
 
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    model = load(saved(tmp_path_factory.mktemp("gpt2"), CAUSAL["gpt2"]()), predicting=True)
-    model.writer.double()
-    return model
+LIKE = pytest.mark.parametrize("shaped", ["gpt2", "llama", "bert"], indirect=True)
 
 
-def contrast(model):
+def contrast(model, clean, corrupt):
     with torch.no_grad():
-        return TwoTexts.of(model, pair_of(model, CLEAN, CORRUPT))
+        return TwoTexts.of(model, TextPair(clean, corrupt))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, tmp_path):
     model = load(saved(tmp_path, MODELS[name]()), predicting=True)
-    made = contrast(model)
+    made = contrast(model, model.prepare(CLEAN), model.prepare(CORRUPT))
     last = 1 + len(made.places)
     every = [(source, target) for target in range(1, last + 1) for source in range(target)]
     with torch.no_grad():
@@ -113,52 +114,45 @@ def test_heads_of_several_kinds_have_one_name_in_edges_lists_and_the_graph(tmp_p
 
 
 class ByHand:
-    """Passes of a GPT-2 with plain hooks: what heads give is read and replaced before the projection."""
+    """Passes with plain hooks: what heads give is read and replaced before the projection."""
 
-    def __init__(self, model):
-        self.model, self.writer = model, model.writer
-        self.inputs = [model.prepare(text).inputs for text in (CLEAN, CORRUPT)]
-        self.at = max(n for n, token in enumerate(model.prepare(CLEAN).tokens) if not token.special)
-        self.embeds = [self.writer.transformer.wte(each["input_ids"]).detach() for each in self.inputs]
+    def __init__(self, shaped):
+        self.hooked = Hooked(shaped, score_prediction(shaped.model, shaped.clean, None))
+        self.clean, self.projections = shaped.clean, shaped.projections
+        self.table = shaped.model.writer.get_input_embeddings()
         with torch.no_grad():
-            self.chosen = int(self.writer(**self.inputs[0]).logits[0, self.at].argmax())
+            self.embeds = [self.table(each.inputs["input_ids"]) for each in (shaped.clean, shaped.corrupt)]
 
     def run(self, embeds, given):
         """The score, and what every head gave, of which ``given`` replaces some.  [layer][head]"""
-        seen, hooks = [], []
+        seen = []
 
         def replace(layer):
-            def hook(module, args):
-                states = args[0].clone()
-                heads = states.unflatten(-1, (4, 8))
+            def change(states):
+                heads = states.clone().unflatten(-1, (4, 8))
                 seen.append([heads[0, :, head].clone() for head in range(4)])
                 for (at, head), states_ in given.items():
                     if at == layer:
                         heads[0, :, head] = states_
-                return (heads.flatten(-2),)
+                return heads.flatten(-2)
 
-            return hook
+            return change
 
-        for layer, block in enumerate(self.writer.transformer.h):
-            hooks.append(block.attn.c_proj.register_forward_pre_hook(replace(layer)))
-        hooks.append(self.writer.transformer.wte.register_forward_hook(lambda *_: embeds))
-        with torch.no_grad():
-            logits = self.writer(**self.inputs[0]).logits[0, self.at]
-        for hook in hooks:
-            hook.remove()
-        return float(logits.log_softmax(-1)[self.chosen]), seen
+        hooks = [(module, "input", replace(layer)) for layer, module in enumerate(self.projections)]
+        return self.hooked.score(self.clean, [*hooks, (self.table, "output", lambda _: embeds)]), seen
 
 
 PLACES = [(layer, head) for layer in range(2) for head in range(4)]
 LAST = 9
 
 
-def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(gpt2, monkeypatch):
+@LIKE
+def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, monkeypatch):
     monkeypatch.setattr(patching, "STEPS", 1)  # half-way between the texts
-    made = contrast(gpt2)
+    made = contrast(shaped.model, shaped.clean, shaped.corrupt)
     with torch.enable_grad():
         scores = made.attribute()
-    hand = ByHand(gpt2)
+    hand = ByHand(shaped)
     clean, corrupt = (hand.run(embeds, {})[1] for embeds in hand.embeds)
     half = (hand.embeds[0] + hand.embeds[1]) / 2
     natural = hand.run(half, {})[1]
@@ -185,9 +179,10 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(gpt2, monke
     assert not scores[5, 1]
 
 
-def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(gpt2):
-    made = contrast(gpt2)
-    hand = ByHand(gpt2)
+@LIKE
+def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(shaped):
+    made = contrast(shaped.model, shaped.clean, shaped.corrupt)
+    hand = ByHand(shaped)
     other = hand.run(hand.embeds[1], {})[1]
     edges = frozenset({(0, 1), (0, 3), (1, 6), (3, 6), (0, 7), (6, LAST), (7, LAST), (3, LAST)})
     given = {}
@@ -228,6 +223,12 @@ def test_what_brings_back_too_much_is_no_circuit():
     assert kept == frozenset(worth)
 
 
+@pytest.mark.parametrize("shaped", ["vit"], indirect=True)
+def test_pictures_have_no_circuit_as_they_embed_no_tokens(shaped):
+    with pytest.raises(ModelError, match="has no embedding of tokens: circuits are of texts"):
+        find_circuit(shaped.model, [TextPair(shaped.clean, shaped.corrupt)])
+
+
 def test_texts_that_cannot_be_compared_are_refused(tmp_path):
     model = load("own-causal")
     for corrupt, sentence in (("The dog sat", "needs the same number"), (CLEAN, "give the same score")):
@@ -251,9 +252,10 @@ def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():
             read_pairs(text, str)
 
 
-def test_nothing_is_left_on_the_model(gpt2):
-    find_circuit(gpt2, [pair_of(gpt2, CLEAN, CORRUPT)], keep=0.5)
-    for module in gpt2.writer.modules():
+@pytest.mark.parametrize("shaped", ["gpt2"], indirect=True)
+def test_nothing_is_left_on_the_model(shaped):
+    find_circuit(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], keep=0.5)
+    for module in shaped.model.writer.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
 

@@ -49,11 +49,16 @@ def make_bert(folder):
 
 def make_llama(folder):
     config = transformers.LlamaConfig(vocab_size=8192, num_key_value_heads=2, **SIZES)
-    return _texts(
+    made = _texts(
         saved(folder, transformers.LlamaForCausalLM(config)),
         "it -> cat",
         lambda net: ([net.model.layers], [each.self_attn.o_proj for each in net.model.layers]),
     )
+    for module in list(made.model.writer.modules()):
+        for name, part in list(module.named_children()):
+            if "RMSNorm" in type(part).__name__:  # it rounds to float32 in every model; torch's does not
+                setattr(module, name, torch.nn.RMSNorm(part.weight.shape, part.variance_epsilon))
+    return made
 
 
 def make_t5(folder):

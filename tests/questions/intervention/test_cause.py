@@ -24,7 +24,7 @@ from tests.questions.planted import WORDS, Planted, wrap_planted
 
 model, shaped = test_importance.model, shapes.shaped
 
-TEXT, OTHER = "The cat sat on the mat because it was tired.", "The dog sat on the mat because it was tired."
+TEXT = "The cat sat on the mat because it was tired."
 EDGE = "it -> cat"
 
 

@@ -20,7 +20,7 @@ from attnscope.questions.tracing import trace_tokens
 from tests.models.folders import gpt2
 from tests.questions.intervention import shapes, test_importance
 from tests.questions.intervention.shapes import SHAPES, Hooked, close, put, sent
-from tests.questions.intervention.test_cause import OTHER, TEXT, Attends, chosen, logits
+from tests.questions.intervention.test_cause import TEXT, Attends, chosen, logits
 from tests.questions.planted import Planted, wrap_planted
 
 model, shaped = test_importance.model, shapes.shaped
@@ -237,60 +237,42 @@ def test_a_path_that_is_none_is_a_sentence(to, error, sentence):
         patch(model, [pair], to=Receiver.parse(to))
 
 
-WHAT = {"output": (), "q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
+WHAT = {"q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("what", WHAT)
 @pytest.mark.parametrize("noise", [False, True])
-def test_a_patch_is_the_other_passs_part_of_that_head(model, what, noise, monkeypatch):
-    clean, corrupt = model.prepare(TEXT), model.prepare(OTHER)
-    if len(clean.tokens) != len(corrupt.tokens):
-        corrupt = model.prepare(TEXT.replace("cat", "mat"))
-    result = patch(model, [TextPair(clean, corrupt)], what=what, noise=noise)
-    donor, base = (corrupt, clean) if noise else (clean, corrupt)
-    prediction = chosen(model, clean)
-    kept = {}
+def test_a_part_patched_is_that_of_attention_written_out_in_every_shape_of_model(
+    shaped, what, noise, monkeypatch
+):
+    """Queries, keys and values as the kernel gets them: those of shared keys are exchanged for one head."""
+    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], what=what, noise=noise)
+    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
+    donor, base = (shaped.corrupt, shaped.clean) if noise else (shaped.clean, shaped.corrupt)
+    here, theirs = hooked.score(base), []
     with monkeypatch.context() as patched:
-        Attends(
-            patched,
-            parts=lambda number, *parts: kept.setdefault(number, parts),
-            give=lambda number, output: kept.setdefault((number, "output"), output),
-        )
-        there = logits(model, donor, prediction.at).log_softmax(-1)[prediction.chosen]
-    here = logits(model, base, prediction.at).log_softmax(-1)[prediction.chosen]
+        Attends(patched, parts=lambda number, *parts: theirs.append(parts) or parts)
+        there = hooked.score(donor)
 
     def by_hand(meant):
-        def exchanged(number, head, mine, theirs):
-            mine = mine.clone()
-            if (number, head) in meant:
-                mine[:, head] = theirs[:, head]
-            return mine
-
         def parts(number, *mine):
-            for head in range(mine[0].shape[1]):
-                mine = [
-                    exchanged(number, head, part, kept[number][place]) if place in WHAT[what] else part
-                    for place, part in enumerate(mine)
-                ]
+            mine = [part.clone() for part in mine]
+            for head in (head for call, head in meant if call == number):
+                for place in WHAT[what]:
+                    mine[place][:, head] = theirs[number][place][:, head]
             return mine
-
-        def give(number, output):
-            for head in range(output.shape[1]) if what == "output" else ():
-                output = exchanged(number, head, output, kept[number, "output"])
-            return output
 
         with monkeypatch.context() as patched:
-            Attends(patched, parts=parts, give=give)
-            return logits(model, base, prediction.at).log_softmax(-1)[prediction.chosen]
+            Attends(patched, parts=parts)
+            return hooked.score(base)
 
-    heads = [(each.head.layer, each.head.head) for each in result.heads]
-    assert len(heads) >= 8
-    for each, head in zip(result.heads, heads, strict=True):
-        after = by_hand({head})
-        assert each.score == pytest.approx(float(after), abs=1e-6)
-        assert each.effect == pytest.approx(float((after - here) / (there - here)), abs=1e-4)
-    assert result.together.score == pytest.approx(float(by_hand(set(heads))), abs=1e-6)
+    heads = max(each.head.head for each in result.heads) + 1
+    assert len(result.heads) == heads * len(shaped.projections)
+    for each in result.heads:
+        after = by_hand([sent(shaped, each.head)])
+        close(each.score, after)
+        close(each.effect, (after - here) / (there - here))
+    close(result.together.score, by_hand([sent(shaped, each.head) for each in result.heads]))
 
 
 def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from attnscope.capture.lineage.nodes import (
     outputs,
 )
 from attnscope.capture.rows.weighing import Weighing
+
+Order: TypeAlias = Literal["order", "another order", "texts", "one position", "unknown"]
+"""How positions stand in a row: all of a text in order or another order, of several texts, or all at one."""
 
 UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
 """Exceptions of a function that can move numbers but not labels."""
@@ -58,6 +61,15 @@ def origin_of_states(
     if answering is None or query.is_nested or key.shape[along] != keys:
         return None
     axes = ((0, 0), (1, 2)) if batch_first else ((1, 0), (0, 2))
+    rows = set()
+    for origin in (asking, answering):
+        places = None if origin is None else find_positions(origin.node)
+        if origin is not None and places is not None:
+            texts = places[..., 0] if batch_first or places.ndim < 3 else places[..., 0].mT
+            row = texts.reshape(-1, texts.shape[-1])[0]
+            rows.add(order_of(row, origin.node, len(texts) > 1).replace("another order", "order"))
+    if len(rows) != 1 or rows == {"unknown"}:
+        return None
 
     def project(states: Tensor, origin: Origin) -> Node:
         """[text, position, width] -> [text, head, position, size]"""
@@ -231,6 +243,25 @@ def is_constant(labels: Tensor, axis: int) -> bool:
     if labels.shape[axis] == 1 or labels.stride(axis) == 0:
         return True
     return bool((labels == labels.narrow(axis, 0, 1)).all())
+
+
+def order_of(row: Tensor, node: Node, several: bool) -> Order:
+    """How a row of positions stands; unknown, too, if it holds a part of those of a text.
+
+    Of ``several`` texts it may hold one position each.
+    """
+    if bool(((row <= 0) | (row % 1 != 0)).any()):
+        return "unknown"
+    for root in beginnings(node) if several else ():
+        text, _ = root.split(row[row // STRETCH == root.number] - root.number * STRETCH)
+        if len(torch.unique(text)) > 1:
+            return "texts"
+    if len(row) > 1 and is_constant(row, 0):
+        return "one position"
+    steps = row.sort().values.diff()
+    if not bool(((steps == 1) | (steps > STRETCH / 2)).all()):
+        return "unknown"
+    return "order" if in_order(row) else "another order"
 
 
 def in_order(row: Tensor) -> bool:

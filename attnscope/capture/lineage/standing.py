@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import (
     UNMOVABLE,
     find_positions,
-    in_order,
     is_constant,
+    order_of,
     origin_of_kernel,
 )
 from attnscope.capture.lineage.nodes import STRETCH, Contracted, Node, QueryKeyOrigin, beginnings
@@ -80,21 +79,8 @@ def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> QueryKeyOrigin |
         places = None if origin is None else find_positions(origin.node)
         if origin is not None and places is not None:
             doubt |= states is query and is_constant(places, -2) and not is_constant(places, -1)
-            doubt |= not _are_as_given(places[..., 0], origin.node)
+            doubt |= order_of(places[0, 0, :, 0], origin.node, batch > 1) in ("another order", "texts")
     return replace(origin_of_kernel(lineage, (query, key), {}, batch), known=True) if doubt else None
-
-
-def _are_as_given(labels: Tensor, node: Node) -> bool:
-    """Whether positions are those of one text, in order, as far as is known.  [batch, head, position]"""
-    first = labels[0, 0]
-    whole = bool(((first > 0) & (first % 1 == 0)).all())  # nothing pads, or is made of several positions
-    if not whole or len(torch.unique(first)) < len(first):
-        return True
-    for root in beginnings(node) if len(labels) > 1 else ():
-        text, _ = root.split(first[first // STRETCH == root.number] - root.number * STRETCH)
-        if len(torch.unique(text)) > 1:
-            return False
-    return in_order(first)
 
 
 def _weigh_distances(query: Node, weighing: Weighing) -> bool:

@@ -7,12 +7,14 @@ asked for, as those of a trace are. What the metadata does not say (``layout``, 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,23 +40,39 @@ from attnscope.storage.trace.layout import (
 )
 from attnscope.text import clean
 
-NAME = re.compile(
-    r"(?P<request>.*?)(?:\b(?:model|transformer|decoder|layers?|h|blocks?)[._/])*(?:layer_?|block_?)?"
-    r"(?P<layer>\d{1,4})[._/](?:.*[._/])?(?P<part>q|k|query|key)(?:_(?:states|rot|out|output))?"
-)
-"""How tensors are called: an optional request, the layer, and which of the two it is."""
+PART = re.compile(r"(.*)[./:_](q|k|query|key)(?:_(?:states|rot|out|output))?", re.DOTALL)
+"""How tensors are called: the module, and which of the two it is."""
 
-LONGEST_NAME = 200
-"""Letters of a name that is looked at: the time that a pattern takes grows faster than a name."""
+NUMBERED = ("layers", "layer", "h", "blocks", "block", "blk")
+"""What stands before the number of a layer."""
 
-IDS, ENDS = ("input_ids", "token_ids", "ids"), ("cu_seqlens", "cu_seqlens_q", "query_start_loc")
-"""What servers call the ids of the tokens, and where the requests of a packed batch begin and end."""
+AROUND = {"model", "transformer", "decoder", "language", "module"}
+"""Names of modules around the layers: what else stands before them names a request."""
+
+LONGEST_NAME, MOST = 200, 1 << 20
+"""Letters of a name that is looked at, and tokens of a request."""
+
+IDS = ("input_ids", "token_ids", "ids")
+"""What servers call the ids of the tokens."""
+
+ENDS = {"q": ("cu_seqlens", "cu_seqlens_q", "query_start_loc"), "k": ("cu_seqlens_k", "cu_seqlens_kv")}
+"""What they call the places where the requests of a packed batch begin and end."""
 
 LAYOUTS = {"token head size": (1, 0, 2), "head token size": (0, 1, 2), "token width": (1, 0, 2)}
 """How a tensor may lie, and its axes as [head, token, size], once a width is split into its heads."""
 
-MOST, MOST_IDS = 1 << 20, 1 << 31
-"""Tokens of a request, and ids of a vocabulary."""
+MOST_IDS = 1 << 31
+"""Ids of a vocabulary."""
+
+UNSEEN = {"gpt_oss": "attention sinks", "bloom": "ALiBi", "mpt": "ALiBi"}
+"""Types of models whose rows depend on more than queries and keys, and on what."""
+
+TURNED = frozenset({
+    "arcee", "cohere", "ernie4_5", "gemma", "gemma2", "glm", "glm4", "granite", "granitemoe", "helium",
+    "llama", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_moe", "seed_oss", "starcoder2",
+})  # fmt: skip
+"""Types of models that turn the whole queries and keys of every layer alike."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +83,84 @@ class Shape:
     key_heads: int | None = None
     scale: float | None = None
     softcap: float | None = None
-    windows: tuple[int | None, ...] = ()
-    theta: float | None = None  # of a rotary embedding of the plain kind
+    kinds: tuple[str, ...] = ()
+    window: int | None = None
+    chunk: int | None = None
 
     @staticmethod
     def of(config: Any) -> Shape:
-        """That of a config of transformers."""
-        config = config.get_text_config()
+        """That of a config of transformers, of its text. Raises ``ValueError`` where it takes more."""
 
         def say(*names: str) -> Any:
             return next((found for name in names if (found := getattr(config, name, None))), None)
 
-        asked, rotary = say("query_pre_attn_scalar"), say("rope_parameters", "rope_scaling") or {}
-        plain = rotary.get("rope_type", "default") == "default"
-        kinds = say("layer_types") or ()
+        more = UNSEEN.get(config.model_type) or ("ALiBi" if say("alibi") else None)
+        if more:
+            raise ValueError(f"rows of {config.model_type} depend on {more}, which no queries and keys hold")
+        asked = say("query_pre_attn_scalar")
         return Shape(
             say("num_attention_heads"),
             say("num_key_value_heads", "num_attention_heads"),
             say("attention_multiplier") if asked is None else float(asked) ** -0.5,
             say("attn_logit_softcapping"),
-            tuple(say("sliding_window") if kind == "sliding_attention" else None for kind in kinds),
-            (rotary.get("rope_theta") or say("rope_theta")) if plain else None,
+            tuple(say("layer_types") or ()),
+            say("sliding_window") if getattr(config, "use_sliding_window", True) else None,
+            say("attention_chunk_size"),
         )
+
+    def first(self, layer: int, positions: Array) -> Array | None:
+        """The first key that each position of a layer sees, where that is not the first of all."""
+        kind = (self.kinds or ("sliding_attention",) * (layer + 1))[layer:][:1]
+        if kind == ("sliding_attention",) and self.window:
+            return (positions + 1 - self.window).clip(0)
+        if kind == ("chunked_attention",) and self.chunk:
+            return positions // self.chunk * self.chunk
+        return None
+
+
+def rotary_of(config: Any) -> Callable[[Array, int], Array]:
+    """The rotary embedding that the code of a model has, of states from a position on.  [head, token, size]
+
+    Raises ``ValueError`` where it cannot be had alone.
+    """
+    import torch
+    from transformers import AutoModel
+
+    alone = f"the rotary embedding of {config.model_type} cannot be had alone: write states after it"
+    if config.model_type not in TURNED:
+        raise ValueError(alone)
+    module = import_module(AutoModel._model_mapping[type(config)].__module__)
+    classes = [each for name, each in vars(module).items() if name.endswith("RotaryEmbedding")]
+    apply = getattr(module, "apply_rotary_pos_emb", None)
+    if len(classes) != 1 or apply is None:
+        raise ValueError(alone)
+
+    def turn(states: Array, start: int) -> Array:
+        given = torch.from_numpy(np.ascontiguousarray(states))[None]  # [1, head, token, size]
+        try:
+            cos, sin = classes[0](config)(given, torch.arange(start, start + given.shape[2])[None])
+            turned: Array = apply(given, given, cos, sin)[0][0].numpy()
+        except (TypeError, RuntimeError):
+            raise ValueError(alone) from None
+        return turned
+
+    return turn
+
+
+class Place(NamedTuple):
+    """Where a tensor belongs."""
+
+    request: str
+    layer: int
+    part: str
+
+
+class Slice(NamedTuple):
+    """What is read of a tensor: its sizes as [head, token, size], its rows, and the position of the first."""
+
+    sizes: tuple[int, int, int]
+    rows: slice
+    start: int
 
 
 @dataclass(eq=False)
@@ -95,9 +169,8 @@ class ServedArrays(Mapping[str, Array]):
 
     file: TensorFile
     layout: str
-    heads: Mapping[str, int]
-    rows: slice
-    theta: float | None  # of the rotary embedding, where that is still to be applied
+    slices: Mapping[str, Slice]
+    turn: Callable[[Array, int], Array] | None  # the rotary embedding, where that is still to be applied
     masks: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,37 +180,30 @@ class ServedArrays(Mapping[str, Array]):
         return self.masks[name] if name in self.masks else self._read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*self.heads, *self.masks))
+        return iter((*self.slices, *self.masks))
 
     def __len__(self) -> int:
-        return len(self.heads) + len(self.masks)
+        return len(self.slices) + len(self.masks)
 
     def _lay_out(self, name: str) -> Array:
-        array = self.file[name]
-        while array.ndim > 3 and len(array) == 1:
-            array = array[0]
-        if self.layout == "token width":
-            array = array.reshape(len(array), self.heads[name], -1)
-        if array.ndim != 3:
-            raise ValueError(
-                f"its tensor {name!r:.60} has the shape {list(array.shape)}: {self.layout} is read"
-            )
-        array = array.transpose(LAYOUTS[self.layout])[:, self.rows]
+        sizes, rows, start = self.slices[name]
+        axes = LAYOUTS[self.layout]
+        array = self.file[name].reshape([sizes[axis] for axis in axes]).transpose(axes)[:, rows]
         if self.file.entries[name].dtype == "BF16":
             array = array.view(np.uint16)
-        return (array if self.theta is None else turn(to_float(array), self.theta))[None]
+        return (array if self.turn is None else self.turn(to_float(array), start))[None]
 
 
-def turn(states: Array, theta: float) -> Array:
-    """Rotary embedding, one half of a head's numbers turned against the other.  [head, token, size]"""
-    size = states.shape[-1]
-    angle = np.arange(states.shape[1])[:, None] * theta ** -(
-        np.arange(0, size, 2) / size
-    )  # [token, size / 2]
-    angle = np.concatenate([angle, angle], -1)
-    left, right = states[..., : size // 2], states[..., size // 2 :]
-    turned: Array = states * np.cos(angle) + np.concatenate([-right, left], -1) * np.sin(angle)
-    return turned.astype(np.float32)
+def _laid_out(layout: str, sizes: Sequence[int], heads: int | None) -> tuple[int, int, int] | None:
+    """The numbers of heads, tokens and a head's size in a tensor, if it may lie so."""
+    axes = 2 if layout == "token width" else 3
+    if len(sizes) < axes or any(size != 1 for size in sizes[:-axes]) or 0 in sizes:
+        return None
+    if layout == "token width":
+        tokens, width = sizes[-2:]
+        return (heads, tokens, width // heads) if heads and not width % heads else None
+    found = tuple(sizes[-3:][axis] for axis in LAYOUTS[layout])
+    return (found[0], found[1], found[2]) if heads in (None, found[0]) else None
 
 
 class ServedModel(TracedModel):
@@ -168,13 +234,21 @@ def open_file(
 def is_served(path: Path) -> bool:
     """Whether a file holds queries and keys by name."""
     try:
-        return any(_match(name) for name in TensorFile(path))
+        return any(_place(name) for name in TensorFile(path))
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
 
-def _match(name: str) -> re.Match[str] | None:
-    return NAME.fullmatch(name) if len(name) <= LONGEST_NAME else None
+def _place(name: str) -> Place | None:
+    """Where a tensor of that name belongs, if it is queries or keys: the request, the layer and the part."""
+    found = PART.fullmatch(name) if len(name) <= LONGEST_NAME else None
+    path = re.split(r"[./:_]", found[1]) if found else []
+    numbers = [at for at, each in enumerate(path) if re.fullmatch(r"\d{1,4}", each, re.ASCII)]
+    if found is None or not numbers:
+        return None
+    at = next((at for at in numbers if at and path[at - 1] in NUMBERED), numbers[-1])
+    request = ".".join(each for each in path[:at] if each not in AROUND | {*NUMBERED})
+    return Place(request, int(path[at]), found[2][0])
 
 
 def open_served(
@@ -193,66 +267,94 @@ def open_served(
         config = source.load_config()
     with reading(path, "queries and keys from"):
         file = TensorFile(path)
-        trace, rows = _trace(file, Shape() if config is None else Shape.of(config), request)
+        trace, rows = _trace(file, config and config.get_text_config(), request)
         keys: Any = trace.axis(1)
-        ids = next((np.ravel(file[name])[rows] for name in IDS if name in file), None)
+        ids = next((np.ravel(file[name]) for name in IDS if name in file), None)
         if ids is not None and not (ids.dtype.kind in "iu" and ((ids >= 0) & (ids < MOST_IDS)).all()):
-            raise ValueError("the ids of its tokens are no whole numbers of a vocabulary")
+            raise ValueError("the ids of its tokens are not whole numbers of a vocabulary")
     if labels is not None:
         keys = relabel(keys, tokens_of(read_labels(labels)))
     elif ids is not None and config is not None:
         spelled = FolderReader(str(model), source.load_tokenizer(config)).vocabulary
-        keys = spelled.extend((), ids.tolist())
+        keys = spelled.extend((), (ids if len(ids) == len(keys) else ids[rows]).tolist())
     description = trace.description
     if isinstance(keys, tuple) and len(keys) == len(trace.axis(1)):
         queries: tuple[Token, ...] = keys[len(keys) - len(trace.axis(0)) :]
         description = replace(description, axes=(queries, keys))
+    elif ids is not None:
+        note = f"its ids are of {len(keys):,} tokens, and its keys of {len(trace.axis(1)):,}: no labels"
+        description = replace(description, model_notes=(*description.model_notes, note))
     about = replace(description.model, name=model or path.stem)
     return ServedModel(Trace(replace(description, model=about), trace.arrays))
 
 
-def _trace(file: TensorFile, shape: Shape, request: int | None) -> tuple[Trace, slice]:
-    """The pass of a request, and which of all tokens are its own. Raises ``ValueError``."""
-    pairs, rows = _choose(file, request)
+def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, slice]:
+    """The pass of a request, and which of all keys are its own. Raises ``ValueError``."""
+    shape = Shape() if config is None else Shape.of(config)
+    pairs, bounds = _choose(file, request)
     metadata, assumed = file.metadata, []
 
-    def say(name: str, otherwise: Any, known: Any = None) -> Any:
-        if name not in metadata and known is None:
+    def say(name: str, otherwise: str) -> str:
+        if name not in metadata:
             assumed.append(f"{name} {otherwise}")
-        return metadata.get(name, otherwise if known is None else known)
+        return metadata.get(name, otherwise)
 
-    sizes = file.entries[next(iter(pairs.values()))["q"]].shape[-3:]
-    if len(sizes) < 2:
-        raise ValueError(f"its queries have the shape {list(sizes)}, neither tokens nor heads")
-    flat, turned = len(sizes) == 2, sizes[0] == shape.heads and sizes[1] != shape.heads  # as sizes tell
-    found = "head token size" if turned else None
-    layout = "token width" if flat else say("layout", "token head size", found)
+    heads = {
+        "q": _count(metadata, "heads") or shape.heads,
+        "k": _count(metadata, "key_heads") or shape.key_heads,
+    }
+    ends = _ends(file, ENDS["k"]) or _ends(file, ENDS["q"])
+    total = (
+        ends[-1]
+        if ends
+        else next((math.prod(file.entries[name].shape) for name in IDS if name in file), None)
+    )
+    sizes = {part: file.entries[name].shape for part, name in next(iter(pairs.values())).items()}
+    fitting = _layouts(sizes, heads, total)
+    layout = fitting[0] if len(fitting) == 1 and "layout" not in metadata else None
+    if layout is None:
+        layout = say("layout", next(iter(fitting), "token head size"))
     rotary = say("rotary", "applied")
     for name, told, known in (("layout", layout, LAYOUTS), ("rotary", rotary, ("applied", "none"))):
         if told not in known:
             raise ValueError(f"its {name} is {told!r:.40}: it may be {', '.join(known)}")
-    if rotary == "none" and shape.theta is None:
-        raise ValueError("its rotary embedding is not applied: name a model with the default one (-m MODEL)")
-    heads = {
-        pair[part]: int(metadata.get(name, known or 0))
-        for pair in pairs.values()
-        for part, name, known in (("q", "heads", shape.heads), ("k", "key_heads", shape.key_heads))
-    }
-    if flat and not all(heads.values()):
-        raise ValueError(
-            "its tensors are token × width: name the model (-m MODEL), whose config has the heads"
-        )
-    arrays = ServedArrays(file, layout, heads, rows, None if rotary == "applied" else shape.theta)
-    lengths = {tuple(arrays[pair[part]].shape[2] for part in "qk") for pair in pairs.values()}
+    if layout not in fitting:
+        lie = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
+        told = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
+        wanted = "" if shape.heads else "; name the model (-m MODEL), whose config has the heads"
+        raise ValueError(f"its shapes {lie} are no queries and keys of {told}{wanted}")
+    if rotary == "none" and config is None:
+        raise ValueError("its rotary embedding is not applied: name the model whose it is (-m MODEL)")
+    slices: dict[str, Slice] = {}
+    lengths = set()
+    for pair in pairs.values():
+        counts = {}
+        for (
+            part
+        ) in "kq":  # the keys first: a query stands as far from the last of them as from the last query
+            laid = _laid_out(layout, file.entries[pair[part]].shape, heads[part])
+            if laid is None:
+                raise ValueError(f"its tensor {pair[part]!r:.60} does not lie as {layout}")
+            rows = slice(0, laid[1]) if bounds is None else bounds[part]
+            if rows.stop > laid[1]:
+                raise ValueError(f"its requests end at row {rows.stop:,}: {pair[part]!r:.60} has {laid[1]:,}")
+            counts[part] = rows.stop - rows.start
+            slices[pair[part]] = Slice(laid, rows, counts["k"] - counts[part])
+        lengths.add((counts["q"], counts["k"]))
     if len(lengths) > 1 or not all(0 < queries <= keys <= MOST for queries, keys in lengths):
         told = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
         raise ValueError(f"its layers have {told} queries and keys: they belong to no one request")
     ((queries, keys),) = lengths
-    size = arrays[next(iter(heads))].shape[-1]
-    scale = say("scale", f"1/√{size}", shape.scale)
-    scale = size**-0.5 if isinstance(scale, str) and scale.startswith("1/") else float(scale)
+    arrays = ServedArrays(file, layout, slices, rotary_of(config) if rotary == "none" else None)
+    size = arrays[next(iter(slices))].shape[-1]
+    scale = shape.scale if "scale" not in metadata else float(metadata["scale"])
+    if scale is None:
+        scale, _ = size**-0.5, say("scale", f"1/√{size}")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"its scale is {scale}, not a number above 0")
     calls = tuple(_call(arrays, layer, pairs[layer], shape, scale) for layer in sorted(pairs))
-    assumed += ["causal"]
+    assumed += ["norms of queries and keys applied"] if rotary == "none" else []
+    assumed += ["causal", "no bias, no attention sinks"]
     note = f"assumed, as the file does not say: {', '.join(assumed)}"
     axes = Positions(keys - queries, keys), Positions(0, keys)
     nothing: dict[str, Any] = dict.fromkeys(
@@ -275,31 +377,73 @@ def _trace(file: TensorFile, shape: Shape, request: int | None) -> tuple[Trace, 
         calls=calls,
         **nothing,
     )
-    return Trace(description, arrays), rows
+    return Trace(description, arrays), slice(None) if bounds is None else bounds["k"]
 
 
-def _choose(file: TensorFile, request: int | None) -> tuple[dict[int, dict[str, str]], slice]:
-    """The names of the queries and keys of each layer of a request, and which of all tokens are its own."""
-    found = {name: match for name in file if (match := _match(name))}
-    named = list(dict.fromkeys(match["request"] for match in found.values()))
-    ends = next((file[name].tolist() for name in ENDS if name in file), None)
+def _count(metadata: Mapping[str, str], name: str) -> int | None:
+    """A number of heads that metadata says. Raises ``ValueError`` for what is none."""
+    told = metadata.get(name)
+    if told is not None and not re.fullmatch(r"[1-9]\d{0,4}", told, re.ASCII):
+        raise ValueError(f"its {name} is {told!r:.40}, not a number")
+    return None if told is None else int(told)
+
+
+def _layouts(
+    sizes: Mapping[str, Sequence[int]], heads: Mapping[str, int | None], total: int | None
+) -> list[str]:
+    """The layouts that a pair of queries and keys may have, the usual one first; ``total`` keys if known."""
+    order = sorted(LAYOUTS, key=lambda each: (each != "head token size") == (len(sizes["q"]) > 3))
+    fitting = []
+    for layout in order:
+        query, key = (_laid_out(layout, sizes[part], heads[part]) for part in "qk")
+        if query and key and query[2] == key[2] and not query[0] % key[0] and query[1] <= key[1]:
+            fitting.append((layout, key[1]))
+    return [each for each, keys in fitting if keys == total] or [each for each, _ in fitting]
+
+
+def _ends(file: TensorFile, names: Sequence[str]) -> list[int] | None:
+    """Where requests begin and end, if the file says. Raises ``ValueError`` for what says it not."""
+    name = next((name for name in names if name in file), None)
+    if name is None:
+        return None
+    ends = file[name]
+    whole = ends.ndim == 1 and ends.dtype.kind in "iu" and len(ends) > 1
+    if not whole or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
+        raise ValueError(f"its {name} are not where requests begin and end: 0 and numbers that grow")
+    return [int(end) for end in ends]
+
+
+def _choose(
+    file: TensorFile, request: int | None
+) -> tuple[dict[int, dict[str, str]], dict[str, slice] | None]:
+    """The names of the queries and keys of each layer of a request, and their rows in a packed batch."""
+    found = {name: place for name in file if (place := _place(name))}
+    named = list(dict.fromkeys(place.request for place in found.values()))
+    ends = _ends(file, ENDS["q"])
     count = len(named) if ends is None else len(ends) - 1
     if count < 1:
         raise ValueError("it says where requests begin and end, and there is none")
+    if ends is not None and len(named) > 1:
+        raise ValueError(f"it names {len(named):,} requests and packs {count:,}: one or the other is read")
     if not 1 <= (request or 1) <= count or (request is None and count > 1):
-        raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}")
+        told = f" ({', '.join(map(repr, named[:5]))})" if ends is None and count > 1 else ""
+        raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}{told:.200}")
     chosen = (request or 1) - 1
-    mine, rows = (
-        (named[chosen], slice(None)) if ends is None else (named[0], slice(*ends[chosen : chosen + 2]))
-    )
     pairs: dict[int, dict[str, str]] = {}
-    for name, match in found.items():
-        if match["request"] == mine:
-            pairs.setdefault(int(match["layer"]), {})[match["part"][0]] = name
+    for name, place in found.items():
+        if place.request == named[chosen if ends is None else 0]:
+            other = pairs.setdefault(place.layer, {}).setdefault(place.part, name)
+            if other != name:
+                raise ValueError(f"{other!r:.60} and {name!r:.60} are {place.part} of one layer: keep one")
     for pair in pairs.values():
         if len(pair) < 2:
             raise ValueError(f"{next(iter(pair.values()))!r:.60} stands alone: queries need their keys")
-    return pairs, rows
+    if ends is None:
+        return pairs, None
+    behind = _ends(file, ENDS["k"]) or ends
+    if len(behind) != len(ends):
+        raise ValueError(f"it packs {count:,} requests of queries and {len(behind) - 1:,} of keys")
+    return pairs, {part: slice(*each[chosen : chosen + 2]) for part, each in (("q", ends), ("k", behind))}
 
 
 def _call(
@@ -312,11 +456,11 @@ def _call(
         raise ValueError(
             f"layer {layer}: queries {list(query.shape[1:])} do not fit keys {list(key.shape[1:])}"
         )
-    window = shape.windows[layer] if layer < len(shape.windows) else None
+    positions = np.arange(keys - queries, keys, dtype=np.int32)
+    first = shape.first(layer, positions)
     masks: tuple[Mask, ...] = ()
-    if window is not None:
-        last = np.arange(keys - queries, keys, dtype=np.int32) + 1
-        arrays.masks[f"window {layer}"] = np.stack([(last - window).clip(0), last], -1)[None, None]
+    if first is not None:
+        arrays.masks[f"window {layer}"] = np.stack([first, positions + 1], -1)[None, None]
         masks = (Mask("runs", f"window {layer}", keys),)
     types = {"F16": "float16", "BF16": "bfloat16", "F64": "float64"}
     return TracedCall(
@@ -332,7 +476,7 @@ def _call(
         key_heads=key_heads,
         offset=keys - queries,
         dtype=types.get(arrays.file.entries[pair["q"]].dtype, "float32"),
-        window=window,
+        window=None if first is None else shape.window,
         refusal=None,
         difference=None,
         queries=0,

@@ -1,5 +1,6 @@
 """Queries and keys that a server wrote show the rows of the model that ran."""
 
+import importlib
 import json
 
 import numpy as np
@@ -137,9 +138,7 @@ def test_commands_read_it_and_say_what_is_assumed(served, tmp_path, monkeypatch,
     )
     table = run("stats", "--from", path, "-m", folder).out
     assert "weights recomputed from the file's queries and keys" in " ".join(table.split())
-    assert "assumed, as the file does not say: layout token head size, rotary applied" in " ".join(
-        table.split()
-    )
+    assert "assumed, as the file does not say: rotary applied, scale 1/√8, causal" in " ".join(table.split())
     assert run("find", "* -> -1", "--from", path, "-m", folder).code == 0
 
 
@@ -186,10 +185,11 @@ def test_what_does_not_fit_ends_in_a_sentence(served, tmp_path, change, sentence
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"input_ids": np.array([1.5, 2.0])}, "no whole numbers of a vocabulary"),
-        ({"input_ids": np.array([2**62] * 10)}, "no whole numbers of a vocabulary"),
-        ({"cu_seqlens": np.array([0])}, "and there is none"),
-        ({"cu_seqlens": np.array([7, 3])}, "they belong to no one request"),
+        ({"input_ids": np.array([1.5, 2.0])}, "not whole numbers of a vocabulary"),
+        ({"input_ids": np.array([2**62] * 10)}, "not whole numbers of a vocabulary"),
+        ({"cu_seqlens": np.array([0])}, "not where requests begin and end"),
+        ({"cu_seqlens": np.array([7, 3])}, "not where requests begin and end"),
+        ({"cu_seqlens": np.array([0, 11])}, "its requests end at row 11"),
     ],
 )
 def test_ids_and_ends_that_are_none_end_in_a_sentence(served, tmp_path, more, sentence):
@@ -197,6 +197,135 @@ def test_ids_and_ends_that_are_none_end_in_a_sentence(served, tmp_path, more, se
     parts = lay_out(model, texts[0][0], "token head size", "applied")
     with pytest.raises(InputError, match=sentence):
         open_file(write(tmp_path / "qk.safetensors", parts, **more), None, str(folder))
+
+
+WINDOW = {"sliding_window": 4}
+LONG = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
+TYPES = {
+    **{
+        "mistral": WINDOW,
+        "phi3": WINDOW,
+        "starcoder2": WINDOW,
+        "gemma2": WINDOW | {"head_dim": 8},
+        "cohere": {},
+    },
+    **{"glm": {"head_dim": 8}, "granite": {"attention_multiplier": 0.3}, "qwen3": {}, "llama": {}},
+    "llama far": {"rope_parameters": LONG},
+    "qwen2": {"use_sliding_window": False} | WINDOW,
+    "llama4_text": {"attention_chunk_size": 4, "head_dim": 8},
+    **{"cohere2": WINDOW, "smollm3": {}, "gemma3_text": WINDOW | {"head_dim": 8}, "stablelm": {}},
+}
+NOT_ALONE = {"cohere2", "smollm3", "gemma3_text", "stablelm", "llama4_text"}
+
+
+def tiny(kind, **more):
+    """A small model of a type."""
+    size = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 64}
+    counts = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    return hf.AutoModelForCausalLM.from_config(
+        hf.AutoConfig.for_model(kind, **size | counts | more), attn_implementation="eager"
+    ).eval()
+
+
+def seen(model, monkeypatch, ids):
+    """Queries and keys before and after they are turned, [token, head, size], and weights."""
+    before, after = {}, {}
+    module = importlib.import_module(type(model).__module__)
+    attend, turn = module.eager_attention_forward, getattr(module, "apply_rotary_pos_emb", None)
+
+    def keep(states, query, key):
+        layer = len(states) // 2
+        for part, each in (("q", query), ("k", key)):
+            states[layer, part] = each[0].transpose(0, 1).contiguous().numpy()
+
+    def attended(module, query, key, *args, **kwargs):
+        keep(after, query, key)
+        return attend(module, query, key, *args, **kwargs)
+
+    def turned(query, key, *args, **kwargs):
+        keep(before, query, key)
+        return turn(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(module, "eager_attention_forward", attended)
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", turned, raising=False)
+    with torch.no_grad():
+        weights = model(torch.tensor([ids]), output_attentions=True).attentions
+    return before, after, [each[0].numpy() for each in weights]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_of_other_models_are_their_own_or_refused(kind, tmp_path, monkeypatch):
+    model = tiny(kind.split()[0], **TYPES[kind])
+    model.config.save_pretrained(tmp_path)
+    before, after, weights = seen(model, monkeypatch, IDS[0])
+    found = open_file(write(tmp_path / "after.safetensors", after, "model"), None, str(tmp_path))
+    for layer, expected in enumerate(weights):
+        mine = np.stack([found.weights(Head(f"L{layer}H{head}")) for head in range(4)])
+        np.testing.assert_allclose(mine, expected, atol=1e-6)
+    path = write(tmp_path / "before.safetensors", before or after, "model", {"rotary": "none"})
+    if kind in NOT_ALONE:
+        with pytest.raises(InputError, match="cannot be had alone: write states after it"):
+            open_file(path, None, str(tmp_path))
+        return
+    found = open_file(path, None, str(tmp_path))
+    for layer, expected in enumerate(weights):
+        np.testing.assert_allclose(found.weights(Head(f"L{layer}H1")), expected[1], atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "more"), [("gpt_oss", "sinks"), ("bloom", "ALiBi"), ("falcon", "ALiBi")])
+def test_models_whose_rows_depend_on_more_are_refused(kind, more, served, tmp_path):
+    _, model, texts = served
+    hf.AutoConfig.for_model(kind, **{"alibi": True} if kind == "falcon" else {}).save_pretrained(tmp_path)
+    path = write(tmp_path / "qk.safetensors", lay_out(model, texts[0][0], "token head size", "applied"))
+    with pytest.raises(InputError, match=f"depend on .*{more}"):
+        open_file(path, None, str(tmp_path))
+
+
+def test_names_of_requests_may_hold_numbers(served, tmp_path):
+    folder, model, texts = served
+    tensors = {}
+    for name, (states, _) in zip(("chat-12/3.layers", "cmpl_7.layers"), texts, strict=True):
+        for (layer, part), array in lay_out(model, states, "token head size", "applied").items():
+            tensors[f"{name}.{layer}.self_attn.{part}"] = array
+    save_file(tensors, tmp_path / "qk.safetensors")
+    for number, (_, weights) in enumerate(texts, 1):
+        found = open_file(tmp_path / "qk.safetensors", None, str(folder), number)
+        np.testing.assert_allclose(found.weights(Head("L2H1")), weights[2][1], atol=1e-6)
+
+
+def test_two_tensors_of_one_part_are_refused(served, tmp_path):
+    folder, model, texts = served
+    parts = lay_out(model, texts[0][0], "token head size", "applied")
+    path = write(tmp_path / "qk.safetensors", parts, **{"layers.1.self_attn.attn.q_rot": parts[1, "q"]})
+    with pytest.raises(InputError, match="are q of one layer: keep one"):
+        open_file(path, None, str(folder))
+
+
+def test_requests_may_have_more_keys_than_queries(served, tmp_path):
+    folder, model, texts = served
+    laid = [lay_out(model, states, "token head size", "applied") for states, _ in texts]
+    parts = {
+        at: np.concatenate([each[at][-2:] if at[1] == "q" else each[at] for each in laid]) for at in laid[0]
+    }
+    ends = {"cu_seqlens_q": np.array([0, 2, 4]), "cu_seqlens_k": np.array([0, 10, 16])}
+    path = write(tmp_path / "qk.safetensors", parts, **ends)
+    for number, (_, weights) in enumerate(texts, 1):
+        found = open_file(path, None, str(folder), number)
+        np.testing.assert_allclose(found.weights(Head("L1H3")), weights[1][3][-2:], atol=1e-6)
+
+
+def test_a_layout_that_sizes_do_not_tell_is_said_to_be_assumed(served, tmp_path):
+    _, model, texts = served
+    parts = lay_out(model, texts[0][0], "head token size", "applied")
+    grouped = open_file(write(tmp_path / "grouped.safetensors", parts))  # fewer heads of keys tell
+    np.testing.assert_allclose(grouped.weights(Head("L0H0")), texts[0][1][0][0], atol=1e-6)
+    for layer in range(3):
+        parts[layer, "k"] = parts[layer, "k"].repeat(2, 0)
+    told = open_file(write(tmp_path / "told.safetensors", parts, "vllm", {"layout": "head token size"}))
+    np.testing.assert_allclose(told.weights(Head("L0H0")), texts[0][1][0][0], atol=1e-6)
+    alike = open_file(write(tmp_path / "alike.safetensors", parts))
+    assert any("layout token head size" in note for note in alike.trace.description.model_notes)
 
 
 def test_widths_need_the_heads(served, tmp_path):

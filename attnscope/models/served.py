@@ -147,8 +147,8 @@ def rotary_of(config: Any) -> Callable[[Array, int], Array]:
     return turn
 
 
-class Place(NamedTuple):
-    """Where a tensor belongs."""
+class TensorName(NamedTuple):
+    """What the name of a tensor says."""
 
     request: str
     layer: int
@@ -239,7 +239,7 @@ def is_served(path: Path) -> bool:
         return False
 
 
-def _place(name: str) -> Place | None:
+def _place(name: str) -> TensorName | None:
     """Where a tensor of that name belongs, if it is queries or keys: the request, the layer and the part."""
     found = PART.fullmatch(name) if len(name) <= LONGEST_NAME else None
     path = re.split(r"[./:_]", found[1]) if found else []
@@ -248,7 +248,7 @@ def _place(name: str) -> Place | None:
         return None
     at = next((at for at in numbers if at and path[at - 1] in NUMBERED), numbers[-1])
     request = ".".join(each for each in path[:at] if each not in AROUND | {*NUMBERED})
-    return Place(request, int(path[at]), found[2][0])
+    return TensorName(request, int(path[at]), found[2][0])
 
 
 def open_served(
@@ -322,16 +322,14 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
         lie = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
         told = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
         wanted = "" if shape.heads else "; name the model (-m MODEL), whose config has the heads"
-        raise ValueError(f"its shapes {lie} are no queries and keys of {told}{wanted}")
+        raise ValueError(f"its shapes {lie} are not queries and keys of {told}{wanted}")
     if rotary == "none" and config is None:
-        raise ValueError("its rotary embedding is not applied: name the model whose it is (-m MODEL)")
+        raise ValueError("its rotary embedding is not applied: name the model (-m MODEL)")
     slices: dict[str, Slice] = {}
     lengths = set()
     for pair in pairs.values():
         counts = {}
-        for (
-            part
-        ) in "kq":  # the keys first: a query stands as far from the last of them as from the last query
+        for part in "kq":  # keys first: the last query stands at the last of them
             laid = _laid_out(layout, file.entries[pair[part]].shape, heads[part])
             if laid is None:
                 raise ValueError(f"its tensor {pair[part]!r:.60} does not lie as {layout}")
@@ -343,7 +341,7 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
         lengths.add((counts["q"], counts["k"]))
     if len(lengths) > 1 or not all(0 < queries <= keys <= MOST for queries, keys in lengths):
         told = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
-        raise ValueError(f"its layers have {told} queries and keys: they belong to no one request")
+        raise ValueError(f"its layers have {told} queries and keys: they are not of one request")
     ((queries, keys),) = lengths
     arrays = ServedArrays(file, layout, slices, rotary_of(config) if rotary == "none" else None)
     size = arrays[next(iter(slices))].shape[-1]

@@ -164,7 +164,7 @@ def test_a_model_is_run_to_check_its_rows(served, tmp_path, monkeypatch, capsys)
     ("change", "sentence"),
     [
         (lambda parts: parts.pop((1, "k")), "stands alone: queries need their keys"),
-        (lambda parts: parts.update({(1, "k"): parts[1, "k"][:5]}), "they belong to no one request"),
+        (lambda parts: parts.update({(1, "k"): parts[1, "k"][:5]}), "they are not of one request"),
         (lambda parts: parts.update({(1, "k"): parts[1, "k"][:, :, :4]}), "do not fit keys"),
         (lambda parts: parts.update({(0, "q"): parts[0, "q"][None, None, None]}), None),
     ],

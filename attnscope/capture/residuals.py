@@ -40,7 +40,6 @@ class Norm:
     """A norm's effect on each summand of a row: less its own mean, if ``centred``, times ``scale``.
 
     ``scale`` is the norm's weight over the standard deviation of the whole row.
-
     """
 
     scale: Tensor  # [batch, query, width]

@@ -17,6 +17,8 @@ RETIRED: Mapping[str, str] = {
     "--fresh": "--fresh is now --no-cache",
     "--feeds": "--feeds is now --composition",
     "--install-completion": "--install-completion is now --completion bash, zsh or fish",
+    "--at": "ablate --at was retired: cut 'it -> *' TEXT --how zero takes out what heads give at it",
+    "--rows": "--rows belongs to stats: ablate leaves the predictions of the whole text",
     "--all": "compare --all was retired: -o saves every head on a plane, --json has the singletons",
     "--guide": "--guide was retired: no head is trained towards a role; stats names the roles",
     "--guidance": "--guidance was retired with --guide",

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Axis, Head, Kind, Site
+from attnscope.attention import Head, Kind, Site
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Removal
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import Intervention, find_pairs, intervene
+from attnscope.questions.cause import Intervention, intervene
 from attnscope.questions.corpus import batches, join_texts
-from attnscope.questions.find import Question, explain_nothing
 from attnscope.questions.importance import HeadSums, Labels, editing, predicted_side
 from attnscope.questions.intervention import Fixed, Made, PlainPass
 from attnscope.questions.selection import Asked, Selection, selection_of
@@ -63,7 +62,7 @@ class Ablation:
     nats.
     """
 
-    head: Annotated[str, Meaning("the head, or several with commas, and the tokens at which it is removed")]
+    head: Annotated[str, Meaning("the head, or several with commas")]
     kind: Annotated[Kind, Meaning("its kind of attention, or that of the first")]
     title: Annotated[str, Meaning("the model and what ran")]
     changed: Annotated[tuple[Changed, ...], Meaning("every prediction")]
@@ -76,41 +75,28 @@ MeanOutputs: TypeAlias = Mapping[Site, Tensor]
 """The mean output of the heads of a site: [head, size]."""
 
 
-def take_away(
-    means: MeanOutputs | None = None,
-    axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
-    at: Question | None = None,
-) -> Fixed:
-    """Zeros in the place of what heads give, or their means; only in the rows of ``at``, if it is given."""
+def take_away(means: MeanOutputs | None = None) -> Fixed:
+    """Zeros in the place of what heads give, or their means."""
 
-    def give(number: int, site: Site, heads: int) -> Made | None:
-        rows: Tensor | slice = slice(None)
-        if at is not None and axes is not None:
-            pairs = find_pairs([at], *axes[site.kind])
-            if pairs is None:
-                return None
-            rows = pairs.any(1).nonzero()[:, 0]
+    def give(number: int, site: Site, heads: int) -> Made:
         mean = torch.zeros(heads, 1) if means is None else means[site]
-        return Made(rows, mean[None, :, None])
+        return Made(slice(None), mean[None, :, None])
 
     return Fixed(give)
 
 
-def ablate(
-    model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Head] = (), at: Question | None = None
-) -> Ablation:
+def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Head] = ()) -> Ablation:
     """Ask the model for its predictions as it is, and with the output of one or more heads set to zero.
 
-    With ``at``, only at the tokens of its left side. A causal model predicts each next token; a masked one
-    each token, hidden in turns. Raises ``ModelError`` for a model without an output head or whose heads
-    cannot be gated, ``SelectionError`` for a head that does not exist, ``InputError`` for a text with
-    nothing to predict.
+    A causal model predicts each next token; a masked one each token, hidden in turns. Raises
+    ``ModelError`` for a model without an output head or whose heads cannot be gated, ``SelectionError`` for
+    a head that does not exist, ``InputError`` for a text with nothing to predict.
     """
     selection = selection_of(asked)
     heads = heads or [head for head in [selection.head] if head is not None]
     if not heads:
         raise SelectionError("which head is removed? name one, like L5H3")
-    batch, change = join_texts([prepared]), take_away(None, prepared.axes, at)
+    batch = join_texts([prepared])
     tokens = predicted_side(batch.labels)[0]
     vocabulary = model.objective.vocabulary
     changes: list[Changed] = []
@@ -118,9 +104,7 @@ def ablate(
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.no_grad(), model.threads(predictions.prepared):
             predict = partial(predictions.logits, model)
-            first = PlainPass.run(model, predictions.prepared, predict, selection, heads, change)
-            if at is not None and not any(first.made):
-                raise SelectionError(explain_nothing(at, prepared, first.sites))
+            first = PlainPass.run(model, predictions.prepared, predict, selection, heads, take_away())
             after = first.changed(first.calls)
         pair = (
             torch.stack([first.before, after]).double().cpu().log_softmax(-1)
@@ -156,7 +140,7 @@ def ablate(
     masked = model.objective.mask is not None
     turns = [f"a token is predicted while it and every {TURNS}th other token are masked"] if masked else []
     return Ablation(
-        head=removed + ("" if at is None else f" at {at.left.text}"),
+        head=removed,
         kind=kinds[0],
         title=f"{name_pass(model, prepared)} · {' and '.join(map(kind_title, kinds))}",
         changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
@@ -172,19 +156,15 @@ def measure_ablation(
     selection: Selection,
     *,
     heads: Sequence[Head] = (),
-    at: Question | None = None,
     target: str | None = None,
     against: str | None = None,
-    named: str = "",
 ) -> Intervention:
     """Set the output of each head to zero in turn, and of all of them: what one prediction loses.
 
     Raises as ``ablate`` does, and as ``score_prediction`` for words that are not there.
     """
-    changed = "set heads to zero" + ("" if at is None else f" at {named or at.left.text}")
-    change = take_away(None, prepared.axes, at)
-    asked = () if at is None else (at,)
-    return intervene(model, prepared, change, changed, selection, heads, (target, against), asked)
+    words = target, against
+    return intervene(model, prepared, take_away(), "set heads to zero", selection, heads, words)
 
 
 LISTED = 8

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
@@ -27,19 +27,6 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import PredictionBatch, batch_predictions
 
 Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
-
-
-def predict_at(model: Model, labels: Labels, rows: range) -> Labels:
-    """The same texts with only the predictions at some rows as targets."""
-    back = 0 if model.objective.mask is not None else 1
-
-    def asked(tokens: Sequence[Token]) -> tuple[Token, ...]:
-        return tuple(
-            token if place - back in rows else replace(token, special=True)
-            for place, token in enumerate(tokens)
-        )
-
-    return {kind: (list(map(asked, queries)), keys) for kind, (queries, keys) in labels.items()}
 
 
 class HeadSums:

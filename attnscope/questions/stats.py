@@ -398,8 +398,8 @@ def measure_heads(
     (within 1e-4) and the figures together; computing the scores a second time beside the kernel would
     cost several times as much. ``exact_kernel`` always uses the kernel. ``importance`` adds each head's
     importance (needs an output head), ``ablation`` the loss with each head set to zero, ``pool`` a small
-    map of every head from the same pass (see ``Coarsen`` for its cells); ``rows`` limits figures and
-    predictions to those rows. Raises ``SelectionError`` for a layer, kind or measure that does not exist.
+    map of every head from the same pass (see ``Coarsen`` for its cells); ``rows`` limits figures to
+    those rows. Raises ``SelectionError`` for a layer, kind or measure that does not exist.
     """
     known = None if pool or rows else find_figures(prepared, names)
     measured = Measurement(names)
@@ -421,14 +421,13 @@ def measure_heads(
     if importance or ablation:
         from attnscope.questions.ablate import Removals, describe_way
         from attnscope.questions.corpus import join_texts
-        from attnscope.questions.importance import Importances, predict_at
+        from attnscope.questions.importance import Importances
 
         importances, removals, batch = Importances(), Removals(), join_texts([prepared])
-        labels = batch.labels if rows is None else predict_at(model, batch.labels, rows)
         if importance:
-            importances.add(model, batch.prepared, labels)
+            importances.add(model, batch.prepared, batch.labels)
         if ablation:
-            removals.add(model, batch.prepared, labels, selection)
+            removals.add(model, batch.prepared, batch.labels, selection)
         heads = with_predictions(heads, importances.figures(), removals.figures())
         how = describe_way("zero" if ablation else None)
     return Stats(

@@ -6,7 +6,6 @@ import json
 import re
 
 import pytest
-import torch
 
 from attnscope.models import load
 from attnscope.questions.ablate import ablate
@@ -102,21 +101,3 @@ def test_what_cannot_be_asked_is_said(run, arguments, sentence):
     assert ran.code != 0
     assert ran.out == ""
     assert sentence in " ".join(ran.err.replace("│", " ").split())
-
-
-def test_rows_leave_the_predictions_that_are_made_at_them(run):
-    own_causal = load("own-causal")
-    text = "The cat sat on the mat because it was tired."
-    prepared = own_causal.prepare(text)
-    with torch.no_grad():
-        logits = own_causal.logits(prepared, torch.zeros(3, dtype=torch.long), torch.arange(3, 6)).double()
-    right = torch.tensor([token.id for token in prepared.tokens[4:7]])
-    expected = float(torch.nn.functional.cross_entropy(logits, right))
-    found = json.loads(run("ablate", text, "-m", "own-causal", "--rows", "3-5", "--json").out)["heads"]
-    whole = {round(head["ablation"]["loss"] - head["ablation"]["value"], 5) for head in found}
-    assert whole == {round(expected, 5)}
-    assert run("ablate", text, "-m", "own-causal", "--rows", "300-301").err.endswith(
-        "no rows 300-301: rows are 0-12, one per token\n"
-    )
-    refused = run("ablate", text, "-m", "own-causal", "--rows", "3-5", "--head", "L1H0")
-    assert (refused.code, "leave --rows out" in refused.err.replace("\n", " ")) == (2, True)

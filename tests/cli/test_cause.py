@@ -76,7 +76,7 @@ def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
     [
         ["cut", "{B} -> {A}"],
         ["patch", "--with-text", "The {B} saw the {A} and the", "--against", "{B}"],
-        ["ablate", "--head", "L0H0,L1H2", "--at", "{B}"],
+        ["ablate", "--head", "L0H0,L1H2"],
     ],
 )
 def test_prompts_of_a_template_are_averaged_with_standard_errors(run, tmp_path, asked):
@@ -86,7 +86,7 @@ def test_prompts_of_a_template_are_averaged_with_standard_errors(run, tmp_path, 
     assert answer["schema"] == f"urn:attnscope:{asked[0]}:1"
     assert len(answer["heads"]) == (2 if asked[0] == "ablate" else 12)
     assert all(each["error"] >= 0 for each in answer["heads"])
-    named = {"cut": "cut {B} -> {A}", "patch": "2 pairs of texts", "ablate": "zero at {B}"}[asked[0]]
+    named = {"cut": "cut {B} -> {A}", "patch": "2 pairs of texts", "ablate": "set heads to zero"}[asked[0]]
     assert named in " ".join(run(*asked, *more, "-m", "own-causal").out.split())
 
 
@@ -102,8 +102,6 @@ def test_prompts_of_a_template_are_averaged_with_standard_errors(run, tmp_path, 
         (["patch", TEXT, *OTHER, "--pairs", "pairs.tsv"], "the file has the texts"),
         (["cut", "on -> cat", TEXT, "--how", "mean"], "add --texts"),
         (["cut", "on -> cat", TEXT, "--texts", "corpus.txt"], "only valid with --how mean"),
-        (["ablate", TEXT, "--at", "cat"], "add --head or --target"),
-        (["ablate", TEXT, "--at", "dog", "--head", "L0H1"], "no 'dog' among the queries"),
         (["ablate", TEXT, "--target", "mat", "--importance"], "a prediction is of one text"),
         (["patch", "--pairs", "pairs.tsv", "--prompts", "words.tsv"], "give one of both"),
         (["patch", TEXT, *OTHER, "--exact"], "only valid with --fast"),

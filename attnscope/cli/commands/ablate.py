@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, command, flag, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
-from attnscope.cli.commands.stats import parse_rows
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_heads, select
@@ -21,8 +20,6 @@ class AblateOptions:
 
     panel = MOST_USED
     mean: bool = flag("With --texts: set each head to its mean output over the corpus, not to zero.")
-    at: str | None = option("Only at these tokens: a word, a token's number, or another part as in find.")
-    rows: str | None = option("Only the predictions made at these tokens: 30-46.")
     importance: bool = flag("Estimate it from gradients: two passes instead of one a head.")
     top: int = option("List at most N heads.", min=1, default=10)
 
@@ -50,7 +47,7 @@ def ablate(
 
     attnscope ablate "The cat sat on the mat because it was tired."
 
-    attnscope ablate "The cat sat on the mat because it was tired." --head L2H1,L3H0 --at it
+    attnscope ablate "The cat sat on the mat because it was tired." --head L2H1,L3H0
 
     attnscope ablate "The {A} saw the {B} and the" --prompts words.tsv --target "{A}" --head L0H0,L1H0
 
@@ -58,17 +55,14 @@ def ablate(
     """
     check_texts(corpus, source)
     heads = parse_heads(attention.head, attention)
-    rows, texts = parse_rows(asked.rows), corpus.texts is not None
+    texts = corpus.texts is not None
     one = bool(score.target or score.against or many.prompts)
     plain = not (texts or asked.importance)
     for wrong, name, sentence in (
         (asked.mean and not texts, "--mean", "a mean is taken over a corpus: add --texts"),
         (asked.mean and asked.importance, "--mean", "an estimate removes no head: leave one of them out"),
-        (rows and texts, "--rows", "only valid with one text, not with --texts"),
         (one and not plain, "--target", "a prediction is of one text: not with --texts or --importance"),
         (len(heads) > 1 and not plain, "--head", "several heads are removed from one text: name one"),
-        (asked.at and not (plain and (heads or one)), "--at", "add --head or --target, without --texts"),
-        (plain and (heads or one) and rows, "--rows", "--head prints every prediction: leave --rows out"),
         (
             plain and heads and not one and (output.out or output.as_csv),
             "--out, --csv",
@@ -83,7 +77,6 @@ def ablate(
     from attnscope.questions.ablate import Way, measure_ablation, of_ablation
     from attnscope.questions.ablate import ablate as ablate_heads
     from attnscope.questions.cause import Intervention, of_intervention
-    from attnscope.questions.find import parse_questions
     from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.prompts import Prompt, mean_effects
     from attnscope.questions.stats import measure_heads, of_removals
@@ -100,14 +93,11 @@ def ablate(
     given = read_source(source, model)
     prompts = list_prompts(given, many, score.target, score.against)
     loaded = given.load(predicting=True)
-    at = None if asked.at is None else f"{asked.at} -> *"
 
     def ask(prepared: ModelInput, prompt: Prompt) -> Intervention:
-        place = None if at is None else parse_questions(prompt.fill(at))[0]
         return measure_ablation(
-            loaded, prepared, selection, heads=heads, at=place, target=prompt.target,
-            against=prompt.against, named=asked.at or "",
-        )  # fmt: skip
+            loaded, prepared, selection, heads=heads, target=prompt.target, against=prompt.against
+        )
 
     if one:
         with waiting(f"{loaded.name} predicts without each head"):
@@ -116,16 +106,10 @@ def ablate(
     prepared = given.prepare(loaded)
     if heads and not asked.importance:
         with waiting(f"{loaded.name} predicts with and without {', '.join(map(str, heads))}"):
-            place = None if at is None else parse_questions(at)[0]
-            answer = of_ablation(ablate_heads(loaded, prepared, selection, heads, place))
+            answer = of_ablation(ablate_heads(loaded, prepared, selection, heads))
         return deliver("ablate", answer, output)
     with reading(loaded, prepared):
         result = measure_heads(
-            loaded,
-            prepared,
-            selection,
-            importance=asked.importance,
-            ablation=not asked.importance,
-            rows=rows,
+            loaded, prepared, selection, importance=asked.importance, ablation=not asked.importance
         )
     deliver("ablate", of_removals(result, asked.top), output, picture)

@@ -12,6 +12,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.targets import batch_predictions
 from attnscope.questions.ablate import Removals, ablate, measure_ablation
+from attnscope.questions.cause import cut
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.find import parse_questions
 from attnscope.questions.selection import Selection
@@ -136,8 +137,10 @@ def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped, everywhere):
     side = shaped.edge.split(" -> ")[0]
-    at = None if everywhere else parse_questions(f"{side} -> *")[0]
-    found = measure_ablation(shaped.model, shaped.clean, Selection(), at=at)
+    if everywhere:
+        found = measure_ablation(shaped.model, shaped.clean, Selection())
+    else:
+        found = cut(shaped.model, shaped.clean, parse_questions(f"{side} -> *"), how="zero")
     hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
     here, count = hooked.score(shaped.clean), 1 + max(each.head.head for each in found.heads)
 

@@ -227,7 +227,7 @@ def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended
     told = process.communicate()[1]
     assert process.returncode == ended, told
     if sent == signal.SIGINT:
-        whole = f"{out} holds {len(names(out)) - 1} whole files; the same command goes on"
+        whole = f"{out} holds {len(names(out)) - 1} complete files; the same command resumes"
         assert told.startswith(f"attnscope: stopped; {whole}"), told
     other = subprocess.run([*command, "--scale", "row"], capture_output=True, text=True)
     assert (other.returncode, "would overwrite" in other.stderr) == (2, True)

@@ -78,7 +78,7 @@ def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: 
             break
     heard.append(process.stderr.read())
     assert process.wait() == 130, heard
-    assert "--resume goes on" in heard[-1]
+    assert "--resume continues" in heard[-1]
     assert "Traceback" not in heard[-1]
     assert (folder / "model.safetensors").is_file()
     code, _, _ = run("train", *arguments, "--minutes", 0.01, "--resume")

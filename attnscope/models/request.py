@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 CHAT_EXAMPLE = '[{"role": "user", "content": "Who slept?"}]'
 
 
+BEGINS_JSON = re.compile(r"\s*(\{\s*[\"}]|\[\s*[\[{\]\"\d])")
+CHAT_WORDS = re.compile(r"\"(?:messages|role|content)\"")
+"""What tells a chat in JSON from a text that begins with a bracket."""
+
 SERVED = ("response", "answer", "completion", "output")
 """Log fields for the served answer; ``choices`` of the usual API are known, too."""
 
@@ -32,19 +37,23 @@ def read_chat(text: str, system: str | None = None) -> tuple[list[dict[str, Any]
 
     A text that is a JSON list of messages is a whole chat; so is a line of a log, an object with its
     ``messages`` and the served answer. Any other text is one user message, after ``system`` if given.
-    Raises ``InputError`` for a list of something else.
+    Raises ``InputError`` for JSON that holds something else, or that was cut.
     """
     messages: Any = None
     more: dict[str, Any] = {}
-    if (text.lstrip()[:1], text.rstrip()[-1:]) in (("[", "]"), ("{", "}")):
+    if BEGINS_JSON.match(text):
         try:
             messages = json.loads(text)
         except (ValueError, RecursionError):
-            messages = None  # a text that begins with a bracket
+            if CHAT_WORDS.search(text):
+                raise InputError(f"a chat in JSON was cut or is damaged: {text.strip()[:40]!r}...") from None
     if isinstance(messages, dict):
         more = {name: messages[name] for name in ("tools", "documents") if messages.get(name)}
         listed = messages.get("messages")
-        messages = [*listed, *_served(messages)] if isinstance(listed, list) else None
+        if not isinstance(listed, list):
+            has = f", it has {', '.join(map(repr, list(messages)[:5]))}" if messages else ""
+            raise InputError(f"a line of a log needs a list of messages{has}; a text is {CHAT_EXAMPLE}")
+        messages = [*listed, *_served(messages)]
     if messages is None:
         messages = [{"role": "user", "content": text}]
     messages = [_flat(each) if isinstance(each, Mapping) else each for each in messages]
@@ -73,7 +82,12 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose content is one text: text parts are joined, tool calls have none."""
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise InputError(
+                "a message has a part that is not a text: of a chat in JSON, texts alone are read"
+            )
+        content = "".join(parts)
     return {**message, "content": "" if content is None and "tool_calls" in message else content}
 
 

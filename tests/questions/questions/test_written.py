@@ -97,8 +97,24 @@ def test_a_chat_is_one_message_or_all_of_them_as_json():
     assert read_chat(json.dumps(SAID)) == (SAID, {})
     assert read_chat("Hello", "Be kind.")[0][0] == {"role": "system", "content": "Be kind."}
     assert read_chat("[1] is a note [2]")[0][0]["content"] == "[1] is a note [2]"
-    with pytest.raises(InputError, match="each with a role and a content"):
-        read_chat('[{"role": "user"}]')
+    assert read_chat('{"quoted" is a word')[0][0]["content"] == '{"quoted" is a word'
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[{"role": "user"}]', "each with a role and a content"),
+        ('{"messages": [{"role": "user", "content": "Who', "was cut or is damaged"),
+        ('[{"role": "user", "content": "Who slept?"},', "was cut or is damaged"),
+        ('{"prompt": "Who slept?", "response": "A cat."}', "needs a list of messages, it has 'prompt'"),
+        ('{"messages": "Who slept?"}', "needs a list of messages"),
+        ('{"messages": []}', "each with a role and a content"),
+        ('[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]', "not a text"),
+    ],
+)
+def test_a_damaged_line_of_a_log_is_not_taken_for_a_message(text, sentence):
+    with pytest.raises(InputError, match=sentence):
+        read_chat(text)
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +190,11 @@ def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path, 
 def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
     log = tmp_path / "log.jsonl"
     lines = (*SERVED[:3], {"text": "no chat"}, ["broken"])
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + json.dumps(SERVED[0])[:-30])
     ran = run("stats", "--texts", log, "--chat", "-m", chat, "--json")
     answer = json.loads(ran.out)
     read = [
-        json.loads(run("stats", "-f", log, "--line", n, "--chat", "-m", chat, "--json").out) for n in "1234"
+        json.loads(run("stats", "-f", log, "--line", n, "--chat", "-m", chat, "--json").out) for n in "123"
     ]
     for many in answer["heads"]:
         figures = [
@@ -190,8 +206,9 @@ def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
         rows = sum(each["rows"] for each in figures)
         mean = sum(each["value"] * each["rows"] for each in figures) / rows
         assert many["figures"]["entropy"]["value"] == pytest.approx(mean, abs=1e-6)
-        assert many["figures"]["entropy"]["texts"] == 4  # a line that is no chat is what a user said
-    assert "skipped line 5" in ran.err
+        assert many["figures"]["entropy"]["texts"] == 3
+    assert all(f"skipped line {number}" in ran.err for number in (4, 5, 6))
+    assert run("show", "-f", log, "--line", "6", "--chat", "-m", chat).code == 2
 
 
 def test_tools_and_documents_reach_the_template(chat, tmp_path):

@@ -17,7 +17,7 @@ from attnscope.registry import docstring
 README = Path(attnscope.cli.__file__).parent / "README.md"
 MANUAL = README.with_name("attnscope.1")
 SHARED = 3
-"""An option that so many commands have stands in a table of its own."""
+"""Options of at least this many commands get a table of their own."""
 
 SUMMARY = "see what the attention heads of a transformer do"
 ENDS = """0 done, and all claims of `check` hold; 1 a claim fails; 2 everything that could not be done, with
@@ -25,19 +25,19 @@ one sentence on standard error; 130 after Ctrl-C."""
 
 INTRODUCTION = f"""# The command line
 
-One file a command: it parses, makes one call, and delivers the answer. `attnscope COMMAND --help` says
-the same as this page, which `python -m tests.tools.command_reference` writes from the code.
+One file per command: it parses, makes one call, and delivers the answer. `attnscope COMMAND --help-all` prints
+the same as this page, which `python -m tests.tools.command_reference` generates from the code.
 
-A command's function takes groups of options as objects. A group is a frozen dataclass whose fields `option`,
-`flag` and `argument` of [command.py](command.py) make; its `@command` turns the fields into the words that a
-user types. So an option is said once, and has one name wherever it stands.
+A command's function takes groups of options. A group is a frozen dataclass whose fields are made by `option`,
+`flag` and `argument` of [command.py](command.py); `@command` turns the fields into command-line options. So each
+option is declared once, and has the same name in every command.
 
-**To add an option**, add a field to the group that it belongs to: each command that takes the group has it.
+**To add an option**, add a field to a group: every command that takes the group has it.
 **To add a command**, write a function of groups with `@command` above it, its help and an example in its
-docstring, and add its name to those of [commands/](commands/__init__.py). Then write this page anew;
+docstring, and add its name to those of [commands/](commands/__init__.py). Then regenerate this page;
 tests/cli/test_reference.py says which options each command must have.
 
-Every command has `-q` (neither notes nor progress) and `-v` (how long each step took).
+Every command has `-q` (no notes or progress) and `-v` (how long each step took).
 Exit codes: {ENDS}
 """
 
@@ -79,7 +79,7 @@ def shared_rows() -> dict[Row, list[str]]:
 def page() -> str:
     """The whole page."""
     shared = shared_rows()
-    lines = [INTRODUCTION, "## Commands\n", f"What {SHARED} or more of them have stands below.\n"]
+    lines = [INTRODUCTION, "## Commands\n", f"Options of {SHARED} or more commands are listed at the end.\n"]
     for name in NAMES:
         lines += _section(name, [word for word in rows(name).values() if word not in shared])
     lines += ["## Options of several commands\n"]

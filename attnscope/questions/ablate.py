@@ -114,19 +114,13 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
         ]  # [before | after, target]
         losses.append(-right)
         divergence = F.kl_div(pair[1], pair[0], reduction="none", log_target=True).sum(-1)  # [target]
-        tops = pair.exp().topk(LIKELIEST)
         for number, target in enumerate(predictions.targets):
-            named = [
-                tuple((_read(vocabulary, id_), share) for id_, share in zip(ids, shares, strict=True))
-                for ids, shares in zip(
-                    tops.indices[:, number].tolist(), tops.values[:, number].tolist(), strict=True
-                )
-            ]
+            named = [name_likeliest(vocabulary, shares, LIKELIEST) for shares in pair[:, number].exp()]
             one, other = right[:, number].exp().tolist()
             changes.append(
                 Changed(
                     tokens[target.position].text,
-                    _read(vocabulary, target.id),
+                    read_token(vocabulary, target.id),
                     target.position,
                     float(divergence[number]),
                     named[0],
@@ -217,7 +211,14 @@ def _predictions(change: Changed, top: Likeliest) -> Cell:
     return tuple(cell)
 
 
-def _read(vocabulary: Vocabulary, id_: int) -> str:
+def name_likeliest(vocabulary: Vocabulary, shares: Tensor, count: int) -> Likeliest:
+    """The likeliest tokens as a person reads them, with their probabilities.  [vocabulary]"""
+    top = shares.topk(min(count, len(shares)))
+    ids = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return tuple((read_token(vocabulary, id_), share) for id_, share in ids)
+
+
+def read_token(vocabulary: Vocabulary, id_: int) -> str:
     """A token of the vocabulary as a person reads it."""
     spelled = vocabulary.spell([id_])[0] or f"id {id_:,}"
     return spelled if spelled.startswith("##") else without_marks(vocabulary.decode([id_])) or spelled

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,12 @@ class Answer:
         """Each picture with its file; several kinds of attention make several files, named after them."""
         for name, view in self.pictures.items():
             yield path if len(self.pictures) == 1 else path.with_stem(f"{path.stem}-{name}"), view
+
+
+def csv_rows(entries: Iterable[object], names: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    """A header and a row an entry; ``head.layer`` is a column ``layer``."""
+    yield tuple(name.rpartition(".")[2] for name in names)
+    yield from map(attrgetter(*names), entries)
 
 
 def of_maps(maps: Mapping[str, HeadMap]) -> Answer:

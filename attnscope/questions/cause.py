@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture.rows.proof import mix
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.answer import Answer
+from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
 from attnscope.questions.intervention import (
     BLOCK,
@@ -110,9 +110,7 @@ def summarize_effects(
     Raises ``InputError`` where the reference is the score.
     """
     score = float(scored.score(swept.before))
-    whole = 1.0 if reference is None else reference - score
-    if abs(whole) < SAME:
-        raise InputError(f"both texts give the same score ({score:.4g}): choose another target")
+    whole = 1.0 if reference is None else subtract_scores(reference, score)
 
     def share(effect: Effect) -> Effect:
         return replace(effect, effect=effect.effect / whole)
@@ -135,6 +133,13 @@ def summarize_effects(
         together=None if swept.together is None else share(swept.together),
         correlation=_correlate(heads),
     )
+
+
+def subtract_scores(one: float, other: float) -> float:
+    """How far two texts' scores are apart. Raises ``InputError`` for scores that are the same."""
+    if abs(one - other) < SAME:
+        raise InputError(f"both texts give the same score ({other:.4g}): choose another target")
+    return one - other
 
 
 def average_effects(found: Sequence[Intervention], prediction: str, title: str) -> Intervention:
@@ -412,15 +417,8 @@ def of_intervention(result: Intervention) -> Answer:
     unit = "" if effect == "recovered" else result.unit
     effects = {each.head: each.effect for each in result.heads}
     maps = maps_by_kind(effects, effect, unit=unit, lead=f"{effect}, ")
-    return Answer((table, *maps.values()), maps, lambda: result, table=lambda: _csv_rows(result))
-
-
-def _csv_rows(result: Intervention) -> Iterator[tuple[object, ...]]:
-    more = _more(result)
-    yield "kind", "layer", "head", "effect", "score", "divergence", *more
-    for each in result.heads:
-        head, those = each.head, (getattr(each, name) for name in more)
-        yield head.kind, head.layer, head.head, each.effect, each.score, each.divergence, *those
+    csv = "head.kind", "head.layer", "head.head", "effect", "score", "divergence", *_more(result)
+    return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(result.heads, csv))
 
 
 def _more(result: Intervention) -> list[str]:

@@ -6,7 +6,7 @@ between two texts when all others carry what they carry in the other text. That 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.figures import HeadFigures
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
-from attnscope.questions.answer import Answer
+from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import SAME, ScoreOutcome
 from attnscope.questions.composition import Feed, find_feeds
 from attnscope.questions.edges import PASSES, STEPS, Edge, TwoTexts, prune, sources_of
@@ -34,6 +34,9 @@ from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
 from attnscope.views.table import Column, Table
 
 EMBEDDINGS, PREDICTION = "embeddings", "prediction"
+
+COLUMNS = "source", "target", "effect", "way", "composition", "baseline"
+"""Of an edge, in a CSV file."""
 
 
 @record("a head of the circuit")
@@ -117,7 +120,13 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     figures = {each.address: each for each in measure_heads(model, clean, Selection()).heads}
     several = len({head.kind for head in nodes}) > 1
     names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
-    ways = _ways(model, clean)
+    ends, feeds = [None, *nodes, None], _best_feeds(model, clean)
+
+    def edge_between(source: int, target: int) -> CircuitEdge:
+        feed = feeds.get((ends[source], ends[target]))
+        way = (None, None, None) if feed is None else (feed.way, feed.score, feed.baseline)
+        return CircuitEdge(names[source], names[target], float(scores[source, target]), *way)
+
     notes = ["feed-forward parts belong to the edges", f"effects: {STEPS} gradients a pair; shares are run"]
     if ran >= PASSES:
         notes.append(f"the search stopped after {ran:,} passes: fewer edges may keep as much")
@@ -126,17 +135,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
             CircuitHead(nodes[node - 1], float(scores[node].sum()), _role(figures.get(nodes[node - 1])))
             for node in chosen
         ),
-        edges=tuple(
-            CircuitEdge(
-                names[source],
-                names[target],
-                float(scores[source, target]),
-                *_best(
-                    ways, nodes[source - 1] if source else None, nodes[target - 1] if target < last else None
-                ),
-            )
-            for source, target in sorted(kept, key=lambda edge: -abs(scores[edge]))
-        ),
+        edges=tuple(edge_between(*edge) for edge in sorted(kept, key=lambda edge: -abs(scores[edge]))),
         faithfulness=share(kept),
         completeness=1 - left,
         score=sum(each.clean.score for each in contrasts) / len(contrasts),
@@ -152,28 +151,17 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
 
 
 def _role(figures: HeadFigures | None) -> str | None:
-    known = figures is not None and figures.role is not None and figures.role.name != "none"
-    return figures.role.name if known and figures and figures.role else None
+    name = figures.role.name if figures is not None and figures.role is not None else "none"
+    return None if name == "none" else name
 
 
-def _ways(model: Model, prepared: ModelInput) -> dict[tuple[Head, Head], list[Feed]]:
-    """Every way in which a head feeds a later one, where the weights tell."""
-    ways: dict[tuple[Head, Head], list[Feed]] = {}
+def _best_feeds(model: Model, prepared: ModelInput) -> dict[tuple[Head | None, Head | None], Feed]:
+    """The way in which a head feeds a later one farthest above random weights, where the weights tell."""
     try:
-        for feed in find_feeds(model, prepared).feeds:
-            ways.setdefault((feed.head, feed.fed), []).append(feed)
+        feeds = find_feeds(model, prepared).feeds
     except ModelError:
-        pass
-    return ways
-
-
-def _best(
-    ways: dict[tuple[Head, Head], list[Feed]], source: Head | None, target: Head | None
-) -> tuple[str | None, float | None, float | None]:
-    """The way that stands farthest above random weights, its score and theirs."""
-    known = [] if source is None or target is None else ways.get((source, target), [])
-    best = max(known, key=lambda feed: feed.lift, default=None)
-    return (None, None, None) if best is None else (best.way, best.score, best.baseline)
+        return {}
+    return {(feed.head, feed.fed): feed for feed in sorted(feeds, key=lambda feed: feed.lift)}
 
 
 def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None) -> Answer:
@@ -205,7 +193,9 @@ def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None)
         notes=result.notes,
     )
     graph = _graph(result, lines, maps or {})
-    return Answer((lead, listed, heads), {"circuit": graph}, lambda: result, lambda: _csv_rows(result))
+    return Answer(
+        (lead, listed, heads), {"circuit": graph}, lambda: result, lambda: csv_rows(result.edges, COLUMNS)
+    )
 
 
 def _graph(result: FoundCircuit, lines: Sequence[str], maps: Mapping[Head, Heatmap]) -> LayerGraph:
@@ -223,9 +213,3 @@ def _graph(result: FoundCircuit, lines: Sequence[str], maps: Mapping[Head, Heatm
         subtitle=result.prediction,
         notes=(*lines[1:], *result.notes),
     )
-
-
-def _csv_rows(result: FoundCircuit) -> Iterator[tuple[object, ...]]:
-    yield "source", "target", "effect", "way", "composition", "baseline"
-    for each in result.edges:
-        yield each.source, each.target, each.effect, each.way, each.composition, each.baseline

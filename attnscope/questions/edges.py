@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from attnscope.axes import Array
 from attnscope.capture import Record
 from attnscope.capture.hooks.gate import edited
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import ModelError
 from attnscope.models import Model
-from attnscope.questions.cause import SAME
-from attnscope.questions.importance import editing
+from attnscope.questions.cause import subtract_scores
 from attnscope.questions.intervention import Made, Scored, put_heads, require_texts
 from attnscope.questions.patching import TextPair
 
@@ -70,13 +69,10 @@ class SeenPass(NamedTuple):
     @classmethod
     def run(cls, scored: Scored) -> SeenPass:
         """Run it. Raises ``ModelError`` where heads cannot be changed, or embeddings cannot be seen."""
-        model, embeds, given = scored.model, list[Tensor](), list[Tensor]()
+        model, embeds = scored.model, list[Tensor]()
         model.show_kinds(scored.prepared)
-        with (
-            embeddings_changed(model.module, lambda _, output: embeds.append(output.clone())),
-            editing(model, lambda _, output: given.append(output.clone()), scored.prepared.axes) as (seen, _),
-        ):
-            score = float(scored.score(scored.logits()))
+        with embeddings_changed(model.module, lambda _, output: embeds.append(output.clone())):
+            score, given, seen = scored.run()
         if not embeds:
             raise ModelError(f"{model.name} has no embedding of tokens: circuits are of texts")
         return cls(score, embeds, given, seen)
@@ -96,8 +92,7 @@ class TwoTexts:
         require_texts(pair.clean, pair.corrupt)
         scored = Scored.of(model, pair.clean, pair.target, pair.against)
         made = cls(scored, SeenPass.run(scored), SeenPass.run(replace(scored, prepared=pair.corrupt)))
-        if abs(made.whole) < SAME:
-            raise InputError(f"both texts give the same score, {made.clean.score:.4g}")
+        subtract_scores(made.clean.score, made.corrupt.score)
         return made
 
     @property

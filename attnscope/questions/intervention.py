@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from attnscope.questions.sentences import require_selected
 from attnscope.records import Meaning, record
 
 Forward = Callable[..., Any]
+Predicted = TypeVar("Predicted")
 
 BLOCK = 512
 """Rows that are computed at a time."""
@@ -172,18 +173,33 @@ def _copy(output: Any) -> Any:
     return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, output)
 
 
-def attending_layers(kept: KeptLayers, seen: Record) -> Iterator[tuple[int, Kind, int]]:
-    """Which of the layers that ran are in a list with attention: their place, kind and number in the list."""
+def run_keeping_layers(
+    model: Model, prepared: ModelInput, predict: Callable[[], Predicted]
+) -> tuple[Predicted, KeptLayers, Record]:
+    """One pass, what its layers returned, and its attention calls."""
+    kept = KeptLayers(model.module)
+    with recording(model.module, [], prepared.axes, warn=False) as seen, kept.keeping(lambda: 0):
+        return predict(), kept, seen
+
+
+def attending_layers(model: Model, kept: KeptLayers, seen: Record) -> list[tuple[int, Kind, int]]:
+    """Which of the layers that ran are in a list with attention: their place, kind and number in the list.
+
+    Raises ``ModelError`` where none is.
+    """
     kinds: dict[str, Kind] = {}
     for site in seen.sites:
         for ran in kept.ran:
             if site.site.name.startswith(f"{ran.layer}."):
                 kinds.setdefault(ran.stack, site.site.kind)
-    counts = dict.fromkeys(kinds, 0)
+    if not kinds:
+        raise ModelError(f"{model.name} has no list of layers to read after")
+    counts, found = dict.fromkeys(kinds, 0), list[tuple[int, Kind, int]]()
     for at, ran in enumerate(kept.ran):
         if ran.stack in kinds:
-            yield at, kinds[ran.stack], counts[ran.stack]
+            found.append((at, kinds[ran.stack], counts[ran.stack]))
             counts[ran.stack] += 1
+    return found
 
 
 Calls: TypeAlias = Mapping[Head, Sequence[int]]
@@ -423,6 +439,16 @@ class Scored:
     def of(cls, model: Model, prepared: ModelInput, target: str | None, against: str | None) -> Scored:
         """The prediction that words name. Raises as ``score_prediction`` does."""
         return cls(model, prepared, score_prediction(model, prepared, target, against))
+
+    def run(self, observers: Sequence[Observer] = ()) -> tuple[float, list[Tensor], Record]:
+        """The score, what heads give by call, [batch, query, head, size], and the calls."""
+        given = list[Tensor]()
+
+        def keep(number: int, output: Tensor) -> None:
+            given.append(output.detach().clone())
+
+        with editing(self.model, keep, self.prepared.axes, observers) as (record, _):
+            return float(self.score(self.logits())), given, record
 
     def logits(self) -> Tensor:
         """One pass.  -> [vocabulary] or [class], float64"""

@@ -12,15 +12,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from attnscope.capture import recording
 from attnscope.capture.record import tolerance
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, place_prediction, score_prediction
-from attnscope.models.text.tokens import without_marks
-from attnscope.questions.ablate import Likeliest
+from attnscope.questions.ablate import Likeliest, name_likeliest, read_token
 from attnscope.questions.answer import Answer
-from attnscope.questions.intervention import KeptLayers, attending_layers
+from attnscope.questions.intervention import KeptLayers, attending_layers, run_keeping_layers
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Meaning, Notes, record
 from attnscope.text import per_cent
@@ -60,43 +58,32 @@ def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: 
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model and the text")
     place_prediction(model, prepared, target)  # the error for a model without a head comes from here
-    kept = KeptLayers(model.module)
     with torch.no_grad(), model.threads(prepared):
-        with kept.keeping(lambda: 0), recording(model.module, [], prepared.axes, warn=False) as seen:
-            prediction = score_prediction(model, prepared, target, against)
-        layers = list(attending_layers(kept, seen))
-        if not layers:
-            raise ModelError(f"{model.name} has no list of layers to look behind")
-        del kept.ran[layers[-1][0] + 1 :]
+        prediction, kept, seen = run_keeping_layers(
+            model, prepared, lambda: score_prediction(model, prepared, target, against)
+        )
+        del kept.ran[attending_layers(model, kept, seen)[-1][0] + 1 :]
         logits = _read_off(model, prepared, kept, prediction).double().cpu()  # [layer, vocabulary]
     chosen, other = prediction.chosen, prediction.against
     probabilities = logits.softmax(-1)
     found = []
     for layer, (each, shares) in enumerate(zip(logits, probabilities, strict=True)):
-        top = shares.topk(min(LIKELIEST, len(shares)))
         found.append(
             LayerPrediction(
                 layer=layer,
                 rank=1 + int((each > each[chosen]).sum()),
                 log_probability=float(each.log_softmax(-1)[chosen]),
                 difference=None if other is None else float(each[chosen] - each[other]),
-                likeliest=tuple(
-                    (_spell(model, id_), share)
-                    for id_, share in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-                ),
+                likeliest=name_likeliest(model.objective.vocabulary, shares, LIKELIEST),
             )
         )
     return Lens(
-        target=_spell(model, chosen),
+        target=read_token(model.objective.vocabulary, chosen),
         prediction=prediction.description,
         layers=tuple(found),
         title=name_pass(model, prepared),
         notes=(*model.notes, *prepared.notes, *seen.notes),
     )
-
-
-def _spell(model: Model, id_: int) -> str:
-    return without_marks(model.objective.vocabulary.decode([id_]))
 
 
 def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: Prediction) -> Tensor:

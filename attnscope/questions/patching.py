@@ -160,14 +160,8 @@ class _Pair:
         clean = Scored.of(model, pair.clean, pair.target, pair.against)
         corrupt = replace(clean, prepared=pair.corrupt)
         donor, base = (corrupt, clean) if noise else (clean, corrupt)
-        outputs, calls = list[Tensor](), _Calls()
-
-        def keep(number: int, output: Tensor) -> None:
-            outputs.append(output.detach().clone())
-
-        observers = [] if what == "output" else [calls]
-        with editing(model, keep, donor.prepared.axes, observers):
-            reference = float(donor.score(donor.logits()))
+        calls = _Calls()
+        reference, outputs, _ = donor.run([] if what == "output" else [calls])
         return cls(base, donor, reference, outputs, calls.calls)
 
     def change(self, what: What) -> Change | Fixed:

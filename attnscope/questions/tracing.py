@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from operator import attrgetter
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import Axis, Kind
-from attnscope.capture import Record, recording
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import ModelError
 from attnscope.models.model import Model
 from attnscope.progress import tell
-from attnscope.questions.answer import Answer
-from attnscope.questions.cause import LISTED, SAME, Columns, ScoreOutcome, tabulate_effects
+from attnscope.questions.answer import Answer, csv_rows
+from attnscope.questions.cause import LISTED, Columns, ScoreOutcome, subtract_scores, tabulate_effects
 from attnscope.questions.intervention import (
     NEAR,
     Effect,
@@ -28,11 +26,15 @@ from attnscope.questions.intervention import (
     Scored,
     attending_layers,
     require_texts,
+    run_keeping_layers,
 )
 from attnscope.questions.patching import TextPair
 from attnscope.questions.sentences import name_pass, quote_text
 from attnscope.records import Meaning, record
 from attnscope.views.heads import HeadMap, head_map, number
+
+COLUMNS = "kind", "layer", "position", "token", "effect", "score", "divergence"
+"""Of a state, in a CSV file."""
 
 
 @record("a layer's residual stream at a token, patched alone")
@@ -64,16 +66,11 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
     donor, base = (pair.corrupt, pair.clean) if noise else (pair.clean, pair.corrupt)
     with torch.no_grad(), model.threads(base):
         clean = Scored.of(model, pair.clean, pair.target, pair.against)
-        there, theirs, _ = _run(replace(clean, prepared=donor))
+        there, theirs, _ = run_keeping_layers(clean.model, donor, replace(clean, prepared=donor).logits)
         scored = replace(clean, prepared=base)
-        before, mine, seen = _run(scored)
-        whole = float(scored.score(there) - scored.score(before))
-        if abs(whole) < SAME:
-            raise InputError("both texts give the same score: choose another target")
-        found = []
-        layers = list(attending_layers(mine, seen))
-        if not layers:
-            raise ModelError(f"{model.name} has no list of layers to read after")
+        before, mine, seen = run_keeping_layers(model, base, scored.logits)
+        whole = subtract_scores(float(scored.score(there)), float(scored.score(before)))
+        found, layers = [], attending_layers(model, mine, seen)
         for done, (at, kind, layer) in enumerate(layers):
             tell("layer", done + 1, len(layers))
             queries, others = base.axes[kind][0], donor.axes[kind][0]
@@ -98,16 +95,6 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
         title=f"{name_pass(model, base)} ← {quote_text(donor)}",
         notes=(*model.notes, *pair.clean.notes, *seen.notes),
     )
-
-
-def _run(scored: Scored) -> tuple[Tensor, KeptLayers, Record]:
-    kept = KeptLayers(scored.model.module)
-    with (
-        recording(scored.model.module, [], scored.prepared.axes, warn=False) as seen,
-        kept.keeping(lambda: 0),
-    ):
-        logits = scored.logits()
-    return logits, kept, seen
 
 
 def _patch_layer(
@@ -165,13 +152,7 @@ def of_trace(result: TokenTrace) -> Answer:
         "KL": lambda each: number(each.divergence),
     }
     table = tabulate_effects(result, result.changed, columns, most)
-    return Answer((table, *maps.values()), maps, lambda: result, table=lambda: _csv_rows(result))
-
-
-def _csv_rows(result: TokenTrace) -> Iterator[tuple[object, ...]]:
-    names = "kind", "layer", "position", "token", "effect", "score", "divergence"
-    yield names
-    yield from map(attrgetter(*names), result.tokens)
+    return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(result.tokens, COLUMNS))
 
 
 def _maps(result: TokenTrace) -> dict[str, HeadMap]:

@@ -82,7 +82,7 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose content is one text: text parts are joined, tool calls have none."""
     content = message.get("content")
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        parts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         if not all(isinstance(part, str) for part in parts):
             raise InputError(
                 "a message has a part that is not a text: of a chat in JSON, texts alone are read"

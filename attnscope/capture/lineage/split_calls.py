@@ -151,7 +151,7 @@ class SplitCalls(Tracker):
             return self._name(taken, INSIDE)
         if origin.axes > 4 and (call is None or heads_of(call.module) != capture.heads):
             return self._name(taken, AXES.format(origin.axes))
-        texts = () if origin.known else origin.texts
+        texts = origin.texts
         if texts and capture.batch > texts[0] and capture.batch not in texts:
             self.recorder.record.note_place(PARTS, taken.name, str(capture.batch))
         return False

@@ -73,13 +73,14 @@ def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> QueryKeyOrigin |
     order than they were given; else None.
     """
     texts, batch = lineage.texts, len(query)
-    doubt = bool(texts) and batch > texts[0] and batch not in texts
+    doubt, rows = bool(texts) and batch > texts[0] and batch not in texts, set()
     for states in (query, key):
         origin = lineage.of(states)
         places = None if origin is None else find_positions(origin.node)
         if origin is not None and places is not None:
             doubt |= states is query and is_constant(places, -2) and not is_constant(places, -1)
-            doubt |= order_of(places[0, 0, :, 0], origin.node, batch > 1) in ("another order", "texts")
+            rows.add(order_of(places[0, 0, :, 0], origin.node, batch > 1))
+    doubt |= rows == {"texts"} or ("another order" in rows and rows <= {"order", "another order"})
     return replace(origin_of_kernel(lineage, (query, key), {}, batch), known=True) if doubt else None
 
 

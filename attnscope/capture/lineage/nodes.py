@@ -210,7 +210,6 @@ class QueryKeyOrigin:
     scored: bool
     axes: int = 4  # of a kernel's arguments
     texts: tuple[int, ...] = ()  # possible numbers of texts, as far as known
-    known: bool = False  # whether the function said which axes are texts and heads
 
     @property
     def signature(self) -> Hashable:

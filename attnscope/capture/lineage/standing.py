@@ -8,7 +8,7 @@ many streams as a text has tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -81,7 +81,7 @@ def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> QueryKeyOrigin |
             doubt |= states is query and is_constant(places, -2) and not is_constant(places, -1)
             rows.add(order_of(places[0, 0, :, 0], origin.node, batch > 1))
     doubt |= rows == {"texts"} or ("another order" in rows and rows <= {"order", "another order"})
-    return replace(origin_of_kernel(lineage, (query, key), {}, batch), known=True) if doubt else None
+    return origin_of_kernel(lineage, (query, key), {}, batch) if doubt else None
 
 
 def _weigh_distances(query: Node, weighing: Weighing) -> bool:

@@ -36,7 +36,7 @@ KNOWN = {
     "gemma4_text": rounding("1.2e-5", "2.3e-6", LEFT),
     "grounding-dino": TEXT,
     "mm-grounding-dino": TEXT,
-    "lw_detr_vit": "its report has patches in the order of its windows; put in that of the picture, it is equal",
+    "lw_detr_vit": "its report has patches in the order of windows; put in that of the picture, it is equal",
     "moshi_depth": CAUSAL,
     "seggpt": "its windows of two pictures in a row are named, not shown",
     "mt5": rounding("2.8e-5", "6.2e-14"),

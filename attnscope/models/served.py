@@ -1,8 +1,8 @@
-"""Queries and keys that a server wrote while it ran, opened as the pass that they are of.
+"""Queries and keys saved by a server, opened as a pass.
 
-Serving plugins write tensors ``q`` and ``k`` of each attention module. Their rows are computed when they are
-asked for, as those of a trace are. What the metadata does not say (``layout``, ``heads``, ``key_heads``,
-``scale``, ``rotary``) comes from the config of a model or is assumed, and the output says what was.
+Serving plugins write tensors ``q`` and ``k`` of each attention module. Rows are computed on demand, as
+for a trace. What the metadata does not say (``layout``, ``heads``, ``key_heads``, ``scale``, ``rotary``)
+comes from a model's config or is assumed; the output lists every assumption.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ENDS = {"q": ("cu_seqlens", "cu_seqlens_q", "query_start_loc"), "k": ("cu_seqlen
 """What they call the places where the requests of a packed batch begin and end."""
 
 LAYOUTS = {"token head size": (1, 0, 2), "head token size": (0, 1, 2), "token width": (1, 0, 2)}
-"""How a tensor may lie, and its axes as [head, token, size], once a width is split into its heads."""
+"""Possible layouts of a tensor, and its axes as [head, token, size] once a width is split into heads."""
 
 MOST_IDS = 1 << 31
 """Ids of a vocabulary."""
@@ -77,7 +77,7 @@ TURNED = frozenset({
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model's config says of its attention; ``None`` where nobody says."""
+    """A model's attention sizes from its config; ``None`` if unknown."""
 
     heads: int | None = None
     key_heads: int | None = None
@@ -165,7 +165,7 @@ class Slice(NamedTuple):
 
 @dataclass(eq=False)
 class ServedArrays(Mapping[str, Array]):
-    """The tensors of one request as [1, head, token, size], read when they are asked for, and masks."""
+    """The tensors of one request as [1, head, token, size], read on demand, and masks."""
 
     file: TensorFile
     layout: str
@@ -207,7 +207,7 @@ def _laid_out(layout: str, sizes: Sequence[int], heads: int | None) -> tuple[int
 
 
 class ServedModel(TracedModel):
-    """Queries and keys of a server in a model's place."""
+    """A server's queries and keys in place of a model."""
 
     what = "a file of queries and keys"
 
@@ -217,7 +217,7 @@ def open_file(
 ) -> FileModel:
     """A trace, by its suffix, queries and keys of a server, or a file of weights; ``labels`` name positions.
 
-    ``model`` and ``request`` are of a server's file alone. Raises ``InputError``.
+    ``model`` and ``request`` only apply to a server's file. Raises ``InputError``.
     """
     path = Path(path)
     if path.suffix.lower() == ".safetensors" and is_served(path):
@@ -232,7 +232,7 @@ def open_file(
 
 
 def is_served(path: Path) -> bool:
-    """Whether a file holds queries and keys by name."""
+    """Whether a file holds queries and keys, judged by names."""
     try:
         return any(_place(name) for name in TensorFile(path))
     except (OSError, ValueError, LookupError, TypeError):
@@ -254,9 +254,9 @@ def _place(name: str) -> TensorName | None:
 def open_served(
     path: Path, labels: Path | None = None, model: str | None = None, request: int | None = None
 ) -> ServedModel:
-    """The pass of one request, counted from 1; ``model`` names whose config and tokenizer belong to it.
+    """The pass of one request, counted from 1; ``model`` names the model with its config and tokenizer.
 
-    Raises ``InputError`` for a file that does not fit, ``ModelError`` for a model that cannot be had.
+    Raises ``InputError`` for a file that does not fit, ``ModelError`` for a model that cannot be loaded.
     """
     config: Any = None
     if model is not None:

@@ -1,4 +1,4 @@
-"""What a model is asked to predict in a text: each next token, or tokens that are masked from it."""
+"""What a model predicts in a text: each next token, or masked tokens."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from attnscope.registry import nearest_name
 from attnscope.text import per_cent, read_number, visible
 
 TURNS = 7
-"""A masked model reads as many copies of a text, each with every seventh token masked: all are, once."""
+"""A masked model reads this many copies of a text, each with every seventh token masked: all are, once."""
 
 BATCH_TOKENS = 2048
-"""Tokens of copies that go through a model together."""
+"""Tokens of copies that go through a model at once."""
 
 
 class Target(NamedTuple):
-    """One token to be predicted: which one, and the copy and position whose output predicts it."""
+    """One token to predict: which one, and the copy and position whose output predicts it."""
 
     text: int
     position: int  # of the token in its text
@@ -39,9 +39,9 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PredictionBatch:
-    """Copies of texts as one input, and the tokens that the model is to predict in them.
+    """Copies of texts as one input, and the tokens to predict in them.
 
-    ``texts`` says of which text each copy is one.
+    ``texts`` is the text number of each copy.
     """
 
     prepared: ModelInput
@@ -56,19 +56,20 @@ class PredictionBatch:
 
     @property
     def target_ids(self) -> Tensor:
-        """The tokens that are right.  -> [target]"""
+        """The right tokens.  -> [target]"""
         return torch.tensor([target.id for target in self.targets])
 
 
 def batch_predictions(
     model: Model, prepared: ModelInput, texts: Sequence[Sequence[Token]]
 ) -> Iterator[PredictionBatch]:
-    """What a model is to predict in texts of one length, in batches of about ``BATCH_TOKENS``.
+    """The predictions in texts of one length, in batches of about ``BATCH_TOKENS``.
 
-    ``texts`` are the tokens on the side that the model predicts: the decoder's, where there are two. Special
-    tokens are no targets. A causal model predicts each next token in one copy of a text; a masked one reads
-    ``TURNS`` copies, and in copy ``c`` the tokens number ``c``, ``c + TURNS``, ... are masked. Raises
-    ``ModelError`` for a model without an output head, ``InputError`` for texts with nothing to predict.
+    ``texts`` are the tokens on the side that the model predicts: the decoder's, if there are two. Special
+    tokens are not targets. A causal model predicts each next token in one copy of a text; a masked one
+    reads ``TURNS`` copies, and in copy ``c`` the tokens number ``c``, ``c + TURNS``, ... are masked.
+    Raises ``ModelError`` for a model without an output head, ``InputError`` for texts with nothing to
+    predict.
     """
     objective = model.objective
     copies = [copy for text, tokens in enumerate(texts) for copy in _copies(text, tokens, objective.mask)]
@@ -96,7 +97,7 @@ def batch_predictions(
 
 
 def _copies(text: int, tokens: Sequence[Token], mask: int | None) -> Iterator[list[Target]]:
-    """The targets of each copy of a text; a copy without any is left out."""
+    """The targets of each copy of a text; copies without any are left out."""
     plain = [position for position, token in enumerate(tokens) if not token.special]
     if mask is None:
         parts = [[position for position in plain if position > 0]]
@@ -109,29 +110,29 @@ def _copies(text: int, tokens: Sequence[Token], mask: int | None) -> Iterator[li
 
 
 class Prediction(NamedTuple):
-    """The score of a prediction, summed over texts, the words that it is of, and the prediction in words."""
+    """The score of a prediction, summed over texts, the words it is about, and the prediction in words."""
 
     score: Tensor
     chosen: int
     against: int | None
     description: str
     logits: Tensor  # [text, vocabulary], or of classes
-    at: int | None = None  # the token at which it is made; none where the whole text is sorted
+    at: int | None = None  # the token at which it is made; None if the whole text is classified
 
 
 NAMED_CLASSES = 8
-"""Classes that a message names."""
+"""Classes named in a message."""
 
 MARKS = "Ġ▁"
-"""What vocabularies begin a word with."""
+"""Word-start marks of vocabularies."""
 
 
 def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> int:
-    """The number of the token that is predicted at.
+    """The number of the token at which the prediction is made.
 
-    That which ``target`` names, or the last token of the text (the first masked one, or else the last, of a
-    model of masked tokens). Raises ``ModelError`` for a model without an output head, and ``SelectionError``
-    for a token that is not there.
+    The one that ``target`` names, or the last token of the text (for a masked model the first masked one,
+    if any). Raises ``ModelError`` for a model without an output head, and ``SelectionError`` for a token
+    that is not there.
     """
     objective = model.objective
     ids = objective.ids(prepared)  # [text, token]
@@ -150,11 +151,11 @@ def score_prediction(
 ) -> Prediction:
     """The score of one prediction of each text, summed, and a sentence that names the prediction.
 
-    Of a model that tells classes apart, ``target`` is the name or the number of one; of one that sorts
-    tokens, a name, or the number of a token, or both as ``NAME@TOKEN``. Of any other it is a word of the
-    vocabulary, or the number of the token to predict at, where the likeliest word is taken; ``None``: the
-    likeliest at the end. The score of the word ``against`` is taken away. Raises ``ModelError`` for a model
-    without an output head, and ``SelectionError`` for a word or a class that is not there.
+    For a classifier, ``target`` is the name or the number of a class; for a token classifier, a name, or
+    the number of a token, or both as ``NAME@TOKEN``. Otherwise it is a word of the vocabulary, or the
+    number of the token to predict at, where the most likely word is taken; ``None``: the most likely at
+    the end. The score of the word ``against`` is subtracted. Raises ``ModelError`` for a model without an
+    output head, and ``SelectionError`` for a word or a class that is not there.
     """
     if isinstance(model, Classifier):
         return _score_class(model, prepared, target)
@@ -193,7 +194,7 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
         name = target or "" if number is None else name
         chosen = None if not name else _class_of(model.labels, name)
         at = number
-        if at is None:  # where a class is likeliest, special tokens aside; the last one if none is named
+        if at is None:  # where a class is most likely, special tokens aside; the last one if none is named
             plain = [number for number, token in enumerate(tokens) if not token.special]
             plain = plain or [scores.shape[1] - 1]
             shares = scores[0, plain].detach().softmax(-1)  # [token, class]
@@ -230,14 +231,14 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
 
 
 def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
-    """The tokens on the side that is predicted; none where several texts are read together."""
+    """The tokens on the predicted side; empty if several texts are read together."""
     decoder = "decoder_input_ids" in prepared.inputs or prepared.lead == "decoder"  # of text with a picture
     axis = prepared.axes.get("decoder" if decoder else "encoder")
     return () if axis is None or isinstance(axis[0], range) else axis[0]
 
 
 def _id_of(model: Model, word: str, logits: Tensor) -> int:
-    """The token that a word is; of several spellings the likeliest. Raises ``SelectionError``."""
+    """The token of a word; the most likely of several spellings. Raises ``SelectionError``."""
     spellings = model.objective.vocabulary.spell(list(range(len(logits))))
     known = [
         id_ for id_, spelled in enumerate(spellings) if spelled and spelled.lstrip(MARKS) == word.strip()

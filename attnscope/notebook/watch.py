@@ -1,4 +1,4 @@
-"""The figures of every head while a model is trained: of the batches that run anyway, or of probe texts."""
+"""The figures of every head during training: on the training batches, or on probe texts."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ FRAMEWORKS = {
     "lightning.pytorch": "Callback",
     "pytorch_lightning": "Callback",
 }
-"""Where each framework that calls back has its class for that."""
+"""The callback class of each training framework."""
 
 OnAlarm: TypeAlias = "Literal['warn', 'stop'] | Callable[[str], object]"
 
 
 class Alarmed(AttnscopeError):
-    """A head met the condition on which a run is to stop."""
+    """A head met the condition for stopping a run."""
 
 
 @dataclass(eq=False, kw_only=True)
 class TrainingLog(Display):
-    """What was measured at each step that was watched; in a notebook, curves of the heads that changed most.
+    """The measurements of each watched step; a notebook shows curves of the heads that changed most.
 
-    ``step`` counts the passes of the model in training mode, from 0; whoever counts otherwise may set it. Of
-    several processes the first one has the figures, and each has ``stopped``, the alarm that ends the run.
+    ``step`` counts the passes of the model in training mode, from 0; it may be set. Of several processes
+    the first one has the figures, and each has ``stopped``, the alarm that ends the run.
     """
 
     every: int = 100
@@ -61,12 +61,12 @@ class TrainingLog(Display):
     notes: list[str] = field(default_factory=list, init=False)
     alarms: list[str] = field(default_factory=list, init=False)
     stopped: str = field(default="", init=False)
-    _last: int | None = field(default=None, init=False)  # the step that was watched last
+    _last: int | None = field(default=None, init=False)  # the last watched step
     _conditions: list[tuple[Condition, ...]] = field(init=False)
     _probe: Corpus | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Refuse what could not be watched, before anything runs."""
+        """Refuse invalid settings before anything runs."""
         from attnscope.measures import MEASURES
         from attnscope.storage.corpus import ListedTexts, read_corpus
 
@@ -100,7 +100,7 @@ class TrainingLog(Display):
         return self._drawing().frame()
 
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write the curves, a file a measure."""
+        """Write the curves, one file per measure."""
         self._drawing().save(path, **options)
 
     def _repr_html_(self) -> str | None:
@@ -111,12 +111,12 @@ class TrainingLog(Display):
 
     @property
     def is_due(self) -> bool:
-        """Whether the step is one to watch, and was not watched yet."""
+        """Whether the step should be watched, and was not yet."""
         return self.step % self.every == 0 and self.step != self._last
 
     @contextmanager
     def measuring(self, model: nn.Module, batch: object) -> Iterator[None]:
-        """Measure the step: the probe texts before the block, or what the model attends to inside of it."""
+        """Measure the step: the probe texts before the block, or the model's attention inside it."""
         from attnscope.capture import recording
         from attnscope.measures import Measurement
 
@@ -144,7 +144,7 @@ class TrainingLog(Display):
         self._conclude(measured, notes)
 
     def _conclude(self, found: Measurement | Sequence[HeadFigures], notes: Sequence[str]) -> None:
-        """Add up what all processes measured; the first one keeps it, and says whether all are to stop."""
+        """Combine the measurements of all processes; the first one stores them, and says whether all stop."""
         from attnscope.measures import Measurement
 
         processes = joined_processes()
@@ -159,7 +159,7 @@ class TrainingLog(Display):
             self.stopped = processes.broadcast(self.stopped)
 
     def _add(self, heads: Sequence[HeadFigures], notes: Sequence[str]) -> None:
-        """Keep the figures of the step, write and report them, and raise alarms."""
+        """Store, write and report the figures of the step, and raise alarms."""
         from attnscope.questions.track import figures_of
 
         self.figures[self.step] = [figures_of(head, self.measures) for head in heads]
@@ -188,7 +188,7 @@ class TrainingLog(Display):
                 warnings.warn(said, stacklevel=2)
 
     def _find_alarms(self, heads: Sequence[HeadFigures]) -> Iterator[str]:
-        """What is wrong with heads: figures that are no numbers, and the conditions that each meets."""
+        """What is wrong with heads: NaN figures, and the conditions that each meets."""
         for head in heads:
             lost = [name for name, each in head.figures.items() if not isfinite(each.value)]
             if lost:
@@ -215,11 +215,11 @@ def watch(
     """Measure every head in one of ``every`` passes that a model makes in training mode inside the block.
 
     The batch that runs is measured, nothing is run twice; or else ``texts``, a list or a file, which the
-    model reads with its ``tokenizer`` as it predicts. Outputs, gradients and random numbers are what they are
-    without it; a compiled model runs uncompiled while it is watched. ``path`` gets a line of JSON a step,
-    ``report`` the figures by name, for any logger. ``alarm`` ("entropy < 0.05 or confidence > 0.99") warns of
-    each head that meets it, and of figures that are no numbers; ``on_alarm`` may be "stop", which ends the
-    run with ``Alarmed``, or a function of the sentence. Rows of padding count, and a batch is averaged. The
+    model reads with its ``tokenizer`` as it predicts. Outputs, gradients and random numbers do not
+    change; a compiled model runs uncompiled while it is watched. ``path`` gets one line of JSON per step,
+    ``report`` the figures by name, for any logger. ``alarm`` ("entropy < 0.05 or confidence > 0.99")
+    warns of each head that meets it, and of NaN figures; ``on_alarm`` may be "stop", which ends the run
+    with ``Alarmed``, or a function of the sentence. Rows of padding count, and a batch is averaged. The
     batches of several processes (torch.distributed) are added up, and the first one has the log.
 
     >>> with attnscope.watch(model, every=100, path="heads.jsonl") as log:
@@ -241,7 +241,7 @@ def watch(
 
 @contextmanager
 def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Iterator[None]:
-    """Let a log see each pass of a model in training mode, and count it as a step, while the block runs."""
+    """Show a log each pass of a model in training mode, counted as a step, while the block runs."""
     import torch
 
     if not hasattr(model, "_compiled_call_impl"):
@@ -287,7 +287,7 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
 
 
 def _require_whole_heads(model: nn.Module) -> None:
-    """Raise ``ModelError`` where each process has heads of its own, numbered from 0: sums would mix them."""
+    """Raise ``ModelError`` if each process has separate heads, numbered from 0: sums would mix them."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -305,9 +305,9 @@ def _require_whole_heads(model: nn.Module) -> None:
 def _probe(
     model: nn.Module, texts: Corpus, tokenizer: Any, measures: tuple[str, ...]
 ) -> tuple[Sequence[HeadFigures], Sequence[str]]:
-    """The figures of texts that a model reads as it predicts; it is then as before, and so is what is random.
+    """The figures of probe texts in eval mode; model and random state are restored.
 
-    Every process reads all of them: where a model's weights are shared out (FSDP), the others wait for it.
+    Every process reads all of them: with sharded weights (FSDP), the others wait for it.
     """
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -337,7 +337,7 @@ def _probe(
 
 
 def _ids(batch: Any) -> Tensor | None:
-    """The token ids of a batch, [text, token], where it names them or begins with them."""
+    """The token ids of a batch, [text, token], if it names them or begins with them."""
     import torch
 
     if isinstance(batch, Mapping):
@@ -349,7 +349,7 @@ def _ids(batch: Any) -> Tensor | None:
 
 
 def _tokens(ids: Tensor) -> list[tuple[Any, ...]]:
-    """The tokens of each text of a batch, by their numbers alone."""
+    """The tokens of each text of a batch, by number alone."""
     from attnscope.attention import Token
 
     return [tuple(Token(str(number), number) for number in text) for text in ids.tolist()]
@@ -372,7 +372,7 @@ def callback(*, every: int = 500, **options: Any) -> Any:
 
 
 class _Steps:
-    """What the trainers of both frameworks call at each step; a step that is not watched touches nothing."""
+    """The hooks of both frameworks' trainers; a step that is not watched touches nothing."""
 
     def __init__(self, log: TrainingLog) -> None:
         super().__init__()
@@ -380,7 +380,7 @@ class _Steps:
         self._block = ExitStack()  # what is open while a step is watched
 
     def _begin(self, folder: str | Path, step: int, tokenizer: Any) -> None:
-        """Settle what the user left open; a run that begins anew has a file of its own."""
+        """Set what the user left open; a new run starts a new file."""
         self.history.tokenizer = self.history.tokenizer or tokenizer
         if self.history.path is None and joined_processes().number == 0:
             self.history.path = path = Path(folder) / "heads.jsonl"
@@ -389,7 +389,7 @@ class _Steps:
                 path.unlink(missing_ok=True)
 
     def on_train_end(self, *given: Any, **more: Any) -> None:
-        """Leave nothing open, in either framework."""
+        """Close everything, in either framework."""
         self._block.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -405,7 +405,7 @@ class _Steps:
             self._block.enter_context(_called_by_way_of(self.history, more["model"], counting=False))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Leave the model as it was, and stop the run where an alarm asks for it."""
+        """Restore the model, and stop the run if an alarm asks for it."""
         self._block.close()
         control.should_training_stop |= bool(self.history.stopped)
 
@@ -427,7 +427,7 @@ class _Steps:
             self._block.enter_context(self.history.measuring(pl_module, batch))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Measure what the batch has run by now."""
+        """Measure what the batch has run so far."""
         self._block.close()
 
     def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
@@ -436,5 +436,5 @@ class _Steps:
         trainer.should_stop |= bool(self.history.stopped)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave nothing open behind a run that failed, and measure nothing of it."""
+        """Close everything after a failed run, without measuring."""
         self._block.__exit__(type(exception), exception, exception.__traceback__)

@@ -1,4 +1,4 @@
-"""Heads taken away: what changes in the predictions, and how much the loss rises over texts."""
+"""Ablated heads: what changes in the predictions, and the rise of the loss over texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from attnscope.text import per_cent, visible
 from attnscope.views.table import Cell, Column, Table
 
 LIKELIEST = 3
-"""Predictions that are named at each token."""
+"""Predictions named at each token."""
 
 
 Likeliest: TypeAlias = tuple[tuple[str, float], ...]
@@ -41,8 +41,8 @@ Likeliest: TypeAlias = tuple[tuple[str, float], ...]
 class Changed:
     """One prediction before and after: ``divergence`` is KL(before || after) in nats.
 
-    ``token`` is how the text has it and ``wanted`` how the vocabulary does. ``before`` and ``after`` are the
-    likeliest tokens with their probabilities, ``right`` the probabilities of the one that stands in the text.
+    ``token`` is its spelling in the text and ``wanted`` in the vocabulary. ``before`` and ``after`` are
+    the most likely tokens with their probabilities, ``right`` the probabilities of the text's own token.
     """
 
     token: Annotated[str, Meaning("the token in whose place it is made")]
@@ -56,7 +56,7 @@ class Changed:
 
 @record("heads removed (--head)", "ablate")
 class Ablation:
-    """What changed in a model's predictions, those that changed most first.
+    """What changed in a model's predictions, largest change first.
 
     ``divergence`` is the mean over the predictions, ``losses`` the mean cross-entropy before and after, in
     nats.
@@ -153,20 +153,20 @@ def measure_ablation(
     target: str | None = None,
     against: str | None = None,
 ) -> Intervention:
-    """Set the output of each head to zero in turn, and of all of them: what one prediction loses.
+    """Set the output of each head to zero in turn, and of all of them: the effect on one prediction.
 
-    Raises as ``ablate`` does, and as ``score_prediction`` for words that are not there.
+    Raises as ``ablate`` does, and as ``score_prediction`` for words that are not in the vocabulary.
     """
     words = target, against
     return intervene(model, prepared, take_away(), "set heads to zero", selection, heads, words)
 
 
 LISTED = 8
-"""Tokens whose prediction changed most that are listed."""
+"""Tokens listed whose prediction changed most."""
 
 
 def of_ablation(result: Ablation) -> Answer:
-    """The change on average, and the predictions that changed most."""
+    """The mean change, and the predictions that changed most."""
     (was, is_), named = result.losses, "the heads" if "," in result.head else "the head"
     lead = Table(
         (),
@@ -200,7 +200,7 @@ def of_ablation(result: Ablation) -> Answer:
 
 
 def _predictions(change: Changed, top: Likeliest) -> Cell:
-    """The likeliest tokens, each with its probability in per cent, the right one in bold and in brackets."""
+    """The most likely tokens with probabilities in per cent, the right one in bold and in brackets."""
     cell: list[tuple[str, str]] = []
     for token, share in top:
         right = token == change.wanted
@@ -225,17 +225,17 @@ def read_token(vocabulary: Vocabulary, id_: int) -> str:
 
 
 Way: TypeAlias = Literal["zero", "mean"]
-"""What stands in the place of a head that is taken away."""
+"""What replaces the output of an ablated head."""
 
 MEAN_TEXTS = 1000
-"""Texts at the beginning of a corpus over whose rows a head's mean output is taken."""
+"""Texts at the beginning of a corpus for the mean outputs of heads."""
 
 
 class Removals(HeadSums):
-    """Adds up the losses without each head, text by text: texts, tokens, tokens squared and the loss of all.
+    """Sums of the losses without each head, text by text: texts, tokens, tokens squared and the loss of all.
 
-    Of each head: the rise, its square, and its product with the tokens of its text. ``means`` are what stands
-    in the place of heads, by site [head, size]; zeros if there are none.
+    For each head: the rise, its square, and its product with the tokens of its text. ``means`` replace
+    the heads' outputs, by site [head, size]; zeros if there are none.
     """
 
     sizes = 4, 3
@@ -247,7 +247,7 @@ class Removals(HeadSums):
     def add(self, model: Model, prepared: ModelInput, labels: Labels, selection: Selection) -> None:
         """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
 
-        Raises ``ModelError`` for a model without an output head or with heads that cannot be taken away, and
+        Raises ``ModelError`` for a model without an output head or with heads that cannot be ablated, and
         ``InputError`` for a text with nothing to predict.
         """
         texts = predicted_side(labels)
@@ -272,7 +272,7 @@ class Removals(HeadSums):
     def _losses(
         self, model: Model, predictions: PredictionBatch, selection: Selection
     ) -> tuple[Tensor, dict[Head, Tensor]]:
-        """The loss of each prediction as it is, and without each head.  -> [target], by head [target]"""
+        """The loss of each prediction, and without each head.  -> [target], by head [target]"""
         ids = predictions.target_ids
 
         def loss() -> Tensor:
@@ -298,7 +298,7 @@ class Removals(HeadSums):
 
 
 def describe_way(way: Way | None) -> tuple[str, ...]:
-    """What stands in the place of a head, in words; nothing where none was taken away."""
+    """What replaces a head's output, in words; empty if none was ablated."""
     if way is None:
         return ()
     mean = f"its mean over the rows of the first {MEAN_TEXTS:,} texts"
@@ -308,7 +308,7 @@ def describe_way(way: Way | None) -> tuple[str, ...]:
 def corpus_means(
     model: Model, entries: Iterable[CorpusText], max_tokens: int | None, truncate: bool
 ) -> dict[Site, Tensor]:
-    """The mean output of every head over all rows of the first texts, as they are read to predict.
+    """The mean output of every head over all rows of the first texts, prepared as for prediction.
 
     -> by site [head, size]
     """

@@ -1,4 +1,4 @@
-"""What a prediction needs: each head changed alone, and all of them; edges taken out of heads."""
+"""What a prediction needs: each head changed alone, and all of them; edges cut from heads."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ from attnscope.views.heads import maps_by_kind, number
 from attnscope.views.table import Column, Table
 
 How: TypeAlias = Literal["renormalize", "zero", "mean"]
-"""Whether the other weights of a row make up for the cut ones, as behind a mask, or stay as they are.
+"""Whether the other weights of a row are renormalized, as after a mask, or stay.
 
-With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to zero."""
+With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to zero.
+"""
 
 LISTED = 8
 """Heads that are listed; the map and the numbers have all of them."""
 
 Columns: TypeAlias = Mapping[str, Callable[[Any], str]]
-"""The columns of a table: each with what it has of an entry."""
+"""The columns of a table: each with its part of an entry."""
 
 SAME = 1e-5
-"""Nats, or logits, by which two texts must differ for a share of the difference to mean anything."""
+"""Least difference between two texts, in nats or logits, for a share of it to mean anything."""
 
 
 @record("a head, changed alone")
@@ -76,9 +77,10 @@ class ScoreOutcome:
 
 @record("an intervention: each head changed alone, and all of them at once", "ablate", "cut", "patch")
 class Intervention(ScoreOutcome):
-    """What each head does to a prediction, the head that does most first.
+    """Each head's effect on a prediction, largest first.
 
-    ``together`` changes all of the heads in one pass. ``reference`` is the other text's score, for a patch.
+    ``together`` changes all of the heads in one pass. ``reference`` is the other text's score, for a
+    patch.
     """
 
     changed: Annotated[str, Meaning("what was changed")]
@@ -93,7 +95,7 @@ class Intervention(ScoreOutcome):
 
     @property
     def whole(self) -> float:
-        """What effects are shares of: the difference from the other text, where there is one."""
+        """The difference from the other text, if there is one; effects are shares of it."""
         return 1.0 if self.reference is None else self.reference - self.score
 
 
@@ -143,7 +145,7 @@ def subtract_scores(one: float, other: float) -> float:
 
 
 def average_effects(found: Sequence[Intervention], prediction: str, title: str) -> Intervention:
-    """The same over several texts: the sum of effects over the sum of what they are shares of.
+    """The same over several texts: the sum of effects over the sum of differences.
 
     The standard error of each head is that of such a ratio. Raises ``InputError`` for texts of which only
     some have a word against the target, or whose differences sum to nothing.
@@ -186,7 +188,7 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
 
 
 def sort_heads(heads: Iterable[ChangedHead]) -> tuple[ChangedHead, ...]:
-    """The head that does most first."""
+    """Largest effect first."""
     return tuple(sorted(heads, key=lambda each: -abs(each.effect)))
 
 
@@ -197,21 +199,21 @@ def _correlate(heads: Sequence[ChangedHead]) -> float | None:
 
 @dataclass(eq=False)
 class _EdgePairs:
-    """Observer: adds up the weights of the pairs that questions mean, by call and head."""
+    """Observer: sums the weights of the questions' pairs, by call and head."""
 
     questions: Sequence[Question]
     sums: dict[Site, Tensor] = field(default_factory=dict)  # [head, weights | pairs]
     _known: dict[tuple[Axis, Axis], Tensor | None] = field(default_factory=dict)
 
     def of(self, attention: Attention) -> Tensor | None:
-        """The pairs of a call, bool; ``None`` where there are none.  -> [query, key]"""
+        """The pairs of a call, bool; ``None`` if there are none.  -> [query, key]"""
         axes = attention.queries, attention.keys
         if axes not in self._known:
             self._known[axes] = find_pairs(self.questions, *axes)
         return self._known[axes]
 
     def observe(self, attention: Attention) -> None:
-        """Add the weights of a call that its mask does not close."""
+        """Add the unmasked weights of a call."""
         pairs = self.of(attention)
         if pairs is None:
             return
@@ -232,9 +234,9 @@ Means: TypeAlias = Mapping[Site, Tensor]
 def mean_weights(
     model: Model, texts: Iterable[ModelInput], questions: Sequence[Question]
 ) -> tuple[Means, int]:
-    """The mean weight of the pairs that questions mean in some texts, and how many texts have such pairs.
+    """The mean weight of the questions' pairs in some texts, and how many texts have such pairs.
 
-    Raises ``SelectionError`` if none of them has.
+    Raises ``SelectionError`` if none has any.
     """
     total, count = _EdgePairs(questions), 0
     for prepared in texts:
@@ -251,7 +253,7 @@ def mean_weights(
 
 
 def cut_edges(questions: Sequence[Question], how: How, means: Means | None = None) -> Change:
-    """Take the weights of some pairs of tokens out of every head, or set them to their means."""
+    """Cut the weights of some pairs of tokens from every head, or set them to their means."""
     known = _EdgePairs(questions)
 
     def change(number: int, attention: Attention) -> Made | None:
@@ -270,7 +272,7 @@ def cut_edges(questions: Sequence[Question], how: How, means: Means | None = Non
 
 
 def find_pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor | None:
-    """The pairs of tokens that are meant, bool; ``None`` where there are none.  -> [query, key]"""
+    """The pairs of tokens of the questions, bool; ``None`` if there are none.  -> [query, key]"""
     pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
     for question in questions:
         asked = ResolvedQuestion.of(question, queries, keys)
@@ -283,7 +285,7 @@ def find_pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tens
 
 
 def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: Tensor) -> Made | None:
-    """The rows of a block in which something is cut that may be looked at."""
+    """The rows of a block with a cut, unmasked pair."""
     rows = pairs[start : start + BLOCK].any(1).nonzero()[:, 0]
     if not len(rows):
         return None
@@ -304,7 +306,7 @@ def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: T
             at = attention.queries[first + int(picked[alone][0])]
             name = repr(at.text) if not isinstance(at, int) else f"token {at}"
             raise InputError(f"{name} has no other key to look at: pass --how zero")
-        # what a sink takes is no weight of a row, and stays in its sum
+        # a sink's share is not a weight of the row, and stays in its sum
         total = weights.sum(-1, keepdim=True)
         sink = torch.where((total - 1).abs() < SAME, 0, 1 - total)
         left = left / (left.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(left.dtype).tiny)
@@ -325,12 +327,12 @@ def cut(
     against: str | None = None,
     named: str = "",
 ) -> Intervention:
-    """Take edges out of each head in turn, and out of all of them.
+    """Cut edges from each head in turn, and from all of them.
 
-    ``renormalize`` is what a mask does before the softmax; ``zero`` drops the weights behind it, and ``mean``
-    sets them to each head's mean over the same edges in ``texts``. Raises ``SelectionError`` for an edge that
-    does not exist or is masked, ``ModelError`` for a model without an output head or whose heads cannot be
-    changed. ``named`` says what is cut in place of the questions.
+    ``renormalize`` acts like a mask before the softmax; ``zero`` drops the weights after it, and ``mean``
+    sets them to each head's mean over the same edges in ``texts``. Raises ``SelectionError`` for an edge
+    that does not exist or is masked, ``ModelError`` for a model without an output head or whose heads
+    cannot be changed. ``named`` says what is cut if not the questions.
     """
     means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(
@@ -358,9 +360,9 @@ def intervene(
     words: tuple[str | None, str | None],
     asked: Sequence[Question] = (),
 ) -> Intervention:
-    """Change each head in turn, and all of them: what the prediction of ``words`` loses.
+    """Change each head in turn, and all of them: the effect on the prediction of ``words``.
 
-    Raises ``SelectionError`` where nothing of what is ``asked`` is there to be changed.
+    Raises ``SelectionError`` if nothing that is ``asked`` can be changed.
     """
     require_texts(prepared)
     model.show_kinds(prepared)
@@ -376,7 +378,7 @@ def intervene(
 def tabulate_effects(
     result: ScoreOutcome, changed: str, columns: Columns, listed: Sequence[Any], lines: Sequence[str] = ()
 ) -> Table:
-    """The effects that are listed, under what was changed; a column is a name and its cell."""
+    """The listed effects, under what was changed; a column is a name and its cell."""
     score = [f"{result.unit} {result.score:.3f}"]
     if result.reference is not None:
         score.append(f"{result.reference:.3f} in the other text")
@@ -390,7 +392,7 @@ def tabulate_effects(
 
 
 def of_intervention(result: Intervention) -> Answer:
-    """The change in a line, the heads that do most, and a map of all heads a kind."""
+    """The change in a line, the heads with the largest effects, and a map of all heads per kind."""
     several = len({each.head.kind for each in result.heads}) > 1
     effect, lines = "effect" if result.reference is None else "recovered", []
     if result.together is not None:
@@ -422,7 +424,7 @@ def of_intervention(result: Intervention) -> Answer:
 
 
 def _more(result: Intervention) -> list[str]:
-    """What is known of the heads of some interventions alone."""
+    """Fields that only some interventions have."""
     return [
         name
         for name in ("error", "estimate")

@@ -1,7 +1,7 @@
 """A circuit: the few heads, and the edges between them, that a prediction needs.
 
-Of the edges with the largest scores (``edges.py``) as few are kept as bring back a share of the difference
-between two texts when all others carry what they carry in the other text. That share is run, not estimated.
+Keeps the fewest edges with the largest scores (``edges.py``) that restore a share of the difference
+between two texts while all other edges carry the other text's values. That share is run, not estimated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CircuitHead:
 
 @record("an edge of the circuit")
 class CircuitEdge:
-    """What one head gives on to a later one, or to the prediction."""
+    """What one head passes on to a later one, or to the prediction."""
 
     source: Annotated[str, Meaning("a head, or embeddings")]
     target: Annotated[str, Meaning("a later head, or prediction")]
@@ -62,7 +62,7 @@ class CircuitEdge:
 
 @record("a circuit", "circuit")
 class FoundCircuit(ScoreOutcome):
-    """The heads and edges that bring back a share of the difference between two texts."""
+    """The heads and edges that restore a share of the difference between two texts."""
 
     heads: Annotated[tuple[CircuitHead, ...], Meaning("its heads, by layer")]
     edges: Annotated[tuple[CircuitEdge, ...], Meaning("its edges, the one that carries most first")]
@@ -73,13 +73,13 @@ class FoundCircuit(ScoreOutcome):
     all_edges: Annotated[int, Meaning("the edges that carry anything")]
 
     def name(self, head: Head) -> str:
-        """The name of a head in the edges: with its kind where the model has several."""
+        """The name of a head in the edges: with its kind if the model has several."""
         ends = {end for each in self.edges for end in (each.source, each.target)}
         return str(head) if str(head) in ends else head.name
 
 
 def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> FoundCircuit:
-    """The smallest circuit that brings back the difference between texts, but for 1 - ``keep`` of it.
+    """The smallest circuit that restores ``keep`` of the difference between texts.
 
     Raises ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for a model
     without an output head or whose heads cannot be changed.

@@ -1,10 +1,10 @@
-"""What an edge between two heads carries, from one of two texts to the other: estimated, and run.
+"""The effect of each edge between two heads on the difference between two texts: estimated, and run.
 
 Edge attribution patching (Syed et al. 2023) with integrated gradients (Hanna et al. 2024). Nodes are the
-token embeddings, every head, and the prediction. An edge carries what a head gives on to a later one by the
-residual stream and the feed-forward parts; the attention between them is held. Its score is how far its
-source differs between the texts, times the slope of the prediction's score along the edge, on average over
-the straight way from one text's embeddings to the other's.
+token embeddings, every head, and the prediction. An edge carries a head's output to a later one through
+the residual stream and the feed-forward layers; attention in between is held constant. Its score is the
+difference of its source between the texts times the gradient of the prediction's score along the edge,
+averaged over the straight path from one text's embeddings to the other's.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from attnscope.questions.intervention import Made, Scored, put_heads, require_te
 from attnscope.questions.patching import TextPair
 
 STEPS = 5
-"""Points on the way from one text's embeddings to the other's at which slopes are taken."""
+"""Points on the path from one text's embeddings to the other's at which gradients are taken."""
 
 ROUNDING = 1e-4
-"""By how much a share may miss what is asked for."""
+"""Tolerance of a share."""
 
 PASSES = 4000
-"""Passes after which no more edges are tried for whether the circuit needs them."""
+"""Passes after which edges are no longer tested for being necessary."""
 
 Edge: TypeAlias = tuple[int, int]
 """Two nodes by number: 0 is the embeddings, then every head, last the prediction."""
@@ -43,7 +43,7 @@ Edge: TypeAlias = tuple[int, int]
 
 @contextmanager
 def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
-    """Let ``change`` see, and replace, what each embedding of a module gives while the block runs."""
+    """Let ``change`` see, and replace, the output of each embedding of a module while the block runs."""
     number = -1
 
     def hook(_: nn.Module, given: object, output: Tensor) -> Tensor | None:
@@ -59,7 +59,7 @@ def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor
 
 
 class SeenPass(NamedTuple):
-    """A pass as it is: its score, what embeddings and heads gave, and its attention calls."""
+    """An unchanged pass: its score, the outputs of embeddings and heads, and its attention calls."""
 
     score: float
     embeds: Sequence[Tensor]
@@ -88,7 +88,7 @@ class TwoTexts:
 
     @classmethod
     def of(cls, model: Model, pair: TextPair) -> TwoTexts:
-        """Run both texts. Raises ``InputError`` for texts that the prediction does not tell apart."""
+        """Run both texts. Raises ``InputError`` if the prediction does not differ between them."""
         require_texts(pair.clean, pair.corrupt)
         scored = Scored.of(model, pair.clean, pair.target, pair.against)
         made = cls(scored, SeenPass.run(scored), SeenPass.run(replace(scored, prepared=pair.corrupt)))
@@ -112,11 +112,11 @@ class TwoTexts:
 
     @property
     def whole(self) -> float:
-        """How far the texts' scores are apart."""
+        """The difference of the texts' scores."""
         return self.clean.score - self.corrupt.score
 
     def attribute(self) -> Array:
-        """The score of every edge, on average over ``STEPS``.  -> [node, node]"""
+        """The score of every edge, averaged over ``STEPS``.  -> [node, node]"""
         heads = self.heads
         count = 2 + sum(heads)
         first = [1 + sum(heads[:call]) for call in range(len(heads))]
@@ -125,7 +125,7 @@ class TwoTexts:
         apart = [one - other for one, other in zip(self.clean.given, self.corrupt.given, strict=True)]
 
         def add(node: int, slopes: Sequence[Tensor | None]) -> None:
-            """Add what a node gets, by the slopes of all that stands before it."""
+            """Add a node's incoming edges, by the gradients of all earlier nodes."""
             for change, slope in zip(moved, slopes, strict=False):
                 scores[0, node] += 0.0 if slope is None else float((change * slope).sum())
             for call, slope in enumerate(slopes[len(moved) :]):
@@ -168,9 +168,9 @@ class TwoTexts:
         return scores / STEPS
 
     def restored(self, edges: frozenset[Edge]) -> float:
-        """The score where these edges carry what the text gives, and all others what the other one does.
+        """The score if these edges carry the text's values, and all others the other text's.
 
-        A pass for each set of nodes that some node gets something from.
+        One pass for each set of source nodes.
         """
         places, last = self.places, 1 + len(self.places)
         given: dict[int, Tensor] = {}  # of the nodes of the circuit, [batch, query, size]
@@ -200,7 +200,7 @@ class TwoTexts:
         return float(passes[by_target.get(last, frozenset())][0])
 
     def without(self, nodes: Sequence[int]) -> float:
-        """The score of the text where some heads give what they give in the other one."""
+        """The score of the text with some heads' outputs from the other one."""
         changed: dict[int, tuple[Made, list[int]]] = {}
         for call, head in (self.places[node - 1] for node in nodes):
             made = Made(slice(None), self.corrupt.given[call].transpose(1, 2))
@@ -215,7 +215,7 @@ def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> 
 
 
 def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:
-    """What each node gets something from."""
+    """The sources of each node."""
     found: dict[int, set[int]] = {}
     for source, target in edges:
         found.setdefault(target, set()).add(source)
@@ -223,7 +223,7 @@ def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:
 
 
 def connected(edges: Sequence[Edge], last: int) -> frozenset[Edge]:
-    """Those of some edges that lie on a way from the embeddings to the prediction."""
+    """The edges that lie on a path from the embeddings to the prediction."""
     ahead, back = {0}, {last}
     for source, target in sorted(edges):
         if source in ahead:
@@ -241,9 +241,9 @@ def prune(
     keep: float,
     passes: Callable[[], int],
 ) -> frozenset[Edge]:
-    """As few edges, the largest first, as keep a share; then without each one that is not needed.
+    """The fewest edges, largest first, that keep a share; then without each one that is not needed.
 
-    What brings back more than all edges do misses by as much as what brings back less.
+    More than the full effect counts as a miss, too.
     """
 
     def enough(some: frozenset[Edge]) -> bool:

@@ -1,8 +1,8 @@
-"""Passes that are changed: heads give something else at some rows, each alone or several at once.
+"""Changed passes: heads give something else at some rows, one at a time or several at once.
 
-The layers of the first pass are kept: those before a change are not run again for any head. What heads give
-instead is known before the pass (zeros, means, what they gave in another pass), or comes from the formula
-that every picture is drawn from, so a weight that is cut before the softmax is one that a mask had closed.
+The layers of the first pass are kept: those before a change do not run again. New outputs are known
+before the pass (zeros, means, outputs of another pass), or come from the formula behind every picture, so
+that cutting a weight before the softmax equals masking it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BLOCK = 512
 
 
 class RanLayer(NamedTuple):
-    """One call of a layer: what it returned, and how many attention calls there were before and after it."""
+    """One call of a layer: its result, and the number of attention calls before and after it."""
 
     layer: str
     output: Any
@@ -52,12 +52,12 @@ class RanLayer(NamedTuple):
 
     @property
     def stack(self) -> str:
-        """The path of the list that it is in."""
+        """The path of its list."""
         return self.layer.rpartition(".")[0]
 
     @property
     def states(self) -> Tensor | None:
-        """What it returned first: the residual stream, of most models."""
+        """Its first result: in most models the residual stream."""
         return first_tensor(self.output)
 
     def with_states(self, changed: Tensor) -> RanLayer:
@@ -68,11 +68,11 @@ class RanLayer(NamedTuple):
 
 @dataclass(eq=False)
 class KeptLayers:
-    """What every layer of a pass returned, in the order in which they ran.
+    """The results of every layer of a pass, in order.
 
-    A layer that ended before an attention call returns the same whatever is done to that call; so it need not
-    run again. A layer is a module with a number that is in no other such module: ``encoder.layer.3``. What it
-    returns is copied whenever it is kept or given, as a model may write into it.
+    A layer that ended before an attention call returns the same whatever happens to that call, so it need
+    not run again. A layer is a module with a number that is in no other such module: ``encoder.layer.3``.
+    Its result is copied whenever it is stored or returned, as a model may write into it.
     """
 
     module: nn.Module
@@ -90,7 +90,7 @@ class KeptLayers:
 
     @contextmanager
     def keeping(self, count: Callable[[], int]) -> Iterator[None]:
-        """Keep what the layers return while the block runs; ``count`` tells the attention calls so far."""
+        """Store the layers' results while the block runs; ``count`` gives the attention calls so far."""
         self.ran.clear()
         inside = 0
 
@@ -113,11 +113,11 @@ class KeptLayers:
             yield
 
     def skipped(self, call: int) -> int:
-        """How many attention calls are left out where all layers before one call are given."""
+        """How many attention calls are skipped if all layers before one call are given."""
         return sum(ran.after - ran.before for ran in self._given(call))
 
     def verify(self, calls: Iterable[int], same: Callable[[], bool]) -> None:
-        """Forget what was kept unless passes that are given it end the ``same``: layers may keep more."""
+        """Forget the results unless passes that reuse them end the ``same``: layers may keep more state."""
         for count, call in {self.skipped(call): call for call in calls}.items():
             with self.giving(call):
                 kept = count == 0 or same()
@@ -126,13 +126,13 @@ class KeptLayers:
 
     @contextmanager
     def giving(self, call: int) -> Iterator[None]:
-        """Give what was kept of the layers that ended before an attention call, and run the others."""
+        """Return stored results for the layers that ended before an attention call, and run the others."""
         with self.giving_first(self._given(call)):
             yield
 
     @contextmanager
     def giving_first(self, ran: Sequence[RanLayer]) -> Iterator[None]:
-        """Give what these layers returned, the first ones that run, and run the others."""
+        """Return these results for the first layers, and run the others."""
         given = iter(ran)
 
         def give(name: str, forward: Forward) -> Forward:
@@ -153,7 +153,7 @@ class KeptLayers:
 
     @contextmanager
     def _forwards(self, make: Callable[[str, Forward], Forward]) -> Iterator[None]:
-        """Put another forward in the place of each layer's; nothing of it stays behind."""
+        """Replace each layer's forward during the block; nothing of it stays behind."""
         changed: list[tuple[nn.Module, Any]] = []
         try:
             for name in self.layers:
@@ -203,14 +203,14 @@ def attending_layers(model: Model, kept: KeptLayers, seen: Record) -> list[tuple
 
 
 Calls: TypeAlias = Mapping[Head, Sequence[int]]
-"""The attention calls of every head that is meant, by number."""
+"""The attention calls of every selected head, by number."""
 
 NEAR = 1e-3
-"""Nats by which a loss may differ when kept layers are given, not run: rounding is far below it."""
+"""Most nats by which a loss may differ when stored layers are reused; rounding is far below it."""
 
 
 def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -> Calls:
-    """The calls of each head that is meant: of ``heads``, or of all that are selected.
+    """The calls of each selected head: of ``heads``, or of all in the selection.
 
     Raises ``SelectionError`` for heads that do not exist.
     """
@@ -228,7 +228,7 @@ def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -
 
 
 class Made(NamedTuple):
-    """What the heads of one call give at some rows instead, and what they gave.  [batch, head, row, size]"""
+    """The new outputs of one call's heads at some rows, and the old ones.  [batch, head, row, size]"""
 
     rows: Tensor | slice  # [row]
     outputs: Tensor
@@ -236,11 +236,11 @@ class Made(NamedTuple):
 
 
 Change: TypeAlias = Callable[[int, Attention], "Made | None"]
-"""What becomes of an attention call of this number, as it is in a pass; ``None`` leaves it alone."""
+"""The change of an attention call of this number; ``None`` leaves it alone."""
 
 
 class Fixed(NamedTuple):
-    """What becomes of an attention call, by its number, site and heads: the same in every pass."""
+    """The change of an attention call, by number, site and heads: the same in every pass."""
 
     give: Callable[[int, Site, int], Made | None]
 
@@ -251,17 +251,17 @@ NOTHING = Fixed(lambda number, site, heads: None)
 
 @dataclass(eq=False)
 class Changes:
-    """Observer: makes the change of every call while the pass runs."""
+    """Observer: computes the change of every call while the pass runs."""
 
     change: Change
     made: list[Made | None] = field(default_factory=list)
 
     def observe(self, attention: Attention) -> None:
-        """Make the change of a call."""
+        """Compute the change of a call."""
         self.made.append(self.change(len(self.made), attention))
 
     def check(self, number: int, output: Tensor) -> Made | None:
-        """The change of the call that returned ``output``, [batch, query, head, size], which proves it."""
+        """The change of the call that returned ``output``, [batch, query, head, size], after a check."""
         if number >= len(self.made):
             raise ModelError("this attention is known only after its layer has run, and cannot be changed")
         made = self.made[number]
@@ -281,13 +281,13 @@ class Changes:
 
 
 def mix_rows(read: RowSource, values: Tensor, first: int, count: int) -> Tensor:
-    """What the heads give at the rows from ``first`` on, ``count`` being all.  -> [batch, head, row, size]"""
+    """The heads' outputs at the rows from ``first`` on, out of ``count``.  -> [batch, head, row, size]"""
     blocks = (read.rows(at, min(at + BLOCK, count), None) for at in range(first, count, BLOCK))
     return torch.cat([mix(block, values) for block in blocks], 2)
 
 
 def mixed_values(attention: Attention) -> Tensor:
-    """What the heads of a call mixed. Raises ``ModelError`` where nobody saw it."""
+    """The value vectors of a call. Raises ``ModelError`` if they were not seen."""
     values = attention.values
     if values is None or values.shape[2] != len(attention.keys):
         raise ModelError(f"{attention.site.name} cannot be changed: the values that it mixes are not known")
@@ -297,7 +297,7 @@ def mixed_values(attention: Attention) -> Tensor:
 def change_together(
     model: Model, prepared: ModelInput, predict: Callable[[], Tensor], change: Change, calls: Calls
 ) -> Tensor:
-    """What ``predict`` gives with several heads changed in one pass, each as it then is."""
+    """The result of ``predict`` with several heads changed in one pass, each given the earlier changes."""
     changes, chosen = Changes(change), heads_by_call(calls)
 
     def edit(number: int, output: Tensor) -> Tensor | None:
@@ -331,17 +331,17 @@ def put_heads(
 
 @dataclass(frozen=True, eq=False)
 class PlainPass:
-    """A pass as it is, whose layers are kept, and the same with heads changed."""
+    """An unchanged pass with its layers stored, and the same with heads changed."""
 
     model: Model
     prepared: ModelInput
     predict: Callable[[], Tensor]
     change: Change | Fixed
     before: Tensor
-    calls: Calls  # of the heads that are meant
+    calls: Calls  # of the selected heads
     kept: KeptLayers
     record: Record
-    made: Sequence[Made | None]  # of each call: what its heads are to give
+    made: Sequence[Made | None]  # for each call, its heads' new outputs
 
     @classmethod
     def run(
@@ -356,9 +356,10 @@ class PlainPass:
         keep: Edit = lambda number, output: None,
         observers: Sequence[Observer] = (),
     ) -> PlainPass:
-        """Run ``predict`` and find the heads that are meant: those of ``heads``, or all that are selected.
+        """Run ``predict`` and find the selected heads: those of ``heads``, or all in the selection.
 
-        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
+        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not
+        exist.
         """
         kept, made = KeptLayers(model.module), list[Made | None]()
         changes = None if isinstance(change, Fixed) else Changes(change)
@@ -387,14 +388,14 @@ class PlainPass:
         return [each.site for each in self.record.sites]
 
     def verify(self, calls: Iterable[int]) -> None:
-        """Give no layers before these calls unless that changes nothing."""
+        """Reuse no layers before these calls unless that changes nothing."""
         self.kept.verify(calls, lambda: torch.allclose(self.predict(), self.before, atol=NEAR, rtol=0))
 
     @contextmanager
     def edited_from(self, call: int, edit: Edit) -> Iterator[int]:
-        """Run layers from that of an attention call on; ``edit`` counts calls as a whole pass does.
+        """Run from the layer of an attention call on; ``edit`` numbers calls as in a full pass.
 
-        The number of calls that are left out is given.
+        Yields the number of skipped calls.
         """
         skipped = self.kept.skipped(call)
         with self.kept.giving(call), edited(lambda number, output: edit(number + skipped, output)):
@@ -403,7 +404,7 @@ class PlainPass:
     def changed(self, calls: Calls) -> Tensor:
         """The prediction with some heads changed in one pass.
 
-        What changes first is as in the first pass, as nothing before it differs: no layer before it runs.
+        No layer before the first change runs: nothing differs there.
         """
         chosen = {
             call: (made, heads)
@@ -429,7 +430,7 @@ class Effect:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A prediction whose score is asked for again, in passes that are changed."""
+    """A prediction whose score is recomputed in changed passes."""
 
     model: Model
     prepared: ModelInput
@@ -468,7 +469,7 @@ class Scored:
         return "log-probability" if self.prediction.against is None else "logit difference"
 
     def score(self, logits: Tensor) -> Tensor:
-        """The log-probability of the prediction, or how far its logit is above the other word's."""
+        """The log-probability of the prediction, or its logit minus the other word's."""
         chosen, against = self.prediction.chosen, self.prediction.against
         return logits.log_softmax(-1)[chosen] if against is None else logits[chosen] - logits[against]
 
@@ -481,7 +482,7 @@ class Scored:
 
 
 class Swept(NamedTuple):
-    """A prediction as it is, what becomes of it with each head changed alone, and with all at once."""
+    """A prediction, and the effects of changing each head alone, and all at once."""
 
     before: Tensor
     heads: Mapping[Head, Effect]
@@ -490,7 +491,7 @@ class Swept(NamedTuple):
 
 
 def sweep_heads(scored: Scored, change: Change | Fixed, selection: Selection, heads: Sequence[Head]) -> Swept:
-    """Change every head alone, and all of them at once; no head is found where nothing is changed."""
+    """Change every head alone, and all of them at once; heads without a change are left out."""
     first = PlainPass.run(scored.model, scored.prepared, scored.logits, selection, heads, change)
     if not any(first.made[call] for mine in first.calls.values() for call in mine):
         return Swept(first.before, {}, None, first.record)
@@ -498,7 +499,7 @@ def sweep_heads(scored: Scored, change: Change | Fixed, selection: Selection, he
 
 
 def sweep_calls(scored: Scored, first: PlainPass, calls: Calls, run: Callable[[Calls], Tensor]) -> Swept:
-    """The effect of each head, and of all of them, where ``run`` predicts with some heads changed."""
+    """The effect of each head, and of all of them; ``run`` predicts with some heads changed."""
     found = dict[Head, Effect]()
     for done, (head, mine) in enumerate(calls.items()):
         tell("head", done + 1, len(calls))
@@ -508,7 +509,7 @@ def sweep_calls(scored: Scored, first: PlainPass, calls: Calls, run: Callable[[C
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Let errors in the block say which text they are about."""
+    """Name the text in errors of the block."""
     try:
         yield
     except (InputError, SelectionError) as error:

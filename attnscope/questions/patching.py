@@ -1,4 +1,4 @@
-"""What a head carries from one text into another: its output, or a part of it, put into the other pass."""
+"""Patching: a head's output in one text, or a part of it, put into the pass of another text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, quote_text
 
 What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]
-"""What of a head is put into another pass."""
+"""What can be patched."""
 
 PARTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "output": ("outputs", ()),
@@ -49,29 +49,29 @@ PARTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "v": ("values", ("value",)),
     "pattern": ("weights", ("query", "key")),
 }
-"""What each is in words, and which terms of the call it is."""
+"""Each in words, and the terms of the call that it is."""
 
 LOGITS = "logits"
-"""What a path leads to if not to a head."""
+"""The end of a path that leads to no head."""
 
 
 @dataclass(frozen=True, eq=False)
 class TextPair:
-    """A text, another one that differs in what the prediction hangs on, and the prediction."""
+    """A text, another one that differs in what decides the prediction, and the prediction."""
 
     clean: ModelInput
     corrupt: ModelInput
     target: str | None = None
     against: str | None = None
-    where: str = ""  # among several pairs: what an error begins with
+    where: str = ""  # among several pairs: the beginning of error messages
 
 
 def read_pairs(
     table: str, read: Callable[[str], ModelInput], target: str | None = None, against: str | None = None
 ) -> list[TextPair]:
-    """A pair a line, with tabs between: the text, the other one, and its own target and other word.
+    """One tab-separated pair per line: the text, the other one, optionally a target and another word.
 
-    Raises ``InputError`` for a line that has no two texts.
+    Raises ``InputError`` for a line without two texts.
     """
     pairs: list[TextPair] = []
     for number, line in enumerate(table.splitlines(), 1):
@@ -92,7 +92,7 @@ def read_pairs(
 
 
 class Receiver(NamedTuple):
-    """Where a path ends: in some of what a head receives, or at the output without a head."""
+    """The end of a path: some input of a head, or the output without a head."""
 
     head: Head | None
     named: str = ""
@@ -100,7 +100,7 @@ class Receiver(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Receiver:
-        """``logits``, or a head and what of it: ``L9H9:q``. Raises ``SelectionError``."""
+        """``logits``, or a head and its input: ``L9H9:q``. Raises ``SelectionError``."""
         name, _, part = text.partition(":")
         if name.strip() == LOGITS and not part:
             return cls(None)
@@ -112,7 +112,7 @@ class Receiver(NamedTuple):
         return LOGITS if self.head is None else f"{self.head}:{self.named}"
 
     def call(self, sites: Sequence[Site]) -> int:
-        """The number of its call; behind the last one for the output. Raises ``SelectionError``."""
+        """The number of its call; after the last one for the output. Raises ``SelectionError``."""
         if self.head is None:
             return len(sites)
         asked = Selection(self.head)
@@ -124,7 +124,7 @@ class Receiver(NamedTuple):
 
 @dataclass(eq=False)
 class _Calls:
-    """Observer: keeps what every call received."""
+    """Observer: stores every call's arguments."""
 
     calls: list[AttentionCall] = field(default_factory=list)
 
@@ -141,13 +141,13 @@ def _call(attention: Attention) -> AttentionCall:
 
 
 def _mixed(call: AttentionCall) -> Tensor:
-    """What every head of a call gives.  -> [batch, head, query, size]"""
+    """The output of every head of a call.  -> [batch, head, query, size]"""
     return mix_rows(ScoredRows(call), call.value, 0, call.query.shape[2])
 
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """The pass of one text, which is kept, and the text into whose pass its heads are put."""
+    """The stored pass of one text, and the text into whose pass its heads are put."""
 
     base: Scored
     donor: Scored
@@ -165,7 +165,7 @@ class _Pair:
         return cls(base, donor, reference, outputs, calls.calls)
 
     def change(self, what: What) -> Change | Fixed:
-        """Give every head what it had in the other pass: all of its output, or a part of what makes it."""
+        """Give every head its value from the other pass: its whole output, or a part of its computation."""
 
         def give(number: int, site: Site, heads: int) -> Made:
             if number >= len(self.outputs):
@@ -194,13 +194,13 @@ def patch(
     fast: bool = False,
     exact: bool = False,
 ) -> Intervention:
-    """Put each head of one text into the pass of the other: how much of the difference comes with it.
+    """Put each head of one text into the pass of the other: how much of the difference it restores.
 
-    The prediction is that of the clean text. Its heads go into the pass of the corrupt one, or the other way
-    with ``noise``. Over several pairs the effect is the share of the sum of differences. With ``to``, only
-    what a head changes there is put into the pass, all other heads being as they are (path patching, Wang et
-    al. 2022). ``fast`` estimates the effects of outputs from one gradient (with ``exact``: beside them).
-    Raises ``InputError`` for texts of different lengths or with the same score.
+    The prediction is that of the clean text. Its heads go into the pass of the corrupt one, or the other
+    way with ``noise``. Over several pairs the effect is the share of the sum of differences. With ``to``,
+    only a head's effect on that receiver is put into the pass, with all other heads unchanged (path
+    patching, Wang et al. 2022). ``fast`` estimates the effects of outputs from one gradient (with
+    ``exact``: beside them). Raises ``InputError`` for texts of different lengths or with the same score.
     """
     selection = selection or Selection()
     found = []
@@ -224,7 +224,7 @@ def _patch_pair(
     noise: bool,
     ways: tuple[bool, bool],
 ) -> Intervention:
-    """What every head does in one pair; ``ways``: estimated, exact beside the estimate."""
+    """The effect of every head in one pair; ``ways``: estimated, or exact beside the estimate."""
     require_texts(pair.clean, pair.corrupt)
     fast, exact = ways
     with torch.no_grad(), model.threads(pair.clean):
@@ -250,7 +250,7 @@ def _patch_pair(
 
 
 def _estimate(pair: _Pair, selection: Selection, heads: Sequence[Head]) -> Swept:
-    """The effect of each head's output from one gradient: the slope of the score times the difference."""
+    """The effect of each head's output from one gradient: gradient of the score times the difference."""
     scored, added, mine = pair.base, list[Tensor](), list[Tensor]()
 
     def add(number: int, output: Tensor) -> Tensor:
@@ -274,9 +274,9 @@ def _estimate(pair: _Pair, selection: Selection, heads: Sequence[Head]) -> Swept
 
 
 def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequence[Head]) -> Swept:
-    """What each head does through one receiver alone, all other heads giving what they gave.
+    """The effect of each head through one receiver alone, with all other heads frozen.
 
-    One pass tells what the receiver then gets, and another one what becomes of the prediction.
+    One pass gives the receiver's new input, and another one its effect on the prediction.
     """
     scored, received, outputs = pair.base, _Calls(), list[Tensor]()
 

@@ -1,6 +1,7 @@
-"""Where in a text a prediction is decided: the residual stream of one text put into the pass of the other.
+"""Where in a text a prediction is decided: residual stream states of one text put into the pass of the other.
 
-Causal tracing (Meng et al. 2022): after each layer, the state of one token is that of the other text.
+Causal tracing (Meng et al. 2022): after each layer, the state of one token is replaced by that of the
+other text.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ COLUMNS = "kind", "layer", "position", "token", "effect", "score", "divergence"
 
 @record("a layer's residual stream at a token, patched alone")
 class PatchedToken(Effect):
-    """A prediction after the state of one token behind one layer was put there from another text."""
+    """A prediction after one token's state after one layer was replaced."""
 
     kind: Annotated[Kind, Meaning("the side of the model")]
     layer: Annotated[int, Meaning("the layer behind which it is patched")]
@@ -49,18 +50,18 @@ class PatchedToken(Effect):
 
 @record("the residual stream patched token by token (--by token)", "patch")
 class TokenTrace(ScoreOutcome):
-    """How much of the difference between two texts each token's state holds behind each layer."""
+    """How much of the difference between two texts each token's state holds after each layer."""
 
     changed: Annotated[str, Meaning("what was changed")]
     tokens: Annotated[tuple[PatchedToken, ...], Meaning("every token behind every layer, in their order")]
 
 
 def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenTrace:
-    """Put the state of each token behind each layer into the pass of the other text, one at a time.
+    """Put the state of each token after each layer into the pass of the other text, one at a time.
 
     States of ``pair.clean`` go into the pass of ``pair.corrupt``, or the other way with ``noise``. Raises
-    ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for layers that do
-    not give one state a token.
+    ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for layers that
+    do not return one state per token.
     """
     require_texts(pair.clean, pair.corrupt)
     donor, base = (pair.corrupt, pair.clean) if noise else (pair.clean, pair.corrupt)
@@ -106,9 +107,9 @@ def _patch_layer(
     before: Tensor,
     there: Tensor | None,
 ) -> Iterator[Tensor]:
-    """The prediction with each token's state behind a layer from the other pass.
+    """The prediction with each token's state after a layer taken from the other pass.
 
-    With all of them it is that of the other pass, ``there``, where a model has no other side.
+    With all of them it is the other pass's, ``there``, if the model has a single side.
     """
     name, ran, states, theirs = scored.model.name, kept.ran[at], kept.ran[at].states, other.states
     if states is None or theirs is None or {s[..., 0].numel() for s in (states, theirs)} != {length}:
@@ -139,7 +140,7 @@ def _label(mine: Axis, others: Axis, position: int) -> str:
 
 
 def of_trace(result: TokenTrace) -> Answer:
-    """The states that bring back most, and a map of tokens × layers for each side of the model."""
+    """The states that restore most, and a map of tokens × layers for each side of the model."""
     maps = _maps(result)
     several = len(maps) > 1
     most = sorted(result.tokens, key=lambda each: -abs(each.effect))[:LISTED]

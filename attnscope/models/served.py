@@ -41,38 +41,38 @@ from attnscope.storage.trace.layout import (
 from attnscope.text import clean
 
 PART = re.compile(r"(.*)[./:_](q|k|query|key)(?:_(?:states|rot|out|output))?", re.DOTALL)
-"""How tensors are called: the module, and which of the two it is."""
+"""Tensor names: the module, and query or key."""
 
 NUMBERED = ("layers", "layer", "h", "blocks", "block", "blk")
-"""What stands before the number of a layer."""
+"""What precedes the number of a layer."""
 
 AROUND = {"model", "transformer", "decoder", "language", "module"}
-"""Names of modules around the layers: what else stands before them names a request."""
+"""Names of modules around the layers: any other prefix names a request."""
 
 LONGEST_NAME, MOST = 200, 1 << 20
-"""Letters of a name that is looked at, and tokens of a request."""
+"""Most letters of a name that is parsed, and most tokens of a request."""
 
 IDS = ("input_ids", "token_ids", "ids")
-"""What servers call the ids of the tokens."""
+"""Servers' names for the token ids."""
 
 ENDS = {"q": ("cu_seqlens", "cu_seqlens_q", "query_start_loc"), "k": ("cu_seqlens_k", "cu_seqlens_kv")}
-"""What they call the places where the requests of a packed batch begin and end."""
+"""Servers' names for where the requests of a packed batch begin and end."""
 
 LAYOUTS = {"token head size": (1, 0, 2), "head token size": (0, 1, 2), "token width": (1, 0, 2)}
 """Possible layouts of a tensor, and its axes as [head, token, size] once a width is split into heads."""
 
 MOST_IDS = 1 << 31
-"""Ids of a vocabulary."""
+"""Most ids of a vocabulary."""
 
 UNSEEN = {"gpt_oss": "attention sinks", "bloom": "ALiBi", "mpt": "ALiBi"}
-"""Types of models whose rows depend on more than queries and keys, and on what."""
+"""Model types whose rows depend on more than queries and keys, and on what."""
 
 TURNED = frozenset({
     "arcee", "cohere", "ernie4_5", "gemma", "gemma2", "glm", "glm4", "granite", "granitemoe", "helium",
     "llama", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3",
     "qwen3_moe", "seed_oss", "starcoder2",
 })  # fmt: skip
-"""Types of models that turn the whole queries and keys of every layer alike."""
+"""Model types that rotate the whole queries and keys of every layer alike."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Shape:
 
     @staticmethod
     def of(config: Any) -> Shape:
-        """That of a config of transformers, of its text. Raises ``ValueError`` where it takes more."""
+        """From a transformers config, of its text model. Raises ``ValueError`` if more is needed."""
 
         def say(*names: str) -> Any:
             return next((found for name in names if (found := getattr(config, name, None))), None)
@@ -109,7 +109,7 @@ class Shape:
         )
 
     def first(self, layer: int, positions: Array) -> Array | None:
-        """The first key that each position of a layer sees, where that is not the first of all."""
+        """The first key that each position of a layer sees, if not always the first of all."""
         kind = (self.kinds or ("sliding_attention",) * (layer + 1))[layer:][:1]
         if kind == ("sliding_attention",) and self.window:
             return (positions + 1 - self.window).clip(0)
@@ -119,9 +119,9 @@ class Shape:
 
 
 def rotary_of(config: Any) -> Callable[[Array, int], Array]:
-    """The rotary embedding that the code of a model has, of states from a position on.  [head, token, size]
+    """The model code's rotary embedding, applied to states from a position on.  [head, token, size]
 
-    Raises ``ValueError`` where it cannot be had alone.
+    Raises ``ValueError`` if it cannot be separated from the model.
     """
     import torch
     from transformers import AutoModel
@@ -148,7 +148,7 @@ def rotary_of(config: Any) -> Callable[[Array, int], Array]:
 
 
 class TensorName(NamedTuple):
-    """What the name of a tensor says."""
+    """What a tensor's name says."""
 
     request: str
     layer: int
@@ -170,7 +170,7 @@ class ServedArrays(Mapping[str, Array]):
     file: TensorFile
     layout: str
     slices: Mapping[str, Slice]
-    turn: Callable[[Array, int], Array] | None  # the rotary embedding, where that is still to be applied
+    turn: Callable[[Array, int], Array] | None  # the rotary embedding, if still to be applied
     masks: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class ServedArrays(Mapping[str, Array]):
 
 
 def _laid_out(layout: str, sizes: Sequence[int], heads: int | None) -> tuple[int, int, int] | None:
-    """The numbers of heads, tokens and a head's size in a tensor, if it may lie so."""
+    """The numbers of heads, tokens and head size of a tensor, if it fits this layout."""
     axes = 2 if layout == "token width" else 3
     if len(sizes) < axes or any(size != 1 for size in sizes[:-axes]) or 0 in sizes:
         return None
@@ -240,7 +240,7 @@ def is_served(path: Path) -> bool:
 
 
 def _place(name: str) -> TensorName | None:
-    """Where a tensor of that name belongs, if it is queries or keys: the request, the layer and the part."""
+    """The request, layer and part of a tensor of that name, if it is queries or keys."""
     found = PART.fullmatch(name) if len(name) <= LONGEST_NAME else None
     path = re.split(r"[./:_]", found[1]) if found else []
     numbers = [at for at, each in enumerate(path) if re.fullmatch(r"\d{1,4}", each, re.ASCII)]
@@ -289,7 +289,7 @@ def open_served(
 
 
 def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, slice]:
-    """The pass of a request, and which of all keys are its own. Raises ``ValueError``."""
+    """The pass of a request, and which of all keys belong to it. Raises ``ValueError``."""
     shape = Shape() if config is None else Shape.of(config)
     pairs, bounds = _choose(file, request)
     metadata, assumed = file.metadata, []
@@ -329,7 +329,7 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
     lengths = set()
     for pair in pairs.values():
         counts = {}
-        for part in "kq":  # keys first: the last query stands at the last of them
+        for part in "kq":  # from the keys' end: the last query is at the last key
             laid = _laid_out(layout, file.entries[pair[part]].shape, heads[part])
             if laid is None:
                 raise ValueError(f"its tensor {pair[part]!r:.60} does not lie as {layout}")
@@ -379,7 +379,7 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
 
 
 def _count(metadata: Mapping[str, str], name: str) -> int | None:
-    """A number of heads that metadata says. Raises ``ValueError`` for what is none."""
+    """A number of heads from metadata. Raises ``ValueError`` for anything else."""
     told = metadata.get(name)
     if told is not None and not re.fullmatch(r"[1-9]\d{0,4}", told, re.ASCII):
         raise ValueError(f"its {name} is {told!r:.40}, not a number")
@@ -389,7 +389,7 @@ def _count(metadata: Mapping[str, str], name: str) -> int | None:
 def _layouts(
     sizes: Mapping[str, Sequence[int]], heads: Mapping[str, int | None], total: int | None
 ) -> list[str]:
-    """The layouts that a pair of queries and keys may have, the usual one first; ``total`` keys if known."""
+    """The possible layouts of a pair of queries and keys, the usual one first; ``total`` keys if known."""
     order = sorted(LAYOUTS, key=lambda each: (each != "head token size") == (len(sizes["q"]) > 3))
     fitting = []
     for layout in order:
@@ -400,7 +400,7 @@ def _layouts(
 
 
 def _ends(file: TensorFile, names: Sequence[str]) -> list[int] | None:
-    """Where requests begin and end, if the file says. Raises ``ValueError`` for what says it not."""
+    """Where requests begin and end, if the file says. Raises ``ValueError`` for invalid values."""
     name = next((name for name in names if name in file), None)
     if name is None:
         return None

@@ -76,7 +76,7 @@ MeanOutputs: TypeAlias = Mapping[Site, Tensor]
 
 
 def take_away(means: MeanOutputs | None = None) -> Fixed:
-    """Zeros in the place of what heads give, or their means."""
+    """Replace heads' outputs by zeros, or by their means."""
 
     def give(number: int, site: Site, heads: int) -> Made:
         mean = torch.zeros(heads, 1) if means is None else means[site]
@@ -86,11 +86,11 @@ def take_away(means: MeanOutputs | None = None) -> Fixed:
 
 
 def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Head] = ()) -> Ablation:
-    """Ask the model for its predictions as it is, and with the output of one or more heads set to zero.
+    """Compare the model's predictions with and without the output of one or more heads.
 
-    A causal model predicts each next token; a masked one each token, hidden in turns. Raises
-    ``ModelError`` for a model without an output head or whose heads cannot be gated, ``SelectionError`` for
-    a head that does not exist, ``InputError`` for a text with nothing to predict.
+    A causal model predicts each next token; a masked one each token in turn. Raises ``ModelError`` for a
+    model without an output head or whose heads cannot be gated, ``SelectionError`` for a head that does
+    not exist, ``InputError`` for a text with nothing to predict.
     """
     selection = selection_of(asked)
     heads = heads or [head for head in [selection.head] if head is not None]

@@ -1,14 +1,14 @@
 """Hand-written attention: follow the result of a softmax until it weighs values.
 
 A softmax is attention when its result, through views, permutations, slices, casts, dropout and
-element-wise masks, is one side of a product with something that is no parameter. A router's softmax
-picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there. Gates do
-(the kernels of a dynamic convolution, the mixing of parallel streams), which ``lineage/standing.py`` tells
-from weights of tokens. A layer that mixes heads behind the softmax leaves weights that may be negative: no
-distribution, which the record names in the place of a picture.
+element-wise masks, is one side of a product with something other than a parameter. A router's softmax
+picks experts, an output head's is returned, an indexer's ranks keys: none of them qualifies. Gates do
+(the kernels of a dynamic convolution, the mixing of parallel streams); ``lineage/standing.py`` separates
+them from weights over tokens. A layer that mixes heads after the softmax gives weights that may be
+negative: not a distribution, so the record names it instead of showing it.
 
-The weights reported are that operand of the product: what values were truly weighted with. The masked keys
-come from the softmax's input (see ``masked_keys``).
+The reported weights are that operand of the product: what the values were actually weighted with. Masked
+keys come from the softmax's input (see ``masked_keys``).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Trails(Tracker):
             self._trails[result] = Trail(path, masked, shapes, softmax=self._softmaxes)
 
     def _carry_on(self, seen: Seen) -> None:
-        """Carry the first followed argument on to the result of a harmless function."""
+        """Carry the first followed argument over to the result of a harmless function."""
         args, result = seen.args, seen.result
         if not self._trails:
             return

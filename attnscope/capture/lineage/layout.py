@@ -24,7 +24,7 @@ from attnscope.capture.lineage.nodes import (
 from attnscope.capture.rows.weighing import Weighing
 
 Order: TypeAlias = Literal["order", "another order", "texts", "one position", "unknown"]
-"""How positions stand in a row: all of a text in order or another order, of several texts, or all at one."""
+"""The order of positions in a row: in order, in another order, of several texts, or all equal."""
 
 UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
 """Exceptions of a function that can move numbers but not labels."""
@@ -246,9 +246,9 @@ def is_constant(labels: Tensor, axis: int) -> bool:
 
 
 def order_of(row: Tensor, node: Node, several: bool) -> Order:
-    """How a row of positions stands; unknown, too, if it holds a part of those of a text.
+    """The order of positions in a row; unknown if it holds only part of a text's.
 
-    Of ``several`` texts it may hold one position each.
+    Texts are only told apart if there are ``several``.
     """
     if bool(((row <= 0) | (row % 1 != 0)).any()):
         return "unknown"
@@ -265,7 +265,7 @@ def order_of(row: Tensor, node: Node, several: bool) -> Order:
 
 
 def in_order(row: Tensor) -> bool:
-    """Whether positions ascend, those of each beginning in one stretch."""
+    """Whether positions ascend, those of each root in one stretch."""
     number = row // STRETCH
     steps = number.diff() == 0
     if bool((row < 0).any()) or int((~steps).sum()) + 1 != len(torch.unique(number)):

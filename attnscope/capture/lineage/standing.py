@@ -36,7 +36,7 @@ class Standing:
 
 
 def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
-    """What weights weigh, as far as their lineage tells; what they made is placed by it, too."""
+    """What weights weigh, as far as their lineage tells; sets the origin of their product, too."""
     origin, weights = lineage.of(weighing.operand), weighing.weights
     trail = weighing.trail
     if origin is None or trail.mixed or trail.signed or is_mapped(weights):
@@ -45,7 +45,7 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     if origin.right is not None:
         unmade = weighed is None and weighing.weighed is not None
         return Standing(tokens=not (unmade and _weigh_distances(origin.node, weighing)))
-    # no product of queries and keys began these
+    # not from a product of queries and keys
     if weights.numel() > MOST or weights.shape[-1] < 2:
         return Standing(tokens=False)
     try:
@@ -59,7 +59,7 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
         return Standing(tokens=False)
     made = lineage.of(result)
     if (not stands.tokens or stands.learned) and made is not None and made.right is not None:
-        # what was mixed at one position stands where the values do, what learned queries mixed nowhere
+        # a mix within one position keeps the values' origin; a mix by learned queries has none
         sides = [side for side in (made.node, made.right) if isinstance(side, Contracted)]
         place = None if stands.learned or weighed is None else weighed.node
         lineage.place(result, next((side for side in sides if side.parent is place), None))
@@ -67,10 +67,10 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
 
 
 def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> QueryKeyOrigin | None:
-    """Where [batch, head, position, size] comes from, if its axes hold other things than a function said.
+    """The origin of [batch, head, position, size] if its axes are not what the function says.
 
-    More than the texts in that of the batch, or in that of positions channels, texts, or tokens in another
-    order than they were given; else None.
+    More than texts in the batch axis; or channels, texts or reordered tokens in the position axis.
+    Otherwise None.
     """
     texts, batch = lineage.texts, len(query)
     doubt, rows = bool(texts) and batch > texts[0] and batch not in texts, set()

@@ -48,7 +48,7 @@ class Reading(Protocol):
 
 
 class RowObserver(ABC):
-    """What reads rows in their order: by itself, or those that others read, too."""
+    """Reads rows in order, alone or together with other observers."""
 
     @abstractmethod
     def begin(self, attention: Attention) -> Reading | None:
@@ -228,11 +228,11 @@ def cells(most: int) -> Callable[[Attention], Axes]:
 
 
 class CellReading:
-    """One call, its rows added up as they come: tensors, or arrays where the attention has those.
+    """One call, its rows summed as they come: tensors, or arrays if the attention has arrays.
 
-    ``down`` averages queries, [row, query], and ``across`` adds up keys, [column, key]; ``None`` leaves them.
-    Rows that are not ``wanted`` count for nothing. At the end, ``keep`` is given the cells, which are open,
-    and how many weights were no finite numbers.
+    ``down`` averages queries, [row, query], and ``across`` sums keys, [column, key]; ``None`` leaves
+    them. Rows that are not ``wanted`` do not count. At the end, ``keep`` gets the cells, which of them
+    are open, and the number of NaN or infinite weights.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Rows:
 class Sampled:
     """Rows of every head of one attention call.
 
-    ``broken`` counts the weights that were not finite numbers; they count as 0.
+    ``broken`` is the number of NaN or infinite weights; they count as 0.
     """
 
     site: Site

@@ -1,9 +1,9 @@
 """Attention that a module computes in chunks (windows, blocks), put at its true keys.
 
-A module of that sort takes several softmaxes a call, over few keys each, and lays them out in ways that no
-reader of tensors can tell. So its class is known by name (``layouts``), what it computes is noted while it
-runs, and when it ends its layout says which key every weight belongs to. Rows are spread out when they are
-read; what is held meanwhile is what the module itself computed.
+Such a module runs several softmaxes per call, over few keys each, in axes that shapes do not explain. So
+its class is known by name (``layouts``), its computations are recorded, and when it ends its layout says
+which key every weight belongs to. Rows are expanded when they are read; until then only the module's own
+results are held.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def lay_out_pegasus(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Lai
 
 
 def lay_out_reformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
-    """Rows over all keys at once, of a text of one chunk; None for chunks, and a step of a generation."""
+    """Rows over all keys of a text of one chunk; None for several chunks, and for a generation step."""
     (batch, count, _), softmax = given[0].shape, notes.softmaxes[0] if notes.softmaxes else None
     if softmax is None or softmax.weights.ndim != 4 or softmax.weights.shape[-2:] != (count, count):
         return None

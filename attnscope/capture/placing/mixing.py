@@ -249,7 +249,7 @@ def _without_copies(*labels: Tensor) -> list[Tensor]:
 
 
 def _was_moved(node: Node | None, by: Collection[str], past_layers: bool = False) -> bool:
-    """Whether functions ``by`` moved entries since the last product, or since the last of two states."""
+    """Whether functions ``by`` moved entries since the last product, or the last one of two states."""
     while isinstance(node, Moved) or (past_layers and isinstance(node, Contracted) and node.channels):
         if isinstance(node, Contracted):
             node = node.parent

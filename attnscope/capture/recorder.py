@@ -69,7 +69,7 @@ class Recorder(Pass):
     ) -> None:
         super().__init__()
         self.trace = trace
-        self.is_known = trace is not None and trace.trusted  # as is settled at the end; no tracker is told
+        self.is_known = trace is not None and trace.trusted  # settled at the end; not shown to trackers
         self.model, self.observers, self.fused = model, observers, fused
         self.record = Record()
         self.guard = Guard(self.record, lambda: self.owner)

@@ -341,7 +341,7 @@ def split_asked(words: list[str] | None, source: TextNamed, what: str) -> tuple[
     words = words or []
     texts = [each for each in words if not is_question(each)]
     if not (texts or source.names_one) and len(words) > 1:
-        texts = words[-1:]  # a text with an arrow in it: otherwise there is none
+        texts = words[-1:]  # a text with an arrow in it; otherwise no text
     refuse(len(texts) == len(words), "ASKED", f"name {what}, the arrow written as ->: 'it -> cat'")
     several = len(texts) > 1 or (texts and source.text is not None)
     refuse(several, "ASKED", f"give one text; {what} has an arrow, ->")

@@ -1,4 +1,4 @@
-"""Runs over many texts: batches of equal length, shared among threads and processes, and how far they are."""
+"""Runs over many texts: batches of equal length, shared among threads and processes, with progress."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from attnscope.storage.corpus import CorpusText
 from attnscope.storage.gold import GoldText
 
 NAMED = 3
-"""Places of texts that were left out which a note names."""
+"""Places of omitted texts that a note names."""
 
 
 @dataclass
 class Progress:
-    """How far a run is: ``done`` in the corpus's own unit, ``entries`` read of it, and what they held.
+    """How far a run is: ``done`` in the corpus's own unit, ``entries`` read, and notes on them.
 
     The fused pass computed ``taken`` of ``calls`` of attention. ``skipped`` texts could not be read;
-    ``places`` says where the first of them stand. ``cut`` texts were longer than the model reads, ``unknown``
-    tokens are none of its vocabulary, which spells them as ``lacks``, ``notes`` says what else was done to
-    texts, ``layout`` is what ran, in words. ``batches`` of the next window are
-    counted already.
+    ``places`` has the first of them. ``cut`` texts were longer than the model reads, ``unknown`` tokens
+    are not in its vocabulary, which spells them as ``lacks``, ``notes`` are other notes on texts,
+    ``layout`` is what ran, in words. ``batches`` of the next window are already counted.
     """
 
     done: int = 0
@@ -60,7 +59,7 @@ class Progress:
         self.places = (*self.places, where)[:NAMED]
 
     def note(self, notes: Sequence[str]) -> None:
-        """Count a text that was cut, and unknown tokens; keep whatever else a model says of a text, once."""
+        """Count a text that was cut, and unknown tokens; keep each other note once."""
         for note in notes:
             unknown = read_unknown(note)
             if note.startswith("cut:"):
@@ -73,7 +72,7 @@ class Progress:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What was noted, and how many texts were skipped or cut, in words."""
+        """The notes, and how many texts were skipped or cut, in words."""
         notes = [*self.notes]
         notes += [say_unknown(self.unknown, self.tokens, spelling) for spelling in self.lacks]
         if self.skipped:
@@ -87,7 +86,7 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """What a file says. Raises ``ValueError`` if that is nothing like it."""
+        """The progress from a file. Raises ``ValueError`` for anything else."""
         found: Progress = read(cls, state)
         negative = any(isinstance(each, int) and each < 0 for each in vars(found).values())
         if negative or len(found.layout) not in (0, 2):
@@ -101,12 +100,12 @@ def _texts(count: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRun:
-    """A run stops after ``limit`` texts, and reads of each at most ``max_tokens``.
+    """A run stops after ``limit`` texts, and reads at most ``max_tokens`` of each.
 
-    ``truncate`` cuts a text that is longer than the model's positions. One that cannot be read is skipped
-    and its place passed to ``report``, or raises ``InputError`` if ``strict``. ``watch`` is told after every
-    batch how far the run is. ``checkpoint`` names a file that keeps the sums, written every ``EVERY`` seconds
-    and after every window; a run that finds it goes on from there to bit-identical sums.
+    ``truncate`` cuts a text that is longer than the model's positions. An unreadable one is skipped and
+    its place passed to ``report``, or raises ``InputError`` if ``strict``. ``watch`` gets the progress
+    after every batch. ``checkpoint`` names a file for the sums, written every ``EVERY`` seconds and after
+    every window; a run that finds it resumes to bit-identical sums.
     """
 
     limit: int | None = None
@@ -121,10 +120,10 @@ class CorpusRun:
 
 WINDOW_TEXTS = 8192
 WINDOW_CHARACTERS = 1 << 20
-"""Texts among which equal lengths are looked for, whichever is reached first; so many are held at once."""
+"""Texts per window, among which equal lengths are batched, limited by number and size."""
 
 BATCH_TOKENS = 4096
-"""Tokens that go through a model together: enough to keep the processor busy, few enough for its caches."""
+"""Tokens per pass: enough to keep the processor busy, few enough for its caches."""
 
 
 Item = TypeVar("Item", CorpusText, GoldText)
@@ -138,11 +137,11 @@ class Batch(NamedTuple):
     labels: Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
     texts: int
     tokens: int
-    numbers: Sequence[int] = ()  # of the texts, among those that were put into batches
+    numbers: Sequence[int] = ()  # of the texts that were put into batches
 
 
 def windows(entries: Iterable[Item]) -> Iterator[list[Item]]:
-    """Cut a stream of texts where enough are together."""
+    """Split a stream of texts into windows."""
     window: list[Item] = []
     characters = 0
     for entry in entries:
@@ -156,7 +155,7 @@ def windows(entries: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
-    """The texts in batches, the longest texts first; the same texts always make the same batches."""
+    """The texts in batches, longest first; the same texts always make the same batches."""
     alike: dict[tuple[object, ...], list[tuple[int, ModelInput]]] = {}
     for number, one in enumerate(prepared):
         shapes = [(name, tensor.shape) for name, tensor in one.inputs.items()]
@@ -199,8 +198,8 @@ Result = TypeVar("Result")
 def workers(model: Model) -> int:
     """How many batches may go through a model at a time.
 
-    Small batches leave threads inside of torch's operations little to share, so each thread takes batches of
-    its own, if the model is on the CPU and keeps nothing of a pass.
+    Small batches give torch's inner threads little to do, so each thread takes its own batches, if the
+    model is on the CPU and stores nothing during a pass.
     """
     import torch
 
@@ -210,9 +209,9 @@ def workers(model: Model) -> int:
 def in_order(
     work: Callable[[Work], Result], items: Sequence[Work], threads: int
 ) -> Generator[Result, None, None]:
-    """The results of ``work``, done by threads with one thread inside each, in the order of the items.
+    """The results of ``work``, computed by threads with one inner thread each, in the order of the items.
 
-    An error comes out where its result would; what has not begun by then never does.
+    An error is raised at its place in that order; items not yet begun are dropped.
     """
     import torch
 
@@ -231,10 +230,10 @@ def in_order(
 
 
 ROUND = 4
-"""Batches of each of several processes after which these bring together what they have."""
+"""Batches per process after which several processes combine their sums."""
 
 EVERY = 20.0
-"""Seconds after which the sums are written again, at the latest when the batches that run have ended."""
+"""Seconds after which the sums are saved again, once the running batches have ended."""
 
 
 class ReadText(NamedTuple, Generic[Item]):
@@ -250,18 +249,18 @@ class TextSource(Protocol[Text_co]):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for people."""
 
     def fingerprint(self) -> str:
-        """What tells it from others."""
+        """Identifies the corpus."""
 
     def entries(self) -> Iterator[Text_co]:
-        """The texts one after the other, the same at every call."""
+        """The texts one by one, the same on every call."""
 
 
 @dataclass
 class CorpusWork(ABC, Generic[Item]):
-    """One pass over many texts: what stays the same from batch to batch, and the sums so far in ``total``."""
+    """One pass over many texts: what all batches share, and the sums so far in ``total``."""
 
     model: Model
     source: TextSource[Item]
@@ -282,22 +281,22 @@ class CorpusWork(ABC, Generic[Item]):
 
     @abstractmethod
     def add(self, share: Any) -> None:
-        """Add it, in the order of the batches whatever the number of processes."""
+        """Add it, in the order of the batches, whatever the number of processes."""
 
     def inputs(self, entries: Sequence[Item]) -> list[tuple[str, ...]]:
-        """What the model is given of each text."""
+        """The model's input for each text."""
         return [(entry.text,) for entry in entries]
 
     def ask(self, texts: Sequence[ReadText[Item]]) -> Any:
-        """What is asked of a batch, settled in the order of the batches before any of them runs."""
+        """The work on a batch, determined in the order of the batches before any of them runs."""
 
     def walk(self, asked: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
-        """Put every text through the model once, and go on from a checkpoint if there is one.
+        """Put every text through the model once, resuming from a checkpoint if there is one.
 
-        ``asked`` tells this run from others on the same model and heads, ``restore`` makes sums of what their
-        ``state`` wrote down. Only ``windows`` of texts are held at once. Raises ``InputError`` if no text can
-        be read. Started by torchrun, the processes share the batches of each window, and each has the sums of
-        all: the same batches, added in the same order, so the sums are bit-identical.
+        ``asked`` identifies this run among others on the same model and heads, ``restore`` makes sums
+        from their saved ``state``. Only one window of texts is in memory. Raises ``InputError`` if no
+        text can be read. Started by torchrun, the processes share the batches of each window, and each
+        has the sums of all: the same batches, added in the same order, so the sums are bit-identical.
         """
         run, model = self.run, self.model
         identity = {
@@ -338,8 +337,8 @@ class CorpusWork(ABC, Generic[Item]):
     def _window(self, window: list[Item], processes: Processes) -> Iterator[Progress]:
         """Do this process's share of a window.
 
-        Yields, whenever the sums have more batches, how far they are: as a run says that begins with the
-        window again and leaves those batches out.
+        Yields the progress whenever the sums have more batches: in a form that begins with the window
+        again and skips those batches.
         """
         progress, begun = self.progress, replace(self.progress)
         read = list(self._read(window, processes))
@@ -380,7 +379,7 @@ class CorpusWork(ABC, Generic[Item]):
         yield progress
 
     def _read(self, window: Sequence[Item], processes: Processes) -> Iterator[ReadText[Item]]:
-        """The texts of a window as the model reads them, without those that it cannot read."""
+        """The texts of a window as the model reads them, without unreadable ones."""
         inputs = self.inputs([entry for entry in window if not entry.fault])
         read = self.model.prepare_chats if self.run.chat else self.model.prepare_all
         made = iter(read(inputs, max_tokens=self.run.max_tokens, truncate=self.run.truncate))

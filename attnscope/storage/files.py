@@ -88,7 +88,7 @@ def require_regular(path: Path) -> None:
 def reading(path: Path, what: str) -> Iterator[None]:
     """Read an untrusted file: whatever its reader raises becomes an ``InputError``.
 
-    Running out of memory is reported by whoever sets that limit.
+    Out-of-memory errors pass through.
     """
     try:
         require_regular(path)

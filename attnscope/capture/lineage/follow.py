@@ -109,7 +109,7 @@ class Lineage(Tracker):
             self._reduce(seen)
         elif name == "pad":
             given = seen.given("input", "pad", "mode")
-            if given.get("mode", "constant") == "constant":  # otherwise it repeats what stands at the ends
+            if given.get("mode", "constant") == "constant":  # otherwise it repeats the ends
                 self._move(seen, (given["input"], given["pad"]), {})
         elif name not in MIXING:
             self._keep(seen)

@@ -373,7 +373,7 @@ class SpeechModel(HuggingFaceModel):
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
         extractor, config = self._extractor, self.module.config
-        # inputs that the processor of a type needs: a mask wherever the extractor has one by itself
+        # inputs that the processor of a type needs: a mask if the extractor has one
         masks = getattr(extractor, "return_attention_mask", True) is not False
         named = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
         both = {**({"return_attention_mask": True} if masks else {}), **(named or {})}

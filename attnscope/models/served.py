@@ -220,6 +220,8 @@ def open_file(
     ``model`` and ``request`` only apply to a server's file. Raises ``InputError``.
     """
     path = Path(path)
+    if not path.exists():
+        raise InputError(f"no such file: {path}")
     if path.suffix.lower() == ".safetensors" and is_served(path):
         return open_served(path, labels, model, request)
     if model is not None or request is not None:

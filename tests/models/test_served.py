@@ -294,6 +294,11 @@ def test_names_of_requests_may_hold_numbers(served, tmp_path):
         np.testing.assert_allclose(found.weights(Head("L2H1")), weights[2][1], atol=1e-6)
 
 
+def test_a_file_that_is_not_there_is_said_to_be_missing(served, tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        open_file(tmp_path / "qk.safetensors", None, str(served[0]))
+
+
 def test_two_tensors_of_one_part_are_refused(served, tmp_path):
     folder, model, texts = served
     parts = lay_out(model, texts[0][0], "token head size", "applied")

@@ -37,12 +37,11 @@ def recording(
 ) -> Iterator[Record]:
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
-    ``axes`` labels the queries and keys of a kind of attention where the lengths agree; elsewhere the
-    axes are bare positions. The model's own kernels run untouched: its outputs are bit-identical,
-    including those of torch's fused encoder layers (see ``hooks/fast_path``). The exception is ``fused``:
-    a fused pass computes the calls that it can, with the statistics of their rows, and the record says
-    why the kernel ran for the others. Put the model into ``eval`` and open ``torch.inference_mode`` as
-    for any other pass.
+    ``axes`` labels the queries and keys of a kind of attention where the lengths agree; elsewhere the axes
+    are bare positions. The model's own kernels run untouched: its outputs are bit-identical, including those
+    of torch's fused encoder layers (see ``hooks/fast_path``). The exception is ``fused``: a fused pass
+    computes the calls that it can, with the statistics of their rows, and the record says why the kernel ran
+    for the others. Put the model into ``eval`` and open ``torch.inference_mode`` as for any other pass.
 
     What ``torch.compile`` made runs uncompiled during the block, on every thread, and stays compiled. The
     record says so in ``changes`` if a module or an attending function is compiled.

@@ -41,11 +41,10 @@ def tolerance(dtype: object) -> float:
 class CallFacts:
     """What is known about one attention call, from its capture to its record.
 
-    ``offset`` is the position of query 0 among the keys, None if unknown or without one. ``window`` is
-    the sliding window passed to the kernel, None without one. ``refusal`` says why the fused pass left
-    this call to the kernel, None if it did not or was not asked. ``difference`` is the largest error of a
-    few rows of weights × values against the kernel's output, relative to the largest value; None if
-    nothing was compared.
+    ``offset`` is the position of query 0 among the keys, None if unknown or without one. ``window`` is the
+    sliding window passed to the kernel, None without one. ``refusal`` says why the fused pass left this call
+    to the kernel, None if it did not or was not asked. ``difference`` is the largest error of a few rows of
+    weights × values against the kernel's output, relative to the largest value; None if nothing was compared.
     """
 
     source: Annotated[Source, Meaning("where the weights come from")]
@@ -151,11 +150,10 @@ class Failure:
 class Record:
     """Every attention call of a recording in the order they ran, the layers without, and what failed.
 
-    ``changes`` are sentences on what ran differently than without a recording, or may be missing.
-    ``calls`` are the paths of the modules at which something was captured, added immediately (single
-    heads separately); ``query_axes`` the axis of the queries in each product of weights and values, None
-    for a kernel. ``places`` are the modules to which each sentence in ``changes`` applies, with a detail
-    of each.
+    ``changes`` are sentences on what ran differently than without a recording, or may be missing. ``calls``
+    are the paths of the modules at which something was captured, added immediately (single heads separately);
+    ``query_axes`` the axis of the queries in each product of weights and values, None for a kernel.
+    ``places`` are the modules to which each sentence in ``changes`` applies, with a detail of each.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)

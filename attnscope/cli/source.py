@@ -139,10 +139,9 @@ class SourceInput:
     ) -> tuple[Model, ModelInput]:
         """The model, and the prepared input. Raises ``AttnscopeError``.
 
-        ``cached``: with the pass of a small input, for commands that only read heads and their figures.
-        If the pass is in the cache, no model is loaded; ``kind`` says how a long text is measured.
-        ``saving``: the title goes into a file, without the time of the pass. ``load`` replaces
-        ``self.load``.
+        ``cached``: with the pass of a small input, for commands that only read heads and their figures. If
+        the pass is in the cache, no model is loaded; ``kind`` says how a long text is measured. ``saving``:
+        the title goes into a file, without the time of the pass. ``load`` replaces ``self.load``.
         """
         if predicting or not cached:
             model = self.load(predicting=predicting)

@@ -76,8 +76,7 @@ def progress_bar(*, remaining: bool = True) -> Iterator[Draw | None]:
 def _live_progress() -> Iterator[Progress | None]:
     """A spinner and words on standard error that disappear afterwards; ``None`` without a terminal.
 
-    What a model's own code prints meanwhile goes to standard error: standard output is only for the
-    answer.
+    What a model's own code prints meanwhile goes to standard error: standard output is only for the answer.
     """
     with ExitStack() as stack:
         bar = None

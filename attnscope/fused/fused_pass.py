@@ -1,10 +1,9 @@
 """The fused pass: computes a layer's output and its heads' figures together, in place of the kernel.
 
 Tiles do not pay for short texts. There torch's own kernel computes a map of every head: a kernel sums
-whatever it is given as values, so each value vector is extended by a one-hot vector of its key's cell,
-and a row's output ends in its attention to each cell. Queries and keys are padded with zeros, which
-change no score. At 512 tokens and ten cells this adds three tenths of the kernel's time; tiles would
-double it.
+whatever it is given as values, so each value vector is extended by a one-hot vector of its key's cell, and a
+row's output ends in its attention to each cell. Queries and keys are padded with zeros, which change no
+score. At 512 tokens and ten cells this adds three tenths of the kernel's time; tiles would double it.
 """
 
 from __future__ import annotations

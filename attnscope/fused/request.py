@@ -36,11 +36,10 @@ class Request:
 
     ``at`` asks for the weight on one key of every row: a function of the rows' positions gives that key's
     number, ``[row] -> [row]``, or -1 for none; ``heavier`` also counts the keys of the row with a greater
-    weight than that one. ``gaps`` asks for weights summed over all rows, each times a factor: a function
-    of how far the key lies ahead of its row. ``pairs`` asks for the weights on pairs with equal labels,
-    ``cells`` for a map of every head: a number of nearly equal cells per side, or the positions where
-    cells begin and end on both sides. ``map_alone`` asks for the map alone, without the statistics of
-    every row.
+    weight than that one. ``gaps`` asks for weights summed over all rows, each times a factor: a function of
+    how far the key lies ahead of its row. ``pairs`` asks for the weights on pairs with equal labels,
+    ``cells`` for a map of every head: a number of nearly equal cells per side, or the positions where cells
+    begin and end on both sides. ``map_alone`` asks for the map alone, without the statistics of every row.
     """
 
     at: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)

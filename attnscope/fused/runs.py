@@ -18,9 +18,8 @@ def digest(tensor: Tensor) -> tuple[object, ...]:
     """Shape, type and two numbers that differ where contents do, at memory speed.
 
     The bytes are 64-bit words in rows of ``WORDS``. One number sums all words, each times a random odd
-    number, modulo 2⁶⁴; the other does the same with the high halves of the columns' sums, because
-    differences in high bits barely change a product. Axes along which a tensor only repeats itself are
-    read once.
+    number, modulo 2⁶⁴; the other does the same with the high halves of the columns' sums, because differences
+    in high bits barely change a product. Axes along which a tensor only repeats itself are read once.
     """
     shape = tuple(tensor.shape)
     for axis, step in enumerate(tensor.stride()):

@@ -155,9 +155,8 @@ Weigh = Callable[[HeadInputs, TileBlock, BlockRequest, Figures, Tensor, Tensor],
 def scripted() -> Weigh:
     """``weigh`` compiled by TorchScript; the Python function where torch cannot compile it.
 
-    torch warns that TorchScript will be removed one day, and promises nothing from Python 3.14 on.
-    Nothing else frees threads from Python's global lock; without it they wait. The numbers are the same
-    either way.
+    torch warns that TorchScript will be removed one day, and promises nothing from Python 3.14 on. Nothing
+    else frees threads from Python's global lock; without it they wait. The numbers are the same either way.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

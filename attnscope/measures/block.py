@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 class TokenFacts:
     """What measures need to know about the tokens along one axis, of one or several texts.
 
-    ``ids`` and ``names`` are int64, the others bool or int64, each ``[text, token]``; one text serves a
-    whole batch. ``names`` identifies special tokens by their text, see ``number_of``; it is -1 for all
-    others. ``patches``, ``[text, token, 3]``, has picture, row and column, -1 for tokens that are not
-    patches.
+    ``ids`` and ``names`` are int64, the others bool or int64, each ``[text, token]``; one text serves a whole
+    batch. ``names`` identifies special tokens by their text, see ``number_of``; it is -1 for all others.
+    ``patches``, ``[text, token, 3]``, has picture, row and column, -1 for tokens that are not patches.
     """
 
     ids: Tensor

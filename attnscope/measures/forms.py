@@ -1,9 +1,8 @@
 """Forms of measures: each turns one small function into a measure of rows and of the fused pass's statistics.
 
-``of_block`` measures rows of weights, ``of_statistics`` the fused pass's statistics, each with the
-baseline: for a block, by measuring a block with even attention; for statistics, in closed form, because
-there the open keys of a row are one run, and the count of anything inside a run is a difference of
-running counts.
+``of_block`` measures rows of weights, ``of_statistics`` the fused pass's statistics, each with the baseline:
+for a block, by measuring a block with even attention; for statistics, in closed form, because there the open
+keys of a row are one run, and the count of anything inside a run is a difference of running counts.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ class KeySum(NamedTuple):
 class Total(NamedTuple):
     """A measure summed over the rows that count, with the values of rows with one open key apart.
 
-    ``value`` is ``[batch, head]``, ``counts`` (bool) and ``baseline`` are ``[batch or 1, 1, row]``,
-    ``lone`` is ``[batch or 1, head or 1, row]``: the values of rows with one open key, arbitrary for
-    others.
+    ``value`` is ``[batch, head]``, ``counts`` (bool) and ``baseline`` are ``[batch or 1, 1, row]``, ``lone``
+    is ``[batch or 1, head or 1, row]``: the values of rows with one open key, arbitrary for others.
     """
 
     value: Tensor

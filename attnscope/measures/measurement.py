@@ -158,10 +158,9 @@ Texts: TypeAlias = "Sequence[Sequence[Token]]"
 class Measurement(RowObserver):
     """Measures every head that it observes, in blocks of rows, and adds up over texts.
 
-    ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); heads have roles
-    only if all of ``ROLE_MEASURES`` are among them. Every call of ``observe`` counts ``batch`` texts of
-    that site. All sums are float64, whatever type the model runs in. ``rows`` limits each call to some
-    rows.
+    ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); heads have roles only
+    if all of ``ROLE_MEASURES`` are among them. Every call of ``observe`` counts ``batch`` texts of that site.
+    All sums are float64, whatever type the model runs in. ``rows`` limits each call to some rows.
     """
 
     rows: range | None = None

@@ -193,8 +193,7 @@ def by_zeroing(values: Values) -> Amounts:
 def by_gradient(values: Values, slopes: Tensor) -> Amounts:
     """What raises a score: weight times gradient, where positive.
 
-    ``slopes`` are the gradients of the score with respect to each head's output, [batch, head, query,
-    size].
+    ``slopes`` are the gradients of the score with respect to each head's output, [batch, head, query, size].
     """
 
     def amounts(rows: Tensor, which: slice, heads: list[int] | slice) -> Tensor:

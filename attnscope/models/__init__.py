@@ -35,14 +35,13 @@ def load(
 ) -> Model:
     """Load a model by name.
 
-    ``name`` is ``own`` or ``own-causal`` (the bundled encoders), a folder that attnscope saved, a folder
-    with a Hugging Face model, a hub id, or ``FILE.py:NAME`` or ``package.module:NAME`` for a module of
-    your own: that runs the file, and the module reads token ids of the model named ``tokenizer``.
-    ``device`` is auto, cpu, cuda or mps (auto takes the fastest), ``dtype`` one of ``DTYPES`` (auto keeps
-    the type of the stored weights). Code in a model's folder runs only with ``trust_remote_code``,
-    pickled weights load only with ``allow_pickle``. ``generative`` loads the language-model head of a
-    Hugging Face model, for ``Model.generate``; ``predicting`` the head that it was trained with, for head
-    importance and ablation.
+    ``name`` is ``own`` or ``own-causal`` (the bundled encoders), a folder that attnscope saved, a folder with
+    a Hugging Face model, a hub id, or ``FILE.py:NAME`` or ``package.module:NAME`` for a module of your own:
+    that runs the file, and the module reads token ids of the model named ``tokenizer``. ``device`` is auto,
+    cpu, cuda or mps (auto takes the fastest), ``dtype`` one of ``DTYPES`` (auto keeps the type of the stored
+    weights). Code in a model's folder runs only with ``trust_remote_code``, pickled weights load only with
+    ``allow_pickle``. ``generative`` loads the language-model head of a Hugging Face model, for
+    ``Model.generate``; ``predicting`` the head that it was trained with, for head importance and ablation.
 
     ``device_map`` spreads a Hugging Face model that is too large for one device over all devices and the
     disk ("auto", "balanced", "sequential", or a device for every module). Raises ``ModelError``.

@@ -95,14 +95,13 @@ class Chat:
 class ModelInput:
     """A text, an image or tensors as a model reads them.
 
-    ``inputs`` are keyword arguments of the model's forward, ``axes`` label the queries and keys of every
-    kind of attention, ``tokens`` is the text itself, ``notes`` say what was done to it (cut, joined),
-    ``settings`` are further keyword arguments, ``arguments`` positional ones. ``replay`` holds a recorded
-    generation or a trace: then nothing runs again, and ``figures`` (and ``words``, with pieces of words
-    merged) come from the trace. ``arrays`` is a short trace with NumPy rows, for views without torch.
-    ``pictures`` are the images, ``heard`` the sound, ``entry`` the method to call instead of the whole
-    forward. ``written`` is the number of the first generated token, if any. ``text`` is the plain text,
-    ``messages`` are those of a chat.
+    ``inputs`` are keyword arguments of the model's forward, ``axes`` label the queries and keys of every kind
+    of attention, ``tokens`` is the text itself, ``notes`` say what was done to it (cut, joined), ``settings``
+    are further keyword arguments, ``arguments`` positional ones. ``replay`` holds a recorded generation or a
+    trace: then nothing runs again, and ``figures`` (and ``words``, with pieces of words merged) come from the
+    trace. ``arrays`` is a short trace with NumPy rows, for views without torch. ``pictures`` are the images,
+    ``heard`` the sound, ``entry`` the method to call instead of the whole forward. ``written`` is the number
+    of the first generated token, if any. ``text`` is the plain text, ``messages`` are those of a chat.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]

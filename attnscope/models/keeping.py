@@ -282,8 +282,7 @@ def axes_of_texts(
 ) -> dict[Kind, tuple[Axis, Axis]]:
     """Texts as the axes of every attention of the same length; equal strings are the same token.
 
-    A mapping gives those of the ``encoder`` and of the ``decoder``. Raises ``InputError`` for other
-    names.
+    A mapping gives those of the ``encoder`` and of the ``decoder``. Raises ``InputError`` for other names.
     """
     if tokens is None:
         return {}

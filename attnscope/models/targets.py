@@ -66,10 +66,9 @@ def batch_predictions(
     """The predictions in texts of one length, in batches of about ``BATCH_TOKENS``.
 
     ``texts`` are the tokens on the side that the model predicts: the decoder's, if there are two. Special
-    tokens are not targets. A causal model predicts each next token in one copy of a text; a masked one
-    reads ``TURNS`` copies, and in copy ``c`` the tokens number ``c``, ``c + TURNS``, ... are masked.
-    Raises ``ModelError`` for a model without an output head, ``InputError`` for texts with nothing to
-    predict.
+    tokens are not targets. A causal model predicts each next token in one copy of a text; a masked one reads
+    ``TURNS`` copies, and in copy ``c`` the tokens number ``c``, ``c + TURNS``, ... are masked. Raises
+    ``ModelError`` for a model without an output head, ``InputError`` for texts with nothing to predict.
     """
     objective = model.objective
     copies = [copy for text, tokens in enumerate(texts) for copy in _copies(text, tokens, objective.mask)]

@@ -16,10 +16,9 @@ from torch.nn import functional as F
 class MultiHeadAttention(nn.MultiheadAttention):
     """Attention of several heads, each over its own slice of the width.
 
-    Takes the arguments of ``torch.nn.MultiheadAttention``, holds its parameters and returns what it
-    returns. Two additions: ``is_causal=True`` needs no mask beside it, and a subclass may override
-    ``scores``, for example for relative attention. Raises ``ValueError`` if sizes or a mask's shape do
-    not fit.
+    Takes the arguments of ``torch.nn.MultiheadAttention``, holds its parameters and returns what it returns.
+    Two additions: ``is_causal=True`` needs no mask beside it, and a subclass may override ``scores``, for
+    example for relative attention. Raises ``ValueError`` if sizes or a mask's shape do not fit.
     """
 
     use_kernel = True

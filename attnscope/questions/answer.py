@@ -31,10 +31,9 @@ def name_schema(command: str) -> str:
 class Answer:
     """The views of an answer, those among them that make picture files, and functions for the numbers.
 
-    ``write`` makes a record, or a mapping; ``table`` the rows of a CSV file, with a header; ``arrays``
-    the contents of an ``.npz`` file; ``layers`` the weights of whole layers, with title and notes, for
-    any data file; ``heads`` all heads, for a page. They are functions because most answers are only
-    drawn.
+    ``write`` makes a record, or a mapping; ``table`` the rows of a CSV file, with a header; ``arrays`` the
+    contents of an ``.npz`` file; ``layers`` the weights of whole layers, with title and notes, for any data
+    file; ``heads`` all heads, for a page. They are functions because most answers are only drawn.
     """
 
     views: tuple[View, ...]

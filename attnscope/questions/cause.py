@@ -79,8 +79,7 @@ class ScoreOutcome:
 class Intervention(ScoreOutcome):
     """Each head's effect on a prediction, largest first.
 
-    ``together`` changes all of the heads in one pass. ``reference`` is the other text's score, for a
-    patch.
+    ``together`` changes all of the heads in one pass. ``reference`` is the other text's score, for a patch.
     """
 
     changed: Annotated[str, Meaning("what was changed")]

@@ -1,10 +1,9 @@
 """Which heads copy the tokens they look at: OV circuits from embedding to unembedding.
 
-Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: with states as rows, a head that
-looks at a token adds the token's row of ``W_E W_V W_O W_U`` to the logits. It copies if the token's own
-logit rises most, and if the eigenvalues of that matrix, as many as the head size, are positive. Norms on
-the way are folded in: weights and centring; division by the standard deviation, a positive factor,
-changes nothing.
+Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: with states as rows, a head that looks
+at a token adds the token's row of ``W_E W_V W_O W_U`` to the logits. It copies if the token's own logit rises
+most, and if the eigenvalues of that matrix, as many as the head size, are positive. Norms on the way are
+folded in: weights and centring; division by the standard deviation, a positive factor, changes nothing.
 
 One pass shows which weights belong to what, by their numbers.
 """
@@ -138,8 +137,7 @@ def _norm(step: _Step) -> Norm | None:
 def measure_copying(model: Model, prepared: ModelInput) -> Copying:
     """Run the model once to see which weights belong to what; the text does not matter.
 
-    Raises ``ModelError`` for a model without an output head, or with anything but a norm and a matrix
-    there.
+    Raises ``ModelError`` for a model without an output head, or with anything but a norm and a matrix there.
     """
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model")

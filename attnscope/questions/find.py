@@ -122,11 +122,10 @@ class ResolvedQuestion:
 class HeadScore:
     """How much of one head's attention answers a question.
 
-    ``weight`` is the share of the attention of the left part that goes to the right part, ``baseline``
-    the same of even attention over the open keys, and ``rank`` the place of the right part's heaviest
-    word among all words of the row: 1 is the heaviest; ``None`` if every word is meant. All are means
-    over the ``rows`` of the left part that can attend to the right part; rows of one word's pieces count
-    as one.
+    ``weight`` is the share of the attention of the left part that goes to the right part, ``baseline`` the
+    same of even attention over the open keys, and ``rank`` the place of the right part's heaviest word among
+    all words of the row: 1 is the heaviest; ``None`` if every word is meant. All are means over the ``rows``
+    of the left part that can attend to the right part; rows of one word's pieces count as one.
     """
 
     head: Annotated[Head, ADDRESS]

@@ -358,8 +358,7 @@ class PlainPass:
     ) -> PlainPass:
         """Run ``predict`` and find the selected heads: those of ``heads``, or all in the selection.
 
-        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not
-        exist.
+        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
         """
         kept, made = KeptLayers(model.module), list[Made | None]()
         changes = None if isinstance(change, Fixed) else Changes(change)

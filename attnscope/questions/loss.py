@@ -54,9 +54,8 @@ def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
 def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
     """Have a model predict every token of the first ``length`` of each line.
 
-    A line counts by its number of tokens; lines with nothing to predict do not count. Raises
-    ``ModelError`` for a model without an output head, and ``InputError`` if no line has anything to
-    predict.
+    A line counts by its number of tokens; lines with nothing to predict do not count. Raises ``ModelError``
+    for a model without an output head, and ``InputError`` if no line has anything to predict.
     """
     total, tokens, vocabulary = 0.0, 0, 0
     masked = model.objective.mask is not None

@@ -65,13 +65,12 @@ def save_export(
 ) -> Exported:
     """Run the model once, and write pictures and data of the selected heads into a folder.
 
-    Picture formats get one file per head (``L05H03.png``; only ``heads``, if given), one grid of
-    thumbnails per layer (``L05.png``) and one of all (``overview.png``), prefixed by the kind of
-    attention if there are several. Data formats and pages get one file of all heads (``heads.npz``).
-    ``manifest.json`` comes last. ``size`` is the width of a picture in inches, ``command`` is recorded in
-    the manifest. A token in the selection gives pictures of that token in each head; ``mass`` keeps the
-    fewest keys that hold so much of its weight. Every file appears whole or not at all, and the same call
-    writes the same bytes.
+    Picture formats get one file per head (``L05H03.png``; only ``heads``, if given), one grid of thumbnails
+    per layer (``L05.png``) and one of all (``overview.png``), prefixed by the kind of attention if there are
+    several. Data formats and pages get one file of all heads (``heads.npz``). ``manifest.json`` comes last.
+    ``size`` is the width of a picture in inches, ``command`` is recorded in the manifest. A token in the
+    selection gives pictures of that token in each head; ``mass`` keeps the fewest keys that hold so much of
+    its weight. Every file appears whole or not at all, and the same call writes the same bytes.
 
     The same call completes a killed export. Raises ``OutputError`` if another file would be overwritten
     without ``force``, or if the folder cannot be written to or is being written to; ``SelectionError``

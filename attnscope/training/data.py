@@ -127,8 +127,7 @@ TOGETHER = 1 << 19
 class Lines:
     """The non-blank lines of some files, one at a time, as often as needed.
 
-    ``part`` selects all but the last twentieth of the lines (``"first"``), only those (``"last"``), or
-    all.
+    ``part`` selects all but the last twentieth of the lines (``"first"``), only those (``"last"``), or all.
     """
 
     files: Sequence[Path]

@@ -1,10 +1,9 @@
 """Records torch's fused encoder layers without switching them off.
 
-``nn.MultiheadAttention``, ``nn.TransformerEncoderLayer`` and ``nn.TransformerEncoder`` each call one
-fused function instead of their own code, with slightly different results: padded tokens are skipped and
-come back as zeros. Before that they check for function modes or tensor subclasses that would miss what
-happens inside. A recording's mode knows the fused functions and misses nothing, so the check is made to
-pass.
+``nn.MultiheadAttention``, ``nn.TransformerEncoderLayer`` and ``nn.TransformerEncoder`` each call one fused
+function instead of their own code, with slightly different results: padded tokens are skipped and come back
+as zeros. Before that they check for function modes or tensor subclasses that would miss what happens inside.
+A recording's mode knows the fused functions and misses nothing, so the check is made to pass.
 
 Inside run operators of torch, which ``FusedProducts`` sees.
 """

@@ -52,8 +52,7 @@ class ModuleStack:
 
     ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
     pushed, ``on_leave`` with every module's output before it is popped, unless it failed. All run inside
-    ``guard``, so that their errors do not fail a module. ``on_compiled`` is called for every compiled
-    module.
+    ``guard``, so that their errors do not fail a module. ``on_compiled`` is called for every compiled module.
     """
 
     root: nn.Module

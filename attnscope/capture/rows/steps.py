@@ -194,8 +194,7 @@ class _Keys:
 class SteppedRows:
     """The rows of several calls stacked, each call's keys moved to their true positions.
 
-    ``starts`` are the first rows of the calls and the end of the last, ``shifts`` the offsets of their
-    keys.
+    ``starts`` are the first rows of the calls and the end of the last, ``shifts`` the offsets of their keys.
     """
 
     calls: tuple[RowSource, ...]

@@ -93,9 +93,8 @@ def is_row(tensor: Tensor, tokens: int) -> bool:
 class HuggingFaceModel(Model):
     """A transformers model with its tokenizer, if it reads text, and its image processor, if it reads images.
 
-    ``load_processor`` loads the processor for images, sounds, or texts with either, on first use;
-    ``writer`` is the model with its language-model head, and ``preferred`` the generation config of its
-    folder.
+    ``load_processor`` loads the processor for images, sounds, or texts with either, on first use; ``writer``
+    is the model with its language-model head, and ``preferred`` the generation config of its folder.
     """
 
     def __init__(

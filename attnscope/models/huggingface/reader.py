@@ -96,8 +96,7 @@ def write_chat(
 ) -> str:
     """Messages, and ``more`` such as tools, in the chat template of a tokenizer or a processor.
 
-    Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or
-    memory.
+    Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or memory.
     """
     with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this"):
         return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply, **more))

@@ -66,8 +66,7 @@ def generate_ids(
 ) -> list[int]:
     """Up to ``count`` tokens, each chosen from the scores given those before it; one of ``ends`` stops.
 
-    ``scores`` is called with the tokens generated so far and returns the logits of the next,
-    [vocabulary].
+    ``scores`` is called with the tokens generated so far and returns the logits of the next, [vocabulary].
     """
     ids: list[int] = []
     while len(ids) < count:

@@ -138,8 +138,7 @@ def _piece(spelling: str, covered: str) -> str:
 def _words(encoding: Encoding, sequences: Sequence[int | None], texts: Sequence[str]) -> list[int | None]:
     """The running number of each token's word, ``None`` for special tokens.
 
-    If a tokenizer does not split into words (all pieces carry one word id), the spaces of the text
-    decide.
+    If a tokenizer does not split into words (all pieces carry one word id), the spaces of the text decide.
     """
     word_ids, offsets = encoding.word_ids, encoding.offsets
     pairs = set(zip(sequences, word_ids, strict=True))

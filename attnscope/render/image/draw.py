@@ -174,8 +174,7 @@ def drawing(
 ) -> Iterator[tuple[Figure, list[str]]]:
     """The figure of a view, and warnings; save it inside the ``with`` block.
 
-    Inside, matplotlib has its own defaults and takes text literally; afterwards, the user's settings
-    return.
+    Inside, matplotlib has its own defaults and takes text literally; afterwards, the user's settings return.
     """
     fonts, warnings = families(texts_of(view), font)
     with settings(fonts):

@@ -476,8 +476,7 @@ def put(
 ) -> None:
     """Label the rows on the left and the columns above; ``cell`` is (width, height) in inches.
 
-    ``top`` are axes above the map, if any. Labels of generated tokens, from number ``written`` on, are
-    bold.
+    ``top`` are axes above the map, if any. Labels of generated tokens, from number ``written`` on, are bold.
     """
     shown, texts, size = labels(columns, cell[0])
     above(top or axes, shown, texts, size, rotation=90)

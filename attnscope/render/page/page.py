@@ -148,8 +148,7 @@ class PageContents:
     """Collects the page's contents layer by layer.
 
     ``scene`` is the picture or sound behind some tokens. ``heads`` are the packed weights by element id,
-    ``columns`` how many keys each has, ``axes`` the labels of queries and keys and the number of each
-    pair.
+    ``columns`` how many keys each has, ``axes`` the labels of queries and keys and the number of each pair.
     """
 
     code: Code
@@ -309,12 +308,11 @@ def page(
 ) -> str:
     """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
 
-    Layers may come from a generator; one is in memory at a time. ``top`` is the largest weight, 1 for
-    weights that sum to 1. By kind and layer, ``proofs`` are sentences on the weights and ``described``
-    texts about each head. The page opens at the first head of ``worth``, or at the first of all.
-    ``written`` is the number of the first generated token, ``scene`` a picture or a sound behind tokens.
-    Cells of a head's map below ``min_weight`` are hidden. Raises ``ValueError`` for weights that are
-    negative or above ``top``.
+    Layers may come from a generator; one is in memory at a time. ``top`` is the largest weight, 1 for weights
+    that sum to 1. By kind and layer, ``proofs`` are sentences on the weights and ``described`` texts about
+    each head. The page opens at the first head of ``worth``, or at the first of all. ``written`` is the
+    number of the first generated token, ``scene`` a picture or a sound behind tokens. Cells of a head's map
+    below ``min_weight`` are hidden. Raises ``ValueError`` for weights that are negative or above ``top``.
     """
     chosen = choose_map(cmap, signed=False)
     top = max(top, 1.0)

@@ -1,8 +1,7 @@
 """The layout of a trace's file: its description in JSON.
 
-Each class is a JSON object with exactly these fields; a text named ``array`` or after its content
-(``query``, ``key``, ...) is the name of an array in the file. Shapes are those of
-``attnscope.attention``.
+Each class is a JSON object with exactly these fields; a text named ``array`` or after its content (``query``,
+``key``, ...) is the name of an array in the file. Shapes are those of ``attnscope.attention``.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ class Joined:
 class Stepped:
     """The steps of a generation, stacked.
 
-    ``starts`` are the first rows of the parts and the end of the last, ``shifts`` the offsets of their
-    keys.
+    ``starts`` are the first rows of the parts and the end of the last, ``shifts`` the offsets of their keys.
     """
 
     form: Literal["steps"]

@@ -83,16 +83,18 @@ def read_prompts(
     return prompts
 
 
+def _mean(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and its standard error where there are several."""
+    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+    return float(np.mean(values)), error
+
+
 def _means(each: Sequence[Mapping[Key, float]]) -> tuple[dict[Key, float], dict[Key, float]]:
     """The mean of numbers by name, and its standard error; missing ones count as 0."""
-    table = {
-        key: [one.get(key, 0.0) for one in each] for key in dict.fromkeys(key for one in each for key in one)
-    }
-    ways = {key: np.array(values) for key, values in table.items()}
-    errors = {
-        key: float(values.std(ddof=1) / len(values) ** 0.5) for key, values in ways.items() if len(each) > 1
-    }
-    return {key: float(values.mean()) for key, values in ways.items()}, errors
+    keys = dict.fromkeys(key for one in each for key in one)
+    found = {key: _mean([one.get(key, 0.0) for one in each]) for key in keys}
+    errors = {key: error for key, (_, error) in found.items() if error is not None}
+    return {key: mean for key, (mean, _) in found.items()}, errors
 
 
 def align_prompt(prompt: Prompt, tokens: Sequence[Token]) -> Coarsening:
@@ -154,10 +156,9 @@ def mean_head(
 
 def _mean_figure(figures: Sequence[Figure | None]) -> Figure:
     known = [each for each in figures if each is not None]
-    values = np.array([each.value for each in known])
-    error = float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
-    baseline = float(np.mean([each.baseline for each in known]))
-    return Figure(float(values.mean()), baseline, sum(each.rows for each in known), len(known), error)
+    mean, error = _mean([each.value for each in known])
+    baseline, _ = _mean([each.baseline for each in known])
+    return Figure(mean, baseline, sum(each.rows for each in known), len(known), error)
 
 
 def _describe(template: str, count: int) -> str:

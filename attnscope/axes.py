@@ -194,16 +194,22 @@ def group_places(
     *,
     words: bool = False,
     hide_special: bool = False,
+    zoom: range | None = None,
     most: int | None = None,
     even: bool = False,
 ) -> Coarsening:
     """How to coarsen an axis: set special tokens aside, join pieces of words, keep at most ``most`` places.
 
+    Of the tokens, those in ``zoom`` are kept, counted from 0; the others are set aside, too.
+
     Neighbours are pooled in blocks of one size (the last may be smaller), so that labels are easy to
     read; ``even`` makes as many cells as allowed, whose sizes differ by at most one. Neighbouring tokens
-    of one segment with one word number are one word. Raises ``SelectionError`` if all tokens are special.
+    of one segment with one word number are one word. Raises ``SelectionError`` if no token is left.
     """
-    shown = [(at, place) for at, place in enumerate(every) if not (hide_special and place.special)]
+    if zoom is not None and not (zoom and zoom[-1] < len(every)):
+        raise SelectionError(f"tokens are numbered 0-{len(every) - 1}: --zoom names some of them, like 0-9")
+    kept = range(len(every)) if zoom is None else zoom
+    shown = [(at, every[at]) for at in kept if not (hide_special and every[at].special)]
     if not shown:
         raise SelectionError("special tokens cannot be hidden: this text has no other tokens")
     runs = groupby(shown, key=lambda one: (one[0],) if one[1].word is None else (-1, *one[1].word))
@@ -215,7 +221,7 @@ def group_places(
     return Coarsening(
         places=tuple(_join_block(block, pooled=size > 1) for block in blocks),
         parts=tuple(tuple(tuple(at for at, _ in word) for word in block) for block in blocks),
-        aside=tuple(at for at, place in enumerate(every) if hide_special and place.special),
+        aside=tuple(sorted(set(range(len(every))) - {at for at, _ in shown})),
         counts=tuple(place.count for place in every),
     )
 
@@ -226,11 +232,13 @@ def coarsen_axis(
     *,
     words: bool = False,
     hide_special: bool = False,
+    zoom: range | None = None,
     most: int | None = None,
     even: bool = False,
 ) -> Coarsening:
     """How to coarsen an axis of tokens or bare positions; see ``group_places``."""
-    return group_places(places(axis), words=words, hide_special=hide_special, most=most, even=even)
+    every = places(axis)
+    return group_places(every, words=words, hide_special=hide_special, zoom=zoom, most=most, even=even)
 
 
 def edges(length: int, cells: int) -> tuple[int, ...]:

@@ -65,6 +65,16 @@ def select(
     return Selection(head=head, layers=layers, kind=asked.kind, **vars(axes or AxisOptions()), **more)
 
 
+def parse_rows(spelling: str | None, option: str = "--rows") -> range | None:
+    """One run of tokens, ``30-46``, both ends included; ``None`` stays. Anything else is wrong usage."""
+    if spelling is None:
+        return None
+    match = NUMBERS.fullmatch(spelling.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    refuse(first > last, option, f"{spelling!r}: name one run, like 30-46")
+    return range(first, last + 1)
+
+
 def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
     """Numbers and ranges like ``0-3,7``, each once and in order; ``None`` stays ``None``.
 

@@ -194,13 +194,13 @@ def _show(
     notes += sentences.note_maps([made], prepared)
     notes += sentences.note_differences([site])
     spoken = None
-    if selection.words and not selection.hide_special:
+    if selection.words and not (selection.hide_special or selection.zoom):
         of_trace = find_figures(prepared, DEFAULT) is not None and prepared.words
         if of_trace:
             spoken = next(each for each in of_trace if each.address == figures.address)
         elif (measured_words := measure_words(weights, made.site)) is not None:
             spoken = replace(measured_words[0], head=figures.head)
-    if selection.words or selection.hide_special:
+    if not selection.as_read:
         notes.append(
             "the figures count every token"
             if spoken is None
@@ -213,7 +213,7 @@ def _show(
     notes += sentences.note_pooling(made, weights)
     title = sentences.name_pass(model, prepared)
     picture = head_picture(pick_head(weights, 0), figures, site, title, selection, tuple(notes))
-    if made.site.kind == "decoder":
+    if made.site.kind == "decoder" and selection.zoom is None:
         picture = replace(picture, written=prepared.written)
     if made.site.kind == "cross":
         picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))

@@ -221,7 +221,7 @@ class AllHeads:
             scale=self.selection.scale,
             notes=self.layers.notes,
         )
-        as_read = kind == "decoder" and not (self.selection.words or self.selection.hide_special)
+        as_read = kind == "decoder" and self.selection.as_read
         return replace(picture, written=self.written if as_read else None)
 
 
@@ -245,7 +245,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
                 word_figures = measure_words(weights, figures[kind, layer][0].site)
                 spoken |= {(kind, layer): word_figures} if word_figures else {}
     figures |= spoken
-    if selection.words or selection.hide_special:
+    if not selection.as_read:
         said = "words, as the pictures do" if spoken else "every token"
         layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
     return of_layers(layers, figures, model, prepared, selection)

@@ -52,8 +52,8 @@ def overview(
     """
     coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
     known = find_figures(prepared, DEFAULT)
-    as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
-    if known is None and as_read:
+    as_read = selection.as_read and not prepared.picture  # neighbours are tokens
+    if known is None and (as_read or selection.zoom) and not (selection.words or selection.hide_special):
         record = measuring_pass(
             model,
             prepared,

@@ -19,8 +19,8 @@ class Selection:
 
     ``head`` is one head, ``layers`` some layers, ``number`` the heads of that number in each of them.
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,
-    ``hide_special`` leaves special tokens out, ``scale`` is one of ``attnscope.views.SCALES``, and cells of a
-    head's map below ``min_weight`` are hidden.
+    ``hide_special`` leaves special tokens out, ``zoom`` keeps a run of tokens, ``scale`` is one of
+    ``attnscope.views.SCALES``, and cells of a head's map below ``min_weight`` are hidden.
     """
 
     head: Head | None = None
@@ -30,6 +30,7 @@ class Selection:
     token: str | None = None
     words: bool = False
     hide_special: bool = False
+    zoom: range | None = None
     scale: Scale = "auto"
     min_weight: float = 0.0
 
@@ -44,6 +45,11 @@ class Selection:
     def of(self, head: Head | str) -> Selection:
         """The same for one head: ``"L2H1"`` or a ``Head``."""
         return replace(self, head=head_of(head))
+
+    @property
+    def as_read(self) -> bool:
+        """Whether the axes hold each token that the model read."""
+        return not (self.words or self.hide_special or self.zoom)
 
     @property
     def every_layer(self) -> bool:
@@ -66,7 +72,8 @@ class Selection:
 
     def coarsening(self, axis: Axis, most: int | None = None, *, even: bool = False) -> Coarsening:
         """How an axis is coarsened for display, to at most so many places."""
-        return coarsen_axis(axis, words=self.words, hide_special=self.hide_special, most=most, even=even)
+        hidden = {"hide_special": self.hide_special, "zoom": self.zoom}
+        return coarsen_axis(axis, words=self.words, **hidden, most=most, even=even)
 
     def coarsen(self, most: int, *, even: bool = False) -> Coarsen:
         """An observer that keeps every head as shown, with at most so many rows and columns."""

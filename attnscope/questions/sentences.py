@@ -120,10 +120,13 @@ _HAD = {
 
 
 def note_hidden(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
-    """A note on the attention to special tokens, if those are hidden."""
-    if not selection.hide_special:
-        return []
-    return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
+    """A note on the attention to tokens that are hidden."""
+    taken = f"{sum(shares) / len(shares):.0%} of {whose}"
+    if selection.zoom is not None:
+        shown = f"tokens {selection.zoom[0]}-{selection.zoom[-1]}"
+        special = " and special ones" if selection.hide_special else ""
+        return [f"{shown} alone: other tokens{special} take {taken}"]
+    return [f"special tokens hidden: they take {taken}"] if selection.hide_special else []
 
 
 def note_pooling(made: CoarseMap, shown: Weights) -> list[str]:

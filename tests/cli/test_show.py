@@ -160,6 +160,22 @@ def test_words_and_hidden_special_tokens(run):
     assert "special tokens hidden: they take" in out
 
 
+LONG = "The cat sat on the mat because it was tired. " * 8
+
+
+def test_a_part_of_a_map_is_shown_with_what_the_rest_takes(run, tmp_path):
+    whole = np.array(json.loads(run("show", LONG, "--head", "L1H0", "--json").out)["weights"], float)
+    part = json.loads(run("show", LONG, "--head", "L1H0", "--zoom", "40-52", "--json").out)
+    np.testing.assert_array_equal(np.array(part["weights"], float), whole[40:53, 40:53])
+    assert part["queries"] == json.loads(run("show", LONG, "--head", "L1H0", "--json").out)["queries"][40:53]
+    rest = 1 - whole[40:53, 40:53].sum() / whole[40:53].sum()
+    assert f"tokens 40-52 alone: other tokens take {rest:.0%} of its attention" in part["notes"]
+    assert "other tokens take" in run("show", LONG, "--zoom", "40-52").out
+    assert run("show", LONG, "--zoom", "40-52", "-o", tmp_path / "part.png").code == 0
+    assert "tokens are numbered 0-" in run("show", LONG, "--zoom", "40-5200").err
+    assert "not with --token" in run("show", LONG, "--zoom", "4-9", "--token", "cat").err
+
+
 def test_a_text_that_is_cut_says_so(run):
     ran = run("show", "cat " * 2000, "--truncate", "--layer", "0")
     assert ran.code == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attnscope.cli import options
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
-from attnscope.cli.heads import parse_head, parse_heads, select
+from attnscope.cli.heads import parse_head, parse_heads, parse_rows, select
 from attnscope.cli.source import PassKind, SourceInput, read_file, read_source, reading, reopen
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ class ShowOutput(options.NumbersOptions):
         panel=PICTURE,
         min=0,
         default=0.0,
+    )
+    zoom: str | None = option(
+        "Show a run of tokens alone, like 200-240: their part of each map, with nothing pooled.",
+        panel=PICTURE,
     )
     loss: bool = flag("Show how badly each token is predicted, in nats, under the map.", panel=PICTURE)
     large: bool = flag("Show every head large, over several screens.", "--large", panel=PICTURE)
@@ -99,11 +103,23 @@ def show(
         output.min_weight and not mapped, "--min-weight", "hides cells of maps: add --head, or -o PAGE.html"
     )
     refuse(output.loss and output.out and not heads, "--loss", "a picture has it under one head: add --head")
+    zoomed = (
+        attention.token
+        or output.loss
+        or score.pair
+        or many.prompts
+        or source.image
+        or (output.out is not None and output.out.suffix.lower() in options.WHOLE)
+    )
+    refuse(
+        output.zoom and zoomed, "--zoom", "shows a part of maps: not with --token, --loss, --image or data"
+    )
     if score.pair is not None or score.neurons:
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
     options.check_picture(output.out, picture.cmap, one=pictured)
-    selection = select(attention, axes, head, token=attention.token, min_weight=output.min_weight)
+    zoom = parse_rows(output.zoom, "--zoom")
+    selection = select(attention, axes, head, token=attention.token, min_weight=output.min_weight, zoom=zoom)
     if many.prompts is not None:
         alone = head is not None and not (attention.token or output.loss or axes.words or axes.hide_special)
         refuse(

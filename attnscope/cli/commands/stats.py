@@ -12,7 +12,7 @@ from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, 
 from attnscope.cli.commands.flow import CURVED, FAITHFUL_ALONE
 from attnscope.cli.corpus import check_texts, measure_corpus, print_each
 from attnscope.cli.deliver import PLAIN, curve_marks, deliver, save_data
-from attnscope.cli.heads import NUMBERS, select_heads
+from attnscope.cli.heads import parse_rows, select_heads
 from attnscope.cli.source import load_model, read_source, reading
 
 if TYPE_CHECKING:
@@ -78,16 +78,6 @@ PARTS = 48
 
 TOP, FAITHFUL_TOP = 8, 12
 """Default numbers of heads with curves, and of heads by faithfulness."""
-
-
-def parse_rows(spelling: str | None) -> range | None:
-    """One run of rows, ``30-46``, both ends included; ``None`` stays. Anything else is wrong usage."""
-    if spelling is None:
-        return None
-    match = NUMBERS.fullmatch(spelling.strip())
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-    refuse(first > last, "--rows", f"{spelling!r}: name one run of rows, like 30-46")
-    return range(first, last + 1)
 
 
 @command

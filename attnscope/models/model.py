@@ -272,6 +272,15 @@ class Model:
         """
         raise ModelError(f"{self.name} predicts no tokens: it has no output head over a vocabulary")
 
+    def logit_parts(self, prepared: ModelInput, copies: Tensor, at: Tensor, size: int) -> Iterator[Tensor]:
+        """The same, of so many targets at a time."""
+        import torch
+
+        yield from torch.split(self.logits(prepared, copies, at), size)
+
+    def find_trunk(self, prepared: ModelInput) -> None:
+        """Find, before anything is watched or changed, what ``logit_parts`` runs once for all parts."""
+
     def run(
         self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
     ) -> Record:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, SelectionError
@@ -25,6 +26,9 @@ TURNS = 7
 
 BATCH_TOKENS = 2048
 """Tokens of copies that go through a model at once."""
+
+SCORED_ROWS = 512
+"""Targets of one text whose scores over the vocabulary are held at a time."""
 
 
 class Target(NamedTuple):
@@ -50,9 +54,22 @@ class PredictionBatch:
 
     def logits(self, model: Model) -> Tensor:
         """One pass: the scores of each target over the vocabulary.  -> [target, vocabulary]"""
-        copies = torch.tensor([target.copy for target in self.targets], device=model.device)
-        at = torch.tensor([target.at for target in self.targets], device=model.device)
-        return model.logits(self.prepared, copies, at)
+        return model.logits(self.prepared, *self._places(model))
+
+    def scored(self, model: Model) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass: the scores of some targets at a time, and the tokens that are right."""
+        copies, at = self._places(model)
+        parts = model.logit_parts(self.prepared, copies, at, SCORED_ROWS)
+        for logits, ids in zip(parts, torch.split(self.target_ids, SCORED_ROWS), strict=True):
+            yield logits.float(), ids.to(logits.device)
+
+    def losses(self, model: Model) -> Tensor:
+        """One pass: the loss of each target in nats.  -> [target]"""
+        return torch.cat([F.cross_entropy(*part, reduction="none") for part in self.scored(model)])
+
+    def _places(self, model: Model) -> Tensor:
+        """The copy of each target, and where it is predicted.  -> [copy | at, target]"""
+        return torch.tensor([(target.copy, target.at) for target in self.targets], device=model.device).T
 
     @property
     def target_ids(self) -> Tensor:
@@ -86,6 +103,8 @@ def batch_predictions(
             for number, copy in enumerate(batch):
                 ids[number, [target.position for target in copy]] = objective.mask
         targets = [target._replace(copy=number) for number, copy in enumerate(batch) for target in copy]
+        if len(batch) == 1 and len(targets) > SCORED_ROWS:
+            model.find_trunk(copied)
         tokens = tuple(token for copy in batch for token in texts[copy[0].text])
         yield PredictionBatch(
             replace(copied, tokens=tokens),

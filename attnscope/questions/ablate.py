@@ -273,11 +273,9 @@ class Removals(HeadSums):
         self, model: Model, predictions: PredictionBatch, selection: Selection
     ) -> tuple[Tensor, dict[Head, Tensor]]:
         """The loss of each prediction, and without each head.  -> [target], by head [target]"""
-        ids = predictions.target_ids
 
         def loss() -> Tensor:
-            logits = predictions.logits(model)
-            return F.cross_entropy(logits.float(), ids.to(logits.device), reduction="none").cpu().double()
+            return predictions.losses(model).cpu().double()
 
         first = PlainPass.run(model, predictions.prepared, loss, selection, change=take_away(self.means))
         return first.before, {head: first.changed({head: mine}) for head, mine in first.calls.items()}

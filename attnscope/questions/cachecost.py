@@ -14,7 +14,6 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnscope.attention import Attention, AttentionCall, Head
 from attnscope.capture import Record
@@ -157,9 +156,10 @@ def _predicting(model: Model, text: ModelInput, copies: int = 1, last: int = 0) 
     (made,) = batch_predictions(model, batch.prepared, predicted_side(batch.labels))
 
     def run() -> Tensor:
-        logits = made.logits(model).float()
-        ids = made.target_ids.to(logits.device)
-        told = logits.argmax(-1) == ids if last else F.cross_entropy(logits, ids, reduction="none")
+        if last:
+            told = torch.cat([logits.argmax(-1) == ids for logits, ids in made.scored(model)])
+        else:
+            told = made.losses(model)
         return told.cpu().double().view(copies, -1)[:, -last:]
 
     return made.prepared, run

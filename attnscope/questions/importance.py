@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnscope.attention import Axis, Head, Kind, Site, Token
 from attnscope.capture import Observer, Record, recording
@@ -150,9 +149,7 @@ def _slopes(model: Model, predictions: PredictionBatch) -> dict[Site, Tensor]:
 
     with torch.enable_grad(), model.threads(predictions.prepared):
         with editing(model, gate) as (record, _):
-            logits = predictions.logits(model).float()
-        ids = predictions.target_ids.to(logits.device)
-        losses = F.cross_entropy(logits, ids, reduction="none")  # [target]
+            losses = predictions.losses(model)  # [target]
         copies = torch.tensor([target.copy for target in predictions.targets])
         counts = torch.bincount(copies, minlength=len(predictions.texts))
         loss = (losses / counts[copies].to(losses)).sum()  # the sum over copies of each one's mean

@@ -8,7 +8,7 @@ that cutting a weight before the softmax equals masking it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from attnscope.attention import Attention, Head, Kind, RowSource, Site
 from attnscope.capture import Observer, Record, recording
-from attnscope.capture.hooks.gate import Edit, edited
+from attnscope.capture.hooks.gate import Edit, edited, put_forward
 from attnscope.capture.projections import first_tensor
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.proof import mix
@@ -154,19 +154,11 @@ class KeptLayers:
     @contextmanager
     def _forwards(self, make: Callable[[str, Forward], Forward]) -> Iterator[None]:
         """Replace each layer's forward during the block; nothing of it stays behind."""
-        changed: list[tuple[nn.Module, Any]] = []
-        try:
+        with ExitStack() as stack:
             for name in self.layers:
                 layer = self.module.get_submodule(name)
-                changed.append((layer, vars(layer).get("forward")))
-                vars(layer)["forward"] = make(name, layer.forward)
+                stack.enter_context(put_forward(layer, make(name, layer.forward)))
             yield
-        finally:
-            for layer, own in reversed(changed):
-                if own is None:
-                    vars(layer).pop("forward", None)
-                else:
-                    vars(layer)["forward"] = own
 
 
 def _copy(output: Any) -> Any:

@@ -44,9 +44,7 @@ def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
     losses: dict[int, float] = {}
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.inference_mode(), model.threads(predictions.prepared):
-            logits = predictions.logits(model).float()  # [target, vocabulary]
-            wanted = predictions.target_ids.to(logits.device)
-            found = F.cross_entropy(logits, wanted, reduction="none").tolist()
+            found = predictions.losses(model).tolist()
         losses |= {target.position: each for target, each in zip(predictions.targets, found, strict=True)}
     return tuple(TokenLoss(token.text, losses.get(place)) for place, token in enumerate(tokens))
 
@@ -69,10 +67,9 @@ def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
             with listening(None):
                 for predictions in batch_predictions(model, batch.prepared, texts):
                     with torch.inference_mode(), model.threads(predictions.prepared):
-                        logits = predictions.logits(model).float()  # [target, vocabulary]
-                        wanted = predictions.target_ids.to(logits.device)
-                        total += float(F.cross_entropy(logits, wanted, reduction="sum"))
-                    tokens, vocabulary = tokens + len(wanted), logits.shape[-1]
+                        for logits, wanted in predictions.scored(model):
+                            total += float(F.cross_entropy(logits, wanted, reduction="sum"))
+                            tokens, vocabulary = tokens + len(wanted), logits.shape[-1]
         tell("line", start + len(window), len(lines))
     if not tokens:
         raise InputError("there is no token to predict in the files: give longer texts")

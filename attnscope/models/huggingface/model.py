@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Site, Token
 from attnscope.capture import Record, Steps, recording
+from attnscope.capture.hooks.gate import edited, put_forward
+from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output
 from attnscope.models.huggingface.images import read_image
@@ -25,6 +28,9 @@ from attnscope.models.request import read_chat
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
 from attnscope.models.text.tokens import Encoded, repeat_random
 from attnscope.progress import tell
+
+PROBED = 64
+"""Tokens on which it is tried whether parts of the scores are those of a whole pass."""
 
 
 def generate_cached(
@@ -119,6 +125,8 @@ class HuggingFaceModel(Model):
         self._towers = hasattr(module, "get_text_features") and hasattr(module, "get_image_features")
         self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         self.settings: dict[str, Any] = {"use_cache": False} if accepts(module, "use_cache") else {}
+        self._trunk: nn.Module | None = None
+        self._looked = False
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
@@ -336,6 +344,41 @@ class HuggingFaceModel(Model):
         """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""
         scores: Tensor = self.writer(**prepared.inputs, **prepared.settings).logits
         return scores[copies.to(scores.device), at.to(scores.device)]
+
+    def logit_parts(self, prepared: ModelInput, copies: Tensor, at: Tensor, size: int) -> Iterator[Tensor]:
+        """The same, of so many targets at a time: of one text, the head reads no more rows together."""
+        pictured = any(map(torch.is_floating_point, prepared.inputs.values()))
+        if self._trunk is None or len(at) <= size or pictured or copies.any():
+            return (yield from super().logit_parts(prepared, copies, at, size))
+        forward, ran = self._trunk.forward, list[Any]()
+
+        def run_once(*args: Any, **kwargs: Any) -> Any:
+            if not ran:
+                ran.append(forward(*args, **kwargs))
+            return ran[0]
+
+        for start in range(0, len(at), size):
+            with put_forward(self._trunk, run_once):
+                some = at[start : start + size].cpu()
+                scores = self.writer(**prepared.inputs, **prepared.settings, logits_to_keep=some).logits
+            yield scores[0]
+
+    def find_trunk(self, prepared: ModelInput) -> None:
+        """Find what gives the head its states: run once, it scores a few tokens as the whole model does."""
+        if self._looked or self.encoder_decoder or not accepts(self.writer, "logits_to_keep"):
+            return
+        self._looked, base = True, self.writer.base_model
+        probe = replace(prepared, inputs={name: x[:1, :PROBED] for name, x in prepared.inputs.items()})
+        at = torch.arange(PROBED - 1, -1, -1)
+        for self._trunk in (base, getattr(base, "decoder", None)):
+            with suppress(Exception), torch.inference_mode(), edited(lambda call, output: None) as gates:
+                whole = self.logits(probe, at * 0, at)
+                calls = len(gates.heads)
+                parts = torch.cat([*self.logit_parts(probe, at * 0, at, 5)])
+                near = tolerance(whole.dtype) * float(whole.abs().max())
+                if len(gates.heads) == 2 * calls > 0 and torch.allclose(parts, whole, atol=near, rtol=0):
+                    return
+        self._trunk = None
 
     def _ends(self) -> set[int]:
         """The model's end-of-text tokens."""

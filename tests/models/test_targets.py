@@ -1,0 +1,233 @@
+"""Losses of a long text: its scores are made some rows at a time, and are those of one plain pass."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from torch.nn import functional as F
+
+from attnscope.models import targets
+from attnscope.models.module import wrap_module
+from attnscope.questions.cachecost import cachecost
+from attnscope.questions.loss import token_losses
+
+WORDS = [f"word{number}" for number in range(60)]
+LONG = 600
+SIZES = {
+    "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 640, "pad_token_id": 0,
+}  # fmt: skip
+GROUPED = SIZES | {"num_key_value_heads": 1}
+OLDER = {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 640}
+DECODER = {
+    "vocab_size": 64, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24,
+    "encoder_layers": 0, "max_position_embeddings": 640,
+}  # fmt: skip
+PARTED = {
+    "tied": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**OLDER)),
+    "untied": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**OLDER, tie_word_embeddings=False)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)),
+    "soft cap": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=0.5)
+    ),
+    "scaled": lambda: hf.CohereForCausalLM(hf.CohereConfig(**GROUPED, logit_scale=0.2)),
+    "divided": lambda: hf.GraniteForCausalLM(hf.GraniteConfig(**GROUPED, logits_scaling=4.0)),
+    "bias": lambda: hf.PhiForCausalLM(hf.PhiConfig(**SIZES)),
+    "transformed": lambda: hf.BertLMHeadModel(hf.BertConfig(**SIZES, is_decoder=True)),
+    "projected": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(**{**SIZES, "ffn_dim": 24, "word_embed_proj_dim": 8, "max_position_embeddings": 640})
+    ),
+    "decoder": lambda: hf.BartForCausalLM(hf.BartConfig(**DECODER)),
+}
+
+
+class Hostile(hf.GPT2LMHeadModel):
+    """Does more than it says with parts of its scores."""
+
+    def forward(self, input_ids, logits_to_keep=0, **more):
+        self.keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        states = self.transformer(input_ids, use_cache=False).last_hidden_state
+        return hf.modeling_outputs.CausalLMOutputWithPast(logits=self.scores(states))
+
+
+class ByPlace(Hostile):
+    def scores(self, states):
+        """Scores that depend on their place among those that are asked for."""
+        scores = self.lm_head(states[:, self.keep])
+        return scores + torch.arange(scores.shape[1])[:, None] * torch.arange(64).flip(0) / 1000
+
+
+class ByText(Hostile):
+    def scores(self, states):
+        """Scores less their mean over those that are asked for."""
+        scores = self.lm_head(states[:, self.keep])
+        return scores - scores.mean(1, keepdim=True)
+
+
+class Whole(Hostile):
+    def scores(self, states):
+        """All scores, whichever are asked for."""
+        return self.lm_head(states)
+
+
+class Last(Hostile):
+    def scores(self, states):
+        """The last rows only, by a number that a tensor is not."""
+        assert isinstance(self.keep, slice)
+        return self.lm_head(states[:, self.keep])
+
+
+class Writes(Hostile):
+    def scores(self, states):
+        """Writes into what its base gave."""
+        states += 0.1
+        return self.lm_head(states[:, self.keep])
+
+
+class Attends(Hostile):
+    def scores(self, states):
+        """Attends once more, behind its base."""
+        split = states.unflatten(-1, (2, -1)).transpose(1, 2)
+        more = F.scaled_dot_product_attention(split, split, split, is_causal=True).transpose(1, 2).flatten(2)
+        return self.lm_head((states + more)[:, self.keep])
+
+
+class Around(Hostile):
+    def scores(self, states):
+        """Runs the layers of its base by itself."""
+        for block in self.transformer.h:
+            states = block(states)
+        return self.lm_head(states[:, self.keep])
+
+
+class Elsewhere(Hostile):
+    base_model_prefix = "elsewhere"
+
+    def scores(self, states):
+        """Has no base by the name that it says."""
+        return self.lm_head(states[:, self.keep])
+
+
+class Unasked(hf.GPT2LMHeadModel):
+    def forward(self, input_ids):
+        """Cannot be asked for parts."""
+        return super().forward(input_ids, use_cache=False)
+
+
+HOSTILE = (ByPlace, ByText, Whole, Last, Writes, Attends, Around, Elsewhere, Unasked)
+
+
+def wrapped(module):
+    """A model of random weights that reads words."""
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[MASK]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    reads = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", mask_token="[MASK]")
+    torch.manual_seed(0)
+    for weights in module.parameters():
+        nn.init.normal_(weights, std=0.3)
+    return wrap_module(module.eval(), reads, None, None)
+
+
+def words(count=LONG):
+    """Words in no order."""
+    return " ".join(WORDS[at * at * 7 % 59] for at in range(count))
+
+
+def plain_losses(model, prepared):
+    """What one pass says of each next token."""
+    ids = prepared.inputs["input_ids"]
+    with torch.no_grad():
+        logits = model.writer(ids).logits[0]
+    return F.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
+
+
+def seen(module, run):
+    """The rows of each call of a module while something runs."""
+    rows = []
+    hook = module.register_forward_hook(lambda module, args, output: rows.append(output.shape[-2]))
+    try:
+        run()
+    finally:
+        hook.remove()
+    return rows
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_a_long_text_is_scored_in_parts_as_by_one_pass(name):
+    model = wrapped(PARTED[name]())
+    head, embedding = model.writer.get_output_embeddings(), model.writer.get_input_embeddings()
+    prepared, losses, read = model.prepare(words()), [], []
+    rows = seen(
+        head, lambda: read.extend(seen(embedding, lambda: losses.extend(token_losses(model, prepared)[1:])))
+    )
+    assert read.count(LONG) == 1
+    assert rows[-2:] == [targets.SCORED_ROWS, LONG - 1 - targets.SCORED_ROWS]
+    assert [each.loss for each in losses] == pytest.approx(plain_losses(model, prepared).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", HOSTILE, ids=lambda kind: kind.__name__)
+def test_a_model_that_would_score_parts_otherwise_scores_all_rows_at_once(kind):
+    model = wrapped(kind(hf.GPT2Config(**OLDER)))
+    prepared, losses = model.prepare(words()), []
+    rows = seen(model.writer.lm_head, lambda: losses.extend(token_losses(model, prepared)[1:]))
+    assert rows[-1] == LONG
+    assert torch.equal(torch.tensor([each.loss for each in losses]), plain_losses(model, prepared))
+
+
+def test_a_long_text_with_masks_is_scored_at_once(monkeypatch):
+    monkeypatch.setattr(targets, "SCORED_ROWS", 100)
+    long = targets.BATCH_TOKENS // 2 + 1
+    model = wrapped(hf.BertForMaskedLM(hf.BertConfig(**{**SIZES, "max_position_embeddings": long})))
+    model.writer = model.module
+    prepared = model.prepare(words(long))
+    losses = [each.loss for each in token_losses(model, prepared)]
+    for turn in range(targets.TURNS):
+        ids, at = prepared.inputs["input_ids"].clone(), torch.arange(turn, long, targets.TURNS)
+        right = ids[0, at]
+        ids[0, at] = model.reader.tokenizer.mask_token_id
+        with torch.no_grad():
+            plain = F.cross_entropy(model.writer(ids).logits[0, at], right, reduction="none")
+        assert losses[turn :: targets.TURNS] == pytest.approx(plain.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tied", "projected"])
+def test_heads_are_limited_in_parts_as_at_once(name, monkeypatch):
+    results = []
+    for rows in (targets.SCORED_ROWS, LONG):
+        monkeypatch.setattr(targets, "SCORED_ROWS", rows)
+        model = wrapped(PARTED[name]())
+        results.append(cachecost(model, [model.prepare(words())], 4, 32, (), depths=(0.5,)))
+    parts, whole = results
+    assert parts.loss == pytest.approx(whole.loss, abs=1e-6)
+    for one, other in zip(parts.heads, whole.heads, strict=True):
+        assert (one.layer, one.head) == (other.layer, other.head)
+        assert one.loss == pytest.approx(other.loss, abs=1e-6)
+        assert (one.missed, one.retrieval) == (other.missed, other.retrieval)
+    for one, other in zip(parts.kept, whole.kept, strict=True):
+        assert (one.loss, one.even) == pytest.approx((other.loss, other.even), abs=1e-6)
+        assert one.recall == other.recall
+
+
+@pytest.mark.parametrize("fails", [None, "head", "trunk"])
+def test_nothing_is_left_on_a_model_that_is_scored_in_parts(fails):
+    model = wrapped(PARTED["tied"]())
+    prepared = model.prepare(words())
+    modules = list(model.module.modules())
+    before = [set(vars(module)) for module in modules]
+    failing = model.writer.lm_head if fails == "head" else model.writer.transformer.ln_f
+    size = LONG - 1 - targets.SCORED_ROWS if fails == "head" else LONG
+
+    def fail(module, args):
+        if fails and args[0].shape[1] == size:
+            raise ValueError("broken")
+
+    hook = failing.register_forward_pre_hook(fail)
+    with pytest.raises(ValueError, match="broken") if fails else nullcontext() as caught:
+        token_losses(model, prepared)
+    hook.remove()
+    assert [set(vars(module)) for module in modules] == before, caught  # while the frames that failed stand
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)

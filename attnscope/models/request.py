@@ -14,7 +14,7 @@ from attnscope.errors import InputError
 from attnscope.models.inputs import Chat, ModelInput, SoundPart
 from attnscope.models.labels import label_input, read_labels
 from attnscope.models.model import Model
-from attnscope.storage.trace.layout import Message
+from attnscope.storage.trace.layout import DOCUMENT, Message
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def read_chat(text: str, system: str | None = None) -> tuple[list[dict[str, Any]
             if CHAT_WORDS.search(text):
                 raise InputError(f"a chat in JSON was cut or is damaged: {text.strip()[:40]!r}...") from None
     if isinstance(messages, dict):
-        more = {name: messages[name] for name in ("tools", "documents") if messages.get(name)}
+        more = {
+            name: messages[name] for name in ("tools", "documents") if isinstance(messages.get(name), list)
+        }
         listed = messages.get("messages")
         if not isinstance(listed, list):
             has = f", it has {', '.join(map(repr, list(messages)[:5]))}" if messages else ""
@@ -76,6 +78,14 @@ def _served(line: Mapping[str, Any]) -> list[Any]:
         if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
             return [choices[0].get("message")]
     return []
+
+
+def read_document(document: object) -> str:
+    """The text of a document that a log line holds, by the names that templates use."""
+    fields = document if isinstance(document, Mapping) else {"text": document}
+    return next(
+        (str(fields[name]) for name in ("text", "content", "contents", "body") if fields.get(name)), ""
+    )
 
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,10 +140,12 @@ class InputRequest:
                     prepared, self.generate, temperature=self.temperature, seed=self.seed
                 )
         if self.chat and self.text is not None:
-            said, _ = read_chat(self.text, self.system)
+            said, more = read_chat(self.text, self.system)
+            texts = [read_document(each) for each in more.get("documents", ())]
             answered = prepared.written is not None and self.generate is None  # the last message is it
-            kept = said[: len(said) - answered]
-            prepared = replace(prepared, messages=tuple(Message(x["role"], x["content"]) for x in kept))
+            kept = [Message(each["role"], each["content"]) for each in said[: len(said) - answered]]
+            kept += [Message(DOCUMENT, text) for text in texts if text]
+            prepared = replace(prepared, messages=tuple(kept))
         if self.pictures or self.audio is not None or self.tensors is not None or self.chat:
             return replace(prepared, text=None)
         return replace(prepared, text=self.text if self.second is None else f"{self.text}\n{self.second}")

@@ -19,7 +19,7 @@ from attnscope.models.inputs import ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END
 from attnscope.questions.scene import locate_tokens
 from attnscope.records import Meaning, record
-from attnscope.storage.trace.layout import Message
+from attnscope.storage.trace.layout import DOCUMENT, Message
 from attnscope.text import MOST_CHARACTERS, read_number
 
 Group: TypeAlias = tuple[int, ...]
@@ -306,7 +306,8 @@ def spans_of(tokens: Sequence[Token], text: str, parts: Iterable[tuple[str, int]
 def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tuple[Span, ...]:
     """The messages of a chat as parts, named by their roles; what the chat template adds is `template`.
 
-    Raises ``InputError`` for a message that cannot be found among the tokens.
+    Documents, which stand where the template puts them, are parts where it spells their texts. Raises
+    ``InputError`` for a message that cannot be found among the tokens.
     """
     letters: list[str] = []
     owners: list[int] = []  # the token of each letter
@@ -316,7 +317,17 @@ def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tupl
         owners += [number] * len(spelled)
     whole, at = "".join(letters), 0
     labels = [(-1, "template")] * len(tokens)
+    documents = [message for message in messages if message.role == DOCUMENT]
+    for number, document in enumerate(sorted(documents, key=lambda each: -len(each.content)), len(messages)):
+        wanted = _letters(document.content)
+        place = whole.find(wanted)
+        if wanted and place >= 0:
+            whole = f"{whole[:place]}{chr(0) * len(wanted)}{whole[place + len(wanted) :]}"
+            for owner in range(owners[place], owners[place + len(wanted) - 1] + 1):
+                labels[owner] = (number, DOCUMENT)
     for number, message in enumerate(messages):
+        if message.role == DOCUMENT:
+            continue
         wanted = _letters(message.content)
         place = whole.find(wanted, at)
         if place < 0:

@@ -181,6 +181,10 @@ class TracedSound:
     array: str | None
 
 
+DOCUMENT = "document"
+"""The role of a document that a chat template writes beside the messages."""
+
+
 @dataclass(frozen=True)
 class Message:
     """A message of a chat and its role."""

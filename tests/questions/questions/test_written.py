@@ -211,7 +211,7 @@ def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
     assert run("show", "-f", log, "--line", "6", "--chat", "-m", chat).code == 2
 
 
-def test_tools_and_documents_reach_the_template(chat, tmp_path):
+def test_tools_and_documents_reach_the_template(run, chat, tmp_path):
     folder = tmp_path / "tools"
     shutil.copytree(chat, folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -223,6 +223,11 @@ def test_tools_and_documents_reach_the_template(chat, tmp_path):
     line = {"messages": SAID[:2], "tools": [{"name": "weather"}], "documents": [{"text": "the mat"}]}
     spelled = "".join(token.text for token in load(str(folder)).prepare_chat(json.dumps(line)).tokens)
     assert "toolweatherdocumentthemat" in spelled.replace(" ", "")
+    log, documents = tmp_path / "log.jsonl", [{"text": "Who slept?"}, {"title": "no text"}]
+    log.write_text(json.dumps(line | {"documents": documents, "response": "A cat."}))
+    asked = ("spans", "-f", log, "--line", "1", "--chat", "-m", folder, "--by", "role", "--written")
+    parts = [part for part in json.loads(run(*asked, "--json").out)["parts"] if "template" not in part]
+    assert parts == ["document", "system", "user", "assistant"]  # the user asks what the document says
 
 
 def test_written_tokens_are_drawn_and_printed(run, monkeypatch):

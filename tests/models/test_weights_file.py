@@ -86,11 +86,9 @@ def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_pla
     told = "weights of encoder layer 1 that are not finite numbers: 2, shown as masked"
     assert told in head.heatmap.notes
     assert head.figures.role is None
-    for seen in (
-        overview(saved, saved.prepared, Selection()),
-        one_token(saved, saved.prepared, Selection(token="3")),
-    ):
-        assert told in seen.notes
+    assert told in overview(saved, saved.prepared, Selection()).notes
+    token = one_token(saved, saved.prepared, Selection(token="3"))  # one of them is in its row
+    assert told.replace("2", "1") in token.notes
     other = one_head(saved, saved.prepared, "L1H1")
     assert not other.heatmap.masked.any()
     assert other.figures.role is not None

@@ -4,7 +4,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.text.tokens import tokens_of, tokens_of_ids, without_marks
 from tests.models.folders import LINES, gpt2, minilm, t5
@@ -147,3 +147,14 @@ def test_as_many_random_tokens_are_offered_as_there_is_room_for(reads):
         reads.repeat_random(reads.positions)
     most = int(str(refused.value).rpartition(" ")[2])
     assert reads.positions - len(reads.repeat_random(most).tokens) in (0, 1)
+
+
+def test_a_tokenizer_that_fails_is_one_sentence(monkeypatch, tmp_path):
+    model = load(gpt2(tmp_path))
+
+    def fail(*_, **more):
+        raise KeyError("merges")
+
+    monkeypatch.setattr(type(model.reader.tokenizer), "__call__", fail)
+    with pytest.raises(ModelError, match=r"^the tokenizer of .* fails: .*merges"):
+        model.prepare("The cat sat.")

@@ -159,6 +159,16 @@ def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
     assert file.read_bytes() == content
 
 
+def test_a_checkpoint_whose_sums_were_changed_is_refused(model, tmp_path):
+    file, run = tmp_path / "sums.json", CorpusRun(checkpoint=tmp_path / "sums.json")
+    corpus_stats(model, ListedTexts(TEXTS[:2]), run=run)
+    content = json.loads(file.read_text())
+    content["state"]["progress"]["texts"] += 1
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="is not a checkpoint of attnscope"):
+        corpus_stats(model, ListedTexts(TEXTS[:2]), run=run)
+
+
 def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(model, tmp_path):
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": text}) for text in (TEXTS[0], "too long " * 600, TEXTS[1])]

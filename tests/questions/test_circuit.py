@@ -85,7 +85,7 @@ MODELS = {
 CLEAN, CORRUPT = "The cat sat on the mat", "The dog sat on the mat"
 
 
-LIKE = pytest.mark.parametrize("shaped", ["gpt2", "llama", "bert"], indirect=True)
+LIKE = pytest.mark.parametrize("shaped", ["gpt2", "llama", "bert", "t5"], indirect=True)
 
 
 def contrast(model, clean, corrupt):
@@ -118,32 +118,33 @@ class ByHand:
 
     def __init__(self, shaped):
         self.hooked = Hooked(shaped, score_prediction(shaped.model, shaped.clean, None))
-        self.clean, self.projections = shaped.clean, shaped.projections
-        self.table = shaped.model.writer.get_input_embeddings()
+        self.clean, self.projections, network = shaped.clean, shaped.projections, shaped.model.writer
+        self.table = getattr(network, "encoder", network).get_input_embeddings()
+        self.size = 8
+        self.heads = network.config.num_attention_heads
+        self.places = [(call, head) for call in range(len(self.projections)) for head in range(self.heads)]
         with torch.no_grad():
             self.embeds = [self.table(each.inputs["input_ids"]) for each in (shaped.clean, shaped.corrupt)]
 
     def run(self, embeds, given):
-        """The score, and what every head gave, of which ``given`` replaces some.  [layer][head]"""
+        """The score, and what every head gave, of which ``given`` replaces some.  [call][head]"""
         seen = []
 
-        def replace(layer):
+        def replace(call):
             def change(states):
-                heads = states.clone().unflatten(-1, (4, 8))
-                seen.append([heads[0, :, head].clone() for head in range(4)])
+                heads = states.clone().unflatten(-1, (self.heads, self.size))
+                seen.append([heads[0, :, head].clone() for head in range(self.heads)])
                 for (at, head), states_ in given.items():
-                    if at == layer:
+                    if at == call:
                         heads[0, :, head] = states_
                 return heads.flatten(-2)
 
             return change
 
-        hooks = [(module, "input", replace(layer)) for layer, module in enumerate(self.projections)]
-        return self.hooked.score(self.clean, [*hooks, (self.table, "output", lambda _: embeds)]), seen
-
-
-PLACES = [(layer, head) for layer in range(2) for head in range(4)]
-LAST = 9
+        hooks = [(module, "input", replace(call)) for call, module in enumerate(self.projections)]
+        texts = iter([embeds])  # the first that the table embeds; a decoder's text is the same in both
+        hooks.append((self.table, "output", lambda made: next(texts, made)))
+        return self.hooked.score(self.clean, hooks), seen
 
 
 @LIKE
@@ -153,10 +154,12 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
     with torch.enable_grad():
         scores = made.attribute()
     hand = ByHand(shaped)
+    assert made.places == hand.places
     clean, corrupt = (hand.run(embeds, {})[1] for embeds in hand.embeds)
     half = (hand.embeds[0] + hand.embeds[1]) / 2
     natural = hand.run(half, {})[1]
-    held = {place: natural[place[0]][place[1]] for place in PLACES}
+    held = {place: natural[place[0]][place[1]] for place in hand.places}
+    last = len(hand.places) + 1
 
     def moved(source, target, step):
         """The score where ``source`` differs a little on the way to ``target`` alone."""
@@ -164,17 +167,21 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
         if source == 0:
             embeds = half + step * (hand.embeds[0] - hand.embeds[1])
         else:
-            layer, head = PLACES[source - 1]
-            given[layer, head] = held[layer, head] + step * (clean[layer][head] - corrupt[layer][head])
+            call, head = hand.places[source - 1]
+            given[call, head] = held[call, head] + step * (clean[call][head] - corrupt[call][head])
         score, seen = hand.run(embeds, given)
-        if target == LAST:
+        if target == last:
             return score
-        layer, head = PLACES[target - 1]
-        return hand.run(half, {(layer, head): seen[layer][head]})[0]
+        call, head = hand.places[target - 1]
+        return hand.run(half, {(call, head): seen[call][head]})[0]
 
-    for source, target in [(0, 1), (0, 6), (0, LAST), (1, 5), (2, 8), (4, 7), (3, LAST), (7, LAST)]:
+    # from the embeddings, from one call to the next (an encoder's last to a decoder, too), to the prediction
+    edges = {(0, 1), (0, 6), (0, last), (1, 5), (2, 8), (4, 7), (3, last), (last - 2, last)}
+    across = {(8, target) for target in range(9, last, 4)} if len(hand.projections) > 2 else set()
+    for source, target in edges | across:
         slope = (moved(source, target, 1e-4) - moved(source, target, -1e-4)) / 2e-4
         assert scores[source, target] == pytest.approx(slope, abs=1e-7, rel=1e-5)
+    assert not across or any(scores[edge] for edge in across)
     assert not scores[1, 2]  # heads of one layer do not feed each other
     assert not scores[5, 1]
 
@@ -183,20 +190,20 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
 def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(shaped):
     made = contrast(shaped.model, shaped.clean, shaped.corrupt)
     hand = ByHand(shaped)
-    other = hand.run(hand.embeds[1], {})[1]
-    edges = frozenset({(0, 1), (0, 3), (1, 6), (3, 6), (0, 7), (6, LAST), (7, LAST), (3, LAST)})
+    other, last = hand.run(hand.embeds[1], {})[1], len(hand.places) + 1
+    edges = frozenset({(0, 1), (0, 3), (1, 6), (3, 6), (0, 7), (6, last), (7, last), (3, last)})
     given = {}
-    for target in [1, 3, 6, 7, LAST]:
+    for target in [1, 3, 6, 7, last]:
         sources = {source for source, to in edges if to == target}
-        held = {place: other[place[0]][place[1]] for place in PLACES}
-        held |= {PLACES[source - 1]: given[source] for source in sources - {0}}
+        held = {place: other[place[0]][place[1]] for place in hand.places}
+        held |= {hand.places[source - 1]: given[source] for source in sources - {0}}
         score, seen = hand.run(hand.embeds[0 if 0 in sources else 1], held)
-        if target < LAST:
-            layer, head = PLACES[target - 1]
-            given[target] = seen[layer][head]
+        if target < last:
+            call, head = hand.places[target - 1]
+            given[target] = seen[call][head]
     with torch.no_grad():
         assert made.restored(edges) == pytest.approx(score, abs=1e-9)
-        gone = {PLACES[node - 1]: other[PLACES[node - 1][0]][PLACES[node - 1][1]] for node in (1, 6)}
+        gone = {(call, head): other[call][head] for call, head in (hand.places[node - 1] for node in (1, 6))}
         assert made.without([1, 6]) == pytest.approx(hand.run(hand.embeds[0], gone)[0], abs=1e-9)
 
 

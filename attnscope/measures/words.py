@@ -26,7 +26,11 @@ def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | Non
     ]
     heads = len(weights.values)
     allowed = np.broadcast_to(weights.allowed, weights.values.shape)
-    held = HeldRows(torch.from_numpy(weights.values)[None], torch.from_numpy(allowed.copy())[None])
+    values, open_keys = (
+        torch.from_numpy(np.require(each, requirements=("C", "W")))[None]
+        for each in (weights.values, allowed)
+    )
+    held = HeldRows(values, open_keys)
     offset = 0 if weights.square else None
     attention = Attention(
         site, "recomputed", "words", 1, heads, heads, axes[0], axes[1], offset, torch.float32, held

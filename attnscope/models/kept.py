@@ -253,8 +253,11 @@ def _layers(
     known: tuple[Kind, ...] = ("encoder", "decoder", "cross")
     for kind in known:
         for layer, weighed in sorted(kinds.get(kind, ()), key=lambda pair: pair[0]):
-            weights = torch.from_numpy(np.ascontiguousarray(weighed.values))[None]  # [1, head, query, key]
-            allowed = torch.from_numpy(np.ascontiguousarray(weighed.allowed))
+            values, allowed = (  # copies of what is read-only, as where all keys are open
+                torch.from_numpy(np.require(each, requirements=("C", "W")))
+                for each in (weighed.values, weighed.allowed)
+            )
+            weights = values[None]  # [1, head, query, key]
             queries, keys = (
                 axes.setdefault(places, relabel(_axis(places), named))
                 for places in (weighed.queries, weighed.keys)

@@ -136,7 +136,7 @@ def rotary_of(config: Any) -> Callable[[Array, int], Array]:
         raise ValueError(alone)
 
     def turn(states: Array, start: int) -> Array:
-        given = torch.from_numpy(np.ascontiguousarray(states))[None]  # [1, head, token, size]
+        given = torch.from_numpy(np.require(states, requirements=("C", "W")))[None]  # [1, head, token, size]
         try:
             cos, sin = classes[0](config)(given, torch.arange(start, start + given.shape[2])[None])
             turned: Array = apply(given, given, cos, sin)[0][0].numpy()

@@ -49,7 +49,7 @@ class Deletion:
     def shares(self, kept: Array) -> Array:
         """The probability of the prediction if only some places are kept.  [copy, place] -> [copy]"""
         wanted = torch.ones(len(kept), len(self.prepared.tokens), dtype=torch.bool)
-        wanted[:, list(self.places)] = torch.from_numpy(np.ascontiguousarray(kept))
+        wanted[:, list(self.places)] = torch.from_numpy(np.require(kept, requirements=("C", "W")))
         size, found = max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
         model, at = self.model, self.prediction.at
         with torch.inference_mode(), model.threads(self.prepared):

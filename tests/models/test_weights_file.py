@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from attnscope.attention import Head
 from attnscope.axes import Weights, places
@@ -111,3 +112,14 @@ def test_negative_weights_are_drawn_with_0_in_the_middle(tmp_path):
     assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-1.0, 1.0), -0.5)
     assert overview(saved, saved.prepared, Selection()).grids["encoder"].signed
     assert not one_head(saved, saved.prepared, "L0H0").heatmap.signed
+
+
+def test_weights_of_a_single_token_are_read_without_a_warning(tmp_path, recwarn):
+    torch.set_warn_always(True)  # else torch says it once in a process
+    try:
+        np.savez(tmp_path / "few.npz", **{"cross.00": np.ones((1, 1, 1), np.float32)})
+        saved = WeightsFile(tmp_path / "few.npz")
+        overview(saved, saved.prepared, Selection())
+    finally:
+        torch.set_warn_always(False)
+    assert not [str(each.message) for each in recwarn]

@@ -249,7 +249,7 @@ def _lying_safetensors(content: bytes, chance: Random) -> bytes:
     for _ in range(chance.choice((1, 1, 3))):
         name = chance.choice(list(header))
         entry, way = header[name], chance.randrange(7)
-        if not isinstance(entry, dict) or "shape" not in entry or way == 0:
+        if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or way == 0:
             mutate(header, chance)
         elif way == 1:
             entry["dtype"] = chance.choice(DTYPES)

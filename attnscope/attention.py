@@ -16,6 +16,7 @@ from attnscope.errors import SelectionError
 
 if TYPE_CHECKING:  # pictures read tokens without loading torch
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Kind: TypeAlias = Literal["encoder", "decoder", "cross"]
@@ -253,3 +254,11 @@ class SomeHeads:
         """The mask of the rows, bool.  -> [batch or 1, head or 1, row, key]"""
         mask = self.all.allowed(start, stop)
         return mask if mask.shape[1] == 1 else mask[:, list(self.chosen)]
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """An array as a tensor; copied if it is read-only, which torch warns of, or not contiguous."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnscope.attention import Attention, HeldRows, Site, Token
+from attnscope.attention import Attention, HeldRows, Site, Token, tensor_of
 from attnscope.axes import Place, Weights
 from attnscope.figures import HeadFigures
 from attnscope.measures import Measurement
@@ -26,11 +26,7 @@ def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | Non
     ]
     heads = len(weights.values)
     allowed = np.broadcast_to(weights.allowed, weights.values.shape)
-    values, open_keys = (
-        torch.from_numpy(np.require(each, requirements=("C", "W")))[None]
-        for each in (weights.values, allowed)
-    )
-    held = HeldRows(values, open_keys)
+    held = HeldRows(tensor_of(weights.values)[None], tensor_of(allowed)[None])
     offset = 0 if weights.square else None
     attention = Attention(
         site, "recomputed", "words", 1, heads, heads, axes[0], axes[1], offset, torch.float32, held

@@ -10,9 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from attnscope.attention import Attention, Axis, Head, HeldRows, Kind, Site, Token
+from attnscope.attention import Attention, Axis, Head, HeldRows, Kind, Site, Token, tensor_of
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.errors import InputError, ModelError, SelectionError
@@ -247,17 +245,13 @@ class WeightsFile(FileModel):
 def _layers(
     kinds: Mapping[str, Sequence[tuple[int, Weights]]], form: str, named: tuple[Token, ...]
 ) -> Iterator[Attention]:
-    import torch
 
     axes: dict[tuple[Place, ...], Axis] = {}  # layers share these; measures check for it
     known: tuple[Kind, ...] = ("encoder", "decoder", "cross")
     for kind in known:
         for layer, weighed in sorted(kinds.get(kind, ()), key=lambda pair: pair[0]):
-            values, allowed = (  # copies of what is read-only, as where all keys are open
-                torch.from_numpy(np.require(each, requirements=("C", "W")))
-                for each in (weighed.values, weighed.allowed)
-            )
-            weights = values[None]  # [1, head, query, key]
+            weights = tensor_of(weighed.values)[None]  # [1, head, query, key]
+            allowed = tensor_of(weighed.allowed)
             queries, keys = (
                 axes.setdefault(places, relabel(_axis(places), named))
                 for places in (weighed.queries, weighed.keys)

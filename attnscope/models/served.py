@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnscope import __version__
-from attnscope.attention import Token
+from attnscope.attention import Token, tensor_of
 from attnscope.axes import Array
 from attnscope.errors import InputError
 from attnscope.models.kept import FileModel, TracedModel, WeightsFile
@@ -136,7 +136,7 @@ def rotary_of(config: Any) -> Callable[[Array, int], Array]:
         raise ValueError(alone)
 
     def turn(states: Array, start: int) -> Array:
-        given = torch.from_numpy(np.require(states, requirements=("C", "W")))[None]  # [1, head, token, size]
+        given = tensor_of(states)[None]  # [1, head, token, size]
         try:
             cos, sin = classes[0](config)(given, torch.arange(start, start + given.shape[2])[None])
             turned: Array = apply(given, given, cos, sin)[0][0].numpy()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, Head, Site
+from attnscope.attention import Attention, Head, Site, tensor_of
 from attnscope.axes import Array
 from attnscope.capture.observers.coarsen import rows_at_a_time
 from attnscope.capture.projections import Projections
@@ -49,7 +49,7 @@ class Deletion:
     def shares(self, kept: Array) -> Array:
         """The probability of the prediction if only some places are kept.  [copy, place] -> [copy]"""
         wanted = torch.ones(len(kept), len(self.prepared.tokens), dtype=torch.bool)
-        wanted[:, list(self.places)] = torch.from_numpy(np.require(kept, requirements=("C", "W")))
+        wanted[:, list(self.places)] = tensor_of(kept)
         size, found = max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
         model, at = self.model, self.prediction.at
         with torch.inference_mode(), model.threads(self.prepared):

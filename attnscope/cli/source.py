@@ -244,10 +244,10 @@ class SourceInput:
 
         Raises ``AttnscopeError``.
         """
-        from attnscope.models.kept import FileModel, look_at
+        from attnscope.models.kept import TracedModel, look_at
         from attnscope.models.request import InputRequest
 
-        if isinstance(model, FileModel):
+        if isinstance(model, TracedModel):
             return model.prepared
         asked = self.asked
         same = ("audio", "chat", "system", "generate", "temperature", "seed", "max_tokens", "truncate")

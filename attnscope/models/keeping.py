@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnscope import __version__
 from attnscope.attention import Attention, Axis, Kind
 from attnscope.axes import coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
@@ -27,15 +26,14 @@ from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import Trace
 from attnscope.storage.trace.keep import KeepRows
 from attnscope.storage.trace.layout import (
-    FORMAT,
     About,
     Box,
     Image,
     Labels,
-    Positions,
     TracedCall,
     TraceDescription,
     TracedSound,
+    traced_axis,
 )
 from attnscope.storage.trace.replay import replay
 
@@ -134,12 +132,9 @@ def make_trace(
         bands = None if sound.bands is None else kept.hold("bands", sound.bands)
         heard = TracedSound(sound.seconds, sound.frames, sound.begin, bands)
     description = TraceDescription(
-        trace=FORMAT,
-        attnscope=__version__,
         kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         model=about,
         model_notes=notes,
-        weighed="",
         text_notes=prepared.notes,
         text=prepared.text,
         messages=prepared.messages,
@@ -154,12 +149,11 @@ def make_trace(
             TracedCall.of(site, number(queries), number(keys), rows)
             for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
         ),
-        axes=tuple(Positions(axis.start, axis.stop) if isinstance(axis, range) else axis for axis in axes),
+        axes=tuple(map(traced_axis, axes)),
         without_attention=tuple(record.without_attention),
         failures=tuple(record.failures),
         changes=tuple(record.changes),
         figures=measuring.figures(),
-        words=(),
     )
     trace = Trace(description, kept.arrays)
     if not is_short(trace) or not description.figures:

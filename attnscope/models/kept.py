@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
@@ -10,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnscope.attention import Attention, Axis, Head, HeldRows, Kind, Site, Token, tensor_of
+from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Array, Place, Weights
-from attnscope.capture.record import Record, SiteRecord
-from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
@@ -22,24 +20,39 @@ from attnscope.models.labels import read_labels, relabel, tokens_of
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.trace import Trace
-from attnscope.storage.trace.layout import TraceDescription
+from attnscope.storage.trace.layout import (
+    About,
+    Held,
+    Labels,
+    TracedCall,
+    TraceDescription,
+    pack_mask,
+    traced_axis,
+)
 from attnscope.storage.trace.replay import replay
 from attnscope.text import Untrusted, clean, visible
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnscope.capture import Observer
-    from attnscope.fused.fused_pass import FusedPass
 
+class TracedModel(Model):
+    """A trace in place of a model: ``prepared`` is its text; observers see the model's attention.
 
-class FileModel(Model):
-    """One pass held by a file. ``prepared`` is its text; it reads no other text and predicts nothing."""
+    It reads no other text and predicts nothing.
+    """
 
-    what: ClassVar[str]
+    what: ClassVar[str] = "a trace"
 
-    def __init__(self, name: str, notes: Sequence[str] = ()) -> None:
-        self.name, self.positions, self.notes = name, None, tuple(notes)
+    def __init__(
+        self, trace: Trace, file: str | None = None, since: str | None = None, weigh: Weigh = "raw"
+    ) -> None:
+        self.trace, self.since, self.weigh, self.positions = trace, since, weigh, None
+        description = trace.description
+        self.name, self.notes = clean(description.model.name), tuple(map(clean, description.model_notes))
+        if file is not None:
+            kept, version = clean(description.kept), clean(description.attnscope)
+            self.notes += (f"from {file}: a trace of {kept}, attnscope {version}",)
 
     def __getattr__(self, name: str) -> Any:
         """A module without weights, made on first use: reading a file needs no torch."""
@@ -50,19 +63,26 @@ class FileModel(Model):
         self.module: nn.Module = nn.Module()
         return self.module
 
+    @property
+    def title(self) -> str:
+        """The model's name, its weighing, and when the pass ran if that should be shown."""
+        weighed = self.trace.description.weighed
+        parts = (super().title, weighed and visible(weighed), self.since)
+        return " · ".join(filter(None, parts))
+
     @contextmanager
     def threads(self, prepared: ModelInput) -> Iterator[None]:
         """All threads: there are no small passes in a row."""
         yield
 
-    @abstractmethod
     def weights(self, head: Head) -> Array:
         """All rows of one head, the mean over a batch.  -> [query, key]"""
+        return self.trace.weights(head)
 
-    @property
-    @abstractmethod
+    @cached_property
     def prepared(self) -> ModelInput:
         """The text that was read, as far as the file has it."""
+        return prepare_traced(self.trace)
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
@@ -74,39 +94,6 @@ class FileModel(Model):
     def objective(self) -> Objective:
         """Raises ``ModelError``: nothing is predicted without a model."""
         raise ModelError(f"{self.name} is {self.what} and predicts nothing: give the model itself")
-
-
-class TracedModel(FileModel):
-    """A trace in place of a model: ``prepared`` is its text; observers see the model's attention."""
-
-    what = "a trace"
-
-    def __init__(
-        self, trace: Trace, file: str | None = None, since: str | None = None, weigh: Weigh = "raw"
-    ) -> None:
-        self.trace, self.since, self.weigh = trace, since, weigh
-        description = trace.description
-        notes = tuple(map(clean, description.model_notes))
-        if file is not None:
-            kept, version = clean(description.kept), clean(description.attnscope)
-            notes += (f"from {file}: a trace of {kept}, attnscope {version}",)
-        super().__init__(clean(description.model.name), notes)
-
-    @property
-    def title(self) -> str:
-        """The model's name, its weighing, and when the pass ran if that should be shown."""
-        weighed = self.trace.description.weighed
-        parts = (super().title, weighed and visible(weighed), self.since)
-        return " · ".join(filter(None, parts))
-
-    def weights(self, head: Head) -> Array:
-        """All rows of one head, computed in NumPy.  -> [query, key]"""
-        return self.trace.weights(head)
-
-    @cached_property
-    def prepared(self) -> ModelInput:
-        """The text that was read."""
-        return prepare_traced(self.trace)
 
 
 def look_at(prepared: ModelInput, trace: Trace) -> ModelInput:
@@ -190,7 +177,7 @@ def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> t
     )
 
 
-class WeightsFile(FileModel):
+class WeightsFile(TracedModel):
     """A file of weights in place of a model: observers see its layers as if just computed.
 
     Raises what ``attnscope.storage.arrays`` raises. If a file holds no token ids, tokens with equal texts
@@ -202,12 +189,12 @@ class WeightsFile(FileModel):
     def __init__(self, path: str | Path, labels: Path | None = None) -> None:
         found = read_weights(path)
         notes = [str(note) for note in found.notes]
-        places = [place for layers in found.kinds.values() for _, field in layers for place in field.keys]
-        if any(place.stop - place.start > 1 for place in places):
+        layers = [weights for layers in found.kinds.values() for _, weights in layers]
+        if any(place.stop - place.start > 1 for weights in layers for place in weights.keys):
             notes.append("the figures count the rows and columns that the file has")
-        super().__init__(str(path), notes)
         named = () if labels is None else tokens_of(read_labels(labels))
-        self.layers = list(_layers(found.kinds, Path(path).suffix.lower().removeprefix("."), named))
+        form = Path(path).suffix.lower().removeprefix(".")
+        super().__init__(_trace_of(found.kinds, str(path), form, named, tuple(notes)))
         self._title = str(found.title or Untrusted(Path(path).stem))
 
     @property
@@ -215,61 +202,57 @@ class WeightsFile(FileModel):
         """The source that the file names, or its own name."""
         return self._title
 
-    @property
-    def prepared(self) -> ModelInput:
-        """The text of the weights, as far as the file has it."""
-        axes = {layer.site.kind: (layer.queries, layer.keys) for layer in reversed(self.layers)}
-        tokens = self.layers[0].keys
-        return ModelInput({}, axes, tokens if isinstance(tokens, tuple) else ())
 
-    def weights(self, head: Head) -> Array:
-        """The rows of one head as the file has them.  -> [query, key]"""
-        for layer in self.layers:
-            if layer.site.layer == head.layer and head.kind in (None, layer.site.kind):
-                found: Array = layer.weights([head.head])[0, 0].numpy()
-                return found
-        raise SelectionError(f"no head {head} in {self.name}")
+def _trace_of(
+    kinds: Mapping[str, Sequence[tuple[int, Weights]]],
+    name: str,
+    form: str,
+    named: tuple[Token, ...],
+    notes: tuple[str, ...],
+) -> Trace:
+    """Weights by kind and layer as a trace; the tokens ``named`` label the axes of their length."""
+    arrays: dict[str, Array] = {}
+    axes: dict[tuple[Place, ...], int] = {}  # layers share these; measures check for it
+    calls, labels = list[TracedCall](), dict[Kind, Labels]()
 
-    def run(
-        self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
-    ) -> Record:
-        """Show every layer to every observer."""
-        record = Record()
-        for layer in self.layers:
-            record.sites.append(SiteRecord.of(layer, 0, None))
-            for observer in observers:
-                observer.observe(layer)
-        return record
+    def hold(what: str, array: Array) -> str:
+        name = f"{what}.{len(arrays)}"
+        arrays[name] = array
+        return name
 
-
-def _layers(
-    kinds: Mapping[str, Sequence[tuple[int, Weights]]], form: str, named: tuple[Token, ...]
-) -> Iterator[Attention]:
-
-    axes: dict[tuple[Place, ...], Axis] = {}  # layers share these; measures check for it
     known: tuple[Kind, ...] = ("encoder", "decoder", "cross")
     for kind in known:
         for layer, weighed in sorted(kinds.get(kind, ()), key=lambda pair: pair[0]):
-            weights = tensor_of(weighed.values)[None]  # [1, head, query, key]
-            allowed = tensor_of(weighed.allowed)
-            queries, keys = (
-                axes.setdefault(places, relabel(_axis(places), named))
-                for places in (weighed.queries, weighed.keys)
+            heads, *size = weighed.values.shape
+            opened = pack_mask(weighed.allowed.reshape(1, -1, *size), hold)
+            queries, keys = (axes.setdefault(axis, len(axes)) for axis in (weighed.queries, weighed.keys))
+            labels.setdefault(kind, Labels(kind, queries, keys))
+            calls.append(
+                TracedCall(
+                    name=f"{kind} layer {layer}",
+                    call=0,
+                    kind=kind,
+                    layer=layer,
+                    source="file",
+                    kernel=form,
+                    heads=heads,
+                    key_heads=heads,
+                    offset=None if kind == "cross" else 0,
+                    dtype=str(weighed.values.dtype),
+                    queries=queries,
+                    keys=keys,
+                    rows=Held("weights", hold("weights", weighed.values[None]), opened),
+                )
             )
-            heads = weights.shape[1]
-            yield Attention(
-                site=Site(f"{kind} layer {layer}", 0, kind, layer),
-                source="file",
-                kernel=form,
-                batch=1,
-                heads=heads,
-                key_heads=heads,
-                queries=queries,
-                keys=keys,
-                offset=None if kind == "cross" else 0,
-                dtype=weights.dtype,
-                read=HeldRows(weights, allowed.reshape(-1, *allowed.shape[-2:])[None]),
-            )
+    description = TraceDescription(
+        model=About(name, "Module", None, 0, "cpu"),
+        model_notes=notes,
+        tokens=calls[0].keys,
+        labels=tuple(labels.values()),
+        axes=tuple(traced_axis(relabel(_axis(places), named)) for places in axes),
+        calls=tuple(calls),
+    )
+    return Trace(description, arrays)
 
 
 def _axis(places: tuple[Place, ...]) -> Axis:

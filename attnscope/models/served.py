@@ -18,17 +18,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnscope import __version__
 from attnscope.attention import Token, tensor_of
 from attnscope.axes import Array
 from attnscope.errors import InputError
-from attnscope.models.kept import FileModel, TracedModel, WeightsFile
+from attnscope.models.kept import TracedModel, WeightsFile
 from attnscope.models.labels import read_labels, relabel, tokens_of
 from attnscope.storage.files import reading
 from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
 from attnscope.storage.trace.layout import (
-    FORMAT,
     About,
     Labels,
     Mask,
@@ -214,7 +212,7 @@ class ServedModel(TracedModel):
 
 def open_file(
     path: str | Path, labels: Path | None = None, model: str | None = None, request: int | None = None
-) -> FileModel:
+) -> TracedModel:
     """A trace, by its suffix, queries and keys of a server, or a file of weights; ``labels`` name positions.
 
     ``model`` and ``request`` only apply to a server's file. Raises ``InputError``.
@@ -357,25 +355,13 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
     assumed += ["causal", "no bias, no attention sinks"]
     note = f"assumed, as the file does not say: {', '.join(assumed)}"
     axes = Positions(keys - queries, keys), Positions(0, keys)
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("text_notes", "messages", "images", "without_attention", "failures", "changes", "figures", "words"),
-        (),
-    )
     description = TraceDescription(
-        trace=FORMAT,
-        attnscope=__version__,
-        kept="",
         model=About("", "", None, 0, "cpu"),
         model_notes=(note,),
-        weighed="",
-        text=None,
         tokens=1,
-        written=None,
         labels=(Labels("decoder", 0, 1),),
-        heard=None,
         axes=axes,
         calls=calls,
-        **nothing,
     )
     return Trace(description, arrays), slice(None) if bounds is None else bounds["k"]
 
@@ -468,17 +454,13 @@ def _call(
         call=0,
         kind="decoder",
         layer=layer,
-        step=0,
         source="served",
         kernel="a server's",
-        batch=1,
         heads=heads,
         key_heads=key_heads,
         offset=keys - queries,
         dtype=types.get(arrays.file.entries[pair["q"]].dtype, "float32"),
         window=None if first is None else shape.window,
-        refusal=None,
-        difference=None,
         queries=0,
         keys=1,
         rows=TracedScores(

@@ -19,7 +19,7 @@ from attnscope.figures import Weigh
 from attnscope.measures.blocks import by_block_norm, normed_weight, residual_part, spread_rows
 from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.inputs import ModelInput
-from attnscope.models.kept import FileModel
+from attnscope.models.kept import TracedModel
 from attnscope.models.model import Model
 from attnscope.models.targets import score_prediction
 
@@ -33,7 +33,7 @@ def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
     ``target`` is the prediction whose gradient is taken. Raises ``ModelError`` for a file in place of a
     model.
     """
-    if isinstance(model, FileModel):
+    if isinstance(model, TracedModel):
         raise ModelError(
             f"{model.name} is {model.what} and keeps no values: give the model itself for --weigh {weigh}"
         )

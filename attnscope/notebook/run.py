@@ -15,7 +15,7 @@ from attnscope.notebook.shown import Display, Drawing, FigureTable, HeadDrawing,
 
 if TYPE_CHECKING:
     from attnscope.models.inputs import ModelInput
-    from attnscope.models.kept import FileModel
+    from attnscope.models.kept import TracedModel
     from attnscope.models.model import Model
     from attnscope.models.request import InputRequest
     from attnscope.questions.cause import How
@@ -57,8 +57,8 @@ class Run(Display):
     out and notes their weight.
     """
 
-    kept: FileModel | None = None
-    earlier: Sequence[Callable[[], FileModel]] = field(default=(), repr=False)
+    kept: TracedModel | None = None
+    earlier: Sequence[Callable[[], TracedModel]] = field(default=(), repr=False)
     source: tuple[Callable[[], AbstractContextManager[Model]], InputRequest] | None = None
 
     @property
@@ -67,13 +67,13 @@ class Run(Display):
         return (*(Run(make()) for make in self.earlier), self)
 
     @property
-    def _pass(self) -> FileModel:
+    def _pass(self) -> TracedModel:
         if self.kept is None:
             raise AttnscopeError("nothing is known yet: look at the run when its with block has ended")
         return self.kept
 
     @property
-    def _given(self) -> tuple[FileModel, ModelInput]:
+    def _given(self) -> tuple[TracedModel, ModelInput]:
         return self._pass, self._pass.prepared
 
     @property
@@ -366,7 +366,6 @@ class Run(Display):
         Raises ``OutputError``.
         """
         from attnscope.models.keeping import keep_trace
-        from attnscope.models.kept import TracedModel
         from attnscope.questions.layers import whole_layers
         from attnscope.render.image import FORMATS
         from attnscope.render.page.page import PAGE, save_page
@@ -376,9 +375,8 @@ class Run(Display):
         path, kept = Path(path), self._pass
         suffix = path.suffix.lower()
         if suffix == SUFFIX:
-            write_trace(
-                kept.trace if isinstance(kept, TracedModel) else keep_trace(kept, kept.prepared), path
-            )
+            ran = kept.trace.description.kept  # the rows of other tools are measured first
+            write_trace(kept.trace if ran else keep_trace(kept, kept.prepared), path)
         elif suffix == PAGE:
             save_page(self._all(), path)
         elif suffix.removeprefix(".") in DATA:

@@ -17,7 +17,7 @@ from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.observers.rows import Rows, Sample
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.kept import FileModel
+from attnscope.models.kept import TracedModel
 from attnscope.questions import compare
 from attnscope.questions.answer import Answer
 from attnscope.questions.head_rows import CELLS, Choosing, evenly, head_rows, map_of_nats
@@ -487,7 +487,7 @@ def of_models(result: ModelComparison) -> Answer:
 
 
 def compare_passes(
-    model: Model, prepared: ModelInput, rival: FileModel, selection: Selection, opening: str | None
+    model: Model, prepared: ModelInput, rival: TracedModel, selection: Selection, opening: str | None
 ) -> Answer:
     """Compare a pass with a kept one: two texts if the models have one name, otherwise two models.
 

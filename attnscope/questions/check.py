@@ -22,7 +22,7 @@ from attnscope.views.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     from attnscope.models import Model
-    from attnscope.models.kept import FileModel
+    from attnscope.models.kept import TracedModel
 
 COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
 """Comparisons for a number of heads; figures are never compared for equality."""
@@ -183,7 +183,7 @@ ROWS = 256
 """Rows that are compared at a time."""
 
 
-def check_served(served: FileModel, model: Model) -> tuple[Verdict, ...]:
+def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
     """Whether a server's queries and keys give a model's rows on the same tokens, by layer.
 
     Raises ``InputError`` if the file has no token ids.

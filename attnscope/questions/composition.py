@@ -13,7 +13,7 @@ from attnscope.capture.projections import Circuits
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.composition import Circuit, compose, compose_random
 from attnscope.models import Model, ModelInput
-from attnscope.models.kept import FileModel
+from attnscope.models.kept import TracedModel
 from attnscope.questions.answer import Answer
 from attnscope.records import ADDRESS, Meaning, plain, record
 from attnscope.views import View, head_map
@@ -85,7 +85,7 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
     Raises ``ModelError`` if a layer's weights cannot be identified, ``SelectionError`` for a head that
     does not exist or has none before it.
     """
-    if isinstance(model, FileModel):
+    if isinstance(model, TracedModel):
         raise ModelError(f"{model.name} is {model.what} and holds no weights of a model: give the model")
     circuits = Circuits()
     with circuits.watching(model.module):

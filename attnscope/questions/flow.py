@@ -19,7 +19,7 @@ from attnscope.measures.blocks import Contributions
 from attnscope.measures.weighing import Amounts, Values, by_gradient
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
-from attnscope.models.kept import FileModel
+from attnscope.models.kept import TracedModel
 from attnscope.models.weighed import gradients_of
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
@@ -199,7 +199,7 @@ def follow_flow(
     to its rows. Raises ``ModelError`` if tokens cannot be followed through all layers.
     """
     if method in ("relevance", "alti"):  # these need more of a pass than its weights
-        if isinstance(model, FileModel):
+        if isinstance(model, TracedModel):
             raise ModelError(f"{model.name} is {model.what} and keeps no values: give the model for {method}")
         prepared = replace(prepared, replay=None)
     slopes, said = gradients_of(model, prepared, target) if method == "relevance" else ({}, "")

@@ -105,8 +105,10 @@ def test_what_was_saved_is_read_back_with_its_ranges(model, prepared, tmp_path):
     maps = measure_heads(model, prepared, Selection(), pool="share").maps
     maps.save(tmp_path / "maps.npz")
     saved = WeightsFile(tmp_path / "maps.npz")
-    assert [len(layer.keys) for layer in saved.layers] == [256, 256]
-    np.testing.assert_array_equal(saved.layers[1].rows(0, 256)[0], maps.kinds["decoder"][1][1].values)
+    assert [len(layer.keys) for layer in saved.prepared.replay.attentions] == [256, 256]
+    np.testing.assert_array_equal(
+        saved.prepared.replay.attentions[1].rows(0, 256)[0], maps.kinds["decoder"][1][1].values
+    )
     assert any("pooled: 700 × 700 tokens; keys of a cell are summed" in note for note in saved.notes)
     shown = one_head(saved, saved.prepared, "L1H2").heatmap
     assert shown.weights.keys == maps.kinds["decoder"][1][1].keys
@@ -118,7 +120,7 @@ def test_what_was_saved_is_read_back_with_its_ranges(model, prepared, tmp_path):
 
 def shown_in(saved, most):
     """The columns of a saved layer, pooled once more."""
-    return group_places(places(saved.layers[1].keys), most=most)
+    return group_places(places(saved.prepared.replay.attentions[1].keys), most=most)
 
 
 def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_path):
@@ -128,4 +130,4 @@ def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_pa
     read = WeightsFile(tmp_path / "maps.npz")
     (_, layer), *_ = maps.kinds["decoder"]
     assert {place.stop - place.start for place in layer.keys} == {1, 2}
-    assert group_places(places(read.layers[0].keys)).places == layer.keys
+    assert group_places(places(read.prepared.replay.attentions[0].keys)).places == layer.keys

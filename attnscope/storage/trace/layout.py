@@ -12,7 +12,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
-from attnscope.attention import Kind, Site, Source, Token
+from attnscope import __version__
+from attnscope.attention import Axis, Kind, Site, Source, Token
 from attnscope.axes import Array
 from attnscope.capture.record import Failure, LayerWithoutAttention, SiteRecord
 from attnscope.figures import HeadFigures
@@ -104,21 +105,21 @@ class Stepped:
 TracedRows: TypeAlias = TracedScores | Held | Joined | Stepped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TracedCall(Site):
     """One attention call: the fields of ``SiteRecord`` except the numbers of its two axes, and its rows."""
 
-    step: int
+    step: int = 0
     source: Source
     kernel: str
-    batch: int
+    batch: int = 1
     heads: int
     key_heads: int
     offset: int | None
     dtype: str
-    window: int | None
-    refusal: str | None
-    difference: float | None
+    window: int | None = None
+    refusal: str | None = None
+    difference: float | None = None
     queries: int
     keys: int
     rows: TracedRows
@@ -147,6 +148,11 @@ class Positions:
 
     start: int
     stop: int
+
+
+def traced_axis(axis: Axis) -> Positions | Tokens:
+    """An axis as a description has it."""
+    return Positions(axis.start, axis.stop) if isinstance(axis, range) else axis
 
 
 @dataclass(frozen=True)
@@ -202,37 +208,37 @@ class Labels:
     keys: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TraceDescription:
     """Everything but the arrays.
 
-    ``kept`` is the time, in UTC; ``weighed`` the weighing in a title's words, empty for none; ``text``
-    the plain text, if it was one, ``messages`` those of a chat; ``tokens`` the number of the text's axis;
-    ``written`` the number of the first generated token, if any. ``figures`` are of tokens, ``words`` of
-    the words of a short text; both are empty if not measured.
+    ``kept`` is the time, in UTC, empty if no model ran here; ``weighed`` the weighing in a title's words,
+    empty for none; ``text`` the plain text, if it was one, ``messages`` those of a chat; ``tokens`` the
+    number of the text's axis; ``written`` the number of the first generated token, if any. ``figures`` are
+    of tokens, ``words`` of the words of a short text; both are empty if not measured.
     """
 
-    trace: int
-    attnscope: str
-    kept: str
+    trace: int = FORMAT
+    attnscope: str = __version__
+    kept: str = ""
     model: About
     model_notes: tuple[str, ...]
-    weighed: str
-    text_notes: tuple[str, ...]
-    text: str | None
-    messages: tuple[Message, ...]
+    weighed: str = ""
+    text_notes: tuple[str, ...] = ()
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
     tokens: int
-    written: int | None
+    written: int | None = None
     labels: tuple[Labels, ...]
-    images: tuple[Image, ...]
-    heard: TracedSound | None
+    images: tuple[Image, ...] = ()
+    heard: TracedSound | None = None
     axes: tuple[Positions | Tokens, ...]
     calls: tuple[TracedCall, ...]
-    without_attention: tuple[LayerWithoutAttention, ...]
-    failures: tuple[Failure, ...]
-    changes: tuple[str, ...]
-    figures: tuple[HeadFigures, ...]
-    words: tuple[HeadFigures, ...]
+    without_attention: tuple[LayerWithoutAttention, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    changes: tuple[str, ...] = ()
+    figures: tuple[HeadFigures, ...] = ()
+    words: tuple[HeadFigures, ...] = ()
 
 
 def pack_mask(open_keys: Array, hold: Callable[[str, Array], str]) -> Mask:

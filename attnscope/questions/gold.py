@@ -17,10 +17,12 @@ from attnscope.questions.gold_reading import (
     GoldQuestions,
     GoldReading,
     GoldSums,
-    Ratio,
-    SiteSums,
     Slots,
+    SlotSums,
     ask_batch,
+    merge_sums,
+    read_sums,
+    state_of_sums,
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
@@ -38,7 +40,7 @@ class GoldTotals:
     ``lost`` pairs could not be asked, and attention of the kinds ``skipped`` is not over the tokens.
     """
 
-    sums: GoldSums = field(default_factory=GoldSums)
+    sums: GoldSums = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
     others: set[str] = field(default_factory=set)
     lost: int = 0
@@ -47,7 +49,7 @@ class GoldTotals:
     def state(self) -> dict[str, Any]:
         """All of it as plain lists, which JSON keeps exactly."""
         return {
-            "sums": self.sums.state(),
+            "sums": state_of_sums(self.sums),
             "slots": list(self.slots.numbers),
             "others": sorted(self.others),
             "lost": self.lost,
@@ -66,7 +68,7 @@ class GoldTotals:
         sound &= all(slot is None or slot[1] in (0, 1) for slot in slots.numbers)
         if not sound:
             raise ValueError("the questions do not fit together")
-        return cls(GoldSums.from_state(state["sums"], slots.count), slots, set(others), lost, set(skipped))
+        return cls(read_sums(state["sums"], slots.count), slots, set(others), lost, set(skipped))
 
 
 Error: TypeAlias = Annotated[float | None, Meaning("its standard error over texts")]
@@ -110,24 +112,20 @@ class LabelScores:
     heads: Annotated[tuple[GoldScore, ...], Meaning("every head, the one that finds most answers first")]
 
 
-def rank_heads(total: GoldSums, slots: Slots, ways: Sequence[str], held_out: bool) -> Iterator[LabelScores]:
+def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> Iterator[LabelScores]:
     """Every label and direction that was asked, those with the most questions first."""
+    slots = total.slots.numbers
+    chosen, scored = ((0,), (1,)) if held_out else ((0, 1), (0, 1))  # which halves
     found = []
-    agreement = slots.numbers.get(None)
-    for slot, number in slots.numbers.items():
+    for slot, number in slots.items():
         if slot is None:
             continue
         ranked: list[GoldScore] = []
-        for site, sums in total.sites.items():
-            halves = ([2 * number], [2 * number + 1]) if held_out else ([2 * number, 2 * number + 1],) * 2
-            chosen, scored = (sums.part(rows) for rows in halves)
-            if chosen.asked[0] and scored.asked[0]:
-                rates: list[Ratio | None] = [None] * len(total.heads[site])
-                if agreement is not None:
-                    shift = 2 * (agreement - number)
-                    both = sums.part([row + shift for row in halves[1]])
-                    rates = [*both.ratios(both.right)]
-                ranked += _score(site, total.heads[site], chosen, scored, rates)
+        for site, sums in total.sums.items():
+            by, of = (sums.of([2 * number + half for half in halves]) for halves in (chosen, scored))
+            if by.asked and of.asked:
+                agreed = sums.of([2 * slots[None] + half for half in scored]) if None in slots else None
+                ranked += _score(site, sums.heads, by, of, agreed)
         ranked.sort(key=lambda head: (-head.chosen, -head.weight, head.head))
         if ranked:
             found.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
@@ -139,30 +137,26 @@ def rank_heads(total: GoldSums, slots: Slots, ways: Sequence[str], held_out: boo
 
 
 def _score(
-    site: Site,
-    heads: Sequence[int],
-    chosen: SiteSums,
-    scored: SiteSums,
-    rates: Sequence[Ratio | None],
+    site: Site, heads: Sequence[int], chosen: SlotSums, scored: SlotSums, agreed: SlotSums | None
 ) -> Iterator[GoldScore]:
     """The figures of each head on ``scored``, beside the distance that is best on ``chosen``.
 
-    ``rates`` are its agreements with an alignment, if there is one.
+    ``agreed`` are its agreements with an alignment, if there is one.
     """
-    offset = int(chosen.offsets[0].argmax())
-    rows = float(scored.asked[0])
-    order = (chosen.right[0, 0] / chosen.asked[0]).tolist()
+    offset = int(chosen.offsets.argmax())
+    order = (chosen.right[0] / chosen.asked).tolist()
+    rates = [None] * len(heads) if agreed is None else agreed.ratios(agreed.right)
     ratios = scored.ratios(scored.right), scored.ratios(scored.weight)
     for head, right, weight, best, rate in zip(heads, *ratios, order, rates, strict=True):
         yield GoldScore(
             Head(site.layer, head, site.kind),
-            int(rows),
-            int(scored.texts[0]),
+            int(scored.asked),
+            int(scored.texts),
             *right,
             *weight,
-            float(scored.even[0]) / rows,
+            scored.even / scored.asked,
             offset - REACH,
-            float(scored.offsets[0, offset]) / rows,
+            float(scored.offsets[offset]) / scored.asked,
             best,
             None if rate is None else 1 - rate.value,
             None if rate is None else rate.error,
@@ -198,7 +192,7 @@ def find_gold(
     work.relations = tuple(relations)
     asked = {"file of questions": file.fingerprint(), "set of relations": list(relations)}
     work.walk(asked, GoldTotals.from_state)
-    labels = tuple(rank_heads(work.total.sums, work.total.slots, file.ways, held_out))
+    labels = tuple(rank_heads(work.total, file.ways, held_out))
     if not labels:
         raise InputError(_nothing(work))
     title = f"{model.title} · {work.progress.layout[0]} · {_count(work.progress.texts, 'text')}, "
@@ -247,7 +241,7 @@ class _GoldWork(CorpusWork[GoldText]):
     def add(self, share: _Share) -> None:
         """Add it."""
         sums, skipped, lost = share
-        self.total.sums.merge(sums)
+        merge_sums(self.total.sums, sums)
         self.total.skipped |= skipped
         self.total.lost += lost
 
@@ -282,7 +276,7 @@ def _notes(work: _GoldWork) -> list[str]:
         notes.append(
             f"{_count(work.total.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"
         )
-    if work.total.skipped and work.total.sums.sites:
+    if work.total.skipped and work.total.sums:
         notes.append(
             f"attention that is not over the tokens was left out: {', '.join(sorted(work.total.skipped))}"
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,6 +24,9 @@ from attnscope.storage.gold import GoldFile, GoldPair, GoldText, Span
 REACH = 100
 """Most words of a fixed offset that is tried as a baseline."""
 
+COUNTS = 4 + 2 * REACH + 1
+"""Numbers of a slot that are the same for all heads."""
+
 
 class Ratio(NamedTuple):
     """A mean over questions and its standard error over texts, ``None`` for a single text."""
@@ -31,9 +35,8 @@ class Ratio(NamedTuple):
     error: float | None
 
 
-@dataclass(eq=False)
-class SiteSums:
-    """The sums of one site, all float64.
+class SlotSums(NamedTuple):
+    """The sums of one slot of a site, all float64.
 
     ``asked`` counts questions, ``texts`` the texts with any; ``asked_squared`` sums the squares of the
     texts' counts. ``right`` and ``weight`` hold, by head, sums over texts of each text's sum, its square,
@@ -41,100 +44,72 @@ class SiteSums:
     answers at each distance.
     """
 
-    asked: Tensor  # [slot]
-    asked_squared: Tensor  # [slot]
-    texts: Tensor  # [slot]
-    even: Tensor  # [slot]
-    offsets: Tensor  # [slot, distance]
-    right: Tensor  # [slot, sum | square | product, head]
-    weight: Tensor  # [slot, sum | square | product, head]
-
-    @classmethod
-    def zeros(cls, slots: int, heads: int) -> SiteSums:
-        """No sums yet."""
-        shapes = ((slots,),) * 4 + ((slots, 2 * REACH + 1),) + ((slots, 3, heads),) * 2
-        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
-
-    def add(self, other: SiteSums) -> None:
-        """Add the sums of other texts; the later one may have more slots."""
-        for each in fields(self):
-            mine, more = getattr(self, each.name), getattr(other, each.name)
-            size = max(len(mine), len(more))
-            setattr(self, each.name, _grown(mine, size) + _grown(more, size))
-
-    def add_units(self, slot: Tensor, asked: Tensor, even: Tensor, right: Tensor, weight: Tensor) -> None:
-        """Add a slot's values for each text: [unit] each, and by head [unit, head]."""
-        self.asked.index_add_(0, slot, asked)
-        self.asked_squared.index_add_(0, slot, asked.square())
-        self.texts.index_add_(0, slot, (asked > 0).double())
-        self.even.index_add_(0, slot, even)
-        for sums, found in ((self.right, right), (self.weight, weight)):
-            sums.index_add_(0, slot, torch.stack([found, found.square(), found * asked[:, None]], 1))
-
-    def part(self, rows: list[int]) -> SiteSums:
-        """The sums of some slots together, as one slot."""
-        return SiteSums(*(getattr(self, each.name)[rows].sum(0, keepdim=True) for each in fields(self)))
+    asked: float
+    asked_squared: float
+    texts: float
+    even: float
+    offsets: Tensor  # [distance]
+    right: Tensor  # [sum | square | product, head]
+    weight: Tensor  # [sum | square | product, head]
 
     def ratios(self, sums: Tensor) -> list[Ratio]:
-        """The means of a single slot, and their standard errors, by head.  [1, 3, head]
+        """The means of ``right`` or ``weight``, and their standard errors, by head.  [3, head]
 
         The error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``.
         """
-        (total, squares, products), asked, texts = sums[0], self.asked[0], float(self.texts[0])
-        means = total / asked
-        spread = squares - 2 * means * products + means.square() * self.asked_squared[0]
-        errors = (spread.clamp_min(0) * texts / max(texts - 1, 1)).sqrt() / asked
+        total, squares, products = sums
+        means = total / self.asked
+        spread = squares - 2 * means * products + means.square() * self.asked_squared
+        errors = (spread.clamp_min(0) * self.texts / max(self.texts - 1, 1)).sqrt() / self.asked
         return [
-            Ratio(mean, error if texts > 1 else None)
+            Ratio(mean, error if self.texts > 1 else None)
             for mean, error in zip(means.tolist(), errors.tolist(), strict=True)
         ]
 
 
-class GoldSums:
-    """The sums of every site."""
+@dataclass(eq=False)
+class SiteSums:
+    """The sums of one site's ``heads``: a row per slot, the numbers of ``SlotSums`` side by side."""
 
-    def __init__(self) -> None:
-        self.sites: dict[Site, SiteSums] = {}
-        self.heads: dict[Site, tuple[int, ...]] = {}
+    heads: tuple[int, ...]
+    table: Tensor  # float64, [slot, COUNTS + 6 * head]
 
-    def at(self, site: Site, heads: tuple[int, ...], slots: int) -> SiteSums:
-        """The sums of a site, made on first use."""
-        if site not in self.sites:
-            self.sites[site], self.heads[site] = SiteSums.zeros(slots, len(heads)), heads
-        return self.sites[site]
-
-    def state(self) -> list[dict[str, Any]]:
-        """The sums as plain lists, which JSON keeps exactly."""
-        return [
-            {"site": asdict(site), "heads": list(self.heads[site])}
-            | {each.name: getattr(sums, each.name).tolist() for each in fields(sums)}
-            for site, sums in self.sites.items()
-        ]
-
-    @classmethod
-    def from_state(cls, state: Sequence[Mapping[str, Any]], slots: int) -> GoldSums:
-        """What ``state`` saved, of at most ``most`` slots. Raises ``ValueError``."""
-        made = cls()
-        for entry in state:
-            heads = tuple(entry["heads"])
-            if not all(type(head) is int and head >= 0 for head in heads) or not heads:
-                raise ValueError("these are no heads")
-            sums = made.at(read_site(entry["site"]), heads, len(entry["asked"]))
-            for each in fields(sums):
-                read = torch.tensor(entry[each.name], dtype=torch.float64)
-                if len(read) > slots or read.shape != getattr(sums, each.name).shape:
-                    raise ValueError("the sums are of several shapes")
-                setattr(sums, each.name, read)
-        return made
-
-    def merge(self, other: GoldSums) -> None:
-        """Add the sums of other texts."""
-        for site, sums in other.sites.items():
-            self.at(site, other.heads[site], len(sums.asked)).add(sums)
+    def of(self, rows: Sequence[int]) -> SlotSums:
+        """The sums of some slots together."""
+        row = self.table[list(rows)].sum(0)
+        return SlotSums(*row[:4].tolist(), row[4:COUNTS], *row[COUNTS:].view(2, 3, -1))
 
 
-def _grown(sums: Tensor, size: int) -> Tensor:
-    return F.pad(sums, (0, 0) * (sums.ndim - 1) + (0, size - len(sums)))
+GoldSums: TypeAlias = dict[Site, SiteSums]
+
+
+def merge_sums(sums: GoldSums, others: GoldSums) -> None:
+    """Add the sums of other texts; the later ones may have more slots."""
+    for site, other in others.items():
+        mine = sums.setdefault(site, SiteSums(other.heads, other.table[:0]))
+        more = len(other.table) - len(mine.table)
+        mine.table = F.pad(mine.table, (0, 0, 0, max(more, 0))) + F.pad(other.table, (0, 0, 0, max(-more, 0)))
+
+
+def state_of_sums(sums: GoldSums) -> list[dict[str, Any]]:
+    """The sums as plain lists, which JSON keeps exactly."""
+    return [
+        {"site": asdict(site), "heads": list(each.heads), "table": each.table.tolist()}
+        for site, each in sums.items()
+    ]
+
+
+def read_sums(state: Sequence[Mapping[str, Any]], slots: int) -> GoldSums:
+    """What ``state_of_sums`` saved, of at most so many slots. Raises ``ValueError``."""
+    sums: GoldSums = {}
+    for entry in state:
+        heads, table = tuple(entry["heads"]), torch.tensor(entry["table"], dtype=torch.float64)
+        if not all(type(head) is int and head >= 0 for head in heads) or not heads:
+            raise ValueError("these are no heads")
+        if table.ndim != 2 or len(table) > slots or table.shape[1] != COUNTS + 6 * len(heads):
+            raise ValueError("the sums are of several shapes")
+        sums[read_site(entry["site"])] = SiteSums(heads, table)
+    return sums
 
 
 MOST_LABELS = 1000
@@ -260,52 +235,49 @@ class GoldQuestions:
         for way in range(ways):
             found: dict[str, dict[int, dict[int, int]]] = {}
             for pair in pairs:
-                self._collect(pair, way, rows, keys, found.setdefault(pair.label, {}))
+                known = self._collect(pair, way, found.setdefault(pair.label, {}))
+                self.lost += way == 0 and not known
             for label, questions in found.items():
                 if questions:
-                    self._add(questions, slots.number((label, way), half))
+                    self.units.append((slots.number((label, way), half), 0))
+                    self._add(questions)
 
     def ask_alignment(self, pairs: Iterable[GoldPair], slots: Slots, half: int) -> None:
         """Add the agreement with an alignment, its sure links and all links: 1 - AER (Och and Ney 2003)."""
-        rows, keys = self.rows[-1], self.keys[-1]
         possible: dict[int, dict[int, int]] = {}
         sure: dict[int, dict[int, int]] = {}
         for pair in pairs:
-            self._collect(pair, 0, rows, keys, possible, count=False)
+            self._collect(pair, 0, possible)
             if pair.sure:
-                self._collect(pair, 0, rows, keys, sure, count=False)
-        slot = slots.number(None, half)
-        self._add(possible, slot)
-        self._add(sure, slot, joined=True)
-        counted = len(rows.of_word) + sum(map(len, sure.values()))
-        self.units[-1] = slot, counted - len(possible) - len(sure)
+                self._collect(pair, 0, sure)
+        counted = len(self.rows[-1].of_word) + sum(map(len, sure.values()))
+        self.units.append((slots.number(None, half), counted - len(possible) - len(sure)))
+        self._add(possible)
+        self._add(sure)
 
-    def _collect(
-        self,
-        pair: GoldPair,
-        way: int,
-        rows: Grouping,
-        keys: Grouping,
-        found: dict[int, dict[int, int]],
-        count: bool = True,
-    ) -> None:
-        """The answers of a pair, with their distance in words, by row."""
+    def _collect(self, pair: GoldPair, way: int, found: dict[int, dict[int, int]]) -> bool:
+        """Add the answers of a pair in the last text, their distance in words by row; whether it has any."""
+        rows, keys = self.rows[-1].of_word, self.keys[-1].of_word
         lefts, rights = (pair.left, pair.right) if way == 0 else (pair.right, pair.left)
         known = False
         for one in lefts:
             for other in rights:
-                row, key = rows.of_word.get(one), keys.of_word.get(other)
+                row, key = rows.get(one), keys.get(other)
                 if row is not None and key is not None and not (self.one_sequence and row == key):
                     found.setdefault(row, {})[key] = other - one
                     known = True
-        self.lost += count and not known and way == 0
+        return known
 
-    def _add(self, questions: Mapping[int, Mapping[int, int]], slot: int, joined: bool = False) -> None:
-        if not joined:
-            self.units.append((slot, 0))
+    def _add(self, questions: Mapping[int, Mapping[int, int]]) -> None:
+        """Add questions to the last unit."""
         for row, answers in questions.items():
             self.answers += ((len(self.questions), key, offset) for key, offset in answers.items())
             self.questions.append((len(self.rows) - 1, row, len(self.units) - 1))
+
+    @cached_property
+    def tables(self) -> _Tables:
+        """The questions as tensors, when all are asked."""
+        return _Tables(self)
 
 
 def ask_batch(texts: Sequence[ReadText[GoldText]], file: GoldFile, slots: Slots) -> dict[Kind, GoldQuestions]:
@@ -351,9 +323,8 @@ class GoldReading:
     asked: Mapping[Kind, GoldQuestions]
     slots: int
     selection: Selection
-    sums: GoldSums = field(default_factory=GoldSums)
+    sums: GoldSums = field(default_factory=dict)
     skipped: set[Kind] = field(default_factory=set)
-    tables: dict[Kind, _Tables] = field(default_factory=dict)
 
     @torch.no_grad()
     def observe(self, attention: Attention) -> None:
@@ -367,42 +338,21 @@ class GoldReading:
         if lengths != (attention.batch, len(attention.queries), len(attention.keys)):
             self.skipped.add(site.kind)
             return
-        attention = attention.only(heads)
-        tables = self.tables.setdefault(site.kind, _Tables(asked))
-        units = _Units(tables, len(heads))
-        for start, stop in tables.blocks(rows_at_a_time(attention, BLOCK)):
-            if len((block := tables.block(start, stop)).row):
-                units.add(block, attention.rows(start, stop), attention.allowed(start, stop))
-        sums = self.sums.at(site, tuple(heads), self.slots)
-        sums.add_units(tables.slot, units.asked + tables.more, units.even, units.right, units.weight)
-        sums.offsets += units.offsets(self.slots)
-
-
-@dataclass(frozen=True, eq=False)
-class _RowBlock:
-    """The questions about some rows; texts, rows and questions are numbered within the block."""
-
-    groups: Tensor  # [text, row] the group of each row, from 0
-    text: Tensor  # [question]
-    row: Tensor
-    unit: Tensor
-    question: Tensor  # [answer]
-    key: Tensor
-    offset: Tensor
-    itself: tuple[Tensor, Tensor, Tensor]  # where a word looks at itself: text, row, key
+        sums = asked.tables.sums(attention.only(heads), self.slots)
+        merge_sums(self.sums, {site: SiteSums(tuple(heads), sums)})
 
 
 class _Tables:
     """The questions of a batch as tensors, shared by the layers of a kind."""
 
     def __init__(self, asked: GoldQuestions) -> None:
-        self.asked = asked
-        self.text, self.row, self.unit = torch.tensor(asked.questions).T.contiguous()
-        self.question, self.key, self.offset = torch.tensor(asked.answers).T.contiguous()
+        self.text, self.row, self.unit = torch.tensor(asked.questions).T.contiguous()  # [question]
+        self.question, self.key, self.offset = torch.tensor(asked.answers).T.contiguous()  # [answer]
         self.slot, self.more = torch.tensor(asked.units).T.contiguous()  # [unit]
         self.of_row = torch.tensor([each.of_token for each in asked.rows])  # [text, row]
         self.of_key = torch.tensor([each.of_token for each in asked.keys])  # [text, key]
         self.keys = max(each.count for each in asked.keys)
+        self.one_sequence = asked.one_sequence
         self.excluded = torch.ones(len(asked.keys), self.keys, dtype=torch.bool)  # [text, group]
         for number, each in enumerate(asked.keys):
             self.excluded[number, : each.count] = False
@@ -411,9 +361,37 @@ class _Tables:
         after = self.of_row.flip(1).cummin(1).values.flip(1)[:, 1:]
         between = (before < after).all(0).nonzero()[:, 0] + 1  # rows before which no text splits a word
         self.cuts = [0, *between.tolist(), self.of_row.shape[1]]
-        self._blocks: dict[tuple[int, int], _RowBlock] = {}
 
-    def blocks(self, most: int) -> Iterator[tuple[int, int]]:
+    def sums(self, attention: Attention, slots: int) -> Tensor:
+        """The sums of one call.  -> [slot, COUNTS + 6 * head]"""
+        answered = torch.zeros(len(self.key), attention.heads, dtype=torch.float64)  # the weight on each
+        opened = torch.zeros(len(self.key), dtype=torch.float64)  # the same of even attention
+        best = torch.zeros(len(self.row), attention.heads, dtype=torch.long)  # the heaviest word of each row
+        for start, stop in self._blocks(rows_at_a_time(attention, BLOCK)):
+            groups = self.of_row[:, start:stop]
+            first = groups.amin(1)
+            mine = (self.row >= first[self.text]) & (self.row <= groups.amax(1)[self.text])  # [question]
+            if not bool(mine.any()):
+                continue
+            rows, allowed = attention.rows(start, stop).float(), attention.allowed(start, stop)
+            even = allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
+            lines = groups - first[:, None]  # [text, row], numbered within the block
+            words, even = (
+                self._words(each, lines) for each in (rows, even.expand(len(rows), *even.shape[1:]))
+            )
+            answers = mine[self.question]
+            asked = self.question[answers]
+            at = self.text[asked], (self.row - first[self.text])[asked], self.key[answers]
+            answered[answers], opened[answers] = words[at].cpu().double(), even[at].cpu().double().mean(-1)
+            words.masked_fill_(self.excluded[:, None, :, None].to(words.device), -1)
+            if self.one_sequence:
+                itself = first[:, None] + torch.arange(words.shape[1])  # [text, row]
+                itself = itself.clamp(max=self.keys - 1)[..., None, None].to(words.device)
+                words.scatter_(2, itself.expand(-1, -1, 1, words.shape[3]), -1)
+            best[mine] = words.argmax(2)[self.text[mine], (self.row - first[self.text])[mine]].cpu()
+        return self._by_slot(answered, opened, best, slots)
+
+    def _blocks(self, most: int) -> Iterator[tuple[int, int]]:
         """Where blocks of rows begin and end: at most ``most`` rows, unless a word is longer."""
         start = last = 0
         for cut in self.cuts[1:]:
@@ -423,87 +401,39 @@ class _Tables:
             last = cut
         yield start, last
 
-    def block(self, start: int, stop: int) -> _RowBlock:
-        """The questions about these rows."""
-        if (start, stop) not in self._blocks:
-            self._blocks[start, stop] = self._block(start, stop)
-        return self._blocks[start, stop]
-
-    def _block(self, start: int, stop: int) -> _RowBlock:
-        groups = self.of_row[:, start:stop]
-        first, last = groups.amin(1), groups.amax(1)  # [text]
-        mine = ((self.row >= first[self.text]) & (self.row <= last[self.text])).nonzero()[:, 0]
-        numbers = torch.full((len(self.row),), -1)
-        numbers[mine] = torch.arange(len(mine))
-        answers = (numbers[self.question] >= 0).nonzero()[:, 0]
-        text = self.text[mine]
-        same = first[:, None] + torch.arange(int((last - first).max()) + 1)  # [text, row] its key
-        texts, rows = torch.nonzero((same <= last[:, None]) & self.asked.one_sequence, as_tuple=True)
-        return _RowBlock(
-            groups - first[:, None],
-            text,
-            self.row[mine] - first[text],
-            self.unit[mine],
-            numbers[self.question[answers]],
-            self.key[answers],
-            self.offset[answers],
-            (texts, rows, same[texts, rows]),
-        )
-
-    def words(self, rows: Tensor, block: _RowBlock) -> Tensor:
-        """Columns summed and rows averaged by word.  [text, head, row, key] -> [text, row, key, head]"""
+    def _words(self, rows: Tensor, lines: Tensor) -> Tensor:
+        """Columns summed and rows averaged by word.  [text, head, row, key] -> [text, line, word, head]"""
         texts, heads, size, length = rows.shape
-        device = rows.device
         first = torch.arange(texts)[:, None]
-        column = (self.of_key + first * self.keys).flatten().to(device)
+        column = (self.of_key + first * self.keys).flatten().to(rows.device)
         table = rows.permute(0, 3, 2, 1).reshape(texts * length, size * heads)
         table = table.new_zeros(texts * self.keys, size * heads).index_add_(0, column, table)
         table = table.view(texts, self.keys, size, heads).transpose(1, 2).reshape(texts * size, -1)
-        across = int(block.groups.max()) + 1
-        line = (block.groups + first * across).flatten().to(device)
+        across = int(lines.max()) + 1
+        line = (lines + first * across).flatten().to(rows.device)
         table = table.new_zeros(texts * across, table.shape[1]).index_add_(0, line, table)
         table /= torch.bincount(line, minlength=texts * across).clamp(min=1)[:, None]
         return table.view(texts, across, self.keys, heads)
 
-
-class _Units:
-    """Sums over the questions of one call, text by text: [unit], or [unit, head]."""
-
-    def __init__(self, tables: _Tables, heads: int) -> None:
-        self.tables = tables
-        self.asked, self.even = torch.zeros(2, len(tables.slot), dtype=torch.float64)
-        self.right, self.weight = torch.zeros(2, len(tables.slot), heads, dtype=torch.float64)
-        self._offsets: list[tuple[Tensor, Tensor]] = []  # slots and distances of answers
-
-    def add(self, block: _RowBlock, rows: Tensor, allowed: Tensor) -> None:
-        """Add a block of whole words.  [text, head, row, key], and the keys left open"""
-        tables = self.tables
-        words = tables.words(rows.float(), block)
-        even = allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
-        even = tables.words(even.expand(len(rows), *even.shape[1:]), block)
-        at = block.text[block.question], block.row[block.question], block.key
-        weights, open_ = (
-            words[at].cpu().double(),
-            even[at].cpu().double().mean(-1),
-        )  # [answer, head], [answer]
-        words.masked_fill_(tables.excluded[:, None, :, None].to(words.device), -1)
-        words[block.itself] = -1
-        best = words.argmax(2)[block.text, block.row].cpu()  # [question, head]
-        share = torch.zeros(len(block.row), dtype=torch.float64).index_add_(0, block.question, open_)
-        asked = (share > 0).double()
-        unit = block.unit[block.question]
-        counts = asked[block.question, None]
-        self.asked.index_add_(0, block.unit, asked)
-        self.even.index_add_(0, block.unit, share)
-        self.right.index_add_(0, unit, (best[block.question] == block.key[:, None]) * counts)
-        self.weight.index_add_(0, unit, weights * counts)
-        near = (block.offset.abs() <= REACH) & (open_ > 0)
-        self._offsets.append((tables.slot[unit[near]], block.offset[near]))
-
-    def offsets(self, slots: int) -> Tensor:
-        """How many answers are at each distance.  -> [slot, distance]"""
-        found = torch.zeros(slots, 2 * REACH + 1, dtype=torch.float64)
-        for slot, offset in self._offsets:
-            one = torch.ones(len(slot), dtype=torch.float64)
-            found.index_put_((slot, offset + REACH), one, accumulate=True)
-        return found
+    def _by_slot(self, answered: Tensor, opened: Tensor, best: Tensor, slots: int) -> Tensor:
+        """The sums over questions, text by text, and then over texts.  -> [slot, COUNTS + 6 * head]"""
+        share = opened.new_zeros(len(self.row)).index_add_(0, self.question, opened)
+        asked = (share > 0).double()  # [question]
+        unit, counts = self.unit[self.question], asked[self.question, None]
+        right, weight = (
+            answered.new_zeros(len(self.slot), answered.shape[1]).index_add_(0, unit, found * counts)
+            for found in (best[self.question] == self.key[:, None], answered)
+        )  # [unit, head] each
+        count, even = (
+            asked.new_zeros(len(self.slot)).index_add_(0, self.unit, each) for each in (asked, share)
+        )  # [unit] each
+        count += self.more
+        columns = [torch.stack([count, count.square(), (count > 0).double(), even], 1)]
+        columns.append(count.new_zeros(len(count), 2 * REACH + 1))
+        for each in (right, weight):
+            columns += [each, each.square(), each * count[:, None]]
+        units = torch.cat(columns, 1)
+        sums = units.new_zeros(slots, units.shape[1]).index_add_(0, self.slot, units)
+        near = (self.offset.abs() <= REACH) & (opened > 0)
+        distances = self.slot[unit[near]], 4 + REACH + self.offset[near]
+        return sums.index_put_(distances, torch.ones((), dtype=sums.dtype), accumulate=True)

@@ -22,7 +22,7 @@ from attnscope.questions import compare
 from attnscope.questions.answer import Answer
 from attnscope.questions.head_rows import CELLS, Choosing, evenly, head_rows, map_of_nats
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, require_selected
+from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, selected_sites
 from attnscope.records import Meaning, Notes, csv_rows, derived, record, rounded
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, heatmap
 from attnscope.views.distances import DistanceMap, distance_map
@@ -194,8 +194,7 @@ def compare_texts(
             kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == results[0].kind
         ]
     one, two = results
-    asked = [site for site in one.sites if selection.heads(site.site, site.heads)]
-    require_selected(asked, one.record, selection)
+    selected_sites(one.record, replace(selection, kind=one.kind))
     apart = comparison.divergence(one.rows, two.rows)  # [head, row]
     count = len(pairs(one.kind)[0])
     error = np.array([comparison.sampling_error(head, count) for head in apart])

@@ -24,7 +24,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.head import LARGEST, pick_head
 from attnscope.questions.head_rows import even_rows, evenly, head_rows, oddities
 from attnscope.questions.selection import Selection, head_of
-from attnscope.questions.sentences import kind_title, name_pass, note_hidden, provenance, require_selected
+from attnscope.questions.sentences import kind_title, name_pass, note_hidden, provenance, selected_sites
 from attnscope.records import MATRIX, Meaning, Notes, Parts, csv_rows, derived, record, rounded
 from attnscope.views import Ranked, Ranking, View
 from attnscope.views.distances import HeadDistances, distance_map
@@ -499,7 +499,7 @@ def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str
             return kind
     for head in heads:
         asked = Selection(head, kind=selection.kind)
-        require_selected([site for site in record.sites if asked.heads(site.site, site.heads)], record, asked)
+        selected_sites(record, asked)
     raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
 
 

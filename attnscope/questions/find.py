@@ -315,8 +315,7 @@ def find_heads(
         fused = FusedPass(Request(at=keys, heavier=True))
     rows = SharedRows([observer], selection.heads)
     record = model.run(prepared, [rows], fused) if fused else model.run(prepared, [rows])
-    chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    sentences.require_selected(chosen, record, selection)
+    chosen = sentences.selected_sites(record, selection)
     numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
     answers = []
     for place, question in enumerate(questions):

@@ -25,7 +25,7 @@ from attnscope.questions.gold_reading import (
     state_of_sums,
 )
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import extent, require_selected
+from attnscope.questions.sentences import extent, selected_sites
 from attnscope.records import ADDRESS, Meaning, Notes, plain, record
 from attnscope.registry import nearest_name
 from attnscope.storage.gold import GoldFile, GoldText
@@ -232,8 +232,7 @@ class _GoldWork(CorpusWork[GoldText]):
         """What a batch adds."""
         reading, record = result
         if not self.progress.layout:
-            chosen = [site for site in record.sites if self.selection.heads(site.site, site.heads)]
-            require_selected(chosen, record, self.selection)
+            selected_sites(record, self.selection)
             self.progress.layout = extent(record.sites), ""
         lost = max((asked.lost for asked in reading.asked.values()), default=0)
         return reading.sums, reading.skipped, lost

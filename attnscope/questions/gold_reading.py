@@ -77,7 +77,9 @@ class SiteSums:
     def of(self, rows: Sequence[int]) -> SlotSums:
         """The sums of some slots together."""
         row = self.table[list(rows)].sum(0)
-        return SlotSums(*row[:4].tolist(), row[4:COUNTS], *row[COUNTS:].view(2, 3, -1))
+        asked, squared, texts, even = row[:4].tolist()
+        right, weight = row[COUNTS:].view(2, 3, -1)
+        return SlotSums(asked, squared, texts, even, row[4:COUNTS], right, weight)
 
 
 GoldSums: TypeAlias = dict[Site, SiteSums]

@@ -89,32 +89,23 @@ def whole_layers(
     coarse = selection.coarsen(LARGEST)
     record = model.run(prepared, [SharedRows([coarse, *observers], selection.heads)])
     sentences.require_selected(coarse.maps, record, selection)
-    kinds: dict[str, list[tuple[int, Weights]]] = {}
-    notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in sentences.kinds_of((made.site for made in coarse.maps), prepared.lead):
-        maps = [made for made in coarse.maps if made.site.kind == kind]
-        pairs, shares = zip(*(made.label() for made in maps), strict=True)
-        kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]
-        notes += sentences.note_hidden(
-            shares, selection, f"the {sentences.kind_title(kind)}"
-        ) + sentences.note_maps(maps, prepared)
-        notes += sentences.note_pooling(maps[0], pairs[0])
-    ran = sentences.provenance(record.sites)
-    return WholeLayers(kinds, model.title, ran, tuple(dict.fromkeys(notes)), record, prepared.written)
+    return layers_of_maps(coarse, model, prepared, record, selection)
 
 
 CELLS = 256
 """Rows and columns of a map, at most."""
 
-HELD = {
-    "share": sentences.SHARED,
-    "mean": "a cell is the mean of the weights of its open pairs",
-    "max": "a cell is the largest of its weights",
-}
 
-
-def pooled_layers(pool: Coarsen, model: Model, prepared: ModelInput, record: Record) -> WholeLayers:
-    """The maps that a pool has kept, with the ranges of tokens behind rows and columns.
+def layers_of_maps(
+    pool: Coarsen,
+    model: Model,
+    prepared: ModelInput,
+    record: Record,
+    selection: Selection | None = None,
+    *,
+    note_pooled: bool = True,
+) -> WholeLayers:
+    """The maps that an observer has kept, with notes on what is hidden, broken or pooled in them.
 
     For attention over a batch (windows of an image), the mean is kept.
     """
@@ -122,13 +113,14 @@ def pooled_layers(pool: Coarsen, model: Model, prepared: ModelInput, record: Rec
     notes = [*model.notes, *prepared.notes, *record.notes]
     for kind in sentences.kinds_of((made.site for made in pool.maps), prepared.lead):
         maps = [made for made in pool.maps if made.site.kind == kind]
-        kinds[kind] = [(made.site.layer, made.label()[0]) for made in maps]
-        queries, keys = maps[0].queries.size, maps[0].keys.size
-        if max(queries, keys) > CELLS:
-            notes.append(sentences.pooling_note(queries, keys, HELD[pool.how]))
-    return WholeLayers(
-        kinds, model.title, sentences.provenance(record.sites), tuple(dict.fromkeys(notes)), record
-    )
+        pairs, shares = zip(*(made.label() for made in maps), strict=True)
+        kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]
+        if selection is not None:
+            notes += sentences.note_hidden(shares, selection, f"the {sentences.kind_title(kind)}")
+        notes += sentences.note_maps(maps, prepared)
+        notes += sentences.note_pooling(maps[0], pairs[0], pool.how) if note_pooled else []
+    ran = sentences.provenance(record.sites)
+    return WholeLayers(kinds, model.title, ran, tuple(dict.fromkeys(notes)), record, prepared.written)
 
 
 @dataclass(frozen=True, eq=False)

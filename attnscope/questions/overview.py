@@ -14,6 +14,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
+from attnscope.questions.layers import layers_of_maps
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
 from attnscope.questions.token_loss import Losses, of_token_losses
@@ -68,16 +69,13 @@ def overview(
         observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
         record = model.look(prepared, [SharedRows(observers, selection.heads)])
     sentences.require_selected(coarse.maps, record, selection)
+    layers = layers_of_maps(coarse, model, prepared, record, selection, note_pooled=False)
     grids: dict[str, Grid] = {}
-    notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in sentences.kinds_of((made.site for made in coarse.maps), prepared.lead):
-        maps = [made for made in coarse.maps if made.site.kind == kind]
-        thumbnails, shares = zip(*(made.label() for made in maps), strict=True)
-        layers = [(made.site.layer, weights) for made, weights in zip(maps, thumbnails, strict=True)]
-        sites = {made.site for made in maps}
-        calls = [site for site in record.sites if site.site in sites]
+    for kind, pairs in layers.kinds.items():
+        shown = {layer for layer, _ in pairs}
+        calls = [site for site in record.sites if site.site.kind == kind and site.site.layer in shown]
         picture = grid(
-            layers,
+            pairs,
             title=f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(kind)}",
             subtitle=sentences.provenance(calls),
             scale=selection.scale,
@@ -85,11 +83,8 @@ def overview(
         )
         written = prepared.written if as_read and kind == "decoder" else None
         grids[kind] = replace(picture, whole=selection.every_layer, written=written)
-        notes += sentences.note_hidden(
-            shares, selection, f"the {sentences.kind_title(kind)}"
-        ) + sentences.note_maps(maps, prepared)
     heads = measured.figures() if known is None else pick_figures(known, record, selection)
-    return Overview(grids, settle_roles(heads), record, tuple(notes))
+    return Overview(grids, settle_roles(heads), record, layers.notes)
 
 
 def of_overview(

@@ -9,7 +9,7 @@ from itertools import groupby
 from attnscope.attention import Site
 from attnscope.axes import GROUPED, Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers.coarsen import CoarseMap
+from attnscope.capture.observers.coarsen import CoarseMap, How
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.text.generation import spell_tokens
@@ -21,9 +21,6 @@ KINDS = ("encoder", "decoder", "cross")
 
 QUOTED = 32
 """Most characters of a text in a title."""
-
-SHARED = "keys of a cell are summed, queries averaged"
-"""What the cells of a pooled map hold by default."""
 
 
 def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[str, ...]:
@@ -129,32 +126,30 @@ def note_hidden(shares: Sequence[float], selection: Selection, whose: str) -> li
     return [f"special tokens hidden: they take {taken}"] if selection.hide_special else []
 
 
-def note_pooling(made: CoarseMap, shown: Weights) -> list[str]:
+HELD = {
+    "share": "keys of a cell are summed, queries averaged",
+    "mean": "a cell is the mean of the weights of its open pairs",
+    "max": "a cell is the largest of its weights",
+}
+"""What the cells of a pooled map hold."""
+
+
+def note_pooling(made: CoarseMap, shown: Weights, how: How = "share") -> list[str]:
     """A note if a map was pooled for display; a file's map that was pooled before says so itself."""
     queries, keys = made.queries.size, made.keys.size
     pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
     if not pooled or shown.values.shape[-2:] == (queries, keys):
         return []
-    return [pooling_note(queries, keys, SHARED)]
-
-
-def pooling_note(queries: int, keys: int, held: str) -> str:
-    """The note on a pooled map: its original size, and what its cells hold."""
-    return f"pooled: {queries:,} × {keys:,} tokens; {held}"
-
-
-def note_broken(maps: Sequence[CoarseMap]) -> list[str]:
-    """A note for every site with NaN or infinite weights."""
-    return [
-        f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, shown as masked"
-        for made in maps
-        if made.broken
-    ]
+    return [f"pooled: {queries:,} × {keys:,} tokens; {HELD[how]}"]
 
 
 def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     """Notes on drawn maps: NaNs, and batches drawn as their mean."""
-    notes = note_broken(maps)
+    notes = [
+        f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, shown as masked"
+        for made in maps
+        if made.broken
+    ]
     counts: dict[int, list[CoarseMap]] = {}
     for made in maps:
         counts.setdefault(len(made.values), []).append(made)
@@ -186,6 +181,13 @@ def layers_of(sites: Iterable[Site]) -> str:
     """The layers of some sites, in words."""
     numbers = {site.layer for site in sites}
     return f"layer{'s' * (len(numbers) > 1)} {number_ranges(numbers)}"
+
+
+def selected_sites(record: Record, selection: Selection) -> list[SiteRecord]:
+    """The calls with a selected head. Raises ``SelectionError`` that says what exists, if there is none."""
+    chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
+    require_selected(chosen, record, selection)
+    return chosen
 
 
 def require_selected(chosen: Sequence[object], record: Record, selection: Selection) -> None:

@@ -23,7 +23,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.find import HeadScore, Question, QuestionResult
 from attnscope.questions.parts import Span, TextPart
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected
+from attnscope.questions.sentences import kind_title, name_pass, provenance, selected_sites
 from attnscope.questions.stats import what_ran
 from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
 from attnscope.text import visible
@@ -133,8 +133,7 @@ def span_maps(
     request = Request(cells=observer.edges, map_alone=True)
     fused = None if exact_kernel else FusedPass(request, shortest)
     record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
-    chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    require_selected(chosen, record, selection)
+    chosen = selected_sites(record, selection)
     if not observer.pool.maps:
         raise InputError("no attention of this model goes from the tokens of the text to these tokens")
     ran = what_ran(chosen)

@@ -23,9 +23,9 @@ from attnscope.measures.roles import NONE, PATTERNLESS
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
-from attnscope.questions.layers import CELLS, WholeLayers, pooled_layers
+from attnscope.questions.layers import CELLS, WholeLayers, layers_of_maps
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import name_pass, provenance, require_selected
+from attnscope.questions.sentences import name_pass, provenance, require_selected, selected_sites
 from attnscope.records import Meaning, Notes, record
 from attnscope.registry import nearest_name
 from attnscope.text import round_short
@@ -112,8 +112,7 @@ def curves_by_position(
     for each, (start, stop) in zip(measured, pairwise(edges), strict=True):
         each.rows = range(start, stop)
     record = model.run(prepared, [SharedRows(measured, selection.heads)])
-    chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    require_selected(chosen, record, selection)
+    selected_sites(record, selection)
     found: dict[str, list[Figure | None]] = {}
     several = len({site.site.kind for site in record.sites}) > 1
     for part, each in enumerate(measured):
@@ -435,7 +434,7 @@ def measure_heads(
         f"{name_pass(model, prepared)} · {provenance(record.sites)}",
         what_ran(record.sites),
         (*model.notes, *prepared.notes, *record.notes, *how),
-        pooled_layers(maps, model, prepared, record) if maps else None,
+        layers_of_maps(maps, model, prepared, record) if maps else None,
     )
 
 

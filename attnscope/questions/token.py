@@ -174,8 +174,7 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
     """
     rows, columns = (Coarsen(_only(selection, column)) for column in (False, True))
     record = model.look(prepared, [SharedRows([rows, columns], selection.heads)])
-    sites = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    sentences.require_selected(sites, record, selection)
+    sites = sentences.selected_sites(record, selection)
     sized: dict[tuple[str, int, int], list[SiteRecord]] = {}  # towers and stages of other sizes: other tokens
     for kind in sentences.kinds_of((site.site for site in sites), prepared.lead):
         for site in sites:

@@ -247,6 +247,7 @@ class Search:
         if paths:
             self.first.begin()
             self._run(self.prepared, Freeze(self.module, self.first, setup.held, steps=steps))
+            steps.keeps = False
             self._try(setup, steps)
         return steps.find_mixing()
 
@@ -271,8 +272,6 @@ class Search:
             passes = dict.fromkeys(self._rows(setup.fresh), self.prepared)
         footprints = []
         for number, prepared in passes.items():
-            if steps is not None:
-                steps.begin(keeps=False)
             freeze = Freeze(self.module, self.first, setup.held, setup.fresh, number, steps)
             self._run(prepared, freeze)
             footprints.append(freeze.footprint)
@@ -300,11 +299,8 @@ class Search:
 
     def _mixing(self) -> set[str]:
         """The modules whose inputs depended on single tokens, and whose outputs mix them."""
-        moves = self.first.moves
-        dim = moves.mixed | moves.unclear
-        ends = (place for place in moves.mixed if place.end == "out" and not self._are_scores(place))
-        mixing = {place.module for place in ends if place._replace(end="in") not in dim}
-        return mixing - self.first.modules
+        ends = self.first.moves.mixing()
+        return {place.module for place in ends if not self._are_scores(place)} - self.first.modules
 
     def _are_scores(self, place: CallEnd) -> bool:
         """Whether a module returned the scores of a captured softmax around it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
@@ -138,6 +138,12 @@ class Moves:
             theirs |= mine
         return moved
 
+    def mixing(self) -> list[CallEnd]:
+        """The outputs in which two passes changed one number, of inputs in which they did not."""
+        dim = self.mixed | self.unclear
+        ends = (place for place in self.mixed if place.end == "out")
+        return [place for place in ends if place._replace(end="in") not in dim]
+
     def settle(self, place: CallEnd, value: Any) -> list[Tensor]:
         """Compare a module's input, and undo differences below rounding: it could amplify them."""
         moved = self.compare(place, value)
@@ -204,48 +210,26 @@ def copy_tensors(value: Any) -> Any:
 
 @dataclass(eq=False)
 class FunctionSteps:
-    """The functions that ran in the modules ``paths`` themselves, not in inner modules.
+    """The functions that run in the modules ``paths`` themselves, not in inner modules.
 
-    The first pass is the model's own and records each function's inputs and outputs; later ones, each
-    with a changed token, are compared with it.
+    One pass without a changed token is kept, in which attention is frozen; later ones are compared with it.
     """
 
     paths: Collection[str]
     moves: Moves = field(default_factory=Moves)
     names: dict[tuple[str, int], str] = field(default_factory=dict)
     keeps: bool = True
-    _calls: Counter[str] = field(default_factory=Counter)
 
-    def begin(self, keeps: bool) -> None:
-        """Begin a pass."""
-        self.keeps = keeps
-        self._calls.clear()
-
-    def enter(self, path: str, name: str, given: Sequence[Tensor]) -> CallEnd:
-        """Before a function of one of the modules."""
-        place = CallEnd(path, self._calls[path], "in")
-        self._calls[path] += 1
-        self.names[path, place.call] = name
-        self._look(place, given)
-        return place
-
-    def leave(self, place: CallEnd, result: Any, given: Sequence[Tensor]) -> None:
-        """After it; functions may write into their inputs."""
-        self._look(place._replace(end="out"), (result, given))
+    def look(self, place: CallEnd, value: Any) -> None:
+        """Keep or compare what a function was given, or made."""
+        (self.moves.keep if self.keeps else self.moves.compare)(place, value)
 
     def find_mixing(self) -> dict[str, set[str]]:
         """The names of those with inputs of single tokens and mixed outputs, by module."""
         mixing: dict[str, set[str]] = {}
-        for place in self.moves.mixed:
-            if place.end == "out" and place._replace(end="in") not in self.moves.mixed | self.moves.unclear:
-                mixing.setdefault(place.module, set()).add(self.names[place.module, place.call])
+        for place in self.moves.mixing():
+            mixing.setdefault(place.module, set()).add(self.names[place.module, place.call])
         return mixing
-
-    def _look(self, place: CallEnd, value: Any) -> None:
-        if self.keeps:
-            self.moves.keep(place, value)
-        else:
-            self.moves.compare(place, value)
 
 
 @dataclass(eq=False)
@@ -303,12 +287,10 @@ def _row(tensor: Tensor, axis: int, number: int) -> Tensor:
     return tensor.movedim(axis, 0)[number : number + 1]
 
 
-@dataclass(eq=False)
-class ModuleFrame:
-    """A running module: its path, its call count, and where its input changed."""
+class ModuleFrame(NamedTuple):
+    """A running module: its input, and where that changed."""
 
-    path: str
-    call: int
+    place: CallEnd
     moved: list[Tensor]
 
 
@@ -338,10 +320,8 @@ class Freeze(TorchFunctionMode):
         self.footprint: Tensor | None = None
         self._record = Record()
         self._busy = 0  # inside a captured call, or in our own code
-        self._frames = [ModuleFrame("", 0, [])]
-        self._modules: Counter[str] = Counter()
-        self._calls: Counter[str] = Counter()
-        self._softmaxes: Counter[str] = Counter()
+        self._frames = [ModuleFrame(CallEnd("", 0, "in"), [])]
+        self._modules, self._calls, self._softmaxes, self._steps = (Counter[str]() for _ in range(4))
 
     @contextmanager
     def watch(self, record: Record) -> Iterator[None]:
@@ -404,16 +384,19 @@ class Freeze(TorchFunctionMode):
 
     def _step(self, name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[Any], None]:
         """Watch a function's inputs and, through the returned callback, its output."""
-        steps, path = self.steps, self._frames[-1].path
+        steps, path = self.steps, self._frames[-1].place.module
         if steps is None or path not in steps.paths:
             return lambda result: None
         given = [*find_tensors((args, kwargs))]
+        place = CallEnd(path, self._steps[path], "in")
+        self._steps[path] += 1
+        steps.names[path, place.call] = name
         with self._working():
-            place = steps.enter(path, name, given)
+            steps.look(place, given)
 
         def leave(result: Any) -> None:
-            with self._working():
-                steps.leave(place, result, given)
+            with self._working():  # functions may write into their inputs
+                steps.look(place._replace(end="out"), (result, given))
 
         return leave
 
@@ -423,7 +406,7 @@ class Freeze(TorchFunctionMode):
         Models return weights beside their output, so a softmax that is captured later returns its earlier
         values, written into the tensor that the recording follows.
         """
-        path = self._frames[-1].path
+        path = self._frames[-1].place.module
         if next(find_tensors(result), None) is not None or sorts({name}):
             self.first.functions.setdefault(path, set()).add(name)
         if name not in SOFTMAX or not isinstance(result, Tensor):
@@ -482,13 +465,13 @@ class Freeze(TorchFunctionMode):
                 moved = [] if self.keeps else self.first.moves.settle(place, (args, kwargs))
                 if self.keeps:
                     self.first.moves.keep(place, (args, kwargs))
-            self._frames.append(ModuleFrame(path, place.call, moved))
+            self._frames.append(ModuleFrame(place, moved))
 
         return enter
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
         frame = self._frames.pop()
-        place = CallEnd(frame.path, frame.call, "out")
+        place = frame.place._replace(end="out")
         with self._working():
             if self.keeps:
                 self.first.moves.keep(place, output)
@@ -501,7 +484,7 @@ class Freeze(TorchFunctionMode):
                 self.footprint = moved[0] if recut and bool(moved[0].any()) else None
             if not moved or all(map(torch.equal, before, now)):
                 return None
-            if frame.path in self.held:
+            if place.module in self.held:
                 moved = [
                     self._own((place, index), frame, *each)
                     for index, each in enumerate(zip(moved, now, before, strict=True))

@@ -24,6 +24,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from attnscope.fused.compiled import load_compiled
 from attnscope.fused.runs import Runs
 
 ROWS = 256
@@ -155,9 +156,12 @@ Weigh = Callable[[HeadInputs, TileBlock, BlockRequest, Figures, Tensor, Tensor],
 def scripted() -> Weigh:
     """``weigh`` compiled by TorchScript; the Python function where torch cannot compile it.
 
+    Its innermost step is machine code where that could be compiled.
+
     torch warns that TorchScript will be removed one day, and promises nothing from Python 3.14 on. Nothing
     else frees threads from Python's global lock; without it they wait. The numbers are the same either way.
     """
+    weigh = weighing(weigh_tile_compiled if load_compiled() else weigh_tile)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
@@ -185,61 +189,82 @@ def score_tile(
     return scores
 
 
-def weigh(
-    head: HeadInputs,
-    block: TileBlock,
-    asked: BlockRequest,
-    figures: Figures,
-    scratch: Tensor,
-    kept: Tensor,
-    bits: float = BITS,
-    masked: float = MASKED,
-    lowest: float = LOWEST,
+def weigh_tile(
+    scores: Tensor, weight: Tensor, highest: Tensor, mass: Tensor, moment: Tensor, steep: bool, lowest: float
 ) -> None:
-    """Weigh the rows of a block and write their figures.
+    """Write a tile's weights, and of each row the highest score, ``Σ w`` and ``Σ w (s - highest)``."""
+    torch.amax(scores, [1], out=highest)
+    scores.sub_(highest.unsqueeze(1))
+    if steep:
+        torch.threshold_(scores, lowest, -1e30)
+    torch.exp2(scores, out=weight)
+    torch.sum(weight, [1], out=mass)
+    torch.sum(scores.mul_(weight), [1], out=moment)
 
-    ``scratch`` holds the scores of a tile, ``kept`` the weights of all tiles: sums over rows need the
-    log-sum-exp first.
-    """
-    start, stop, tiles = block.start, block.stop, len(block.tiles)
-    rows, size = stop - start, head.value.size(1)
-    query = head.query[start:stop]
-    highest = query.new_empty([tiles, rows])  # of each tile and row, as the next two
-    mass, moment = torch.empty_like(highest), torch.empty_like(highest)  # Σ w and Σ w (s - highest)
-    outputs = query.new_empty([tiles, rows, size])
-    weights: list[Tensor] = []
-    done = 0
-    for place, tile in enumerate(block.tiles):
-        scores = score_tile(query, head, block, tile, scratch, bits, masked)
-        weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
-        done += scores.numel()
-        top = highest[place]
-        torch.amax(scores, [1], out=top)
-        scores.sub_(top.unsqueeze(1))
-        if head.steep:
-            torch.threshold_(scores, lowest, masked)
-        torch.exp2(scores, out=weight)
-        torch.sum(weight, [1], out=mass[place])
-        torch.sum(scores.mul_(weight), [1], out=moment[place])
-        torch.mm(weight, head.value[tile.start : tile.stop], out=outputs[place])
-        weights.append(weight)
-    most = highest.amax(0)
-    lse = (highest - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
-    figures.top[start:stop] = most / bits
-    sink = head.sink
-    if sink is not None:
-        lse = torch.logaddexp2(lse, sink * bits)
-    below = highest.sub_(lse)
-    share = below.exp2()  # [tile, row]
-    figures.output[start:stop] = outputs.mul_(share.unsqueeze(2)).sum(0)
-    figures.entropy[start:stop] = moment.addcmul_(below, mass).mul_(share).sum(0).mul_(-1 / bits)
-    torch.amax(share, [0], out=figures.largest[start:stop])
-    if sink is not None:
-        figures.total[start:stop] = mass.mul_(share).sum(0)
-    sum_up(block, asked, figures, weights, share, kept)
-    heavier = figures.heavier
-    if heavier is not None:
-        count_heavier(block, asked, heavier, weights, share, kept, scratch)
+
+def weigh_tile_compiled(
+    scores: Tensor, weight: Tensor, highest: Tensor, mass: Tensor, moment: Tensor, steep: bool, lowest: float
+) -> None:
+    """The same in one sweep, of float32; see ``compiled.py``."""
+    if scores.dtype == torch.float32:
+        torch.ops.attnscope.weigh_tile(scores, weight, highest, mass, moment, lowest)
+    else:
+        weigh_tile(scores, weight, highest, mass, moment, steep, lowest)
+
+
+def weighing(step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, bool, float], None]) -> Weigh:
+    """The function that weighs a block, tile by tile with this step."""
+
+    def weigh(
+        head: HeadInputs,
+        block: TileBlock,
+        asked: BlockRequest,
+        figures: Figures,
+        scratch: Tensor,
+        kept: Tensor,
+        bits: float = BITS,
+        masked: float = MASKED,
+        lowest: float = LOWEST,
+    ) -> None:
+        """Weigh the rows of a block and write their figures.
+
+        ``scratch`` holds the scores of a tile, ``kept`` the weights of all tiles: sums over rows need the
+        log-sum-exp first.
+        """
+        start, stop, tiles = block.start, block.stop, len(block.tiles)
+        rows, size = stop - start, head.value.size(1)
+        query = head.query[start:stop]
+        highest = query.new_empty([tiles, rows])  # of each tile and row, as the next two
+        mass, moment = torch.empty_like(highest), torch.empty_like(highest)  # Σ w and Σ w (s - highest)
+        outputs = query.new_empty([tiles, rows, size])
+        weights: list[Tensor] = []
+        done = 0
+        for place, tile in enumerate(block.tiles):
+            scores = score_tile(query, head, block, tile, scratch, bits, masked)
+            weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
+            done += scores.numel()
+            step(scores, weight, highest[place], mass[place], moment[place], head.steep, lowest)
+            torch.mm(weight, head.value[tile.start : tile.stop], out=outputs[place])
+            weights.append(weight)
+        most = highest.amax(0)
+        lse = (highest - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
+        figures.top[start:stop] = most / bits
+        sink = head.sink
+        if sink is not None:
+            lse = torch.logaddexp2(lse, sink * bits)
+        below = highest.sub_(lse)
+        share = below.exp2()  # [tile, row]
+        figures.output[start:stop] = outputs.mul_(share.unsqueeze(2)).sum(0)
+        figures.entropy[start:stop] = moment.addcmul_(below, mass).mul_(share).sum(0).mul_(-1 / bits)
+        torch.amax(share, [0], out=figures.largest[start:stop])
+        if sink is not None:
+            figures.total[start:stop] = mass.mul_(share).sum(0)
+        sum_up(block, asked, figures, weights, share, kept)
+        heavier = figures.heavier
+        if heavier is not None:
+            count_heavier(block, asked, heavier, weights, share, kept, scratch)
+
+    return weigh
 
 
 def sum_up(

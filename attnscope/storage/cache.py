@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError
+from attnscope.private import is_private, private_folder, private_path
 from attnscope.storage.files import write_whole
 from attnscope.storage.trace.file import SUFFIX, Trace, read_trace, trace_bytes
-
-VARIABLE = "ATTNSCOPE_CACHE"
-"""The environment variable that sets another folder, or ``off``."""
 
 LARGEST, FULL = 64 << 20, 300 << 20
 """Most bytes of an entry, and of all together; the oldest go first."""
@@ -59,14 +57,7 @@ class CachedPass:
 
 def cache_folder() -> Path | None:
     """The folder of cached passes, whether or not it exists; ``None`` if caching is off."""
-    named = os.environ.get(VARIABLE, "")
-    if named.strip().lower() == "off":
-        return None
-    if named:
-        return Path(named) / LOOKS
-    from platformdirs import user_cache_path
-
-    return user_cache_path("attnscope", appauthor=False) / LOOKS
+    return private_path(LOOKS)
 
 
 def hash_key(key: Mapping[str, Any]) -> str:
@@ -76,7 +67,7 @@ def hash_key(key: Mapping[str, Any]) -> str:
 
 def find_pass(key: str) -> Trace | None:
     """The pass of a key. Damaged entries, and those of another key, are removed."""
-    folder = _own_folder()
+    folder = private_folder(LOOKS)
     if folder is None:
         return None
     for path, _, _ in list(_files(folder, f"{key}-")):
@@ -93,7 +84,7 @@ def find_pass(key: str) -> Trace | None:
 def store_pass(key: str, trace: Trace) -> None:
     """Store a small pass; removes older ones of its key, and the oldest of all if space runs out."""
     content = trace_bytes(trace, {KEY: key})
-    folder = None if len(content) > LARGEST else _own_folder(make=True)
+    folder = None if len(content) > LARGEST else private_folder(LOOKS, make=True)
     if folder is None:
         return
     path = folder / f"{key}-{_digest(content)}{SUFFIX}"
@@ -111,7 +102,7 @@ def store_pass(key: str, trace: Trace) -> None:
 
 def list_passes() -> list[CachedPass]:
     """All cached passes, the latest first."""
-    folder = _own_folder()
+    folder = private_folder(LOOKS)
     entries = []
     for path, size, used in _files(folder) if folder is not None else ():
         trace = _open(path) if path.suffix == SUFFIX else None
@@ -122,32 +113,12 @@ def list_passes() -> list[CachedPass]:
 
 def clear_passes() -> int:
     """Remove every entry; returns their number."""
-    folder, count = _own_folder(), 0
+    folder, count = private_folder(LOOKS), 0
     for path, _, _ in _files(folder) if folder is not None else ():
         with suppress(OSError):
             path.unlink()
             count += 1
     return count
-
-
-def _own_folder(*, make: bool = False) -> Path | None:
-    """The folder, if it exists, belongs to this user and is closed to others."""
-    try:
-        folder = cache_folder()
-        if folder is None:
-            return None
-        if make:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-    except (OSError, RuntimeError):  # no home folder
-        return None
-    return folder if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
-
-
-def _is_private(found: os.stat_result) -> bool:
-    if not hasattr(os, "getuid"):
-        return True
-    return found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def _open(path: Path) -> Trace | None:
@@ -156,7 +127,7 @@ def _open(path: Path) -> Trace | None:
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or not _is_private(found) or found.st_size > LARGEST:
+            if not stat.S_ISREG(found.st_mode) or not is_private(found) or found.st_size > LARGEST:
                 return None
             content = file.read(LARGEST)
         if _digest(content) != digest:

@@ -40,8 +40,9 @@ def cache(asked: CacheOptions) -> None:
 
     attnscope cache --clear
     """
+    from attnscope.private import VARIABLE
     from attnscope.render.terminal import print_view
-    from attnscope.storage.cache import VARIABLE, cache_folder, clear_passes, list_passes
+    from attnscope.storage.cache import cache_folder, clear_passes, list_passes
 
     folder = cache_folder()
     if folder is None:

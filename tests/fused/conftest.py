@@ -1,0 +1,24 @@
+"""The fused pass is tested twice: with torch's operations, and with its compiled step."""
+
+import shutil
+
+import pytest
+
+from attnscope.fused import compiled, weigh
+from attnscope.private import VARIABLE
+
+
+@pytest.fixture(scope="package", autouse=True, params=["operations of torch", "compiled"])
+def step(request, tmp_path_factory):
+    """Which of the two computes the weights of a tile."""
+    if request.param == "compiled" and shutil.which("c++") is None:
+        pytest.skip("no compiler on this machine")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "compiled":
+            patch.setenv(VARIABLE, str(tmp_path_factory.getbasetemp() / "cache"))
+        for cached in (compiled.load_compiled, weigh.scripted):
+            cached.cache_clear()
+        assert compiled.load_compiled() is (request.param == "compiled")
+        yield request.param
+        for cached in (compiled.load_compiled, weigh.scripted):
+            cached.cache_clear()

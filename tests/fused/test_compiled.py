@@ -1,0 +1,91 @@
+"""The compiled step: the same weights and sums as torch's, kept in a private folder or not at all."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnscope.fused import compiled
+from attnscope.fused.weigh import LOWEST, weigh_tile, weigh_tile_compiled
+from attnscope.private import VARIABLE
+
+pytestmark = pytest.mark.parametrize("step", ["compiled"], indirect=True, scope="package")
+
+
+def both_ways(scores):
+    """What the two ways write: weights, highest, mass, moment."""
+    made = []
+    for way in (weigh_tile, weigh_tile_compiled):
+        made.append([torch.empty_like(scores), *torch.full((3, len(scores)), 7.0, dtype=scores.dtype)])
+        way(scores.clone(), *made[-1], True, LOWEST)
+    return made
+
+
+@pytest.mark.parametrize("spread", [0.1, 4, 300])
+@pytest.mark.parametrize("keys", [1, 3, 16, 31, 512, 517])
+def test_it_agrees_with_torchs_operations(keys, spread):
+    torch.manual_seed(keys)
+    for wanted, found in zip(*both_ways(spread * torch.randn(9, keys)), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_masked_keys_weigh_nothing():
+    scores = torch.zeros(2, 40)
+    scores[:, 20:] = -1e30
+    weights, highest, mass, moment = both_ways(scores)[1]
+    assert weights[:, :20].eq(1).all()
+    assert weights[:, 20:].eq(0).all()
+    assert mass.eq(20).all()
+    assert highest.eq(0).all()
+    assert moment.eq(0).all()
+
+
+@pytest.mark.parametrize("place", [0, 5, 39])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_what_is_not_a_number_stays_so(broken, place):
+    scores = torch.randn(3, 40)
+    scores[1, place] = broken
+    _, _, mass, moment = both_ways(scores)[1]
+    assert mass.isfinite().tolist() == [True, False, True]
+    assert moment.isfinite().tolist() == [True, False, True]
+
+
+def test_float64_is_computed_by_torch():
+    for wanted, found in zip(*both_ways(torch.randn(4, 33, dtype=torch.float64)), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_the_library_is_kept_and_private():
+    kept = list(Path(os.environ[VARIABLE], "compiled").iterdir())
+    assert [path.suffix for path in kept] == [".so"]
+    assert not stat.S_IMODE(kept[0].stat().st_mode) & 0o077
+    before = kept[0].stat().st_mtime_ns
+    compiled.load_compiled.cache_clear()
+    assert compiled.load_compiled()
+    assert kept[0].stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("case", ["off", "open to others", "no compiler", "a compiler that fails", "a link"])
+def test_where_it_cannot_be_kept_or_made_nothing_is_loaded(case, tmp_path, monkeypatch):
+    known = next(Path(os.environ[VARIABLE], "compiled").iterdir())
+    monkeypatch.setenv(VARIABLE, "off" if case == "off" else str(tmp_path))
+    folder = tmp_path / "compiled"
+    folder.mkdir(mode=0o700)
+    if case == "open to others":
+        folder.chmod(0o777)
+    if case == "a link":
+        (folder / known.name).symlink_to(known)
+    if case == "no compiler":
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    if case == "a compiler that fails":
+        (tmp_path / "c++").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "c++").chmod(0o700)
+        monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    compiled.load_compiled.cache_clear()
+    assert not compiled.load_compiled()
+    assert all(path.is_symlink() for path in folder.iterdir())
+    monkeypatch.undo()
+    compiled.load_compiled.cache_clear()
+    assert compiled.load_compiled()

@@ -19,10 +19,10 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import Intervention, intervene
+from attnscope.questions.cause import Intervention, summarize_effects
 from attnscope.questions.corpus import batches, join_texts
 from attnscope.questions.importance import HeadSums, Labels, editing, predicted_side
-from attnscope.questions.intervention import Fixed, Made, PlainPass
+from attnscope.questions.intervention import PlainPass, scoring, sweep
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass
 from attnscope.records import Meaning, Notes, record
@@ -75,14 +75,10 @@ MeanOutputs: TypeAlias = Mapping[Site, Tensor]
 """The mean output of the heads of a site: [head, size]."""
 
 
-def take_away(means: MeanOutputs | None = None) -> Fixed:
-    """Replace heads' outputs by zeros, or by their means."""
-
-    def give(number: int, site: Site, heads: int) -> Made:
-        mean = torch.zeros(heads, 1) if means is None else means[site]
-        return Made(slice(None), mean[None, :, None])
-
-    return Fixed(give)
+def take_away(first: PlainPass, means: MeanOutputs | None = None) -> PlainPass:
+    """A pass whose heads are changed to zeros, or to their means."""
+    zeros = [torch.zeros(1, 1, each.heads, 1) for each in first.record.sites]
+    return first.putting(zeros if means is None else [means[site][None, None] for site in first.sites])
 
 
 def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Head] = ()) -> Ablation:
@@ -104,7 +100,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.no_grad(), model.threads(predictions.prepared):
             predict = partial(predictions.logits, model)
-            first = PlainPass.run(model, predictions.prepared, predict, selection, heads, take_away())
+            first = take_away(PlainPass.run(model, predictions.prepared, predict, selection, heads))
             after = first.changed(first.calls)
         pair = (
             torch.stack([first.before, after]).double().cpu().log_softmax(-1)
@@ -157,8 +153,9 @@ def measure_ablation(
 
     Raises as ``ablate`` does, and as ``score_prediction`` for words that are not in the vocabulary.
     """
-    words = target, against
-    return intervene(model, prepared, take_away(), "set heads to zero", selection, heads, words)
+    with scoring(model, prepared, target, against) as scored:
+        swept = sweep(scored, take_away(scored.plain(selection, heads)))
+    return summarize_effects(scored, swept, "set heads to zero", name_pass(model, prepared))
 
 
 LISTED = 8
@@ -277,7 +274,7 @@ class Removals(HeadSums):
         def loss() -> Tensor:
             return predictions.losses(model).cpu().double()
 
-        first = PlainPass.run(model, predictions.prepared, loss, selection, change=take_away(self.means))
+        first = take_away(PlainPass.run(model, predictions.prepared, loss, selection), self.means)
         return first.before, {head: first.changed({head: mine}) for head, mine in first.calls.items()}
 
     def figures(self) -> dict[Head, Removal]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,13 +21,12 @@ from attnscope.questions.intervention import (
     BLOCK,
     Change,
     Effect,
-    Fixed,
     Made,
     Scored,
     Swept,
     mixed_values,
-    require_texts,
-    sweep_heads,
+    scoring,
+    sweep,
 )
 from attnscope.questions.logits import Address
 from attnscope.questions.selection import Selection
@@ -104,23 +105,23 @@ def summarize_effects(
     changed: str,
     title: str,
     reference: float | None = None,
-    estimates: Mapping[Head, float] | None = None,
+    estimate: Swept | None = None,
 ) -> Intervention:
-    """The heads by their effects, which are shares of the way to a ``reference``; ``estimates`` beside them.
+    """The heads by their effects, which are shares of the way to a ``reference``.
 
-    Raises ``InputError`` where the reference is the score.
+    The ``estimate`` is shown beside them, if it is not what was ``swept``. Raises ``InputError`` where the
+    reference is the score.
     """
     score = float(scored.score(swept.before))
     whole = 1.0 if reference is None else subtract_scores(reference, score)
+    beside = {} if estimate is None or estimate is swept else estimate.heads
 
     def share(effect: Effect) -> Effect:
         return replace(effect, effect=effect.effect / whole)
 
     heads = [
-        ChangedHead(
-            **vars(share(effect)), head=head, estimate=None if estimates is None else estimates[head] / whole
-        )
-        for head, effect in swept.heads.items()
+        ChangedHead(**vars(share(each)), head=head, estimate=beside[head].effect / whole if beside else None)
+        for head, each in swept.heads.items()
     ]
     return Intervention(
         prediction=scored.prediction.description,
@@ -132,6 +133,7 @@ def summarize_effects(
         changed=changed,
         heads=sort_heads(heads),
         together=None if swept.together is None else share(swept.together),
+        estimated=estimate is swept,
         correlation=_correlate(heads),
     )
 
@@ -149,35 +151,39 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
     The standard error of each head is that of such a ratio. Raises ``InputError`` for texts of which only
     some have a word against the target, or whose differences sum to nothing.
     """
-    first, count, wholes = found[0], len(found), [each.whole for each in found]
+    first, count = found[0], len(found)
+    wholes = np.array([each.whole for each in found])
     if len({each.unit for each in found}) > 1:
         raise InputError("some texts have a word against the target and some have none: give all or none")
-    if abs(sum(wholes)) < SAME * count:
+    if abs(wholes.sum()) < SAME * count:
         raise InputError("over all texts the scores are the same: name the target of each")
 
-    def mean(effects: Sequence[Effect]) -> Effect:
-        moved = sum(each.effect * whole for each, whole in zip(effects, wholes, strict=True))
-        of = [(each.score, each.divergence) for each in effects]
-        return Effect(moved / sum(wholes), *(sum(values) / count for values in zip(*of, strict=True)))
+    def ratio(shares: Sequence[float]) -> float:
+        return float(np.dot(shares, wholes) / wholes.sum())
 
-    by_head = [{each.head: each for each in one.heads} for one in found]
+    def mean(effects: Sequence[Effect]) -> Effect:
+        score, divergence = np.mean([(each.score, each.divergence) for each in effects], 0).tolist()
+        return Effect(ratio([each.effect for each in effects]), score, divergence)
+
+    by_head: dict[Head, list[ChangedHead]] = {}
+    for each in (head for one in found for head in one.heads):
+        by_head.setdefault(each.head, []).append(each)
     heads = []
-    for head in by_head[0]:
-        parts = [one[head] for one in by_head]
+    for head, parts in by_head.items():
         alone, estimates = mean(parts), [each.estimate for each in parts if each.estimate is not None]
-        apart = [whole * (each.effect - alone.effect) for each, whole in zip(parts, wholes, strict=True)]
-        squares = sum(each**2 for each in apart)
-        error = (squares * count / (count - 1)) ** 0.5 / abs(sum(wholes)) if count > 1 else None
-        guess = sum(one * whole for one, whole in zip(estimates, wholes, strict=False)) / sum(wholes)
+        apart = wholes * [each.effect - alone.effect for each in parts]
+        error = float((np.square(apart).sum() * count / (count - 1)) ** 0.5 / abs(wholes.sum()))
         heads.append(
-            ChangedHead(**vars(alone), head=head, error=error, estimate=guess if estimates else None)
+            ChangedHead(
+                **vars(alone), head=head, error=error, estimate=ratio(estimates) if estimates else None
+            )
         )
     together = [each.together for each in found if each.together is not None]
     return replace(
         first,
         prediction=prediction,
-        score=sum(each.score for each in found) / count,
-        reference=None if first.reference is None else sum(each.reference or 0 for each in found) / count,
+        score=float(np.mean([each.score for each in found])),
+        reference=None if first.reference is None else float(np.mean([each.reference for each in found])),
         title=title,
         notes=tuple(dict.fromkeys(note for each in found for note in each.notes)),
         heads=sort_heads(heads),
@@ -196,27 +202,26 @@ def _correlate(heads: Sequence[ChangedHead]) -> float | None:
     return float(both.T.corrcoef()[0, 1]) if len(both) > 1 else None
 
 
+FindPairs: TypeAlias = Callable[[Axis, Axis], "Tensor | None"]
+"""Finds the pairs of tokens of a call, bool, [query, key]; ``None`` if there are none."""
+
+Means: TypeAlias = Mapping[Site, Tensor]
+"""The mean weight of some pairs in each head of a call: [head]."""
+
+
 @dataclass(eq=False)
-class _EdgePairs:
-    """Observer: sums the weights of the questions' pairs, by call and head."""
+class _PairWeights:
+    """Observer: sums the unmasked weights of some pairs of tokens, by call and head."""
 
-    questions: Sequence[Question]
+    find: FindPairs
     sums: dict[Site, Tensor] = field(default_factory=dict)  # [head, weights | pairs]
-    _known: dict[tuple[Axis, Axis], Tensor | None] = field(default_factory=dict)
-
-    def of(self, attention: Attention) -> Tensor | None:
-        """The pairs of a call, bool; ``None`` if there are none.  -> [query, key]"""
-        axes = attention.queries, attention.keys
-        if axes not in self._known:
-            self._known[axes] = find_pairs(self.questions, *axes)
-        return self._known[axes]
+    pairs: float = 0
 
     def observe(self, attention: Attention) -> None:
-        """Add the unmasked weights of a call."""
-        pairs = self.of(attention)
-        if pairs is None:
-            return
-        for start in range(0, len(pairs), BLOCK):
+        """Add the weights of a call."""
+        pairs = self.find(attention.queries, attention.keys)
+        for start in range(0, 0 if pairs is None else len(pairs), BLOCK):
+            assert pairs is not None
             block = pairs[start : start + BLOCK]
             if block.any():
                 weights = attention.rows(start, start + len(block))
@@ -224,10 +229,7 @@ class _EdgePairs:
                 both = torch.stack([weights.masked_fill(~meant, 0), meant.expand_as(weights)], -1)
                 added = both.double().sum((0, 2, 3)).cpu()
                 self.sums[attention.site] = self.sums.get(attention.site, 0) + added
-
-
-Means: TypeAlias = Mapping[Site, Tensor]
-"""The mean weight of some pairs in each head of a call: [head]."""
+                self.pairs += float(added[:, 1].sum())
 
 
 def mean_weights(
@@ -237,37 +239,40 @@ def mean_weights(
 
     Raises ``SelectionError`` if none has any.
     """
-    total, count = _EdgePairs(questions), 0
+    seen, count = _PairWeights(_pair_finder(questions)), 0
     for prepared in texts:
-        pairs = _EdgePairs(questions)
+        before = seen.pairs
         with torch.no_grad(), model.threads(prepared):
-            model.run(prepared, [pairs])
-        count += any(bool(sums[:, 1].any()) for sums in pairs.sums.values())
-        for site, sums in pairs.sums.items():
-            total.sums[site] = total.sums.get(site, 0) + sums
+            model.run(prepared, [seen])
+        count += seen.pairs > before
     if not count:
         raise SelectionError(f"no text of the corpus has {' or '.join(map(str, questions))}: no mean")
-    means = {site: sums[:, 0] / sums[:, 1] for site, sums in total.sums.items() if bool(sums[:, 1].all())}
-    return means, count
+    sums = seen.sums.items()
+    return {site: each[:, 0] / each[:, 1] for site, each in sums if bool(each[:, 1].all())}, count
 
 
 def cut_edges(questions: Sequence[Question], how: How, means: Means | None = None) -> Change:
     """Cut the weights of some pairs of tokens from every head, or set them to their means."""
-    known = _EdgePairs(questions)
+    find = _pair_finder(questions)
 
     def change(number: int, attention: Attention) -> Made | None:
-        pairs = known.of(attention)
+        pairs = find(attention.queries, attention.keys)
         mean = torch.zeros(attention.heads) if means is None else means.get(attention.site)
         if pairs is None or mean is None:
             return None
-        parts = [_cut_rows(attention, pairs, start, how, mean) for start in range(0, len(pairs), BLOCK)]
-        found = [part for part in parts if part is not None]
+        starts = range(0, len(pairs), BLOCK)
+        found = [made for at in starts if (made := _cut_rows(attention, pairs, at, how, mean)) is not None]
         if not found:
             return None
         rows, outputs, before = zip(*found, strict=True)
         return Made(torch.cat(rows), torch.cat(outputs, 2), torch.cat(before, 2))
 
     return change
+
+
+def _pair_finder(questions: Sequence[Question]) -> FindPairs:
+    """Finds the pairs once for all calls with the same axes."""
+    return cache(partial(find_pairs, questions))
 
 
 def find_pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor | None:
@@ -337,40 +342,14 @@ def cut(
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(
         how, f"set to its mean over {count:,} text{'s' * (count > 1)}"
     )
-    return intervene(
-        model,
-        prepared,
-        cut_edges(questions, how, means),
-        f"cut {named or ', '.join(map(str, questions))} ({way})",
-        selection or Selection(),
-        heads,
-        (target, against),
-        questions,
-    )
-
-
-def intervene(
-    model: Model,
-    prepared: ModelInput,
-    change: Change | Fixed,
-    changed: str,
-    selection: Selection,
-    heads: Sequence[Head],
-    words: tuple[str | None, str | None],
-    asked: Sequence[Question] = (),
-) -> Intervention:
-    """Change each head in turn, and all of them: the effect on the prediction of ``words``.
-
-    Raises ``SelectionError`` if nothing that is ``asked`` can be changed.
-    """
-    require_texts(prepared)
-    model.show_kinds(prepared)
-    with torch.no_grad(), model.threads(prepared):
-        scored = Scored.of(model, prepared, *words)
-        swept = sweep_heads(scored, change, selection, heads)
-    if not swept.heads:
-        sites = [site.site for site in swept.record.sites if selection.meets(site.site)]
-        raise SelectionError("; ".join(explain_nothing(question, prepared, sites) for question in asked))
+    selection = selection or Selection()
+    with scoring(model, prepared, target, against) as scored:
+        first = scored.plain(selection, heads, cut_edges(questions, how, means))
+        if not any(first.made[call] for mine in first.calls.values() for call in mine):
+            sites = [site for site in first.sites if selection.meets(site)]
+            raise SelectionError("; ".join(explain_nothing(each, prepared, sites) for each in questions))
+        swept = sweep(scored, first)
+    changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
     return summarize_effects(scored, swept, changed, name_pass(model, prepared))
 
 
@@ -400,32 +379,26 @@ def of_intervention(result: Intervention) -> Answer:
         lines.append(f"all {count:,} heads at once: {named}" if count > 1 else named)
     if result.correlation is not None:
         lines.append(f"correlation with the estimates over heads: {result.correlation:.3f}")
+    more = [
+        name
+        for name in ("error", "estimate")
+        if any(getattr(each, name) is not None for each in result.heads)
+    ]
     columns: Columns = {
         "head": lambda each: each.head.name,
-        "kind": lambda each: each.head.kind or "",
+        **({"kind": lambda each: each.head.kind or ""} if several else {}),
         effect: lambda each: f"{each.effect:+.3f}",
-        "error": lambda each: f"±{each.error:.3f}",
-        "estimate": lambda each: f"{each.estimate:+.3f}",
+        **({"error": lambda each: f"±{each.error:.3f}"} if "error" in more else {}),
+        **({"estimate": lambda each: f"{each.estimate:+.3f}"} if "estimate" in more else {}),
         "score": lambda each: f"{each.score:.3f}",
         "KL": lambda each: number(each.divergence) or "–",
     }
-    left_out = {"error", "estimate"} - {*_more(result)} | (set() if several else {"kind"})
-    shown = {name: cell for name, cell in columns.items() if name not in left_out}
-    table = tabulate_effects(result, result.changed, shown, result.heads[:LISTED], lines)
+    table = tabulate_effects(result, result.changed, columns, result.heads[:LISTED], lines)
     if result.estimated:
         said = "estimated from one gradient, not run: leave out --fast for the exact effects"
         table = replace(table, notes=(said, *table.notes))
     unit = "" if effect == "recovered" else result.unit
     effects = {each.head: each.effect for each in result.heads}
     maps = maps_by_kind(effects, effect, unit=unit, lead=f"{effect}, ")
-    csv = "head.kind", "head.layer", "head.head", "effect", "score", "divergence", *_more(result)
+    csv = "head.kind", "head.layer", "head.head", "effect", "score", "divergence", *more
     return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(result.heads, csv))
-
-
-def _more(result: Intervention) -> list[str]:
-    """Fields that only some interventions have."""
-    return [
-        name
-        for name in ("error", "estimate")
-        if any(getattr(each, name) is not None for each in result.heads)
-    ]

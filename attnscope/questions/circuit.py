@@ -22,7 +22,6 @@ from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import SAME, ScoreOutcome
 from attnscope.questions.composition import Feed, find_feeds
 from attnscope.questions.edges import PASSES, STEPS, Edge, TwoTexts, prune, sources_of
-from attnscope.questions.intervention import naming
 from attnscope.questions.logits import Address
 from attnscope.questions.patching import TextPair
 from attnscope.questions.selection import Selection
@@ -87,8 +86,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     contrasts = list[TwoTexts]()
     for number, pair in enumerate(pairs):
         tell("pair", number + 1, len(pairs))
-        with torch.no_grad(), model.threads(pair.clean), naming(pair.where):
-            contrasts.append(TwoTexts.of(model, pair))
+        contrasts.append(TwoTexts.of(model, pair))
     first = contrasts[0]
     if any(each.heads != first.heads for each in contrasts):
         raise InputError("the passes of the texts have different attention calls")

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attnscope.axes import Array
-from attnscope.capture import Record
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import ModelError
 from attnscope.models import Model
-from attnscope.questions.cause import subtract_scores
-from attnscope.questions.intervention import Made, Scored, put_heads, require_texts
-from attnscope.questions.patching import TextPair
+from attnscope.questions.intervention import Made, Scored, SeenPass, put_heads
+from attnscope.questions.patching import TextPair, TwoPasses
 
 STEPS = 5
 """Points on the path from one text's embeddings to the other's at which gradients are taken."""
@@ -58,26 +56,6 @@ def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor
         yield
 
 
-class SeenPass(NamedTuple):
-    """An unchanged pass: its score, the outputs of embeddings and heads, and its attention calls."""
-
-    score: float
-    embeds: Sequence[Tensor]
-    given: Sequence[Tensor]  # by call, [batch, query, head, size]
-    record: Record
-
-    @classmethod
-    def run(cls, scored: Scored) -> SeenPass:
-        """Run it. Raises ``ModelError`` where heads cannot be changed, or embeddings cannot be seen."""
-        model, embeds = scored.model, list[Tensor]()
-        model.show_kinds(scored.prepared)
-        with embeddings_changed(model.module, lambda _, output: embeds.append(output.clone())):
-            score, given, seen = scored.run()
-        if not embeds:
-            raise ModelError(f"{model.name} has no embedding of tokens: circuits are of texts")
-        return cls(score, embeds, given, seen)
-
-
 @dataclass(frozen=True, eq=False)
 class TwoTexts:
     """Two texts of one length, their passes, and passes in between."""
@@ -85,15 +63,25 @@ class TwoTexts:
     scored: Scored
     clean: SeenPass
     corrupt: SeenPass
+    embeds: Sequence[Sequence[Tensor]]  # what embeddings gave in the clean text, and in the corrupt one
 
     @classmethod
     def of(cls, model: Model, pair: TextPair) -> TwoTexts:
-        """Run both texts. Raises ``InputError`` if the prediction does not differ between them."""
-        require_texts(pair.clean, pair.corrupt)
-        scored = Scored.of(model, pair.clean, pair.target, pair.against)
-        made = cls(scored, SeenPass.run(scored), SeenPass.run(replace(scored, prepared=pair.corrupt)))
-        subtract_scores(made.clean.score, made.corrupt.score)
-        return made
+        """Run both texts.
+
+        Raises ``ModelError`` where heads cannot be changed or embeddings not be seen, ``InputError`` if the
+        prediction does not differ between the texts.
+        """
+        seen = list[Tensor]()
+        with (
+            pair.scoring(model, noise=True) as (clean, corrupt),
+            embeddings_changed(model.module, lambda _, output: seen.append(output.clone())),
+        ):
+            both = TwoPasses.of(clean, corrupt)
+        if not seen:
+            raise ModelError(f"{model.name} has no embedding of tokens: circuits are of texts")
+        count = len(seen) // 2
+        return cls(clean, both.here, both.there, (seen[:count], seen[count:]))
 
     @property
     def heads(self) -> list[int]:
@@ -121,7 +109,7 @@ class TwoTexts:
         count = 2 + sum(heads)
         first = [1 + sum(heads[:call]) for call in range(len(heads))]
         scores = np.zeros((count, count))
-        moved = [one - other for one, other in zip(self.clean.embeds, self.corrupt.embeds, strict=True)]
+        moved = [one - other for one, other in zip(*self.embeds, strict=True)]
         apart = [one - other for one, other in zip(self.clean.given, self.corrupt.given, strict=True)]
 
         def add(node: int, slopes: Sequence[Tensor | None]) -> None:
@@ -137,7 +125,7 @@ class TwoTexts:
             share = (step + 0.5) / STEPS
             mixed = [
                 (other + share * change).requires_grad_()
-                for other, change in zip(self.corrupt.embeds, moved, strict=True)
+                for other, change in zip(self.embeds[1], moved, strict=True)
             ]
             made, leaves = list[Tensor](), list[Tensor]()
 
@@ -187,7 +175,7 @@ class TwoTexts:
                         changed[:, :, places[source - 1][1]] = given[source]
                 return changed
 
-            return self.run((self.clean if 0 in sources else self.corrupt).embeds, put), seen
+            return self.run(self.embeds[0 if 0 in sources else 1], put), seen
 
         by_target = sources_of(edges)
         for node in sorted(by_target.keys() | {last}):
@@ -205,7 +193,7 @@ class TwoTexts:
         for call, head in (self.places[node - 1] for node in nodes):
             made = Made(slice(None), self.corrupt.given[call].transpose(1, 2))
             changed.setdefault(call, (made, []))[1].append(head)
-        return float(self.run(self.clean.embeds, partial(put_heads, changed)))
+        return float(self.run(self.embeds[0], partial(put_heads, changed)))
 
 
 def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> tuple[Tensor | None, ...]:

@@ -8,8 +8,8 @@ that cutting a weight before the softmax equals masking it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -112,27 +112,24 @@ class KeptLayers:
         with self._forwards(keep):
             yield
 
+    def before(self, call: int) -> list[RanLayer]:
+        """The layers that ended before an attention call."""
+        return [ran for ran in self.ran if ran.after <= call]
+
     def skipped(self, call: int) -> int:
         """How many attention calls are skipped if all layers before one call are given."""
-        return sum(ran.after - ran.before for ran in self._given(call))
+        return sum(ran.after - ran.before for ran in self.before(call))
 
     def verify(self, calls: Iterable[int], same: Callable[[], bool]) -> None:
         """Forget the results unless passes that reuse them end the ``same``: layers may keep more state."""
         for count, call in {self.skipped(call): call for call in calls}.items():
-            with self.giving(call):
+            with self.giving(self.before(call)):
                 kept = count == 0 or same()
             if not kept:
                 self.ran.clear()
 
-    @contextmanager
-    def giving(self, call: int) -> Iterator[None]:
-        """Return stored results for the layers that ended before an attention call, and run the others."""
-        with self.giving_first(self._given(call)):
-            yield
-
-    @contextmanager
-    def giving_first(self, ran: Sequence[RanLayer]) -> Iterator[None]:
-        """Return these results for the first layers, and run the others."""
+    def giving(self, ran: Sequence[RanLayer]) -> AbstractContextManager[None]:
+        """Return these results for the first layers while the block runs, and run the others."""
         given = iter(ran)
 
         def give(name: str, forward: Forward) -> Forward:
@@ -145,11 +142,7 @@ class KeptLayers:
 
             return run
 
-        with self._forwards(give):
-            yield
-
-    def _given(self, call: int) -> list[RanLayer]:
-        return [ran for ran in self.ran if ran.after <= call]
+        return self._forwards(give)
 
     @contextmanager
     def _forwards(self, make: Callable[[str, Forward], Forward]) -> Iterator[None]:
@@ -224,21 +217,11 @@ class Made(NamedTuple):
 
     rows: Tensor | slice  # [row]
     outputs: Tensor
-    before: Tensor | None = None  # what proves that a change is of this call; none where it is known before
+    before: Tensor | None = None  # what proves that a change is of this call; none for known outputs
 
 
 Change: TypeAlias = Callable[[int, Attention], "Made | None"]
 """The change of an attention call of this number; ``None`` leaves it alone."""
-
-
-class Fixed(NamedTuple):
-    """The change of an attention call, by number, site and heads: the same in every pass."""
-
-    give: Callable[[int, Site, int], Made | None]
-
-
-NOTHING = Fixed(lambda number, site, heads: None)
-"""The change that leaves every call alone."""
 
 
 @dataclass(eq=False)
@@ -328,7 +311,7 @@ class PlainPass:
     model: Model
     prepared: ModelInput
     predict: Callable[[], Tensor]
-    change: Change | Fixed
+    change: Change | None  # none where heads get known outputs
     before: Tensor
     calls: Calls  # of the selected heads
     kept: KeptLayers
@@ -343,35 +326,31 @@ class PlainPass:
         predict: Callable[[], Tensor],
         selection: Selection,
         heads: Sequence[Head] = (),
-        change: Change | Fixed = NOTHING,
-        *,
-        keep: Edit = lambda number, output: None,
-        observers: Sequence[Observer] = (),
+        change: Change | None = None,
     ) -> PlainPass:
         """Run ``predict`` and find the selected heads: those of ``heads``, or all in the selection.
 
         Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
         """
-        kept, made = KeptLayers(model.module), list[Made | None]()
-        changes = None if isinstance(change, Fixed) else Changes(change)
+        kept, changes = KeptLayers(model.module), [] if change is None else [Changes(change)]
 
-        def edit(number: int, output: Tensor) -> None:
-            keep(number, output)
-            if changes is not None:
-                made.append(changes.check(number, output))
+        def check(number: int, output: Tensor) -> None:
+            for each in changes:
+                each.check(number, output)
 
-        watching = [*observers, *([] if changes is None else [changes])]
         with (
-            editing(model, edit, prepared.axes, watching) as (record, gates),
+            editing(model, check, prepared.axes, changes) as (record, gates),
             kept.keeping(lambda: len(gates.heads)),
         ):
             before = predict()
-        if isinstance(change, Fixed):
-            made = [change.give(call, each.site, each.heads) for call, each in enumerate(record.sites)]
-        calls = calls_of(record, selection, heads)
+        calls, made = calls_of(record, selection, heads), changes[0].made if changes else []
         first = cls(model, prepared, predict, change, before, calls, kept, record, made)
         first.verify([mine[0] for mine in calls.values()])
         return first
+
+    def putting(self, outputs: Iterable[Tensor]) -> PlainPass:
+        """The same with known outputs for the heads of each call, [batch, query, head, size]."""
+        return replace(self, made=[Made(slice(None), each.transpose(1, 2)) for each in outputs])
 
     @property
     def sites(self) -> list[Site]:
@@ -389,25 +368,29 @@ class PlainPass:
         Yields the number of skipped calls.
         """
         skipped = self.kept.skipped(call)
-        with self.kept.giving(call), edited(lambda number, output: edit(number + skipped, output)):
+        with (
+            self.kept.giving(self.kept.before(call)),
+            edited(lambda number, output: edit(number + skipped, output)),
+        ):
             yield skipped
+
+    def changes(self, calls: Calls) -> dict[int, tuple[Made, Sequence[int]]]:
+        """The new outputs of some heads, by call; calls without a change are left out."""
+        chosen = heads_by_call(calls).items()
+        return {call: (made, heads) for call, heads in chosen if (made := self.made[call]) is not None}
 
     def changed(self, calls: Calls) -> Tensor:
         """The prediction with some heads changed in one pass.
 
         No layer before the first change runs: nothing differs there.
         """
-        chosen = {
-            call: (made, heads)
-            for call, heads in heads_by_call(calls).items()
-            if (made := self.made[call]) is not None
-        }
+        chosen = self.changes(calls)
         if not chosen:
             return self.before
-        if isinstance(self.change, Fixed) or len(chosen) == 1:
-            with self.edited_from(min(chosen), partial(put_heads, chosen)):
-                return self.predict()
-        return change_together(self.model, self.prepared, self.predict, self.change, calls)
+        if self.change is not None and len(chosen) > 1:
+            return change_together(self.model, self.prepared, self.predict, self.change, calls)
+        with self.edited_from(min(chosen), partial(put_heads, chosen)):
+            return self.predict()
 
 
 @record("what a change does to the prediction")
@@ -419,6 +402,14 @@ class Effect:
     divergence: Annotated[float, Meaning("KL divergence of the prediction from before to after, in nats")]
 
 
+class SeenPass(NamedTuple):
+    """An unchanged pass: its score, what heads give by call, [batch, query, head, size], and the calls."""
+
+    score: float
+    given: Sequence[Tensor]
+    record: Record
+
+
 @dataclass(frozen=True, eq=False)
 class Scored:
     """A prediction whose score is recomputed in changed passes."""
@@ -427,20 +418,19 @@ class Scored:
     prepared: ModelInput
     prediction: Prediction
 
-    @classmethod
-    def of(cls, model: Model, prepared: ModelInput, target: str | None, against: str | None) -> Scored:
-        """The prediction that words name. Raises as ``score_prediction`` does."""
-        return cls(model, prepared, score_prediction(model, prepared, target, against))
-
-    def run(self, observers: Sequence[Observer] = ()) -> tuple[float, list[Tensor], Record]:
-        """The score, what heads give by call, [batch, query, head, size], and the calls."""
+    def run(self, observers: Sequence[Observer] = ()) -> SeenPass:
+        """The unchanged pass."""
         given = list[Tensor]()
 
         def keep(number: int, output: Tensor) -> None:
             given.append(output.detach().clone())
 
         with editing(self.model, keep, self.prepared.axes, observers) as (record, _):
-            return float(self.score(self.logits())), given, record
+            return SeenPass(float(self.score(self.logits())), given, record)
+
+    def plain(self, selection: Selection, heads: Sequence[Head], change: Change | None = None) -> PlainPass:
+        """Its unchanged pass. Raises as ``PlainPass.run`` does."""
+        return PlainPass.run(self.model, self.prepared, self.logits, selection, heads, change)
 
     def logits(self) -> Tensor:
         """One pass.  -> [vocabulary] or [class], float64"""
@@ -481,11 +471,26 @@ class Swept(NamedTuple):
     record: Record
 
 
-def sweep_heads(scored: Scored, change: Change | Fixed, selection: Selection, heads: Sequence[Head]) -> Swept:
-    """Change every head alone, and all of them at once; heads without a change are left out."""
-    first = PlainPass.run(scored.model, scored.prepared, scored.logits, selection, heads, change)
-    if not any(first.made[call] for mine in first.calls.values() for call in mine):
-        return Swept(first.before, {}, None, first.record)
+@contextmanager
+def scoring(
+    model: Model,
+    prepared: ModelInput,
+    target: str | None,
+    against: str | None,
+    other: ModelInput | None = None,
+) -> Iterator[Scored]:
+    """The prediction that words name, to be changed in the block, maybe by parts of an ``other`` text.
+
+    Raises as ``score_prediction`` and ``require_texts`` do.
+    """
+    require_texts(prepared, other)
+    model.show_kinds(prepared)
+    with torch.no_grad(), model.threads(prepared):
+        yield Scored(model, prepared, score_prediction(model, prepared, target, against))
+
+
+def sweep(scored: Scored, first: PlainPass) -> Swept:
+    """Change each selected head alone, and all of them at once."""
     return sweep_calls(scored, first, first.calls, first.changed)
 
 

@@ -102,7 +102,7 @@ def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: 
     for some in torch.split(rows, length):
         changed = torch.cat([some, streams[-1].reshape(length, -1)[len(some) :]]).view_as(streams[-1])
         kept.ran[-1] = final.with_states(changed)
-        with kept.giving(0):
+        with kept.giving(kept.ran):
             places = torch.arange(len(some), device=model.device)
             found.append(model.logits(prepared, torch.zeros_like(places), places).float())
     logits = torch.cat(found)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
@@ -15,26 +16,29 @@ from attnscope.capture import recording
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.cause import Intervention, average_effects, summarize_effects
+from attnscope.questions.cause import (
+    Intervention,
+    average_effects,
+    subtract_scores,
+    summarize_effects,
+)
 from attnscope.questions.importance import editing
 from attnscope.questions.intervention import (
     Calls,
     Change,
     Effect,
-    Fixed,
     Made,
-    PlainPass,
     Scored,
+    SeenPass,
     Swept,
     calls_of,
-    heads_by_call,
     mix_rows,
     mixed_values,
     naming,
     put_heads,
-    require_texts,
+    scoring,
+    sweep,
     sweep_calls,
-    sweep_heads,
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, quote_text
@@ -64,6 +68,20 @@ class TextPair:
     target: str | None = None
     against: str | None = None
     where: str = ""  # among several pairs: the beginning of error messages
+
+    @contextmanager
+    def scoring(self, model: Model, noise: bool = False) -> Iterator[tuple[Scored, Scored]]:
+        """The prediction of the clean text, in the pass to change and in that whose parts are put there.
+
+        Parts of the clean text go into the pass of the corrupt one; with ``noise`` the other way. Raises as
+        ``intervention.scoring`` does.
+        """
+        with (
+            naming(self.where),
+            scoring(model, self.clean, self.target, self.against, self.corrupt) as clean,
+        ):
+            corrupt = replace(clean, prepared=self.corrupt)
+            yield (clean, corrupt) if noise else (corrupt, clean)
 
 
 def read_pairs(
@@ -146,40 +164,41 @@ def _mixed(call: AttentionCall) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pair:
-    """The stored pass of one text, and the text into whose pass its heads are put."""
+class TwoPasses:
+    """The pass to change, and that of the other text, whose parts are put there."""
 
-    base: Scored
-    donor: Scored
-    reference: float
-    outputs: Sequence[Tensor]  # of each call: [batch, query, head, size]
-    received: Sequence[AttentionCall]
+    scored: Scored
+    here: SeenPass
+    there: SeenPass
+    mine: Sequence[AttentionCall]  # of the pass to change, and of the other; empty unless asked for
+    theirs: Sequence[AttentionCall]
 
     @classmethod
-    def run(cls, model: Model, pair: TextPair, what: What, noise: bool) -> _Pair:
-        clean = Scored.of(model, pair.clean, pair.target, pair.against)
-        corrupt = replace(clean, prepared=pair.corrupt)
-        donor, base = (corrupt, clean) if noise else (clean, corrupt)
-        calls = _Calls()
-        reference, outputs, _ = donor.run([] if what == "output" else [calls])
-        return cls(base, donor, reference, outputs, calls.calls)
+    def of(cls, base: Scored, donor: Scored, parts: bool = False) -> TwoPasses:
+        """Run both texts; ``parts`` keeps what the calls received.
 
-    def change(self, what: What) -> Change | Fixed:
-        """Give every head its value from the other pass: its whole output, or a part of its computation."""
+        Raises ``ModelError`` for heads that cannot be changed, ``InputError`` for passes that differ in their
+        attention calls or give the same score.
+        """
+        calls = [_Calls(), _Calls()]
+        here, there = (
+            each.run([seen] if parts else []) for each, seen in zip((base, donor), calls, strict=True)
+        )
+        if [each.shape for each in here.given] != [each.shape for each in there.given]:
+            raise InputError("the passes of the texts have different attention calls")
+        subtract_scores(there.score, here.score)
+        return cls(base, here, there, *(each.calls for each in calls))
 
-        def give(number: int, site: Site, heads: int) -> Made:
-            if number >= len(self.outputs):
-                raise InputError("the passes of the two texts have different numbers of attention calls")
-            return Made(slice(None), self.outputs[number].transpose(1, 2))
 
-        def change(number: int, attention: Attention) -> Made:
-            count = len(attention.queries)
-            before = mix_rows(attention.read, mixed_values(attention), 0, count)
-            given = give(number, attention.site, attention.heads)
-            theirs = {name: getattr(self.received[number], name) for name in PARTS[what][1]}
-            return given._replace(outputs=_mixed(replace(_call(attention), **theirs)), before=before)
+def _give_part(what: What, theirs: Sequence[AttentionCall]) -> Change:
+    """Give every head a part of its computation in another pass."""
 
-        return Fixed(give) if what == "output" else change
+    def change(number: int, attention: Attention) -> Made:
+        before = mix_rows(attention.read, mixed_values(attention), 0, len(attention.queries))
+        parts = {name: getattr(theirs[number], name) for name in PARTS[what][1]}
+        return Made(slice(None), _mixed(replace(_call(attention), **parts)), before)
+
+    return change
 
 
 def patch(
@@ -203,10 +222,31 @@ def patch(
     ``exact``: beside them). Raises ``InputError`` for texts of different lengths or with the same score.
     """
     selection = selection or Selection()
+    named = PARTS[what][0] if to is None else f"the way to {to}"
     found = []
     for pair in pairs:
-        with naming(pair.where):
-            found.append(_patch_pair(model, pair, selection, heads, what, to, noise, (fast, exact)))
+        with pair.scoring(model, noise) as (base, donor):
+            received = what != "output" or (to is not None and to.head is not None)
+            passes = TwoPasses.of(base, donor, received)
+            estimate = _estimate(passes, selection, heads) if fast else None
+            if estimate is not None and not exact:
+                swept = estimate
+            elif to is not None:
+                swept = _sweep_paths(passes, to, selection, heads)
+            elif what == "output":
+                swept = sweep(base, base.plain(selection, heads).putting(passes.there.given))
+            else:
+                swept = sweep(base, base.plain(selection, heads, _give_part(what, passes.theirs)))
+        found.append(
+            summarize_effects(
+                base,
+                swept,
+                f"patch {named} of {'the other text into this' if noise else 'this into the other'}",
+                f"{name_pass(model, base.prepared)} ← {quote_text(donor.prepared)}",
+                passes.there.score,
+                estimate,
+            )
+        )
     if len(found) == 1:
         return found[0]
     return average_effects(
@@ -214,47 +254,12 @@ def patch(
     )
 
 
-def _patch_pair(
-    model: Model,
-    pair: TextPair,
-    selection: Selection,
-    heads: Sequence[Head],
-    what: What,
-    to: Receiver | None,
-    noise: bool,
-    ways: tuple[bool, bool],
-) -> Intervention:
-    """The effect of every head in one pair; ``ways``: estimated, or exact beside the estimate."""
-    require_texts(pair.clean, pair.corrupt)
-    fast, exact = ways
-    with torch.no_grad(), model.threads(pair.clean):
-        passes = _Pair.run(model, pair, what, noise)
-        swept = _estimate(passes, selection, heads) if fast else None
-        estimates = None if swept is None else {head: each.effect for head, each in swept.heads.items()}
-        if swept is None or exact:
-            swept = (
-                sweep_heads(passes.base, passes.change(what), selection, heads)
-                if to is None
-                else _sweep_paths(passes, to, selection, heads)
-            )
-    named = PARTS[what][0] if to is None else f"the way to {to}"
-    result = summarize_effects(
-        passes.base,
-        swept,
-        f"patch {named} of {'the other text into this' if noise else 'this into the other'}",
-        f"{name_pass(model, passes.base.prepared)} ← {quote_text(passes.donor.prepared)}",
-        passes.reference,
-        estimates if exact else None,
-    )
-    return replace(result, estimated=fast and not exact)
-
-
-def _estimate(pair: _Pair, selection: Selection, heads: Sequence[Head]) -> Swept:
+def _estimate(passes: TwoPasses, selection: Selection, heads: Sequence[Head]) -> Swept:
     """The effect of each head's output from one gradient: gradient of the score times the difference."""
-    scored, added, mine = pair.base, list[Tensor](), list[Tensor]()
+    scored, here, there = passes.scored, passes.here, passes.there
+    added = list[Tensor]()
 
     def add(number: int, output: Tensor) -> Tensor:
-        mine.append(output.detach())
         added.append(torch.zeros_like(output, requires_grad=True))
         return output + added[-1]
 
@@ -262,31 +267,24 @@ def _estimate(pair: _Pair, selection: Selection, heads: Sequence[Head]) -> Swept
         with editing(scored.model, add) as (record, _):
             before = scored.logits()
         slopes = torch.autograd.grad(scored.score(before), added, allow_unused=True)
-    score, found = float(scored.score(before)), dict[Head, Effect]()
+    found = dict[Head, Effect]()
     for head, calls in calls_of(record, selection, heads).items():
         moved = sum(
-            float((slope * (pair.outputs[call] - mine[call]))[:, :, head.head].sum())
+            float((slope * (there.given[call] - here.given[call]))[:, :, head.head].sum())
             for call in calls
             if (slope := slopes[call]) is not None
         )
-        found[head] = Effect(moved, score + moved, float("nan"))
+        found[head] = Effect(moved, here.score + moved, float("nan"))
     return Swept(before.detach(), found, None, record)
 
 
-def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequence[Head]) -> Swept:
+def _sweep_paths(passes: TwoPasses, to: Receiver, selection: Selection, heads: Sequence[Head]) -> Swept:
     """The effect of each head through one receiver alone, with all other heads frozen.
 
     One pass gives the receiver's new input, and another one its effect on the prediction.
     """
-    scored, received, outputs = pair.base, _Calls(), list[Tensor]()
-
-    def keep(number: int, output: Tensor) -> None:
-        outputs.append(output.detach().clone())
-
-    first = PlainPass.run(
-        scored.model, scored.prepared, scored.logits, selection, heads, keep=keep,
-        observers=[] if to.head is None else [received],
-    )  # fmt: skip
+    scored, frozen = passes.scored, passes.here.given
+    first = scored.plain(selection, heads).putting(passes.there.given)
     end = to.call(first.sites)
     first.verify([end])
     senders = {head: [call for call in calls if call < end] for head, calls in first.calls.items()}
@@ -295,15 +293,11 @@ def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequenc
         raise SelectionError(f"none of these heads comes before {to}")
 
     def send(sent: Calls) -> Tensor:
-        seen = _Calls()
-        changed = {
-            call: (Made(slice(None), pair.outputs[call].transpose(1, 2)), mine)
-            for call, mine in heads_by_call(sent).items()
-        }
+        changed, seen = first.changes(sent), _Calls()
 
         def freeze(number: int, output: Tensor) -> Tensor:
-            mine = put_heads(changed, number, outputs[number])
-            return outputs[number].clone() if mine is None else mine
+            mine = put_heads(changed, number, frozen[number])
+            return frozen[number].clone() if mine is None else mine
 
         observers = [] if to.head is None else [seen]
         with (
@@ -313,7 +307,7 @@ def _sweep_paths(pair: _Pair, to: Receiver, selection: Selection, heads: Sequenc
             logits = scored.logits()
         if to.head is None:
             return logits
-        own, theirs = received.calls[end], seen.calls[end - skipped]
+        own, theirs = passes.mine[end], seen.calls[end - skipped]
         outcome = _mixed(replace(own, **{name: getattr(theirs, name) for name in to.parts}))
         made = Made(slice(None), outcome)
         with first.edited_from(end, partial(put_heads, {end: (made, [to.head.head])})):

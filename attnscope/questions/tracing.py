@@ -26,13 +26,12 @@ from attnscope.questions.intervention import (
     RanLayer,
     Scored,
     attending_layers,
-    require_texts,
     run_keeping_layers,
 )
 from attnscope.questions.patching import TextPair
 from attnscope.questions.sentences import name_pass, quote_text
 from attnscope.records import Meaning, record
-from attnscope.views.heads import HeadMap, head_map, number
+from attnscope.views.heads import head_map, number
 
 COLUMNS = "kind", "layer", "position", "token", "effect", "score", "divergence"
 """Of a state, in a CSV file."""
@@ -63,37 +62,33 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
     ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for layers that
     do not return one state per token.
     """
-    require_texts(pair.clean, pair.corrupt)
-    donor, base = (pair.corrupt, pair.clean) if noise else (pair.clean, pair.corrupt)
-    with torch.no_grad(), model.threads(base):
-        clean = Scored.of(model, pair.clean, pair.target, pair.against)
-        there, theirs, _ = run_keeping_layers(clean.model, donor, replace(clean, prepared=donor).logits)
-        scored = replace(clean, prepared=base)
-        before, mine, seen = run_keeping_layers(model, base, scored.logits)
-        whole = subtract_scores(float(scored.score(there)), float(scored.score(before)))
+    with pair.scoring(model, noise) as (base, donor):
+        there, theirs, _ = run_keeping_layers(model, donor.prepared, donor.logits)
+        before, mine, seen = run_keeping_layers(model, base.prepared, base.logits)
+        whole = subtract_scores(float(base.score(there)), float(base.score(before)))
         found, layers = [], attending_layers(model, mine, seen)
+        alone = len({kind for _, kind, _ in layers}) == 1
         for done, (at, kind, layer) in enumerate(layers):
             tell("layer", done + 1, len(layers))
-            queries, others = base.axes[kind][0], donor.axes[kind][0]
-            alone = len({kind for _, kind, _ in layers}) == 1
-            whole_stream = there if alone else None
-            after = _patch_layer(scored, mine, theirs.ran[at], at, len(queries), before, whole_stream)
+            queries, others = (each.prepared.axes[kind][0] for each in (base, donor))
+            after = _patch_layer(
+                base, mine, theirs.ran[at], at, len(queries), before, there if alone else None
+            )
             for position, logits in enumerate(after):
-                effect = scored.effect(before, logits)
+                effect = base.effect(before, logits)
+                shared = replace(effect, effect=effect.effect / whole)
                 token = _label(queries, others, position)
                 found.append(
-                    PatchedToken(
-                        effect.effect / whole, effect.score, effect.divergence, kind, layer, position, token
-                    )
+                    PatchedToken(**vars(shared), kind=kind, layer=layer, position=position, token=token)
                 )
     return TokenTrace(
         changed=f"patch states of {'the other text into this' if noise else 'this into the other'}",
-        prediction=scored.prediction.description,
-        unit=scored.unit,
-        score=float(scored.score(before)),
-        reference=float(scored.score(there)),
+        prediction=base.prediction.description,
+        unit=base.unit,
+        score=float(base.score(before)),
+        reference=float(base.score(there)),
         tokens=tuple(found),
-        title=f"{name_pass(model, base)} ← {quote_text(donor)}",
+        title=f"{name_pass(model, base.prepared)} ← {quote_text(donor.prepared)}",
         notes=(*model.notes, *pair.clean.notes, *seen.notes),
     )
 
@@ -116,7 +111,7 @@ def _patch_layer(
         raise ModelError(f"the layers of {name} do not each give one state a token")
 
     def run(changed: Tensor) -> Tensor:
-        with kept.giving_first([*kept.ran[:at], ran.with_states(changed)]):
+        with kept.giving([*kept.ran[:at], ran.with_states(changed)]):
             return scored.logits()
 
     all_, expected = (states, before) if there is None else (theirs, there)
@@ -141,38 +136,34 @@ def _label(mine: Axis, others: Axis, position: int) -> str:
 
 def of_trace(result: TokenTrace) -> Answer:
     """The states that restore most, and a map of tokens × layers for each side of the model."""
-    maps = _maps(result)
-    several = len(maps) > 1
-    most = sorted(result.tokens, key=lambda each: -abs(each.effect))[:LISTED]
+
+    def name(each: PatchedToken) -> str:
+        return f"{each.token.strip()} {each.position}"
+
+    kinds: dict[str, dict[int, list[PatchedToken]]] = {}
+    for each in result.tokens:
+        kinds.setdefault(each.kind, {}).setdefault(each.position, []).append(each)
+    top = max((abs(each.effect) for each in result.tokens), default=0.0) or 1.0
+    maps = {
+        kind: head_map(
+            {position: [each.effect for each in layers] for position, layers in tokens.items()},
+            "recovered",
+            limits=(-top, top),  # all on one scale
+            signed=True,
+            title=f"recovered, the {kind}'s residual stream behind each layer",
+            marks=("", "L"),
+            labels=tuple(name(first) for first, *_ in tokens.values()),
+        )
+        for kind, tokens in kinds.items()
+    }
     columns: Columns = {
         "layer": lambda each: str(each.layer),
-        **({"kind": lambda each: each.kind} if several else {}),
-        "token": lambda each: f"{each.token.strip()} {each.position}",
+        **({"kind": lambda each: each.kind} if len(maps) > 1 else {}),
+        "token": name,
         "recovered": lambda each: f"{each.effect:+.3f}",
         "score": lambda each: f"{each.score:.3f}",
         "KL": lambda each: number(each.divergence),
     }
+    most = sorted(result.tokens, key=lambda each: -abs(each.effect))[:LISTED]
     table = tabulate_effects(result, result.changed, columns, most)
     return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(result.tokens, COLUMNS))
-
-
-def _maps(result: TokenTrace) -> dict[str, HeadMap]:
-    """Tokens × layers, by kind, all on one scale."""
-    kinds: dict[str, dict[int, list[float]]] = {}
-    labels: dict[str, dict[int, str]] = {}
-    for each in result.tokens:
-        kinds.setdefault(each.kind, {}).setdefault(each.position, []).append(each.effect)
-        labels.setdefault(each.kind, {})[each.position] = f"{each.token.strip()} {each.position}"
-    top = max((abs(each.effect) for each in result.tokens), default=0.0) or 1.0
-    return {
-        kind: head_map(
-            rows,
-            "recovered",
-            limits=(-top, top),
-            signed=True,
-            title=f"recovered, the {kind}'s residual stream behind each layer",
-            marks=("", "L"),
-            labels=tuple(labels[kind].values()),
-        )
-        for kind, rows in kinds.items()
-    }

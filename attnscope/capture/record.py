@@ -164,8 +164,9 @@ class Record:
     query_axes: list[int | None] = field(default_factory=list, compare=False)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
-    def note(self, layer: LayerWithoutAttention) -> None:
-        """Add a layer without attention, once."""
+    def name(self, path: str, reason: str) -> None:
+        """Name a module whose attention is not shown, and why, once."""
+        layer = LayerWithoutAttention.at(path, reason)
         if layer not in self.without_attention:
             self.without_attention.append(layer)
 

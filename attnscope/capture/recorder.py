@@ -10,33 +10,27 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
-from attnscope.capture.hooks.compiled import COMPILED, runs_as_written
-from attnscope.capture.hooks.modules import Call, Guard, ModuleStack, tensors_in
+from attnscope.capture.hooks.modules import tensors_in
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import PassTrace
 from attnscope.capture.lineage.follow import Lineage, SkipKnownLayers
-from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.lineage.layout import origin_of_kernel, origin_of_weighing
-from attnscope.capture.lineage.nodes import QueryKeyOrigin
 from attnscope.capture.lineage.split_calls import SplitCalls
 from attnscope.capture.lineage.standing import doubt_axes, judge
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.between import AcrossTexts, ChannelSoftmaxes
 from attnscope.capture.placing.chunked import ChunkedModules
-from attnscope.capture.placing.kinds import Sites, heads_of, texts_in_batch
+from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import PastAttention
-from attnscope.capture.placing.without_attention import find_opaque, no_distribution, note_layers
-from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
-from attnscope.capture.rows.capture import Capture, Unknown
-from attnscope.capture.rows.kernels import Frame, conclude, formula, fuse, sdpa_call, without_formula
+from attnscope.capture.placing.without_attention import find_opaque, note_layers
+from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, sdpa_call
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.single_heads import Repeats, SingleHeads
-from attnscope.capture.rows.weighing import MAPPED, Weighing, is_mapped
-from attnscope.capture.tracker import Pass, Taken, Tracker
-from attnscope.errors import SizeError
+from attnscope.capture.rows.weighing import MAPPED, SIGNED, TALKING, Weighing, is_mapped
+from attnscope.capture.tracker import Pass, Tracker
 from attnscope.fused.fused_pass import FusedPass
-from attnscope.limits import MOST_CALLS
 from attnscope.plugins import plugins
 
 TRACKERS: tuple[type[Tracker], ...] = (
@@ -67,22 +61,8 @@ class Recorder(Pass):
         fused: FusedPass | None = None,
         trace: PassTrace | None = None,
     ) -> None:
-        super().__init__()
-        self.trace = trace
-        self.is_known = trace is not None and trace.trusted  # settled at the end; not shown to trackers
-        self.model, self.observers, self.fused = model, observers, fused
-        self.record = Record()
-        self.guard = Guard(self.record, lambda: self.owner)
-        compiled = partial(self.record.note_change, COMPILED)
-        self.stack = ModuleStack(model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
-        self.ran: set[str] = set()  # the modules that were called
-        self._sites, self.batch_first = Sites(model, axes), bool(axes)
-        self._step = -1
-        self.trackers = [self.of(kind) for kind in (*TRACKERS, *plugins("hooks").values())]
-        self._told = [] if self.is_known else self.trackers
-        self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]
-
-    # what the pass shows
+        super().__init__(model, observers, axes, (*TRACKERS, *plugins("hooks").values()), trace)
+        self.fused = fused
 
     def kernel_call(
         self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -116,13 +96,11 @@ class Recorder(Pass):
             result = kernel(*args, **kwargs)
         finally:
             self.frames.pop()
-        self._doubt(bool(frame.weighings))
+        self.doubt(bool(frame.weighings))
         with quietly():
             concluded = conclude(frame, result)
             if concluded is None:
-                self.seen += 1
-                self._doubt()
-                self.record.without_attention.append(without_formula(frame, path))
+                self.name(path, NO_FORMULA.format(frame.kernel))
             else:
                 origin = None if self.is_known else doubt_axes(self.of(Lineage), frame.query, frame.key)
                 if origin is None:
@@ -137,7 +115,7 @@ class Recorder(Pass):
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
         learned = frame is None and not self.is_known and self.of(Learned).asks(args, kwargs)
-        self._doubt(learned)
+        self.doubt(learned)
         output, capture = fuse(self.fused, Capture.of_call(call, "sdpa", learned))
         result: Tensor
         if output is None:
@@ -150,19 +128,6 @@ class Recorder(Pass):
             self.take_kernel(capture, args, kwargs)
         return result
 
-    def see(self, seen: Seen) -> None:
-        """A torch function ran."""
-        before = self.seen
-        for tracker in self._seeing:
-            if tracker.see(seen):
-                break
-        self._doubt(self.seen != before)
-
-    def _doubt(self, doubtful: bool = True) -> None:
-        """A trace of the pass would not tell what was seen."""
-        if doubtful and self.trace is not None:
-            self.trace.plain = False
-
     def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
         """The result of a softmax met its values; False if these are not tokens."""
         stands = judge(self.of(Lineage), weighing, result)
@@ -173,12 +138,11 @@ class Recorder(Pass):
             self.seen += 1
             return False
         if weighing.trail.mixed or weighing.trail.signed:
-            self.seen += 1
-            self.record.note(no_distribution(owner, weighing.trail.mixed))
+            self.name(owner, TALKING if weighing.trail.mixed else SIGNED)
         elif self.frames:
             self.frames[-1].weighings.append(weighing)
         elif is_mapped(weighing.weights):
-            self.take(Unknown(MAPPED), owner)
+            self.name(owner, MAPPED)
         else:
             self._take_weighing(weighing, result, owner, stands.learned)
         return True
@@ -195,18 +159,13 @@ class Recorder(Pass):
 
     def take_kernel(self, capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take what one of torch's kernels computed; its first arguments are queries and keys."""
-        self._note_compiled()
+        self.note_compiled()
         if not self.frames:
             ask = capture.batch and not self.is_known
             origin = origin_of_kernel(self.of(Lineage), args, kwargs, capture.batch) if ask else None
             self.take(capture, self.owner, origin)
         elif isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)
-
-    def _note_compiled(self) -> None:
-        """Note if attention runs differently than without a recording."""
-        if runs_as_written():
-            self.record.note_change(COMPILED)
 
     def finish(self) -> None:
         """Release what is still held, and note the layers that ran without attention."""
@@ -222,69 +181,5 @@ class Recorder(Pass):
     def settle(self) -> None:
         """Make the pass known, or use what is known about it; raises ``UnknownPass`` if nothing is."""
         if self.trace is not None:
-            self._doubt(bool(self.record.failures or self.record.changes))
+            self.doubt(bool(self.record.failures or self.record.changes))
             self.record.without_attention = self.trace.settle(self.record.without_attention)
-
-    # what becomes of it
-
-    def take(
-        self, capture: Capture | Unknown, name: str, origin: QueryKeyOrigin | None = None, softmax: int = 0
-    ) -> None:
-        """Pass what a module showed to the observers, or note why it cannot be shown."""
-        self.seen += 1
-        self._note_compiled()
-        if isinstance(capture, Unknown):
-            self._doubt()
-            return self.record.note(LayerWithoutAttention.at(name, capture.reason))
-        self.record.calls.append(name)
-        self.record.query_axes.append(capture.query_axis)
-        if self.trace is not None:
-            self.trace.taken.append(capture.read)
-        self.captured += 1
-        self.placed += origin is not None
-        self.pass_on(Taken(capture, name, tuple(self.stack.calls), origin, softmax))
-
-    def pass_on(self, taken: Taken, after: Tracker | None = None) -> None:
-        """Pass it to the trackers after one, or to all, and to the observers unless a tracker holds it."""
-        first = self.trackers.index(after) + 1 if after in self.trackers else 0
-        if not self.is_known and any(tracker.take(taken) for tracker in self.trackers[first:]):
-            return
-        if self.trace is not None:
-            taken = replace(taken, capture=self.trace.show(taken.capture))
-        capture = taken.capture
-        notes = capture.window, capture.refusal, capture.difference
-        with replace(self.guard, place=lambda: taken.name):
-            attention = self._sites.place(capture, taken.name, taken.calls)
-            if attention.site.call >= MOST_CALLS:
-                raise SizeError(
-                    f"{taken.name} attends more than {MOST_CALLS:,} times in one pass: the model repeats a "
-                    "layer without end"
-                )
-            with quietly():
-                for observer in self.observers:
-                    observer.observe(attention)
-            if isinstance(capture.read, ScoredRows):
-                capture.read.let_go()
-            self.record.sites.append(SiteRecord.of(attention, self._step, *notes))  # seen by all of them
-
-    # where the pass is
-
-    def _begin_pass(self) -> None:
-        for tracker in self._told:
-            tracker.begin()
-        self._step += 1
-        self._sites.begin_pass()
-        self.frames.clear()
-
-    def _enter(self, call: Call) -> None:
-        self.ran.add(call.name)
-        if self.trace is not None and len(self.stack.calls) == 1:
-            self.trace.begin(call)
-        for tracker in self._told:
-            tracker.enter(call)
-
-    def _leave(self, call: Call, output: object) -> None:
-        before = self.seen
-        for tracker in self._told:
-            tracker.leave(call, output)
-        self._doubt(self.seen != before)

@@ -1,22 +1,30 @@
-"""Trackers: a recording is an ordered list of them, all of which receive the same events."""
+"""A recording as trackers see it: an ordered list of them, all of which receive the same events."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
+from attnscope.attention import Axis, Kind
+from attnscope.capture.hooks.compiled import COMPILED, runs_as_written
+from attnscope.capture.hooks.modules import PLAIN, Call, Guard, ModuleStack
+from attnscope.capture.known_passes import PassTrace
 from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.lineage.nodes import QueryKeyOrigin
-from attnscope.capture.observer import is_quiet
-from attnscope.capture.record import Record
-from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.observer import Observer, is_quiet, quietly
+from attnscope.capture.placing.kinds import Sites
+from attnscope.capture.record import Record, SiteRecord
+from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import Frame
+from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing
+from attnscope.errors import SizeError
+from attnscope.limits import MOST_CALLS
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,31 +43,44 @@ class Taken:
 
 
 class Pass(ABC):
-    """The state of a recording, as trackers see it, and what they can report to it.
+    """A recording: its state, what trackers can report to it, and what becomes of it.
 
     ``seen`` counts attention calls and gates, ``captured`` the calls alone, and ``placed`` the requested
     origins. ``frames`` are the attention functions of transformers that run.
     """
 
-    record: Record
-    stack: ModuleStack
-    frames: list[Frame]
-    seen: int
-    captured: int
-    placed: int
-    rests: bool  # whether the running code needs no lineage
-    batch_first: bool = False  # whether texts are known to be the first axis of the model's input
-
-    def __init__(self) -> None:
-        self._made: dict[type[Tracker], Tracker] = {}
-        self.frames, self.rests = [], False
+    def __init__(
+        self,
+        model: nn.Module,
+        observers: Sequence[Observer],
+        axes: Mapping[Kind, tuple[Axis, Axis]],
+        trackers: Sequence[type[Tracker]],
+        trace: PassTrace | None,
+    ) -> None:
+        self.model, self.observers, self.trace = model, observers, trace
+        self.is_known = trace is not None and trace.trusted  # settled at the end; not shown to trackers
+        self.record = Record()
+        self.guard = Guard(self.record, lambda: self.owner)
+        compiled = partial(self.record.note_change, COMPILED)
+        self.stack = ModuleStack(model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
+        self.ran: set[str] = set()  # the modules that were called
+        self.frames: list[Frame] = []
+        self.rests = False  # whether the running code needs no lineage
+        self.batch_first = bool(axes)  # whether texts are known to be the first axis of the model's input
         self.seen = self.captured = self.placed = 0
+        self._sites, self._step = Sites(model, axes), -1
+        self._made: dict[type[Tracker], Tracker] = {}
+        self.trackers = [self.of(kind) for kind in trackers]
+        self._told = [] if self.is_known else self.trackers
+        self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]
 
     def of(self, kind: type[T]) -> T:
         """The tracker of a class; one that is not in the list gets no events, and knows nothing."""
         if kind not in self._made:
             self._made[kind] = kind(self)
         return cast(T, self._made[kind])
+
+    # where the pass is
 
     @property
     def listens(self) -> bool:
@@ -80,23 +101,97 @@ class Pass(ABC):
         """The innermost call of a running module."""
         return next((call for call in reversed(self.stack.calls) if call.name == name), None)
 
+    def _begin_pass(self) -> None:
+        for tracker in self._told:
+            tracker.begin()
+        self._step += 1
+        self._sites.begin_pass()
+        self.frames.clear()
+
+    def _enter(self, call: Call) -> None:
+        self.ran.add(call.name)
+        if self.trace is not None and len(self.stack.calls) == 1:
+            self.trace.begin(call)
+        for tracker in self._told:
+            tracker.enter(call)
+
+    def _leave(self, call: Call, output: object) -> None:
+        before = self.seen
+        for tracker in self._told:
+            tracker.leave(call, output)
+        self.doubt(self.seen != before)
+
+    def see(self, seen: Seen) -> None:
+        """A torch function ran."""
+        before = self.seen
+        for tracker in self._seeing:
+            if tracker.see(seen):
+                break
+        self.doubt(self.seen != before)
+
+    def doubt(self, doubtful: bool = True) -> None:
+        """A trace of the pass would not tell what was seen."""
+        if doubtful and self.trace is not None:
+            self.trace.plain = False
+
+    # what it shows
+
     @abstractmethod
     def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
         """The result of a softmax met its values; False if these are not tokens."""
 
     @abstractmethod
-    def take(
-        self, capture: Capture | Unknown, name: str, origin: QueryKeyOrigin | None = None, softmax: int = 0
-    ) -> None:
-        """Pass what a module showed to the observers, or note why it cannot be shown."""
-
-    @abstractmethod
     def take_kernel(self, capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take what one of torch's kernels computed; its first arguments are queries and keys."""
 
-    @abstractmethod
+    def note_compiled(self) -> None:
+        """Note if attention runs differently than without a recording."""
+        if runs_as_written():
+            self.record.note_change(COMPILED)
+
+    def name(self, path: str, reason: str) -> None:
+        """Name a module whose attention was seen but cannot be shown."""
+        self.seen += 1
+        self.note_compiled()
+        self.doubt()
+        self.record.name(path, reason)
+
+    def take(
+        self, capture: Capture, name: str, origin: QueryKeyOrigin | None = None, softmax: int = 0
+    ) -> None:
+        """Pass what a module showed to the observers."""
+        self.seen += 1
+        self.note_compiled()
+        self.record.calls.append(name)
+        self.record.query_axes.append(capture.query_axis)
+        if self.trace is not None:
+            self.trace.taken.append(capture.read)
+        self.captured += 1
+        self.placed += origin is not None
+        self.pass_on(Taken(capture, name, tuple(self.stack.calls), origin, softmax))
+
     def pass_on(self, taken: Taken, after: Tracker | None = None) -> None:
         """Pass it to the trackers after one, or to all, and to the observers unless a tracker holds it."""
+        first = self.trackers.index(after) + 1 if after in self.trackers else 0
+        if not self.is_known and any(tracker.take(taken) for tracker in self.trackers[first:]):
+            return
+        if self.trace is not None:
+            taken = replace(taken, capture=self.trace.show(taken.capture))
+        capture = taken.capture
+        notes = capture.window, capture.refusal, capture.difference
+        with replace(self.guard, place=lambda: taken.name):
+            attention = self._sites.place(capture, taken.name, taken.calls)
+            if attention.site.call >= MOST_CALLS:
+                raise SizeError(
+                    f"{taken.name} attends more than {MOST_CALLS:,} times in one pass: the model repeats a "
+                    "layer without end"
+                )
+            with quietly():
+                for observer in self.observers:
+                    observer.observe(attention)
+            if isinstance(capture.read, ScoredRows):
+                capture.read.let_go()
+            self.record.sites.append(SiteRecord.of(attention, self._step, *notes))  # seen by all of them
 
 
 class Tracker:

@@ -83,7 +83,7 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder, "conclude", gpt2),
     (torch_functions, "capture_fast_path", projecting),
     (recorder.Frame, "of", gpt2),
-    (recorder.Sites, "begin_pass", gpt2),
+    (sites.Sites, "begin_pass", gpt2),
     (recorder.Recorder, "take", gpt2),
     (recorder.Repeats, "take", gpt2),
     (recorder, "note_layers", gpt2),
@@ -201,7 +201,7 @@ def test_memory_that_is_not_there_ends_the_pass(monkeypatch):
 
 
 def test_a_layer_that_never_ends_to_attend_ends_the_pass(monkeypatch):
-    monkeypatch.setattr("attnscope.capture.recorder.MOST_CALLS", 5)
+    monkeypatch.setattr("attnscope.capture.tracker.MOST_CALLS", 5)
     model = FAMILIES["albert"].build()
     model.config.num_hidden_layers = 10**9
     with pytest.raises(SizeError, match="attends more than 5 times in one pass"), recording(model):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from attnscope.capture import recorder
+from attnscope.capture.placing.kinds import Sites
 
 SENTENCE = "the recording failed in h.1.attn (ZeroDivisionError: a mistake), so its attention is missing"
 
@@ -12,14 +12,14 @@ SENTENCE = "the recording failed in h.1.attn (ZeroDivisionError: a mistake), so 
 @pytest.fixture(autouse=True)
 def failing(monkeypatch):
     """The recording fails wherever the second layer shows its attention."""
-    place = recorder.Sites.place
+    place = Sites.place
 
     def fail(self, capture, name, calls):
         if "h.1." in name:
             raise ZeroDivisionError("a mistake.")
         return place(self, capture, name, calls)
 
-    monkeypatch.setattr(recorder.Sites, "place", fail)
+    monkeypatch.setattr(Sites, "place", fail)
 
 
 @pytest.mark.parametrize(

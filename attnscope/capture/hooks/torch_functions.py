@@ -19,7 +19,7 @@ from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.lineage.layout import origin_of_states
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.without_attention import why_opaque
-from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
 from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Tracker
@@ -45,13 +45,13 @@ ATTENTION = (
 @torch.no_grad()
 def capture_fast_path(
     name: str, args: Sequence[Any], kwargs: dict[str, Any], products: FusedProducts, calls: Sequence[Call]
-) -> tuple[Capture | Unknown, str]:
-    """The attention of one of the two functions, and the path of the module that it replaces."""
+) -> tuple[Capture | None, str]:
+    """The attention of one of the two functions, None if unseen, and the path of the module it replaces."""
     alone = name == "_native_multi_head_attention"
     given = dict(zip(ATTENTION if alone else LAYER, args, strict=False)) | kwargs
     path = calls[-1].name if alone else f"{calls[-1].name}.self_attn".lstrip(".")
     if products.mixed is None:
-        return Unknown(UNSEEN), path
+        return None, path
     own = len(products.projected) == 1
     projected = products.projected[0] if own else torch.cat(products.projected, -1)
     if products.bare:
@@ -111,21 +111,21 @@ class AttentionFunctions(Tracker):
         if name in FUSED_FUNCTIONS:
             self._take_whole(*capture_fast_path(name, args, kwargs, seen.inside, recorder.stack.calls), seen)
         elif is_mapped(*tensors_in(args, kwargs)):
-            recorder.take(Unknown(MAPPED), recorder.owner)
+            recorder.name(recorder.owner, MAPPED)
         elif name == "multi_head_attention_forward":
             self._take_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
         elif name == "flex_attention":
             recorder.take_kernel(capture_flex(args, kwargs, result[0]), args, kwargs)
             recorder.of(Lineage).attend(seen, result[0])
         elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
-            recorder.take(Unknown(DIRECT.format(name)), recorder.owner)
+            recorder.name(recorder.owner, DIRECT.format(name))
 
-    def _take_whole(self, capture: Capture | Unknown, path: str, seen: Seen) -> None:
+    def _take_whole(self, capture: Capture | None, path: str, seen: Seen) -> None:
         """Take the attention of a function on states, [text, position, width] if it is fused."""
-        origin, lineage = None, self.recorder.of(Lineage)
-        if isinstance(capture, Capture):
-            states = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, Tensor)]
-            query, key = states[0], states["encoder_layer" not in seen.name]
-            fused = seen.name in FUSED_FUNCTIONS
-            origin = origin_of_states(lineage, query, key, capture.heads, capture.keys, fused)
+        if capture is None:
+            return self.recorder.name(path, UNSEEN)
+        states = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, Tensor)]
+        query, key = states[0], states["encoder_layer" not in seen.name]
+        fused, lineage = seen.name in FUSED_FUNCTIONS, self.recorder.of(Lineage)
+        origin = origin_of_states(lineage, query, key, capture.heads, capture.keys, fused)
         self.recorder.take(capture, path, origin)

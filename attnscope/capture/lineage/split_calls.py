@@ -24,7 +24,6 @@ from attnscope.capture.lineage.layout import (
 from attnscope.capture.lineage.nodes import STRETCH, QueryKeyOrigin
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import heads_of
-from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.placed import Part, PlacedRows
 from attnscope.capture.rows.proof import join_differences
@@ -157,7 +156,7 @@ class SplitCalls(Tracker):
         return False
 
     def _name(self, taken: Taken, reason: str) -> bool:
-        self.recorder.record.note(LayerWithoutAttention.at(taken.name, reason))
+        self.recorder.record.name(taken.name, reason)
         return True
 
     def leave(self, call: Call, output: object) -> None:

@@ -12,7 +12,6 @@ from attnscope.capture.lineage.functions import PRODUCTS, Seen
 from attnscope.capture.lineage.layout import UNMOVABLE, find_positions, is_constant
 from attnscope.capture.lineage.nodes import STRETCH, Root, beginnings
 from attnscope.capture.observer import quietly
-from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.weighing import Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
@@ -104,8 +103,7 @@ class AcrossTexts(Tracker):
                 self._doubted.clear()
             return False
         if moves or self._along or self.recorder.batch_first:
-            self.recorder.seen += 1
-            self.recorder.record.note(LayerWithoutAttention.at(name, ACROSS))
+            self.recorder.name(name, ACROSS)
             return True
         self._doubted.append(name)
         return False
@@ -174,8 +172,7 @@ class ChannelSoftmaxes(Tracker):
                 if places is None or all(is_constant(places, letters.index(each)) for each in gone):
                     continue
                 if not self._queries[number] & self._channels(other):  # else they give back what they took
-                    name = self._held.pop(number).name
-                    self.recorder.record.note(LayerWithoutAttention.at(name, OF_CHANNELS))
+                    self.recorder.record.name(self._held.pop(number).name, OF_CHANNELS)
 
     def leave(self, call: Call, output: object) -> None:
         """A module ends: what is held of it has learned queries."""

@@ -19,11 +19,13 @@ from attnscope.attention import HeldRows
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import SOFTMAX, Seen
 from attnscope.capture.observer import quietly
-from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.placed import Part, PlacedRows
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.weighing import masked_keys
 from attnscope.capture.tracker import Tracker
+
+IN_CHUNKS = "{} attends in chunks, and those of this call cannot be put at their keys"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +80,11 @@ class ChunkedModules(Tracker):
             parts = output.values() if isinstance(output, dict) else output
             parts = (parts,) if isinstance(parts, Tensor) else parts
             notes.returned = next((part for part in parts if isinstance(part, Tensor)), None)
-            laid = layout(call.module, call.tensors, notes)
-            self.recorder.take(capture_chunks(laid, type(call.module).__name__), call.name)
+            laid, kernel = layout(call.module, call.tensors, notes), type(call.module).__name__
+            if laid is None:
+                self.recorder.name(call.name, IN_CHUNKS.format(kernel))
+            else:
+                self.recorder.take(capture_chunks(laid, kernel), call.name)
 
 
 Proof: TypeAlias = tuple[PlacedRows, Tensor, Tensor]
@@ -131,10 +136,8 @@ def put(weights: Tensor, keys: Tensor, masked: Tensor | None = None, rows: Tenso
     )
 
 
-def capture_chunks(laid: Laid | None, kernel: str) -> Capture | Unknown:
-    """Self-attention that a module computed in chunks; ``None`` if its keys are unknown."""
-    if laid is None:
-        return Unknown(f"{kernel} attends in chunks, and those of this call cannot be put at their keys")
+def capture_chunks(laid: Laid, kernel: str) -> Capture:
+    """Self-attention that a module computed in chunks."""
     rows, dtype = laid.rows, laid.rows.parts[0].read.rows(0, 1, [0]).dtype
     proofs = [proof for proof in laid.proofs if proof[1].dtype == dtype]
     return Capture(

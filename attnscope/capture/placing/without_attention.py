@@ -206,13 +206,6 @@ def _unlike_siblings(
                 yield LayerWithoutAttention(prefix + child, children.index(child), reason)
 
 
-def no_distribution(name: str, mixed: bool) -> LayerWithoutAttention:
-    """The note on softmax weights that are no longer a distribution when they meet the values."""
-    talking = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
-    signed = "some of its weights are negative when they meet the values: no distribution over keys"
-    return LayerWithoutAttention.at(name, talking if mixed else signed)
-
-
 def describe(layer: nn.Module) -> str:
     """What a layer without attention contains, in one phrase with the class's own name."""
     for pattern, phrase in INSTEAD:

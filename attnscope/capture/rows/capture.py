@@ -15,13 +15,6 @@ from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing
 
 
-@dataclass(frozen=True)
-class Unknown:
-    """An attention call whose weights cannot be shown, and why."""
-
-    reason: str
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Capture(CallFacts):
     """The contents of one attention call.

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys
-from attnscope.capture.record import LayerWithoutAttention, tolerance
+from attnscope.capture.record import tolerance
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.scores import ScoredRows
@@ -276,6 +276,10 @@ def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capt
     return output, computed
 
 
+NO_FORMULA = (
+    "the attention function {!r} computes no softmax of scaled products, or one of more terms, so its "
+    "weights cannot be recomputed"
+)
 RECEIVED = ("module", "query", "key", "value", "attention_mask")
 
 
@@ -347,15 +351,6 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
     key_heads = frame.key.shape[1] if capture.heads % frame.key.shape[1] == 0 else capture.key_heads
     window = frame.options.get("sliding_window")
     return replace(capture, key_heads=key_heads, window=window if isinstance(window, int) else None)
-
-
-def without_formula(frame: Frame, name: str) -> LayerWithoutAttention:
-    """The note on a call whose weights cannot be obtained."""
-    reason = (
-        f"the attention function {frame.kernel!r} computes no softmax of scaled products, "
-        "or one of more terms, so its weights cannot be recomputed"
-    )
-    return LayerWithoutAttention.at(name, reason)
 
 
 def _output(frame: Frame, result: Any) -> Tensor | None:

@@ -15,6 +15,8 @@ from attnscope.fused.runs import CLOSED_BELOW
 FAR_BELOW = 5e3
 ROUNDING = 0.01  # a row of 16-bit weights may sum to a little over 1
 
+TALKING = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
+SIGNED = "some of its weights are negative when they meet the values: no distribution over keys"
 MAPPED = "it attends inside of torch.vmap, which hides some of its axes: its weights are not shown"
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -41,7 +42,8 @@ from attnscope.fused.weigh import (
 class Scores:
     """How scores are made: ``softcap(scale·q·k) + bias`` where ``runs`` are open, with an optional sink.
 
-    All of it times ``BITS``.
+    All of it times ``BITS``, in float32 or float64. Query head ``h`` reads key head
+    ``h // (heads / key_heads)``; ``offset`` is the position of row 0 on the key axis.
     """
 
     query: Tensor  # [batch, head, query, size]
@@ -49,10 +51,10 @@ class Scores:
     value: Tensor  # [batch, key_head, key, value size]
     runs: Runs
     scale: float
-    offset: int
-    bias: Tensor | None = None  # [batch or 1, head or 1, query, key]
+    bias: Tensor | None = None  # [batch or 1, head or 1, query or 1, key]
     softcap: float | None = None
     sinks: Tensor | None = None  # [head]
+    offset: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,6 +69,7 @@ class Scores:
         # heads are interleaved in memory; contiguous rows multiply faster
         key, value = (each[text, shared].to(self.dtype).contiguous() for each in (self.key, self.value))
         bias = None if self.bias is None else self.bias[text % len(self.bias), number % self.bias.shape[1]]
+        bias = None if bias is None else bias.expand(len(query), len(key))
         sink = None if self.sinks is None else self.sinks[number].to(self.dtype)
         farthest = 2 * float(query.norm(dim=-1).amax() * key.norm(dim=-1).amax())
         steep = bias is not None or self.softcap is not None or not farthest < -LOWEST
@@ -122,46 +125,25 @@ def figures_of(sheets: Figures, text: int, number: int) -> Figures:
     return Figures._make(None if sheet is None else sheet[text, number] for sheet in sheets)
 
 
-@dataclass(frozen=True)
-class Extras:
-    """What a kernel may insert between product and softmax; see ``ScoredRows``."""
-
-    bias: Tensor | None = None  # [batch or 1, head or 1, query, key]
-    softcap: float | None = None
-    sinks: Tensor | None = None  # [head]
-
-
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    runs: Runs,
-    scale: float,
-    *,
-    extras: Extras = Extras(),
-    request: Request | None = None,
-    matches: Mapping[str, Sequence[Matches]] | None = None,
-    offset: int = 0,
+    scores: Scores, request: Request | None = None, matches: Mapping[str, Sequence[Matches]] | None = None
 ) -> tuple[Tensor, Statistics]:
-    """Compute ``softmax(scale·QKᵀ) V`` over the open keys, and the statistics of its weights.
+    """Compute ``softmax(scores) @ value`` over the open keys, and the statistics of its weights.
 
-    ``query`` is ``[batch, head, query, size]``, ``key`` and ``value`` are ``[batch, key_head, key,
-    size]``, float32 or float64; query head ``h`` reads key head ``h // (heads / key_heads)``. Every row
-    needs an open key. ``matches`` are the matching pairs of the request, one per text; ``offset`` is the
-    position of row 0 on the key axis. Returns the output, ``[batch, head, query, value size]``, and the
-    statistics. Memory grows with queries + keys. Uses as many threads as torch, one per group of heads.
+    Every row needs an open key. ``matches`` are the matching pairs of the request, one per text. Returns
+    the output, ``[batch, head, query, value size]``, and the statistics. Memory grows with queries + keys.
+    Uses as many threads as torch, one per group of heads.
     """
+    query, runs, offset = scores.query, scores.runs, scores.offset
     batch, heads, queries, _ = query.shape
-    keys = key.shape[2]
-    bias = None if extras.bias is None else extras.bias.expand(*extras.bias.shape[:2], queries, keys)
-    scores = Scores(query, key, value, runs, scale, offset, bias, extras.softcap, extras.sinks)
+    keys = scores.key.shape[2]
     request, matches = request or Request(), matches or {}
     row_edges, key_edges = request.edges(queries), request.edges(keys)
     plans = [plan(runs, text, row_edges, key_edges) for text in range(len(runs.low))]
     position = torch.arange(queries) + offset
     gaps = {name: Gaps.of(function, runs, offset, keys) for name, function in request.gaps.items()}
     uneven = {name: each for name, each in gaps.items() if each.slope is None}
-    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+    output = query.new_empty(batch, queries, heads, scores.value.shape[-1]).transpose(1, 2)
     whole = query.new_empty(0, dtype=scores.dtype)
     figures = batch, heads
     sheets = Figures(
@@ -364,8 +346,9 @@ class FusedPass:
     request: Request = field(default_factory=Request)
     shortest: int = SHORTEST
     _masks: dict[tuple[object, ...], tuple[Runs | None, bool]] = field(default_factory=dict)
-    _matches: list[tuple[Runs, Mapping[str, Sequence[Matches]]]] = field(default_factory=list)
-    _open: list[tuple[Runs, Tensor]] = field(default_factory=list)
+    _matches: WeakKeyDictionary[Runs, Mapping[str, Sequence[Matches]]] = field(
+        default_factory=WeakKeyDictionary
+    )
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, MapAlone]:
         """The call's output, [batch, head, query, value size], and the statistics of its weights.
@@ -384,23 +367,14 @@ class FusedPass:
         edges = self.request.edges(call.query.shape[2]), self.request.edges(call.key.shape[2])
         if self.request.map_alone and is_widened(call, len(edges[1]) - 1):
             output, total = attend_widened(call, *edges)
-            return output, MapAlone(runs=runs, map=Map(total, self._open_pairs(runs, *edges), *edges))
+            return output, MapAlone(runs=runs, map=Map(total, open_pairs(runs, *edges), *edges))
         bias = None if plain or not call.biases else call.biases[0]
         while bias is not None and bias.ndim < 4:
             bias = bias[None]
         assert isinstance(call.scale, float)
-        return attend(
-            call.query,
-            call.key,
-            call.value,
-            runs,
-            call.scale,
-            extras=Extras(bias, call.softcap, call.sinks),
-            request=self.request,
-            matches=self._pairs(runs, call.query.shape[0])
-            if call.query.shape[2] == call.key.shape[2]
-            else {},
-        )
+        scores = Scores(call.query, call.key, call.value, runs, call.scale, bias, call.softcap, call.sinks)
+        square = call.query.shape[2] == call.key.shape[2]
+        return attend(scores, self.request, self._pairs(runs, len(call.query)) if square else {})
 
     def _form(self, call: AttentionCall) -> str | None:
         """Why the fused pass cannot compute a call, apart from the contents of its masks."""
@@ -446,20 +420,8 @@ class FusedPass:
             self._masks[known] = runs, mask is None or is_plain(mask)
         return self._masks[known]
 
-    def _open_pairs(self, runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
-        """Open pairs per cell, kept for the next layers.  -> [batch or 1, row cell, key cell]"""
-        for known, pairs in self._open:
-            if known is runs:  # runs are never written into and hold the numbers of rows and keys
-                return pairs
-        pairs = open_pairs(runs, row_edges, key_edges)
-        self._open = [*self._open[-3:], (runs, pairs)]
-        return pairs
-
     def _pairs(self, runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
-        """Matching pairs by name, kept for the next layers."""
-        for known, matches in self._matches:
-            if known is runs:  # runs are never written into
-                return matches
-        matches = find_matches(self.request.pairs, runs, batch)
-        self._matches = [*self._matches[-3:], (runs, matches)]
-        return matches
+        """Matching pairs by name, kept for the next layers; runs are never written into."""
+        if runs not in self._matches:
+            self._matches[runs] = find_matches(self.request.pairs, runs, batch)
+        return self._matches[runs]

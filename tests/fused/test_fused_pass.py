@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,13 @@ from attnscope.axes import edges
 from attnscope.fused import fused_pass, weigh
 from attnscope.fused import fused_pass as widened
 from attnscope.fused import weigh as plan
-from attnscope.fused.fused_pass import Extras, FusedPass, Refusal, Worker, attend
+from attnscope.fused.fused_pass import FusedPass, Refusal, Scores, Worker, attend
 from attnscope.fused.places import find_matches
 from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import open_runs
 from attnscope.fused.statistics import MapAlone, Statistics
 
 BATCH, HEADS, SIZE = 2, 4, 16
-PLAIN = Extras()
 
 
 def request_of(ids: Tensor | None = None, cells: int | None = None) -> Request:
@@ -88,18 +88,25 @@ def call_of(
     )
 
 
-def weights_of(query: Tensor, key: Tensor, open_: Tensor | None, extras: Extras = PLAIN) -> Tensor:
+def weights_of(
+    query: Tensor,
+    key: Tensor,
+    open_: Tensor | None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """The full weights in float64.  -> [batch, head, query, key]"""
     key = key.double().repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = query.double() @ key.mT / math.sqrt(query.shape[-1])
-    if extras.softcap is not None:
-        scores = extras.softcap * torch.tanh(scores / extras.softcap)
-    if extras.bias is not None:
-        scores = scores + extras.bias.double()
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias.double()
     if open_ is not None:
         scores = scores.masked_fill(~open_, -torch.inf)
-    if extras.sinks is not None:
-        sink = extras.sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    if sinks is not None:
+        sink = sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
     return scores.softmax(-1)
 
@@ -158,7 +165,7 @@ def test_output_and_statistics_equal_the_full_computation(
     ids = torch.randint(0, 9, (131,))
     request = request_of(ids[None], cells)
     matches = find_matches(request.pairs, runs, BATCH)
-    output, found = attend(query, key, value, runs, SIZE**-0.5, request=request, matches=matches)
+    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5), request, matches)
     assert output.dtype == torch.float32
     check(output, found, weights_of(query, key, open_), value, ids)
 
@@ -168,33 +175,33 @@ def test_any_length_is_exact(size: int) -> None:
     query, key, value = inputs(size, size)
     runs = open_runs(None, size, size, True)
     assert runs is not None
-    output, found = attend(query, key, value, runs, SIZE**-0.5, request=request_of(cells=16))
+    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5), request_of(cells=16))
     check(output, found, weights_of(query, key, mask_of("causal", size, size)), value)
 
 
 @pytest.mark.parametrize(
     "extras",
     [
-        Extras(softcap=2.0),
-        Extras(sinks=torch.tensor([-3.0, 0.0, 1.0, 6.0])),
-        Extras(bias=torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3),
-        Extras(bias=torch.linspace(-4, 4, 2 * 100 * 100).view(2, 1, 100, 100).sin() * 3),
-        Extras(
-            bias=torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3,
-            softcap=5.0,
-            sinks=torch.tensor([-3.0, 0.0, 1.0, 6.0]),
-        ),
+        {"softcap": 2.0},
+        {"sinks": torch.tensor([-3.0, 0.0, 1.0, 6.0])},
+        {"bias": torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3},
+        {"bias": torch.linspace(-4, 4, 2 * 100 * 100).view(2, 1, 100, 100).sin() * 3},
+        {
+            "bias": torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3,
+            "softcap": 5.0,
+            "sinks": torch.tensor([-3.0, 0.0, 1.0, 6.0]),
+        },
     ],
     ids=["soft cap", "sinks", "bias a head", "bias a text", "all"],
 )
 @pytest.mark.parametrize("name", ["whole", "causal", "window"])
-def test_soft_caps_sinks_and_position_bias_are_exact(name: str, extras: Extras) -> None:
+def test_soft_caps_sinks_and_position_bias_are_exact(name: str, extras: dict[str, Any]) -> None:
     query, key, value = inputs(100, 100, 2)
     open_ = mask_of(name, 100, 100)
     runs = open_runs(open_, 100, 100, False)
     assert runs is not None
-    output, found = attend(query, key, value, runs, SIZE**-0.5, extras=extras, request=request_of(cells=10))
-    check(output, found, weights_of(query, key, open_, extras), value)
+    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5, **extras), request_of(cells=10))
+    check(output, found, weights_of(query, key, open_, **extras), value)
 
 
 def test_more_keys_than_queries_and_an_offset_are_exact() -> None:
@@ -203,7 +210,7 @@ def test_more_keys_than_queries_and_an_offset_are_exact() -> None:
     open_ = (column <= row)[None, None]
     runs = open_runs(open_, 60, 150, False)
     assert runs is not None
-    output, found = attend(query, key, value, runs, SIZE**-0.5, request=request_of(cells=20), offset=90)
+    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5, offset=90), request_of(cells=20))
     check(output, found, weights_of(query, key, open_), value)
 
 
@@ -212,7 +219,7 @@ def test_sharp_rows_stay_exact(sharp: float) -> None:
     query, key, value = inputs(120, 120, sharp=sharp)
     runs = open_runs(None, 120, 120, True)
     assert runs is not None
-    output, found = attend(query, key, value, runs, SIZE**-0.5)
+    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5))
     weights = weights_of(query, key, mask_of("causal", 120, 120))
     assert torch.allclose(output.double(), weights @ value.double(), atol=1e-4)
     assert torch.allclose(found.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-4)
@@ -222,7 +229,7 @@ def test_float64_agrees_to_the_last_digits() -> None:
     query, key, value = (tensor.double() for tensor in inputs(131, 131))
     runs = open_runs(None, 131, 131, True)
     assert runs is not None
-    output, found = attend(query, key, value, runs, SIZE**-0.5)
+    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5))
     weights = weights_of(query, key, mask_of("causal", 131, 131))
     assert torch.allclose(output, weights @ value, atol=1e-13)
     assert torch.allclose(found.entropy, torch.special.entr(weights).sum(-1), atol=1e-12)
@@ -238,7 +245,7 @@ def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads() -> 
         for threads in (1, 2):
             torch.set_num_threads(threads)
             with torch.inference_mode():
-                results.append(attend(query, key, value, runs, SIZE**-0.5, request=Request(cells=10)))
+                results.append(attend(Scores(query, key, value, runs, SIZE**-0.5), Request(cells=10)))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -264,7 +271,7 @@ def test_when_one_thread_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -
     torch.set_num_threads(2)
     try:
         with pytest.raises(RuntimeError, match="no memory"):
-            attend(query, key, value, runs, SIZE**-0.5)
+            attend(Scores(query, key, value, runs, SIZE**-0.5))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -278,12 +285,12 @@ def test_without_torchs_interpreter_the_bits_are_the_same(how: str, monkeypatch:
     runs = open_runs(None, 131, 131, True)
     assert runs is not None
     request = request_of(ids, cells=10)
-    extras = Extras(torch.randn(1, HEADS, 131, 131), softcap=3.0, sinks=torch.randn(HEADS))
+    extras = {"bias": torch.randn(1, HEADS, 131, 131), "softcap": 3.0, "sinks": torch.randn(HEADS)}
 
     def results() -> tuple[Tensor, Statistics]:
         weigh.scripted.cache_clear()
         matches = find_matches(request.pairs, runs, BATCH)
-        return attend(query, key, value, runs, 0.3, extras=extras, request=request, matches=matches)
+        return attend(Scores(query, key, value, runs, 0.3, **extras), request, matches)
 
     def unable(function: object) -> object:
         raise RuntimeError("cannot be read")
@@ -313,7 +320,7 @@ def test_open_pairs_of_a_map_are_counted() -> None:
         open_ = mask_of(name, 50, 50)
         runs = open_runs(open_, 50, 50, False)
         assert runs is not None
-        _, found = attend(query, key, value, runs, 1.0, request=Request(cells=8))
+        _, found = attend(Scores(query, key, value, runs, 1.0), Request(cells=8))
         full = torch.ones(50, 50) if open_ is None else open_[0, 0].float()
         cut = edges(50, 8)
         assert found.map is not None
@@ -352,7 +359,7 @@ def test_a_map_alone_and_its_output_equal_the_full_computation(
     cells = (0, *range(7, 6 + count), 100)
     request = Request(cells=cells, map_alone=True)
     output, found = FusedPass(request, shortest=1).attend(call_of(query, key, value, mask, name == "causal"))
-    weights = weights_of(query, key, open_, Extras(bias))
+    weights = weights_of(query, key, open_, bias=bias)
     values = value.double().repeat_interleave(HEADS // key_heads, 1)
     assert torch.allclose(output.double(), weights @ values, atol=1e-5)
     check_map(found, weights)
@@ -362,12 +369,12 @@ def test_a_map_alone_and_its_output_equal_the_full_computation(
     assert torch.equal(found.only([1, 3]).map.total, found.map.total[:, [1, 3]])
 
 
-@pytest.mark.parametrize("extras", [Extras(softcap=2.0), Extras(sinks=torch.arange(4.0))])
-def test_a_map_alone_of_scores_that_no_kernel_takes_is_exact(extras: Extras) -> None:
+@pytest.mark.parametrize("extras", [{"softcap": 2.0}, {"sinks": torch.arange(4.0)}])
+def test_a_map_alone_of_scores_that_no_kernel_takes_is_exact(extras: dict[str, Any]) -> None:
     query, key, value = inputs(60, 60)
-    call = replace(call_of(query, key, value), softcap=extras.softcap, sinks=extras.sinks)
+    call = replace(call_of(query, key, value), **extras)
     _, found = FusedPass(Request(cells=(0, 11, 60), map_alone=True), shortest=1).attend(call)
-    check_map(found, weights_of(query, key, None, extras))
+    check_map(found, weights_of(query, key, None, **extras))
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])

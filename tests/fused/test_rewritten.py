@@ -11,7 +11,7 @@ from torch import nn
 from attnscope.attention import Token
 from attnscope.capture import FUSED, Keep, recording
 from attnscope.capture.observers.coarsen import SharedRows
-from attnscope.fused.fused_pass import Extras, FusedPass, Refusal
+from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.measures import DEFAULT, Measurement, fused_request
 from tests.fused.test_fused_pass import call_of, check, inputs, request_of, weights_of
 
@@ -131,7 +131,7 @@ def test_a_sink_that_is_rewritten_between_two_calls_is_read_anew():
         call = call_of(query, key, value, is_causal=True)
         output, statistics = engine.attend(call.__class__(**{**vars(call), "sinks": sinks}))
         opened = open_keys("causal")[None, None]
-        check(output, statistics, weights_of(query, key, opened, Extras(sinks=sinks)), value)
+        check(output, statistics, weights_of(query, key, opened, sinks=sinks), value)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])

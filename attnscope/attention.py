@@ -158,7 +158,10 @@ class Attention:
     cached tokens in a generation step, and ``None`` where queries and keys are different sequences.
     ``kernel`` names what computed the layer's output ("sdpa", "softmax", ...), ``dtype`` is the type it
     used. Readers never write into the results (tensors or ``arrays``). ``statistics`` come from the fused
-    pass; ``values`` are the value vectors; each is ``None`` where it was not captured.
+    pass; ``values`` are the value vectors; each is ``None`` where it was not captured. ``window`` is the
+    sliding window passed to the kernel. ``refusal`` says why the fused pass left this call to the kernel,
+    ``None`` if it did not or was not asked. ``difference`` is the largest error of a few rows of weights ×
+    values against the kernel's output, relative to the largest value; ``None`` if nothing was compared.
     """
 
     site: Site
@@ -175,6 +178,9 @@ class Attention:
     statistics: Any = None  # attnscope.fused.statistics.Statistics, from a package above this one
     values: Tensor | None = None  # [batch, key_head, key, size]
     arrays: bool = False
+    window: int | None = None
+    refusal: str | None = None
+    difference: float | None = None
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``, of ``heads`` or all.  -> [batch, head, row, key]"""
@@ -197,13 +203,6 @@ class Attention:
         made = self.statistics and self.statistics.only(heads)
         alone = replace(self, heads=len(heads), key_heads=len(heads), statistics=made, values=None)
         return replace(alone, read=SomeHeads(self.read, tuple(heads)))
-
-    def with_axes(self, queries: Axis, keys: Axis) -> Attention:
-        """The same attention with other labels on its axes; the lengths must agree."""
-        if (len(queries), len(keys)) != (len(self.queries), len(self.keys)):
-            shape = f"{len(self.queries)} × {len(self.keys)}"
-            raise ValueError(f"a map of {shape} cannot be labelled with {len(queries)} × {len(keys)} tokens")
-        return replace(self, queries=queries, keys=keys)
 
     def _check(self, heads: Sequence[int] | None) -> None:
         for head in heads or ():

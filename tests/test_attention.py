@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnscope.attention import Attention, Head, HeldRows, Site, Token
+from attnscope.attention import Attention, Head, HeldRows, Site
 from attnscope.errors import SelectionError
 
 
@@ -64,13 +64,6 @@ def test_a_mask_over_keys_alone_holds_for_every_row(weights):
 def test_without_a_mask_a_key_with_weight_in_any_head_is_open():
     weights = torch.tensor([[[[1.0, 0.0, 0.0]], [[0.5, 0.5, 0.0]]]])  # two heads, one row
     assert attention(weights).allowed(0, 1).tolist() == [[[[True, True, False]]]]
-
-
-def test_axes_take_new_labels_of_the_same_length_only(weights):
-    tokens = tuple(Token(str(i), i) for i in range(7))
-    assert attention(weights).with_axes(range(5), tokens).keys == tokens
-    with pytest.raises(ValueError, match="5 × 7 cannot be labelled with 5 × 6"):
-        attention(weights).with_axes(range(5), tokens[:6])
 
 
 def test_some_heads_alone_are_numbered_anew(weights):

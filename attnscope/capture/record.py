@@ -37,14 +37,12 @@ def tolerance(dtype: object) -> float:
     return TOLERANCES.get(str(dtype).removeprefix("torch."), TOLERANCE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallFacts:
-    """What is known about one attention call, from its capture to its record.
+@record("an attention call", kw_only=True)
+class SiteRecord:
+    """One attention call, without its weights; see ``Attention`` for its fields.
 
-    ``offset`` is the position of query 0 among the keys, None if unknown or without one. ``window`` is the
-    sliding window passed to the kernel, None without one. ``refusal`` says why the fused pass left this call
-    to the kernel, None if it did not or was not asked. ``difference`` is the largest error of a few rows of
-    weights × values against the kernel's output, relative to the largest value; None if nothing was compared.
+    ``step`` counts the passes over the model within the recording (each step of a generation is one).
+    ``dtype`` is the name of the type that the kernel computed in.
     """
 
     source: Annotated[Source, Meaning("where the weights come from")]
@@ -64,16 +62,6 @@ class CallFacts:
             "null: not compared"
         ),
     ] = None
-
-
-@record("an attention call", kw_only=True)
-class SiteRecord(CallFacts):
-    """One attention call, without its weights.
-
-    ``step`` counts the passes over the model within the recording (each step of a generation is one).
-    ``dtype`` is the name of the type that the kernel computed in.
-    """
-
     site: Annotated[
         Site,
         Parts(
@@ -97,13 +85,7 @@ class SiteRecord(CallFacts):
         return self.difference is not None and not self.difference <= tolerance(self.dtype)
 
     @staticmethod
-    def of(
-        attention: Attention,
-        step: int,
-        window: int | None = None,
-        refusal: str | None = None,
-        difference: float | None = None,
-    ) -> SiteRecord:
+    def of(attention: Attention, step: int = 0) -> SiteRecord:
         """The record of one attention call."""
         return SiteRecord(
             site=attention.site,
@@ -117,9 +99,9 @@ class SiteRecord(CallFacts):
             keys=len(attention.keys),
             offset=attention.offset,
             dtype=str(attention.dtype).removeprefix("torch."),
-            window=window,
-            refusal=refusal,
-            difference=difference,
+            window=attention.window,
+            refusal=attention.refusal,
+            difference=attention.difference,
         )
 
 

@@ -153,7 +153,7 @@ class Recorder(Pass):
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         origin = origin_of_weighing(self.of(Lineage), weighing, batch, heads)
         capture = Capture.of_weighing(weighing, batch, heads, learned)
-        if learned and capture.queries > 1:
+        if learned and len(capture.queries) > 1:
             self.of(ChannelSoftmaxes).expect(weighing, result)
         self.take(capture, owner, origin, weighing.trail.softmax)
 

@@ -178,7 +178,6 @@ class Pass(ABC):
         if self.trace is not None:
             taken = replace(taken, capture=self.trace.show(taken.capture))
         capture = taken.capture
-        notes = capture.window, capture.refusal, capture.difference
         with replace(self.guard, place=lambda: taken.name):
             attention = self._sites.place(capture, taken.name, taken.calls)
             if attention.site.call >= MOST_CALLS:
@@ -191,7 +190,7 @@ class Pass(ABC):
                     observer.observe(attention)
             if isinstance(capture.read, ScoredRows):
                 capture.read.let_go()
-            self.record.sites.append(SiteRecord.of(attention, self._step, *notes))  # seen by all of them
+            self.record.sites.append(SiteRecord.of(attention, self._step))  # seen by all of them
 
 
 class Tracker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -107,7 +107,8 @@ class _Weighed:
 
     def observe(self, attention: Attention) -> None:
         """Pass one call on. Raises ``ModelError`` if its values are not known."""
-        known = vars(attention) | {"read": self._weigh(attention), "statistics": None}
+        known = {each.name: getattr(attention, each.name) for each in fields(Attention)}
+        known |= {"read": self._weigh(attention), "statistics": None}
         weighed = _WeighedAttention(**known)
         for observer in self.observers:
             observer.observe(weighed)

@@ -127,5 +127,5 @@ class AttentionFunctions(Tracker):
         states = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, Tensor)]
         query, key = states[0], states["encoder_layer" not in seen.name]
         fused, lineage = seen.name in FUSED_FUNCTIONS, self.recorder.of(Lineage)
-        origin = origin_of_states(lineage, query, key, capture.heads, capture.keys, fused)
+        origin = origin_of_states(lineage, query, key, capture.heads, len(capture.keys), fused)
         self.recorder.take(capture, path, origin)

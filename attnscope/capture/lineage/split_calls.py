@@ -79,7 +79,7 @@ class Piece:
         padding = (layout.key[:, :1] < 0) & (layout.query[:, :1] >= 0)[..., None]  # [batch, 1, query, key]
         if not bool(padding.any()):
             return False
-        return bool((capture.read.allowed(0, capture.queries)[:, :1] & padding).any())
+        return bool((capture.read.allowed(0, len(capture.queries))[:, :1] & padding).any())
 
     def repeats(self, other: Piece) -> bool:
         """Whether the same weights of one softmax weigh other values."""
@@ -114,7 +114,7 @@ class SplitCalls(Tracker):
         if known is not None and known in self._usual:
             return self._pass(taken, *self._usual[known])
         layout = None
-        if capture.queries * capture.batch * capture.heads <= MOST:
+        if len(capture.queries) * capture.batch * capture.heads <= MOST:
             layout = _survey(origin, capture)
         else:
             self.recorder.record.note_change(LARGE)
@@ -198,7 +198,7 @@ class SplitCalls(Tracker):
         )
         if (
             capture.offset is None
-            and 1 < capture.queries < capture.keys
+            and 1 < len(capture.queries) < len(capture.keys)
             and bool(torch.isin(asked, keys).all())
         ):
             places = [str(int(place)) for place in (asked % STRETCH)[: MOST_NAMED + 1]]
@@ -233,8 +233,8 @@ def _survey(origin: QueryKeyOrigin, capture: Capture) -> Layout | None:
         layout = survey(origin)
     except UNMOVABLE:
         return None
-    shape = capture.batch, capture.heads, capture.queries
-    if layout is None or layout.query.shape != shape or layout.key.shape[-1] != capture.keys:
+    shape = capture.batch, capture.heads, len(capture.queries)
+    if layout is None or layout.query.shape != shape or layout.key.shape[-1] != len(capture.keys):
         return None
     return layout if layout.channels or layout.inside or layout.usual or not ask_again(layout, []) else None
 
@@ -285,8 +285,8 @@ def join(pieces: Sequence[Piece]) -> Capture:
         batch=texts,
         heads=count,
         key_heads=max(1, count * first.key_heads // first.heads),
-        queries=queries,
-        keys=len(keys),
+        queries=range(queries),
+        keys=range(len(keys)),
         read=PlacedRows(tuple(parts), texts, count, len(keys)),
         crossed=None if apart else False,
         apart=apart,

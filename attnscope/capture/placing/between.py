@@ -75,7 +75,7 @@ class AcrossTexts(Tracker):
         origin, capture = taken.origin, taken.capture
         if origin is None or not self._given or origin.query is None or origin.key is None:
             return False
-        if capture.queries * capture.keys * capture.batch * capture.heads > MOST:
+        if len(capture.queries) * len(capture.keys) * capture.batch * capture.heads > MOST:
             return False
         try:
             query, key = origin.query.labels("position"), origin.key.labels("position")
@@ -93,7 +93,7 @@ class AcrossTexts(Tracker):
         known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
         foreign = known & (asking[:, :, None] != answering[:, None])
         if capture is not None and bool(foreign.any()):
-            foreign &= capture.read.allowed(0, capture.queries).any(1)
+            foreign &= capture.read.allowed(0, len(capture.queries)).any(1)
         moves = bool((mine != mine[:, :1]).any())
         if not bool(foreign.any()):
             if moves and bool(known.any()):

@@ -140,19 +140,9 @@ def capture_chunks(laid: Laid, kernel: str) -> Capture:
     """Self-attention that a module computed in chunks."""
     rows, dtype = laid.rows, laid.rows.parts[0].read.rows(0, 1, [0]).dtype
     proofs = [proof for proof in laid.proofs if proof[1].dtype == dtype]
-    return Capture(
-        source="softmax",
-        kernel=kernel,
-        batch=rows.texts,
-        heads=rows.heads,
-        key_heads=rows.heads,
-        queries=rows.keys,
-        keys=rows.keys,
-        dtype=dtype,
-        read=rows,
-        crossed=False,
-        difference=max((compare_rows(*proof) for proof in proofs), default=None),
-    )
+    capture = Capture.of(rows, "softmax", kernel, (rows.texts, rows.heads, rows.keys, rows.keys), dtype)
+    difference = max((compare_rows(*proof) for proof in proofs), default=None)
+    return replace(capture, crossed=False, difference=difference)
 
 
 def lay_out_longformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:

@@ -144,8 +144,9 @@ def _given_elsewhere(call: Call, capture: Capture) -> bool:
     if capture.queries == capture.keys:
         return False
     lengths = [_lengths(tensor, capture.batch) for tensor in call.tensors if tensor.is_floating_point()]
-    asking = any(capture.queries in length for length in lengths)
-    answering = any(capture.keys in length and capture.queries not in length for length in lengths)
+    queries, keys = len(capture.queries), len(capture.keys)
+    asking = any(queries in length for length in lengths)
+    answering = any(keys in length and queries not in length for length in lengths)
     return asking and answering
 
 
@@ -161,7 +162,7 @@ def label_axes(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> 
     """Attention with the labels of its kind, if the lengths agree; otherwise unchanged."""
     queries, keys = axes.get(attention.site.kind, (range(0), range(0)))
     if (len(queries), len(keys)) == (len(attention.queries), len(attention.keys)):
-        return attention.with_axes(queries, keys)
+        return replace(attention, queries=queries, keys=keys)
     return attention
 
 
@@ -210,21 +211,7 @@ class Sites:
 
     def place(self, capture: Capture, name: str, calls: Sequence[Call]) -> Attention:
         """The attention of one call of the module ``name``; ``calls`` are running, outermost first."""
-        attention = Attention(
-            site=Site(name, self._calls[name], "cross", 0),
-            source=capture.source,
-            kernel=capture.kernel,
-            batch=capture.batch,
-            heads=capture.heads,
-            key_heads=capture.key_heads,
-            queries=range(capture.queries),
-            keys=range(capture.keys),
-            offset=None,
-            dtype=capture.dtype,
-            read=capture.read,
-            statistics=capture.statistics,
-            values=capture.values,
-        )
+        attention = replace(capture, site=Site(name, self._calls[name], "cross", 0), offset=None)
         call = next((call for call in reversed(calls) if call.name == name), None)
         around = [entry for entry in calls if not entry.name or f"{name}.".startswith(f"{entry.name}.")]
         kind: Kind = "cross"

@@ -2,54 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import AttentionCall, HeldRows, RowSource, Source
-from attnscope.capture.record import FUSED, CallFacts
+from attnscope.attention import Attention, AttentionCall, HeldRows, RowSource, Site, Source
+from attnscope.capture.record import FUSED
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing
 
+UNPLACED = Site("", 0, "cross", 0)
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Capture(CallFacts):
-    """The contents of one attention call.
+
+@dataclass(frozen=True, eq=False)
+class Capture(Attention):
+    """The contents of one attention call, whose site and labels are not known yet.
 
     ``crossed`` says whether queries and keys come from different sequences, None if unknown; ``apart``:
-    queries have no positions among the keys. ``statistics`` are present if the fused pass computed the
-    call. ``values`` are what the weights were multiplied with, None if that was not seen. ``query_axis``
-    is the axis of the queries in the product of weights and values.
+    queries have no positions among the keys. ``query_axis`` is the axis of the queries in the product of
+    weights and values.
     """
 
     dtype: torch.dtype
-    read: RowSource
     crossed: bool | None = None
     apart: bool = False
-    statistics: Any = None
-    values: Tensor | None = None  # [batch, key_head, key, size]
     query_axis: int | None = None
+
+    @classmethod
+    def of(
+        cls, read: RowSource, source: Source, kernel: str, shape: Sequence[int], dtype: torch.dtype
+    ) -> Capture:
+        """A call of a module whose weights have this shape, [batch, head, query, key]."""
+        batch, heads, queries, keys = shape
+        axes = range(queries), range(keys)
+        return cls(UNPLACED, source, kernel, batch, heads, heads, *axes, None, dtype, read)
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str, learned: bool = False) -> Capture:
         """Attention recomputed from its queries and keys; ``learned`` queries have no position among them."""
-        terms = (call.query, call.key, *(t for t in (*call.biases, *call.masks) if isinstance(t, Tensor)))
-        return cls(
-            source="recomputed",
-            kernel=kernel,
-            batch=max(term.shape[0] for term in terms if term.ndim == 4),
-            heads=call.query.shape[1],
-            key_heads=call.key.shape[1],
-            queries=call.query.shape[2],
-            keys=call.key.shape[2],
-            dtype=call.query.dtype,
-            read=ScoredRows(call),
+        query, key = call.query, call.key
+        terms = (query, key, *(t for t in (*call.biases, *call.masks) if isinstance(t, Tensor)))
+        shape = max(t.shape[0] for t in terms if t.ndim == 4), *query.shape[1:3], key.shape[2]
+        return replace(
+            cls.of(ScoredRows(call), "recomputed", kernel, shape, query.dtype),
+            key_heads=key.shape[1],
             crossed=True if learned else None,
-            window=call.window,
             apart=learned,
+            window=call.window,
             values=call.value,
         )
 
@@ -61,18 +64,7 @@ class Capture(CallFacts):
             open_keys = open_keys.expand(1, 1, *weights.shape[-2:])
         elif bool((open_keys == open_keys[:, :1]).all()):
             open_keys = open_keys[:, :1].clone()  # one mask for all heads, as almost always
-        batch, heads, queries, keys = weights.shape
-        return cls(
-            source=source,
-            kernel=kernel,
-            batch=batch,
-            heads=heads,
-            key_heads=heads,
-            queries=queries,
-            keys=keys,
-            dtype=weights.dtype,
-            read=HeldRows(weights.detach(), open_keys),
-        )
+        return cls.of(HeldRows(weights.detach(), open_keys), source, kernel, weights.shape, weights.dtype)
 
     @classmethod
     def of_weighing(
@@ -94,7 +86,7 @@ class Capture(CallFacts):
 
     def proved(self, value: Tensor, output: Any) -> Capture:
         """The same call, checked if the kernel's output is [batch, head, query, size]."""
-        shape = self.batch, self.heads, self.queries, value.shape[-1]
+        shape = self.batch, self.heads, len(self.queries), value.shape[-1]
         if not isinstance(output, Tensor) or output.shape != shape or not output.numel():
             return self
         return replace(self, difference=compare_rows(self.read, value, output), values=value)

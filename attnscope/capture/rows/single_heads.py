@@ -37,7 +37,7 @@ class Pending:
         return torch.equal(self.given, tensor)
 
     @property
-    def size(self) -> tuple[int, int, int]:
+    def size(self) -> tuple[object, ...]:
         """What heads of one layer have in common."""
         return self.capture.batch, self.capture.queries, self.capture.keys
 
@@ -122,7 +122,7 @@ class Repeats(Tracker):
         before, capture, module = self._latest, taken.capture, self.recorder.call_of(taken.name)
         if module is None or not isinstance(capture.read, ScoredRows):
             return False
-        call, rows = capture.read.call, capture.read.pick(sample_rows(capture.queries))
+        call, rows = capture.read.call, capture.read.pick(sample_rows(len(capture.queries)))
         self._latest = module, call, rows
         if before is None or before[0] is not module:
             return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource, Site
+from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource
 from attnscope.capture.placing.kinds import label_axes
 from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
@@ -44,28 +44,16 @@ class Steps:
         rows, and its keys to their true positions, even if a sliding cache has dropped the first ones or
         a static cache has empty places. Cross-attention grows by rows alone. Attention that ran once (an
         encoder's) stays as it is. Keys that a step no longer had are masked. ``axes`` label them if the
-        lengths agree, as in ``recording``.
+        lengths agree, as in ``recording``. The error against the kernel is the largest of the steps.
 
         Raises ``ValueError`` if the steps of a site have different heads or batches.
         """
         return tuple(label_axes(steps.joined(), axes or {}) for steps in self._sites.values())
 
     def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
-        """The result of ``joined`` with the recording's record, as one pass.
-
-        A site's error against its kernel is the largest of its steps.
-        """
-        windows = {site.site: site.window for site in record.sites}
-        differences: dict[Site, float] = {}
-        for step in record.sites:
-            if step.difference is not None:
-                differences[step.site] = max(step.difference, differences.get(step.site, 0.0))
+        """The result of ``joined`` with the recording's record, as one pass."""
         attentions = self.joined(axes)
-        sites = [
-            SiteRecord.of(attention, 0, windows[attention.site], difference=differences.get(attention.site))
-            for attention in attentions
-        ]
-        return Replay(attentions, replace(record, sites=sites))
+        return Replay(attentions, replace(record, sites=list(map(SiteRecord.of, attentions))))
 
 
 @dataclass(eq=False)
@@ -123,7 +111,9 @@ class _Steps:
             starts.append(starts[-1] + len(call.queries))
         keys = first.keys if first.offset is None else range(starts[-1])
         rows = SteppedRows(tuple(reads), tuple(starts), tuple(shifts), len(keys))
-        return replace(first, queries=range(starts[-1]), keys=keys, read=rows)
+        errors = [call.difference for call in self.calls if call.difference is not None]
+        worst = max(errors, default=None)
+        return replace(first, queries=range(starts[-1]), keys=keys, read=rows, difference=worst)
 
 
 def _same_keys(one: Tensor, other: Tensor) -> bool:

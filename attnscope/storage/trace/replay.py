@@ -57,13 +57,14 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
             dtype=call.dtype,
             read=_ArrayRows(trace, call) if sources is None else _TracedRows(sources, number),
             arrays=arrays,
+            window=call.window,
+            refusal=None if call.refusal is None else clean(call.refusal),
+            difference=call.difference,
         )
         for number, call in enumerate(description.calls)
     )
-    sites = []
-    for attention, call in zip(attentions, description.calls, strict=True):
-        refusal = None if call.refusal is None else clean(call.refusal)
-        sites.append(SiteRecord.of(attention, call.step, call.window, refusal, call.difference))
+    steps = [call.step for call in description.calls]
+    sites = list(map(SiteRecord.of, attentions, steps))
     without = [
         replace(each, name=clean(each.name), reason=clean(each.reason))
         for each in description.without_attention

@@ -1,5 +1,7 @@
 """Kept maps against the whole weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,5 +34,5 @@ def test_keep_takes_the_labels_along():
     attention, *_ = random_attention(2, 2)
     tokens = (Token("a", 1), Token("b", 2))
     keep = Keep(lambda site: [0])
-    keep.observe(attention.with_axes(tokens, tokens))
+    keep.observe(replace(attention, queries=tokens, keys=tokens))
     assert keep.maps[0].queries == tokens

@@ -166,7 +166,7 @@ def test_grouped_heads_folded_into_one_query_are_unfolded():
     call = sdpa_call((query.reshape(2, 2, 2, 8), key, key, mask.reshape(2, 2, 2, 5)), {}, 2, heads=4)
     capture = Capture.of_call(call, "sdpa")
     expected = kernel_weights(query, key.repeat_interleave(2, 1), attn_mask=mask)
-    assert (capture.heads, capture.queries, capture.keys) == (4, 1, 5)
+    assert (capture.heads, capture.queries, capture.keys) == (4, range(1), range(5))
     torch.testing.assert_close(capture.read.rows(0, 1, None), expected, atol=1e-6, rtol=0)
 
 

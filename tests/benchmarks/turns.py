@@ -1,16 +1,13 @@
-"""What benchmarks share: ways that take turns in one process, a random model, and the memory of one way."""
+"""What benchmarks share: ways that take turns in one process, and the memory of one way."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-HEADS = 12
 
 
 def cost(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
@@ -35,26 +32,6 @@ def take_turns(
 def ratio(times: Mapping[str, list[float]], name: str, to: str) -> float:
     """The median over the rounds of what one way takes to what another takes in the same round."""
     return statistics.median(mine / other for mine, other in zip(times[name], times[to], strict=True))
-
-
-def asked_for(description: str, tokens: list[int], layers: int, rounds: int) -> argparse.ArgumentParser:
-    """Options that most benchmarks have, on one thread."""
-    import torch
-
-    torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--tokens", type=int, nargs="+", default=tokens)
-    parser.add_argument("--layers", type=int, default=layers)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    return parser
-
-
-def save_gpt2(folder: Path | str, tokens: int, layers: int) -> str:
-    """The folder of a random model of GPT-2-small's layers, long enough for the text."""
-    from tests.models.folders import gpt2
-
-    sizes = {"n_embd": 64 * HEADS, "n_head": HEADS, "n_layer": layers, "n_positions": tokens}
-    return gpt2(Path(folder), **sizes)
 
 
 def peak(module: str, *arguments: object) -> float:

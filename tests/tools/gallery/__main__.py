@@ -20,15 +20,17 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from attnscope.attention import Token
+from attnscope.axes import Weights, weights
 from attnscope.cli import main as attnscope
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.render.page.page import page, save_page
-from tests.benchmarks.pictures import made
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.gallery.plates import INCHES, TEXTS, WIDTHS, Plate, plates
 
@@ -96,7 +98,7 @@ def pages(folder: Path, place: Path) -> None:
     model = load("own")
     for name in ("13", "japanese", "arabic"):
         save_page(all_heads(model, model.prepare(TEXTS[name]), Selection()), folder / f"page-{name}.html")
-    large = page({"decoder": enumerate(made(60))}, title="12 layers of 12 heads")
+    large = page({"decoder": enumerate(twelve_layers(60))}, title="12 layers of 12 heads")
     (folder / "page-144-heads.html").write_text(large, "utf-8")
     tone = ("show", "--audio", str(place / "tone.wav"), "-m", str(place / "hubert"))
     run((*tone, "-o", str(folder / "page-sound.html")), 80, "none")
@@ -104,6 +106,13 @@ def pages(folder: Path, place: Path) -> None:
     run((*asked, "-o", str(folder / "page-picture.html")), 80, "none")
     king = ("logits", "The king said that he would", "-m", "own-causal")
     run((*king, "-o", str(folder / "page-writes.html")), 80, "none")
+
+
+def twelve_layers(tokens: int) -> list[Weights]:
+    """Layers of 12 heads whose rows sum to 1 and are mostly on a few keys."""
+    axis = tuple(Token(word, at, word=at) for at, word in enumerate((TEXTS["60"].split() * tokens)[:tokens]))
+    drawn = np.random.default_rng(0).standard_gamma(0.1, (12, 12, tokens, tokens)).astype(np.float32)
+    return [weights(layer, axis, axis) for layer in drawn / drawn.sum(-1, keepdims=True)]
 
 
 def photograph(folder: Path, whole: bool) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -59,6 +59,7 @@ def make_bases(place: Path) -> None:
         model = load(str(place / name))
         texts = (TEXT, "It was tired.") if name == "t5" else (TEXT,)
         write_trace(keep_trace(model, model.prepare(*texts)), place / f"{name}.trace")
+    (place / "module.py").write_text(CROSS)
     weights = np.random.default_rng(0).random((2, 4, 6, 6), np.float32)
     weights /= weights.sum(-1, keepdims=True)
     np.save(place / "weights.npy", weights)
@@ -318,58 +319,17 @@ def weights_file(chance: Random, bases: Path) -> Case:
 
 def _npy(chance: Random, content: bytes) -> bytes:
     """Bytes of one array that claim any shape and any type."""
-    descr = chance.choice(
-        (
-            "<f4",
-            "<f8",
-            "<f2",
-            ">f4",
-            "|O",
-            "<U9999999",
-            "|V1000",
-            "<c8",
-            "<M8[s]",
-            "|b1",
-            "<i8",
-            "x",
-            "<f4,<f8",
-        )
-    )
-    shapes = (
-        (2, 4, 6, 6),
-        (10**9,) * 3,
-        (2**62,),
-        (0, 10**12),
-        (-1,),
-        (2, 4, 6),
-        (10**5, 10**5),
-        (1,) * 40,
-        (2**31, 6, 6),
-        (True, 4),
-    )
+    descr = chance.choice(("<f4", "<f8", "<f2", ">f4", "|O", "<U9999999", "|V1000", "<c8", "<M8[s]", "|b1", "<i8", "x", "<f4,<f8"))  # fmt: skip
+    shapes = ((2, 4, 6, 6), (10**9,) * 3, (2**62,), (0, 10**12), (-1,), (2, 4, 6), (10**5, 10**5), (1,) * 40, (2**31, 6, 6), (True, 4))  # fmt: skip
     header = f"{{'descr': {descr!r}, 'fortran_order': {chance.choice((True, False, 7))}, 'shape': {chance.choice(shapes)}, }}"
     if chance.random() < 0.15:
-        header = chance.choice(
-            (
-                "(" * 5000,
-                "__import__('os').system('true')",
-                "{" * 100,
-                "'a' * 10**9",
-                "9" * 10_000,
-                header + "x" * 60_000,
-            )
-        )
+        odd = "(" * 5000, "__import__('os').system('true')", "{" * 100, "'a' * 10**9", "9" * 10_000
+        header = chance.choice((*odd, header + "x" * 60_000))
     version = chance.choice((b"\x01\x00", b"\x01\x00", b"\x02\x00", b"\x03\x00", b"\x09\x00"))
     length = len(header) + 1 if chance.random() < 0.9 else 2**16 - 1
     size = struct.pack("<H" if version == b"\x01\x00" else "<I", min(length, 2**16 - 1))
-    return (
-        b"\x93NUMPY"
-        + version
-        + size
-        + header.encode()
-        + b"\n"
-        + chance.randbytes(chance.choice((0, 100, 1152, 4000)))
-    )
+    begun = b"\x93NUMPY" + version + size + header.encode() + b"\n"
+    return begun + chance.randbytes(chance.choice((0, 100, 1152, 4000)))
 
 
 def _zip(arrays: dict[str, bytes], chance: Random) -> bytes:
@@ -381,57 +341,57 @@ def _zip(arrays: dict[str, bytes], chance: Random) -> bytes:
     return packed.getvalue()
 
 
+SHAPES = (
+    (2, 4, 6, 6), (4, 6, 6), (4, 6, 9), (1, 1, 1), (3, 1, 6, 6), (6, 6), (0, 6, 6), (2, 4, 0, 6), (300, 2, 2),
+    (1, 4, 600, 600), (2,) * 8,
+)  # fmt: skip
+LAYERS = (
+    "encoder.00",
+    "encoder.01",
+    "encoder.131071",
+    "cross.00",
+    "decoder.07",
+    "attention_0",
+    "0",
+    "layer.3",
+    "x",
+)
+
+
+def _array(chance: Random, shapes: Sequence[tuple[int, ...]], kinds: Sequence[str]) -> Any:
+    """Numbers of any shape and type, one of them odd."""
+    made = np.random.default_rng(chance.randrange(99)).random(chance.choice(shapes))
+    made = made / made.sum(-1, keepdims=True) if made.ndim and chance.random() < 0.7 else made * 10 - 5
+    if made.size:
+        odd = (np.nan, np.inf, -np.inf, -1, 2, 1e300, 1e-320, 0)
+        made.flat[chance.randrange(made.size)] = chance.choice(odd)
+    kind = chance.choice(kinds)
+    with np.errstate(all="ignore"):
+        return (np.nan_to_num(made) if kind in ("int8", "uint64", "bool") else made).astype(kind)
+
+
 def _arrays(suffix: str, chance: Random) -> bytes:
     """A sound file of arrays that are not attention, or nearly."""
-
-    def array() -> Any:
-        shapes = (
-            (2, 4, 6, 6),
-            (4, 6, 6),
-            (4, 6, 9),
-            (1, 1, 1),
-            (3, 1, 6, 6),
-            (6, 6),
-            (0, 6, 6),
-            (2, 4, 0, 6),
-            (300, 2, 2),
-            (1, 4, 600, 600),
-            (2,) * 8,
-        )
-        made = np.random.default_rng(chance.randrange(99)).random(chance.choice(shapes))
-        made = made / made.sum(-1, keepdims=True) if made.ndim and chance.random() < 0.7 else made * 10 - 5
-        if made.size:
-            made.flat[chance.randrange(made.size)] = chance.choice(
-                (np.nan, np.inf, -np.inf, -1, 2, 1e300, 1e-320, 0)
-            )
-        kinds = ("float32", "float32", "float16", "float64", "int8", "bool", "complex64", "uint64", "U3")
-        kind = chance.choice(kinds if suffix != ".safetensors" else kinds[:6])
-        with np.errstate(all="ignore"):
-            return (
-                np.nan_to_num(made).astype(kind) if kind in ("int8", "uint64", "bool") else made.astype(kind)
-            )
-
-    names = (
-        "encoder.00",
-        "encoder.01",
-        "encoder.131071",
-        "cross.00",
-        "decoder.07",
-        "attention_0",
-        "0",
-        "layer.3",
-        "x",
-    )
-    arrays = {chance.choice(names): array() for _ in range(chance.randint(1, 4))}
+    kinds = ("float32", "float32", "float16", "float64", "int8", "bool", "complex64", "uint64", "U3")
+    kinds = kinds if suffix != ".safetensors" else kinds[:6]
+    arrays = {chance.choice(LAYERS): _array(chance, SHAPES, kinds) for _ in range(chance.randint(1, 4))}
     if suffix != ".safetensors" and chance.random() < 0.5:
-        arrays["tokens"] = np.array(
-            [word(chance).replace("\0", "")[:50] for _ in range(chance.choice((6, 6, 1, 9)))]
-        )
+        count = chance.choice((6, 6, 1, 9))
+        arrays["tokens"] = np.array([word(chance).replace("\0", "")[:50] for _ in range(count)])
+    return _file(suffix, arrays)
+
+
+def _file(suffix: str, arrays: dict[str, Any]) -> bytes:
+    """The bytes of a file of arrays; of .npy, of the first one."""
     made = io.BytesIO()
     if suffix == ".npy":
-        np.save(made, array())
+        np.save(made, next(iter(arrays.values())))
     elif suffix == ".npz":
         np.savez(made, **arrays)
+    elif suffix == ".pt":
+        import torch
+
+        torch.save({name: torch.from_numpy(np.array(each)) for name, each in arrays.items()}, made)
     else:
         from safetensors.numpy import save
 
@@ -485,21 +445,7 @@ def _claims(described: Any, arrays: Any, chance: Random) -> list[str]:
             rows[key] = chance.choice((*arrays, None, *NUMBERS))
             told.append(f"rows.{key}")
         elif chance.random() < 0.3:
-            key = chance.choice(
-                (
-                    "heads",
-                    "batch",
-                    "layer",
-                    "queries",
-                    "keys",
-                    "tokens",
-                    "offset",
-                    "window",
-                    "step",
-                    "written",
-                    "difference",
-                )
-            )
+            key = chance.choice(("heads", "batch", "layer", "queries", "keys", "tokens", "offset", "window", "step", "written", "difference"))  # fmt: skip
             part[key] = chance.choice((*NUMBERS, 0, 1, 2, 3, 5))
             told.append(key)
         else:
@@ -551,13 +497,93 @@ def text(chance: Random, bases: Path) -> Case:
             _typed(said),
         ]
     elif chance.random() < 0.15 and "-o" in options:
-        options = [
-            *options[: options.index("-o")],
-            "--title",
-            _typed(word(chance)),
-            *options[options.index("-o") :],
-        ]
+        at = options.index("-o")
+        options[at:at] = ["--title", _typed(word(chance))]
     return Case(options, f"{name}: {said[:60]!r}")
+
+
+OPTIONS = (
+    "--layer", "--head", "--kind", "--token", "--words", "--hide-special", "--scale", "--cmap", "--plain", "--json",
+    "--model", "--tokenizer", "--inputs", "--device", "--dtype", "--line", "--max-tokens", "--truncate", "--where", "--sort",
+    "--top", "--map", "--csv", "--explain", "--list", "--exact-kernel", "-m", "-o", "-f", "--out",
+)  # fmt: skip
+VALUES = (
+    "L0H0", "0", "1", "-1", "999999999999999999999", "1e9", "nan", "L99H99", "0.0", "5-3", "entropy", "previous>0.5",
+    "entropy<1 and role=next", "encoder", "own", "own-causal", "/", ".", "..", "/dev/null", "/nowhere/x.png", "a:b", "x.npz",
+    "cpu", "cuda:7", "float32", "viridis", "row", "previous", "__import__('os')", "1)(", "and and", "",
+)  # fmt: skip
+WORDS = (
+    "entropy", "previous", "role", "L0H2", "any", "all", "count", "(", ")", ".", ">", "<", ">=", "=", "!=", "and", "0.5",
+    "1e999", "nan", "-1", "next", "__import__('os').system('touch owned')", "lambda: 0", "{0}", "==", "or",
+)  # fmt: skip
+CROSS = """
+from torch import nn
+
+class Cross(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, query, key, value):
+        return self.attention(query, key, value)[0]
+"""
+
+
+def options(chance: Random, bases: Path) -> Case:
+    """Options in any number and order with values that fit, nearly fit, or do not."""
+    pools = OPTIONS, VALUES, (_typed(word(chance)),)
+    given = [chance.choice(chance.choice(pools)) for _ in range(chance.choice((0, 1, 1, 2, 3, 7)))]
+    for place, option in enumerate(given[:-1]):
+        if option in ("-o", "--out"):
+            given[place + 1] = "out.png"
+    command = chance.choice(("show", "stats", "info", "loss", "nothing"))
+    return Case([command, "--offline", *given, TEXT], " ".join(given)[:60])
+
+
+def tensors(chance: Random, bases: Path) -> Case:
+    """Tensors for a module's inputs, damaged or of any type, shape and content."""
+    suffix = chance.choice((".npz", ".safetensors", ".pt"))
+    kinds = (
+        ("float32", "float64", "float16", "int64", "bool", "uint8") if chance.random() < 0.5 else ("float32",)
+    )
+    shapes = [(1, 5, 8)] if chance.random() < 0.5 else [(1, 5, 8), (1, 7, 8), *SHAPES[:5], (), (9,)]
+    content = _file(suffix, {name: _array(chance, shapes, kinds) for name in ("query", "key", "value")})
+    told = "damaged" if chance.random() < 0.5 else "odd"
+    Path(f"inputs{suffix}").write_bytes(damage(content, chance) if told == "damaged" else content)
+    return Case(
+        ["show", "-m", f"{bases / 'module.py'}:Cross", "--inputs", f"inputs{suffix}"], f"{suffix} {told}"
+    )
+
+
+def corpus(chance: Random, bases: Path) -> Case:
+    """Files of many texts: broken lines, odd fields, any Unicode, and a checkpoint that is none."""
+    broken = (b'{"text": "cut', b'{"other": 1}', b"[]", chance.randbytes(20))
+    lines = [
+        dump({"text": chance.choice((word(chance), TEXT, value(chance)))})
+        if chance.random() < 0.6
+        else chance.choice(broken)
+        for _ in range(chance.randint(0, 5))
+    ]
+    file = chance.choice(("corpus.jsonl", "corpus.txt"))
+    Path(file).write_bytes(b"\n".join(lines))
+    more = chance.choice(([], ["--strict"], ["--limit", "2"], ["--json"]))
+    if chance.random() < 0.5:
+        more = [*more, "--checkpoint", "sums.json"]
+        if chance.random() < 0.5:
+            Path("sums.json").write_bytes(dump(value(chance)))
+    return Case(["stats", "--texts", file, "--truncate", "--max-tokens", "40", *more], f"{len(lines)} lines")
+
+
+def conditions(chance: Random, bases: Path) -> Case:
+    """Conditions and claims of any words: they are parsed, and never run."""
+    words = [
+        chance.choice(WORDS) if chance.random() < 0.7 else _typed(word(chance))
+        for _ in range(chance.randint(1, 7))
+    ]
+    said = " ".join(words) if chance.random() < 0.8 else "any.entropy > 0.5"
+    if chance.random() < 0.5:
+        return Case(["check", "--text", TEXT, "--", said], said[:60])
+    return Case(["stats", TEXT, f"--where={said}"], said[:60])
 
 
 KINDS: dict[str, tuple[Callable[[Random, Path], Case], int]] = {
@@ -565,5 +591,9 @@ KINDS: dict[str, tuple[Callable[[Random, Path], Case], int]] = {
     "weights": (weights_file, 200),
     "trace": (trace, 200),
     "text": (text, 300),
+    "options": (options, 300),
+    "tensors": (tensors, 200),
+    "corpus": (corpus, 200),
+    "conditions": (conditions, 300),
 }
 """What makes the cases of each kind, and how many there are where nobody says."""

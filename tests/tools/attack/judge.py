@@ -63,6 +63,12 @@ def _run(kind: str, number: int, bases: Path, place: Path) -> None:
         for stream, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # whatever stood there, as in tests
+        sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+        sys.stderr = sys.__stderr__ = os.fdopen(
+            2, "w", encoding="utf-8", errors="backslashreplace", closefd=False
+        )
+        sys.dont_write_bytecode = True
         _watch(place)
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,13 +1,9 @@
-"""A few cases of each kind in this process; ``python -m tests.tools.attack`` tries nine hundred."""
-
-from random import Random
+"""A few cases of each kind; ``python -m tests.tools.attack`` tries nineteen hundred."""
 
 import pytest
 
 from tests.tools.attack.cases import KINDS, make_bases
-from tests.tools.attack.judge import unclean, unseen
-from tests.tools.fuzz.attempt import attempt
-from tests.whole_files import broken
+from tests.tools.attack.judge import run_all, unseen
 
 
 @pytest.fixture(scope="module")
@@ -18,18 +14,14 @@ def bases(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep
-@pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_case_ends_in_an_answer_or_in_a_sentence(kind, number, bases, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_case_ends_in_an_answer_or_in_a_sentence(kind, bases, tmp_path, monkeypatch, request):
     monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
     monkeypatch.setenv("ATTNSCOPE_DEADLINE", "5")
-    case = KINDS[kind][0](Random(f"{kind} {number}"), bases)
-    assert attempt(case.arguments) in (0, 1, 2)
-    written = [path for path in tmp_path.glob("out*") if path.is_file()]
-    assert not [name for name in broken(tmp_path) if name.startswith((".attnscope-", "out"))]
-    assert not [wrong for path in written if (wrong := unclean(path))]
+    numbers = range(25 if request.config.getoption("whole") else 6)
+    found = run_all(kind, numbers, bases, tmp_path, jobs=1)
+    wrong = {number: said for number, said in found.items() if said[0] not in ("answer", "sentence")}
+    assert (len(found), wrong) == (len(numbers), {})
 
 
 @pytest.mark.parametrize("printed", ["\x1b[2J", "\u202e", "\ud800", "\ufffe", "\x9b", "\u2028", "\r"])

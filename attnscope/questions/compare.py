@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -14,8 +14,7 @@ from torch import Tensor
 from attnscope import comparison
 from attnscope.attention import Head, Kind, Site
 from attnscope.axes import Array, Place, Weights
-from attnscope.capture import Record
-from attnscope.capture.observers.coarsen import CoarseMap, Coarsen, SharedRows
+from attnscope.capture.observers.coarsen import CoarseMap, SharedRows
 from attnscope.capture.observers.rows import Sample, Sampled
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
@@ -320,8 +319,6 @@ SAMPLED = 1 << 24
 PARTINGS = 6
 """Tokens that are listed."""
 
-Select = Callable[[Site, int], "list[int]"]
-
 
 def _values_of_both(weights: tuple[Weights, Weights]) -> list[Any]:
     return [rounded(each.values) for each in weights]
@@ -407,8 +404,23 @@ def compare_two_heads(
         return sorted({head.head for head in heads if head.layer == site.layer and head.head < count})
 
     record = model.run(prepared, [SharedRows([coarse, sample], select)])
-    kind = _kind(heads, record, selection, prepared.lead if prepared.pictures else None)
-    both = [_find_head(head, kind, select, coarse, sample) for head in heads]
+    counts = {site.site: site.heads for site in record.sites}
+    found = {
+        Head(made.site.layer, head, made.site.kind): _SampledHead(
+            made.only(number), sampled, sampled.values[0, number].cpu()
+        )
+        for made, sampled in zip(coarse.maps, sample.maps, strict=True)
+        for number, head in enumerate(select(made.site, counts[made.site]))
+    }
+    lead = prepared.lead if prepared.pictures else None
+    kinds = sorted(dict.fromkeys(site.kind for site in counts), key=lambda kind: kind != lead)
+    named = {kind: [Head(head.layer, head.head, kind) for head in heads] for kind in kinds}
+    kind = next((kind for kind in kinds if found.keys() >= set(named[kind])), None)
+    if kind is None:
+        for head in heads:
+            selected_sites(record, Selection(head, kind=selection.kind))
+        raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
+    both = [found[head] for head in named[kind]]
     if any(len(each.sampled.values) > 1 for each in both):
         raise SelectionError("these heads run on several pieces of the text: compare all heads instead")
     sizes = [f"{len(each.sampled.queries)} × {len(each.sampled.keys)}" for each in both]
@@ -475,32 +487,6 @@ class _SampledHead(NamedTuple):
     map: CoarseMap
     sampled: Sampled
     rows: Tensor
-
-
-def _find_head(head: Head, kind: str, select: Select, coarse: Coarsen, sample: Sample) -> _SampledHead:
-    for made, sampled in zip(coarse.maps, sample.maps, strict=True):
-        if (made.site.kind, made.site.layer) == (kind, head.layer):
-            number = select(made.site, head.head + 1).index(head.head)  # among those that were passed on
-            return _SampledHead(made.only(number), sampled, sampled.values[0, number].cpu())
-    raise AssertionError(head)  # _kind has found it
-
-
-def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str | None) -> str:
-    """The kind of attention that has both heads: the one to show first, or the first that runs."""
-    kinds = dict.fromkeys(site.site.kind for site in record.sites)
-    for kind in sorted(kinds, key=lambda kind: kind != lead):
-        if selection.kind in (None, kind) and all(
-            any(
-                (site.site.kind, site.site.layer) == (kind, head.layer) and head.head < site.heads
-                for site in record.sites
-            )
-            for head in heads
-        ):
-            return kind
-    for head in heads:
-        asked = Selection(head, kind=selection.kind)
-        selected_sites(record, asked)
-    raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
 
 
 def _parting(place: Place, keys: Sequence[Place], rows: Sequence[Tensor], apart: Tensor) -> Parting:

@@ -14,7 +14,6 @@ its vector brings the sum: ``max(0, ‖y_i‖₁ - ‖y_i - T_i(x_j)‖₁)``. B
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,7 +130,10 @@ class Contributions:
         moving[range(len(own)), own] = True
         looked = moving.any(0)  # [key]
         weights = weights.permute(2, 1, 0).contiguous()  # [key, row, head]
-        for start, stop in _tiles(looked.nonzero()[:, 0].tolist(), self._tile):
+        for start in range(0, len(weights), self._tile):
+            stop = min(start + self._tile, len(weights))
+            if not bool(looked[start:stop].any()):
+                continue
             left = torch.bmm(weights[start:stop], self._moved[start:stop])  # [key, row, width]
             for key in range(max(start, own.start), min(stop, own.stop)):
                 left[key - start, key - own.start] += before[key - own.start]
@@ -143,16 +145,3 @@ class Contributions:
         """Keys per tile: as many as fit a processor's cache, or keep a GPU busy."""
         numbers = TILE if self.values.device.type == "cpu" else LARGE_TILE
         return max(1, numbers // (ROWS * self.width))
-
-
-def _tiles(keys: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    """Begins and ends of tiles that cover all keys with weight, each at most so long."""
-    start = last = None
-    for key in keys:
-        if start is None or last is None or key != last + 1 or key - start >= size:
-            if start is not None and last is not None:
-                yield start, last + 1
-            start = key
-        last = key
-    if start is not None and last is not None:
-        yield start, last + 1

@@ -67,11 +67,7 @@ NO_MIXING = ELEMENTWISE | {
 
 @record("a module")
 class Mixer:
-    """A module through which tokens reach each other outside captured attention.
-
-    ``way`` says how, ``None`` if neither its class nor its functions tell. ``layer`` is the number in its
-    path, if there is exactly one.
-    """
+    """A module through which tokens reach each other outside captured attention."""
 
     path: Annotated[str, Meaning("its path")]
     type: Annotated[str, Meaning("its Python class")]

@@ -76,14 +76,7 @@ Error: TypeAlias = Annotated[float | None, Meaning("its standard error over text
 
 @record("a head's answers to the questions of a label")
 class GoldScore:
-    """How well one head finds the answers of a label in one direction, over ``rows`` questions.
-
-    ``accuracy`` is the share of questions whose row has its largest word among the answers, ``weight``
-    the mean weight on the answers and ``baseline`` the same for even attention. ``fixed`` is the accuracy
-    of the word ``offset`` words away, the best such distance. ``chosen`` is the accuracy on the texts by
-    which heads are ranked, ``aer`` the alignment error rate, if the answers are a full alignment. Each
-    ``error`` is a standard error over texts.
-    """
+    """How well one head finds the answers of a label in one direction."""
 
     head: Annotated[Head, ADDRESS]
     rows: Annotated[int, Meaning("questions that were asked")]

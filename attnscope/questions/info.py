@@ -75,11 +75,7 @@ OWN_NAMES = {
 
 @record("an attention call")
 class Sighting:
-    """One attention call: what it is, the range of its row sums, and whether the model reports it correctly.
-
-    ``report`` compares the model's own eager ``output_attentions`` with the captured weights: "right",
-    "wrong" (other numbers, or another shape), or "none". ``fault`` says what it is instead.
-    """
+    """One attention call, and whether the model's own eager ``output_attentions`` has the same weights."""
 
     site: Annotated[SiteRecord, Parts()]
     low: float

@@ -47,10 +47,7 @@ class HeadSpans:
 
 @record("how much the parts of a text look at each other", "spans", eq=False)
 class SpanMaps:
-    """The attention between parts: rows averaged, columns summed.
-
-    ``weights`` is ``[head, part, part]``, ``baseline`` the same for even attention over the open keys.
-    """
+    """The attention between parts, ``[head, part, part]``: rows averaged, columns summed."""
 
     spans: Annotated[tuple[Span, ...], Meaning("the parts of the text", name="parts")]
     heads: tuple[Head, ...]

@@ -13,7 +13,7 @@ from attnscope.attention import Attention, Axis, Kind, Site, Token
 from attnscope.capture.observers.coarsen import RowObserver
 from attnscope.figures import Figure, HeadFigures
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.forms import KeySum
+from attnscope.measures.forms import KeySum, PerRow
 from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.standard import TWO_AWAY
@@ -30,20 +30,16 @@ class Setting:
     """What is known about a block besides its weights, ready to measure any weights in its place.
 
     ``even`` is the block with even attention. Its rows fall into two groups: those with a choice between
-    keys, and lone ones with one open key. ``rowwise`` measures are functions of a block; sums over keys
-    are one product with ``number``. Internally the rowwise ones come before the sums; ``order`` gives the
-    place of each measure.
+    keys, and lone ones with one open key. Sums over keys are one product with ``number``.
     """
 
     even: Block
     measures: Sequence[Measure]
-    rowwise: Sequence[Measure]
+    is_sum: Sequence[bool]  # of each measure, whether it is a sum over keys
     number: Tensor  # [text or 1, row, key, sum]
-    counting: Sequence[tuple[Tensor, Tensor] | None]  # of each group, which rows count: [rowwise measure,
-    # batch or 1, head or 1, row] and [batch or 1, row, head or 1, sum]; None if no row counts
-    rows: Tensor  # [group, measure, batch or 1, head or 1], rows that count, in the order of ``measures``
+    counts: Sequence[Tensor]  # of each group, which rows count, [measure, batch or 1, head or 1, row]
+    rows: Tensor  # [group, measure, batch or 1, head or 1], rows that count
     baseline: Tensor  # likewise, float64: the sum over those rows with even attention
-    order: Sequence[int]
 
     @classmethod
     def of(cls, block: Block, measures: Sequence[Measure]) -> Setting:
@@ -52,31 +48,18 @@ class Setting:
 
         even = replace(block, allowed=block.allowed.clone()).baseline()
         forms = [measure.form.of_block(even) for measure in measures]
-        sums = [place for place, each in enumerate(forms) if isinstance(each, KeySum)]
-        rowwise = [place for place in range(len(forms)) if place not in sums]
         number = _table([each.number for each in forms if isinstance(each, KeySum)], block.rows)
-        values = [each.value for each in forms if not isinstance(each, KeySum)]
-        on_keys = even.rows.transpose(1, 2) @ number.to(even.rows.dtype)  # [batch, row, head, sum]
-        baseline = _stack([*values, *on_keys.permute(3, 0, 2, 1)])  # [measure, batch or 1, head or 1, row]
-        counts = _stack([forms[place].counts for place in rowwise + sums])
-        open_keys = block.open_keys.cpu()
+        counts, open_keys = _stack([each.counts for each in forms]), block.open_keys.cpu()
         groups = [counts & (open_keys > 1), counts & (open_keys == 1)]
-        order = [(rowwise + sums).index(place) for place in range(len(forms))]
-        split = len(rowwise)
+        baseline = _values(forms, even.rows, number)
         return cls(
             even=even,
             measures=measures,
-            rowwise=[measures[place] for place in rowwise],
+            is_sum=[isinstance(each, KeySum) for each in forms],
             number=number,
-            counting=[
-                (group[:split], group[split:].permute(1, 3, 2, 0).contiguous()) if bool(group.any()) else None
-                for group in groups
-            ],
-            rows=torch.stack([group.sum(-1) for group in groups])[:, order],
-            baseline=torch.stack([torch.where(group, baseline, 0).double().sum(-1) for group in groups])[
-                :, order
-            ],
-            order=order,
+            counts=groups,
+            rows=torch.stack([group.sum(-1) for group in groups]),
+            baseline=torch.stack([torch.where(group, baseline, 0).double().sum(-1) for group in groups]),
         )
 
     def fits(self, block: Block, measures: Sequence[Measure]) -> bool:
@@ -96,22 +79,25 @@ class Setting:
         """Measure a block.  -> float64, [choice|lone, rows|value|baseline, measure, text, head]"""
         import torch
 
-        batch, heads = block.rows.shape[:2]
-        value = torch.zeros(2, len(self.measures), batch, heads, dtype=torch.float64)
-        rowwise = (
-            torch.stack([measure(block).value for measure in self.rowwise]).cpu() if self.rowwise else None
-        )
-        on_keys = (block.rows.transpose(1, 2) @ self.number).cpu()  # [batch, row, head, sum]
-        split = len(self.rowwise)
-        for group, counting in enumerate(self.counting):
-            if counting is None:
-                continue
-            if rowwise is not None:
-                value[group, :split] = torch.where(counting[0], rowwise, 0).sum(-1, dtype=torch.float64)
-            summed = torch.where(counting[1], on_keys, 0).sum(1, dtype=torch.float64)  # [batch, head, sum]
-            value[group, split:] = summed.permute(2, 0, 1)
+        measured = zip(self.measures, self.is_sum, strict=True)
+        forms = [None if is_sum else measure.form.of_block(block) for measure, is_sum in measured]
+        values = _values(forms, block.rows, self.number)
+        value = torch.zeros(2, *values.shape[:-1], dtype=torch.float64)
+        for group, counts in enumerate(self.counts):
+            if bool(self.rows[group].any()):
+                value[group] = torch.where(counts, values, 0).sum(-1, dtype=torch.float64)
         rows, baseline = (each.expand(value.shape) for each in (self.rows, self.baseline))
-        return torch.stack([rows, value[:, self.order], baseline], 1)
+        return torch.stack([rows, value, baseline], 1)
+
+
+def _values(forms: Sequence[PerRow | KeySum | None], rows: Tensor, number: Tensor) -> Tensor:
+    """The value of every measure in each row; sums over keys are read off one product with their factors.
+
+    -> [measure, batch or 1, head or 1, row]
+    """
+    summed = rows.transpose(1, 2) @ number.to(rows.dtype)  # [batch, row, head, sum]
+    sums = iter(summed.permute(3, 0, 2, 1))
+    return _stack([each.value if isinstance(each, PerRow) else next(sums) for each in forms])
 
 
 def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:

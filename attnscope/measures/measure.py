@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from attnscope.attention import Token
 from attnscope.fused.request import Request
-from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.forms import Form, KeySum, PerRow
+from attnscope.measures.block import TokenFacts
+from attnscope.measures.forms import Form
 from attnscope.plugins import load_plugins
 from attnscope.registry import Registry, docstring
 
@@ -37,14 +37,6 @@ class Measure:
     formula: str
     rows: str
     source: str
-
-    def __call__(self, block: Block) -> PerRow:
-        """Measure every row of a block."""
-        values = self.form.of_block(block)
-        if isinstance(values, KeySum):
-            number = values.number[:, None].to(block.rows.dtype)
-            return PerRow((block.rows * number).sum(-1), values.counts)
-        return values
 
     @property
     def summary(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,41 +51,28 @@ class Perturbation:
 
     def changed(self, prepared: ModelInput) -> ModelInput:
         """The same input with another token at this place."""
-        if isinstance(self.input, int):
-            arguments = list(prepared.arguments)
-            arguments[self.input] = self._changed(arguments[self.input], prepared)
-            return replace(prepared, arguments=tuple(arguments))
-        other = self._changed(prepared.inputs[self.input], prepared)
-        return replace(prepared, inputs={**prepared.inputs, self.input: other})
+        given = {name: field.clone() for name, field in _fields(prepared).items() if name == self.input}
+        self._change(given[self.input], prepared)
+        inputs = {name: given.get(name, field) for name, field in prepared.inputs.items()}
+        arguments = tuple(given.get(at, field) for at, field in enumerate(prepared.arguments))
+        return replace(prepared, inputs=inputs, arguments=arguments)
 
-    def _changed(self, field: Tensor, prepared: ModelInput) -> Tensor:
-        other = field.clone()
+    def _change(self, field: Tensor, prepared: ModelInput) -> None:
         if self.pieces:
             places = [slice(None) if size <= SMALL else self.at for size in field.shape]
             places[-1] = slice(None) if self.states else places[-1]
-            other[tuple(places)] = float(field.abs().amax()) + 1 - other[tuple(places)]
-            return other  # not merely shifted, which a normalization would undo
-        before = _ids(field)[0, self.at]
-        ordinary = _ordinary(field, prepared)
-        others = [ids for ids in _ids(field)[0, ordinary] if not torch.equal(ids, before)]
-        _ids(other)[:, self.at] = others[len(others) // 2] if others else (before - 1).abs()
-        return other
+            top = float(field.abs().amax())
+            field[tuple(places)] = top + 1 - field[tuple(places)]  # not shifted, which a norm would undo
+            return
+        before = _ids(field)[0, self.at].clone()
+        others = [ids for ids in _ids(field)[0, _ordinary(field, prepared)] if not torch.equal(ids, before)]
+        _ids(field)[:, self.at] = others[len(others) // 2] if others else (before - 1).abs()
 
 
 def choose_perturbations(prepared: ModelInput) -> list[Perturbation]:
     """Neighbours, and places 2, 4, 8 ... further on, in inputs with tokens. Raises ``InputError``."""
-    perturbations = list(_perturbations(prepared, prepared.inputs)) + list(
-        _perturbations(prepared, dict(enumerate(prepared.arguments)))
-    )
-    if len(perturbations) < 2:
-        raise InputError("an audit changes one token at a time: give a text of several tokens")
-    return perturbations
-
-
-def _perturbations(
-    prepared: ModelInput, fields: Mapping[str, Tensor] | Mapping[int, Tensor]
-) -> Iterator[Perturbation]:
-    for name, field in fields.items():
+    perturbations: list[Perturbation] = []
+    for name, field in _fields(prepared).items():
         if field.dtype == torch.bool or not field.ndim or NO_TOKENS.search(str(name)):
             continue
         pieces = field.is_floating_point()
@@ -94,9 +81,17 @@ def _perturbations(
         sizes = [size for size in shape if size > SMALL] if pieces else []
         places: Sequence[int] = range(min(sizes, default=0)) if pieces else _ordinary(field, prepared)
         reach = [0, *(2**power for power in range(len(places).bit_length()))]
-        yield from (
+        perturbations += (
             Perturbation(name, places[offset], pieces, states) for offset in reach if offset < len(places)
         )
+    if len(perturbations) < 2:
+        raise InputError("an audit changes one token at a time: give a text of several tokens")
+    return perturbations
+
+
+def _fields(prepared: ModelInput) -> dict[str | int, Tensor]:
+    """Every tensor that the model is given, by its name or position."""
+    return dict((*prepared.inputs.items(), *enumerate(prepared.arguments)))
 
 
 def _ids(field: Tensor) -> Tensor:

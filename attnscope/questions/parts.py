@@ -317,26 +317,25 @@ def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tupl
         owners += [number] * len(spelled)
     whole, at = "".join(letters), 0
     labels = [(-1, "template")] * len(tokens)
-    documents = [message for message in messages if message.role == DOCUMENT]
-    for number, document in enumerate(sorted(documents, key=lambda each: -len(each.content)), len(messages)):
-        wanted = _letters(document.content)
-        place = whole.find(wanted)
-        if wanted and place >= 0:
-            whole = f"{whole[:place]}{chr(0) * len(wanted)}{whole[place + len(wanted) :]}"
-            for owner in range(owners[place], owners[place + len(wanted) - 1] + 1):
-                labels[owner] = (number, DOCUMENT)
-    for number, message in enumerate(messages):
-        if message.role == DOCUMENT:
-            continue
-        wanted = _letters(message.content)
-        place = whole.find(wanted, at)
-        if place < 0:
+    documents = [each for each in enumerate(messages) if each[1].role == DOCUMENT]
+    documents.sort(key=lambda each: -len(each[1].content))
+    others = [each for each in enumerate(messages) if each[1].role != DOCUMENT]
+    for number, message in (*documents, *others):
+        wanted, anywhere = _letters(message.content), message.role == DOCUMENT
+        place = whole.find(wanted, 0 if anywhere else at)
+        if place < 0 and not anywhere:
             raise InputError(
                 f"the {message.role}'s message cannot be found in what the model reads of the chat"
             )
-        at = place + len(wanted)
-        for owner in range(owners[place], owners[at - 1] + 1) if wanted else ():
+        if place < 0 or not wanted:
+            continue
+        stop = place + len(wanted)
+        for owner in range(owners[place], owners[stop - 1] + 1):
             labels[owner] = (number, message.role)
+        if anywhere:
+            whole = f"{whole[:place]}{chr(0) * len(wanted)}{whole[stop:]}"
+        else:
+            at = stop
     return _runs(labels)
 
 

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from attnscope.attention import Token
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class TokenFacts:
+class TokenFacts(NamedTuple):
     """What measures need to know about the tokens along one axis, of one or several texts.
 
     ``ids`` and ``names`` are int64, the others bool or int64, each ``[text, token]``; one text serves a whole
@@ -50,16 +49,11 @@ class TokenFacts:
             patches=torch.tensor([[find_patch(token) for token in text] for text in texts]),
         )
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All facts."""
-        return self.ids, self.special, self.punctuation, self.segment, self.names, self.patches
-
     def part(self, start: int, stop: int, device: torch.device) -> TokenFacts:
         """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""
         if (start, stop, device) == (0, self.ids.shape[1], self.ids.device):
             return self
-        return TokenFacts(*(facts[:, start:stop].to(device) for facts in self.tensors))
+        return TokenFacts(*(facts[:, start:stop].to(device) for facts in self))
 
 
 def number_of(name: str) -> int:

@@ -117,7 +117,7 @@ def _same_open(one: Block | None, other: Block | None) -> bool:
 def _same(one: TokenFacts | None, other: TokenFacts | None) -> bool:
     if one is None or other is None:
         return one is other
-    return all(mine.equal(theirs) for mine, theirs in zip(one.tensors, other.tensors, strict=True))
+    return all(mine.equal(theirs) for mine, theirs in zip(one, other, strict=True))
 
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:

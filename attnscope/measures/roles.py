@@ -257,25 +257,24 @@ BEST = 0.1
 """At most this share of the heads may be weak at one pattern, but always at least one."""
 
 
-def _find_weak(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
-    """The weak role of each head, if any."""
+def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
+    """The heads of one kind, those without a pattern with their weak role, if any."""
     patterns = patterns_of({name for head in heads for name in head.figures})
     patterns = {name: pattern for name, pattern in patterns.items() if name not in SINK_PATTERNS}
     lifts = {name: [head.figures[name].lift for head in heads if name in head.figures] for name in patterns}
     least = {name: _least(lifts[name]) for name in patterns}
     for head in heads:
-        figures = head.figures
-        known = [name for name in patterns if name in figures]
-        if head.role is None or head.role.name not in (NONE, SHARP_ROLE) or not known:
-            yield None
-            continue
-        name = max(known, key=lambda name: figures[name].lift)
-        found = None
-        near = figures[name].value >= NEAR * patterns[name].threshold
-        if (near or figures[name].lift > least[name]) and _is_weak(figures, name, patterns[name]):
-            rank = 1 + sum(lift > figures[name].lift for lift in lifts[name])
-            found = _name(name, patterns[name], figures[name], f"{_ordinal(rank)} of {len(heads):,}")
-        yield found
+        known = [name for name in patterns if name in head.figures]
+        if head.role is not None and head.role.name in (NONE, SHARP_ROLE) and known:
+            name = max(known, key=lambda name: head.figures[name].lift)
+            pattern, figure = patterns[name], head.figures[name]
+            near = figure.value >= NEAR * pattern.threshold
+            if (near or figure.lift > least[name]) and _is_weak(head.figures, name, pattern):
+                rank = _ordinal(1 + sum(lift > figure.lift for lift in lifts[name]))
+                words = pattern_words(replace(pattern, words=f"weakly {pattern.words}"), figure)
+                sentence = f"{words} {score(figure)}, {rank} of {len(heads):,} heads"
+                head = replace(head, role=Role.of(WEAK + role_name(name), figure, sentence))
+        yield head
 
 
 def _is_weak(figures: Mapping[str, Figure], name: str, pattern: Pattern) -> bool:
@@ -297,12 +296,6 @@ def _least(lifts: Sequence[float]) -> float:
     return max(middle + OUTLYING * deviation, sorted(lifts)[-few - 1])
 
 
-def _name(name: str, pattern: Pattern, figure: Figure, rank: str) -> Role:
-    words = replace(pattern, words=f"weakly {pattern.words}")
-    sentence = f"{pattern_words(words, figure)} {score(figure)}, {rank} heads"
-    return Role.of(WEAK + role_name(name), figure, sentence)
-
-
 def _ordinal(number: int) -> str:
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
     return f"{number:,}{ending}"
@@ -320,38 +313,41 @@ def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
     settled = list(heads)
     for kind in {head.site.kind for head in heads}:
         alike = [number for number, head in enumerate(heads) if head.site.kind == kind]
-        roles = _doubt([heads[number] for number in alike])
-        doubted = [replace(heads[number], role=role) for number, role in zip(alike, roles, strict=True)]
-        for number, head, weak in zip(alike, doubted, _find_weak(doubted), strict=True):
-            settled[number] = replace(head, role=weak or head.role)
+        doubted = list(_doubt([heads[number] for number in alike]))
+        for number, head in zip(alike, _weaken(doubted), strict=True):
+            settled[number] = head
     return tuple(settled)
 
 
-def _doubt(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
-    """The roles of the heads of one kind, without attention sinks that may be due to chance."""
+def _doubt(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
+    """The heads of one kind, without the roles of attention sinks that may be due to chance."""
     sure = {name: PATTERNS[name] for name in SINK_PATTERNS if _is_sure(heads, name)}
     for head in heads:
         role, evenness = head.role, head.figures.get("normalized_entropy")
-        if role is None or role.name not in SINK_PATTERNS or role.name in sure or len(heads) < FEWEST_HEADS:
-            yield role
-            continue
-        known = {name: pattern for name, pattern in sure.items() if name in head.figures}
-        words = f"{PATTERNS[role.name].words} {score(head.figures[role.name])}, as heads may by chance"
-        words = f"no pattern stands out; most of all it {words}"
-        none = replace(role, name=NONE, sentence=words)
-        if evenness is not None:
-            none = Role.of(_name_none(evenness), evenness, words)
-        yield strongest(known, head.figures) or none
+        if role is not None and role.name in SINK_PATTERNS and role.name not in sure:
+            known = {name: pattern for name, pattern in sure.items() if name in head.figures}
+            words = f"{PATTERNS[role.name].words} {score(head.figures[role.name])}, as heads may by chance"
+            words = f"no pattern stands out; most of all it {words}"
+            none = replace(role, name=NONE, sentence=words)
+            if evenness is not None:
+                none = Role.of(_name_none(evenness), evenness, words)
+            head = replace(head, role=strongest(known, head.figures) or none)
+        yield head
 
 
 def _is_sure(heads: Sequence[HeadFigures], name: str) -> bool:
-    """Whether chance puts so many heads there in at most ``LEVEL`` of all models, or hardly any at all."""
+    """Whether chance puts so many heads there in at most ``LEVEL`` of all models, or hardly any at all.
+
+    Among too few heads, no chance can be told.
+    """
     pattern = PATTERNS[name]
     figures = [(head.figures[name], head.figures.get("confidence")) for head in heads if name in head.figures]
     resting = sum(figure.value >= pattern.threshold for figure, _ in figures)
     able = sum(
         max(figure.value, largest.value if largest else 0) >= pattern.threshold for figure, largest in figures
     )
+    if len(heads) < FEWEST_HEADS:
+        return True
     if not resting:
         return False
     chance = fmean(figure.baseline for figure, _ in figures)
@@ -374,6 +370,21 @@ CROWD = (
 """The additional condition for an attention sink."""
 
 
+EXPLAINED = {
+    POSITIONAL: (
+        f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; two "
+        "are always measured, farther ones when asked for, such as --sort offset=-3."
+    ),
+    "broad": f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD}.",
+    SHARP_ROLE: f"sharp: no pattern passes its threshold, and the normalized entropy is below {SHARP}.",
+    NONE: (
+        "none: no pattern passes its threshold or is rare among the heads;\n"
+        f"  normalized entropy at most {BROAD}."
+    ),
+}
+"""The roles that are no pattern with a name."""
+
+
 def explain_role(name: str) -> str:
     """The definition of a role, or the condition for a measure to be one; empty for any other name."""
     if name in PATTERNS:
@@ -384,15 +395,6 @@ def explain_role(name: str) -> str:
             f"{FEWEST_ROWS} rows or more with a choice,\n            and no other pattern stands farther "
             "above its baseline"
         ) + (CROWD if name in SINK_PATTERNS else "")
-    if name == POSITIONAL:
-        return (
-            f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; two "
-            "are always measured, farther ones when asked for, such as --sort offset=-3."
-        )
-    if name == "broad":
-        return f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD}."
-    if name == SHARP_ROLE:
-        return f"sharp: no pattern passes its threshold, and the normalized entropy is below {SHARP}."
     if name == WEAK.strip() or (name.startswith(WEAK) and name in ROLES):
         what = name.removeprefix(WEAK) if name in ROLES else "a pattern of position or of repeats"
         return (
@@ -400,9 +402,4 @@ def explain_role(name: str) -> str:
             f"{TIMES} times the baseline,\n  and either {NEAR:g} of the threshold, or {OUTLYING} median "
             f"deviations above the model's median head\n  and among its best {BEST:.0%}."
         )
-    if name == NONE:
-        return (
-            "none: no pattern passes its threshold or is rare among the heads;\n"
-            f"  normalized entropy at most {BROAD}."
-        )
-    return ""
+    return EXPLAINED.get(name, "")

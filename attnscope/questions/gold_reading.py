@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -194,16 +194,10 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
 
 def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | None:
     """The word with most of a token's characters, the first of several."""
-    best, most = None, 0
-    first = max(0, bisect_right(starts, place[0]) - 1)
-    for number in range(first, len(words)):
-        start, stop = words[number]
-        if start >= place[1]:
-            break
-        inside = min(stop, place[1]) - max(start, place[0])
-        if inside > most:
-            best, most = number, inside
-    return best
+    near = range(max(0, bisect_right(starts, place[0]) - 1), bisect_left(starts, place[1]))
+    shared = {number: min(words[number][1], place[1]) - max(words[number][0], place[0]) for number in near}
+    best = max(near, key=lambda number: shared[number], default=None)
+    return best if best is not None and shared[best] > 0 else None
 
 
 @dataclass(eq=False)

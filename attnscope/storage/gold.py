@@ -7,9 +7,9 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -183,48 +183,39 @@ class Sentence:
     mentions: tuple[Mention, ...] = ()
 
 
-@dataclass
-class _SentenceLines:
-    """The lines of one sentence, from line number ``first`` on."""
+def _read_sentence(lines: Sequence[Line], where: str, opens: bool, entity: int, done: int) -> Sentence:
+    """The sentence of some lines, or what is wrong with it."""
+    try:
+        table = _columns(lines)
+        text, words = _spell(table)
+        rows = [row for row in table if row[0].isdecimal()]
+        numbers = [read_number(row[HEAD]) for row in rows]
+        heads = tuple(number - 1 for number in numbers if number is not None and number <= len(rows))
+        if len(heads) < len(rows):
+            bad = next(row[0] for row, n in zip(rows, numbers, strict=True) if n is None or n > len(rows))
+            raise ValueError(f"word {bad} has no head among the {len(rows):,} words of its sentence")
+        relations = tuple(clean_label(row[RELATION]) for row in rows)
+        mentions = tuple(read_mentions([_misc(row).get("Entity", "") for row in rows], heads, entity))
+    except ValueError as error:
+        return Sentence(GoldText(where, "", done=done, fault=str(error)), opens)
+    return Sentence(GoldText(where, text, words, done=done), opens, heads, relations, mentions)
 
-    number: int
-    rows: list[list[str]] = field(default_factory=list)
-    size: int = 0
-    opens: bool = False
-    fault: str = ""
 
-    def read(self, line: Line) -> None:
-        """Read one line that is neither empty nor a comment; nothing is stored after a fault."""
-        if self.fault:
-            return
-        columns = line.text.split("\t")
-        self.rows.append(columns)
-        self.size += len(line.text)
+def _columns(lines: Sequence[Line]) -> list[list[str]]:
+    """The columns of each line. Raises ``ValueError`` for the first line that is wrong."""
+    rows, size = list[list[str]](), 0
+    for line in lines:
+        where = f"line {line.number:,}"
+        rows.append(line.text.split("\t"))
+        size += len(line.text)
         if line.fault:
-            self.fault = f"line {line.number:,}: {line.fault}"
-        elif len(columns) != COLUMNS:
-            self.fault = f"line {line.number:,}: it has {len(columns)} columns, not {COLUMNS}"
-        elif len(self.rows) > LONGEST or self.size > MOST_CHARACTERS:
-            self.fault = f"a sentence may have {LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
-
-    def sentence(self, entity: int, done: int) -> Sentence:
-        """The sentence, or what is wrong with it."""
-        where = f"line {self.number:,}"
-        try:
-            if self.fault:
-                raise ValueError(self.fault)
-            text, words = _spell(self.rows)
-            rows = [row for row in self.rows if row[0].isdecimal()]
-            numbers = [read_number(row[HEAD]) for row in rows]
-            heads = tuple(number - 1 for number in numbers if number is not None and number <= len(rows))
-            if len(heads) < len(rows):
-                bad = next(row[0] for row, n in zip(rows, numbers, strict=True) if n is None or n > len(rows))
-                raise ValueError(f"word {bad} has no head among the {len(rows):,} words of its sentence")
-            relations = tuple(clean_label(row[RELATION]) for row in rows)
-            mentions = tuple(read_mentions([_misc(row).get("Entity", "") for row in rows], heads, entity))
-        except ValueError as error:
-            return Sentence(GoldText(where, "", done=done, fault=str(error)), self.opens)
-        return Sentence(GoldText(where, text, words, done=done), self.opens, heads, relations, mentions)
+            raise ValueError(f"{where}: {line.fault}")
+        if len(rows[-1]) != COLUMNS:
+            raise ValueError(f"{where}: it has {len(rows[-1])} columns, not {COLUMNS}")
+        if len(rows) > LONGEST or size > MOST_CHARACTERS:
+            limits = f"{LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
+            raise ValueError(f"{where}: a sentence may have {limits}")
+    return rows
 
 
 @dataclass(frozen=True)
@@ -248,26 +239,24 @@ class Conllu(GoldFile):
 
     def sentences(self) -> Iterator[Sentence]:
         """The sentences; unreadable ones with their fault."""
-        block = _SentenceLines(1)
-        entity = done = 0
-        for line in read_lines(self.path):
-            done = line.done
-            if not line.fault and not line.text.strip():
-                if block.rows:
-                    yield block.sentence(entity, done)
-                if block.rows or block.opens:
-                    block = _SentenceLines(line.number + 1)
-                block.number = line.number + 1
-            elif line.text.startswith("#"):
+        lines: list[Line] = []
+        first, size, done, entity, opens = 1, 0, 0, 0, False
+        for line in chain(read_lines(self.path), [Line(0, "", 0)]):  # an empty line ends a sentence
+            done = line.done or done
+            if line.text.startswith("#"):
                 name, _, value = line.text[1:].partition("=")
-                block.opens |= name.split()[:1] == ["newdoc"]
+                opens |= name.split()[:1] == ["newdoc"]
                 if name.strip() == "global.Entity":
                     names = value.strip().split("-")
                     entity = next((names.index(each) for each in NAMES if each in names), 0)
+            elif line.fault or line.text.strip():
+                if len(lines) <= LONGEST and size <= MOST_CHARACTERS:  # beyond, it is refused
+                    lines.append(line)
+                    size += len(line.text)
             else:
-                block.read(line)
-        if block.rows:
-            yield block.sentence(entity, done)
+                if lines:
+                    yield _read_sentence(lines, f"line {first:,}", opens, entity, done)
+                lines, first, size, opens = [], line.number + 1, 0, False
 
 
 def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:

@@ -354,12 +354,7 @@ def compare_models(
     if any((text.heads, text.others) != (first.heads, first.others) for text in results):
         raise SelectionError("the texts use different layers: compare the models on one text at a time")
     mean = compare.average_distances(results)
-    notes = [
-        f"from {model.title} to {other.title}",
-        *model.notes,
-        *other.notes,
-        *mean.notes,
-    ]
+    notes = [f"from {model.title} to {other.title}", *model.notes, *other.notes, *mean.notes]
     what = f"{len(first.heads)} heads matched with {len(first.others)}"
     if first.heads == first.others:
         what = "drift of each head"

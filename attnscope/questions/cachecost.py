@@ -29,14 +29,7 @@ from attnscope.progress import tell
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import join_texts
 from attnscope.questions.importance import predicted_side
-from attnscope.questions.intervention import (
-    Change,
-    KeptLayers,
-    Made,
-    PlainPass,
-    change_together,
-    mix_rows,
-)
+from attnscope.questions.intervention import Change, KeptLayers, Made, PlainPass, change_together, mix_rows
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
 from attnscope.records import Meaning, Notes, csv_rows, record

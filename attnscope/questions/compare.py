@@ -57,8 +57,7 @@ class PairDistance:
     other: Annotated[Head, Meaning("another one")]
     distance: Annotated[float, Meaning(NATS, plain=partial(round, ndigits=7))]
     error: Annotated[
-        float,
-        Meaning("its standard error; 0 where every row was compared", plain=partial(round, ndigits=7)),
+        float, Meaning("its standard error; 0 where every row was compared", plain=partial(round, ndigits=7))
     ]
 
     @property
@@ -353,11 +352,7 @@ class HeadComparison:
     by_row: NDArray[np.float32]  # [row]
     weights: Annotated[
         tuple[Weights, Weights],
-        Meaning(
-            "[head, query, key]; null where masked",
-            shape=tuple[MASKED, MASKED],
-            plain=_values_of_both,
-        ),
+        Meaning("[head, query, key]; null where masked", shape=tuple[MASKED, MASKED], plain=_values_of_both),
     ]
     view: Annotated[
         HeadPair,
@@ -384,11 +379,7 @@ class HeadComparison:
 
 
 def compare_two_heads(
-    model: Model,
-    prepared: ModelInput,
-    one: Head | str,
-    other: Head | str,
-    selection: Selection | None = None,
+    model: Model, prepared: ModelInput, one: Head | str, other: Head | str, selection: Selection | None = None
 ) -> HeadComparison:
     """Run the model once, and compare two heads, each ``"L2H1"`` or a ``Head``, of one kind of attention.
 

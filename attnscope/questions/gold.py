@@ -82,8 +82,7 @@ class GoldScore:
     rows: Annotated[int, Meaning("questions that were asked")]
     texts: Annotated[int, Meaning("texts with any of them")]
     accuracy: Annotated[
-        float,
-        Meaning("the share with the largest weight on an answer, special tokens and the word aside"),
+        float, Meaning("the share with the largest weight on an answer, special tokens and the word aside")
     ]
     accuracy_error: Error
     weight: Annotated[float, Meaning("how much the answers get on average")]

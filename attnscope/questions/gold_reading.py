@@ -217,13 +217,7 @@ class GoldQuestions:
     lost: int = 0  # pairs without tokens of their own
 
     def ask(
-        self,
-        pairs: Sequence[GoldPair],
-        rows: Grouping,
-        keys: Grouping,
-        slots: Slots,
-        ways: int,
-        half: int,
+        self, pairs: Sequence[GoldPair], rows: Grouping, keys: Grouping, slots: Slots, ways: int, half: int
     ) -> None:
         """Add the questions of one more text."""
         self.rows.append(rows)

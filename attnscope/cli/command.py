@@ -108,6 +108,12 @@ def refuse(when: object, option: str, sentence: str) -> None:
         raise click.BadParameter(sentence, param_hint=option)
 
 
+def refuse_first(*rules: tuple[object, str, str]) -> None:
+    """Raise wrong usage for the first rule that applies: its condition, the option, and what is wrong."""
+    for rule in rules:
+        refuse(*rule)
+
+
 def is_typed(name: str) -> bool:
     """Whether an option was typed: not its default, and not from the user's settings."""
     context = click.get_current_context(silent=True)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.cli.command import refuse
 from attnscope.cli.options import CorpusOptions, SourceOptions, TextsOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 from attnscope.errors import InputError
-from attnscope.text import clean
+from attnscope.text import clean, visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
     from attnscope.questions.corpus import CorpusRun, Progress
     from attnscope.questions.selection import Selection
     from attnscope.questions.stats import Stats
+    from attnscope.storage.corpus import Corpus
+
+Prepared = TypeVar("Prepared")
 
 MOST_REPORTED = 20
 """Unreadable texts that are reported one by one; further ones are only counted."""
@@ -34,51 +39,48 @@ def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
         refuse(one and getattr(asked, name), f"--{name}", f"--{name} goes with --texts")
 
 
-def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:
-    """The first texts of a corpus, prepared for a model; unreadable ones are left out."""
-    from attnscope.models.inputs import ModelInput
-    from attnscope.questions.ablate import MEAN_TEXTS
-    from attnscope.storage.corpus import read_corpus
+def each_text(
+    asked: TextsOptions, prepare: Callable[[str], Prepared], *, strict: bool, chat: bool = False
+) -> Iterator[tuple[str, Prepared]]:
+    """The place of each text of a corpus, and what ``prepare`` makes of it.
 
-    assert asked.texts is not None
-    entries = islice(
-        read_corpus(asked.texts, None if source.chat else asked.field).entries(), asked.limit or MEAN_TEXTS
-    )
-    texts = [(entry.text,) for entry in entries if not entry.fault]
-    prepare = model.prepare_chats if source.chat else model.prepare_all
-    read = prepare(texts, max_tokens=source.max_tokens, truncate=source.truncate)
-    return (each for each in read if isinstance(each, ModelInput))
-
-
-def print_each(
-    asked: CorpusOptions,
-    source: SourceOptions,
-    model: Model,
-    measure: Callable[[ModelInput], Mapping[str, Any]],
-) -> None:
-    """One JSON line per text of a corpus, with its place there; unreadable texts are skipped.
-
-    With ``--strict`` the first such text raises ``InputError``.
+    A text that cannot be read is reported and skipped, or raises ``InputError`` if ``strict``.
     """
-    from attnscope.cli.deliver import print_answer
-    from attnscope.storage.corpus import read_corpus
-
-    assert asked.texts is not None
-    report = Report()
-    for entry in islice(
-        read_corpus(asked.texts, None if source.chat else asked.field).entries(), asked.limit
-    ):
+    corpus, report = open_corpus(asked, chat=chat), Report()
+    for entry in islice(corpus.entries(), asked.limit):
         try:
             if entry.fault:
                 raise InputError(entry.fault)
-            read = model.prepare_chat if source.chat else model.prepare
-            prepared = read(entry.text, max_tokens=source.max_tokens, truncate=source.truncate)
+            prepared = prepare(entry.text)
         except InputError as error:
-            if asked.strict:
-                raise InputError(f"{asked.texts}, {entry.where}: {error}") from None
+            if strict:
+                raise InputError(f"{corpus.name}, {entry.where}: {error}") from None
             report(f"{entry.where}: {error}")
-            continue
-        print_answer("stats", {**measure(prepared), "where": entry.where})
+        else:
+            yield entry.where, prepared
+
+
+def open_corpus(asked: TextsOptions, *, chat: bool = False) -> Corpus:
+    """The corpus that options name; a line of chats is read whole."""
+    from attnscope.storage.corpus import read_corpus
+
+    assert asked.texts is not None
+    return read_corpus(asked.texts, None if chat else asked.field)
+
+
+def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:
+    """The first texts of a corpus, prepared for a model; unreadable ones are reported and left out."""
+    from attnscope.questions.ablate import MEAN_TEXTS
+
+    first = replace(asked, limit=asked.limit or MEAN_TEXTS)
+    read = text_reader(model, source)
+    return (prepared for _, prepared in each_text(first, read, strict=False, chat=source.chat))
+
+
+def text_reader(model: Model, source: SourceOptions) -> Callable[[str], ModelInput]:
+    """Prepares one text of a corpus as the options ask."""
+    read = model.prepare_chat if source.chat else model.prepare
+    return partial(read, max_tokens=source.max_tokens, truncate=source.truncate)
 
 
 def measure_corpus(
@@ -95,10 +97,8 @@ def measure_corpus(
     resume.
     """
     from attnscope.questions.corpus_stats import corpus_stats
-    from attnscope.storage.corpus import read_corpus
 
-    assert asked.texts is not None
-    corpus = read_corpus(asked.texts, None if source.chat else asked.field)
+    corpus = open_corpus(asked, chat=source.chat)
     model = load()
     with corpus_run(source, corpus.size, asked.limit, asked.strict, asked.checkpoint) as run:
         return corpus_stats(model, corpus, selection, names=names, run=run, **more)
@@ -139,8 +139,6 @@ class Report:
 
     def __call__(self, sentence: str) -> None:
         """Report one text."""
-        from attnscope.text import visible
-
         self.count += 1
         if self.count <= MOST_REPORTED:
             print(f"attnscope: skipped {visible(sentence)}", file=sys.stderr)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attnscope.cli.command import is_offered, refuse, untyped
+from attnscope.cli.command import is_offered, refuse, refuse_first, untyped
 from attnscope.cli.options import (
     ModelOptions,
     PromptsOptions,
@@ -302,7 +302,7 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     beside_file = other != untyped(type(asked)) or replace(model, model=usual.model) != usual
     is_head = second and HEAD.fullmatch(second) and not isinstance(asked, SecondNamed)
     instead = f"type --head {second}" if is_offered("--head") else "this command shows all heads"
-    for wrong, option, sentence in (
+    refuse_first(
         (is_head, "SECOND_TEXT", f"{second} is a head, not a second text: {instead}"),
         (video and not text, "--video", "only valid with a text"),
         (video and (image or inputs or second), "--video", "not valid with --image, --inputs or two texts"),
@@ -322,8 +322,7 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
         (drawn and (text or image or audio or inputs), "--repeat-random", "takes the place of a text"),
         (drawn and (asked.chat or second), "--repeat-random", "not valid with --chat or a second text"),
         (asked.generate is None and asked.temperature > 0, "--temperature", "only valid with --generate N"),
-    ):
-        refuse(wrong, option, sentence)
+    )
     if asked.keep is not None:
         check_place(asked.keep, (".trace",), "the name of a trace ends in .trace")
     alone = saved or inputs or drawn or ((image or audio) and not text)

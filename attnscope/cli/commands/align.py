@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, REQUIRED, TEXT, WHERE, argument, command, flag, option, refuse
+from attnscope.cli.command import (
+    MOST_USED,
+    REQUIRED,
+    TEXT,
+    WHERE,
+    argument,
+    command,
+    flag,
+    option,
+    refuse_first,
+)
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_heads
 from attnscope.cli.source import load_model, read_text, reading
@@ -78,30 +88,23 @@ def align(
     Examples:
 
     attnscope align speech.wav -m openai/whisper-tiny
-
     attnscope align speech.wav "The cat sat on the mat." -m openai/whisper-tiny --format srt
-
     attnscope align speech.wav -m openai/whisper-tiny -o alignment.png
-
     attnscope align speech.wav -m my-whisper --rank
-
     attnscope align speech.wav -m facebook/wav2vec2-base-960h
-
     attnscope align speech.wav "The cat sat on the mat." -m facebook/wav2vec2-base-960h
     """
     heads = _heads(asked.heads)
     table = output.format == "table"
-    refuse(asked.rank and (heads or not table), "--rank", "it ranks all heads, as a table or JSON")
-    refuse(output.as_json and not table, "--json", "it is a format of its own: leave out --format")
-    drawn = output.out is not None
-    refuse(
-        drawn and (asked.rank or output.as_json or not table),
-        "--out",
-        "saves a picture: no --rank, no other format",
+    drawn, given = output.out is not None, asked.text is not None or asked.file is not None
+    unprinted = asked.rank or output.as_json or not table
+    refuse_first(
+        (asked.rank and (heads or not table), "--rank", "it ranks all heads, as a table or JSON"),
+        (output.as_json and not table, "--json", "it is a format of its own: leave out --format"),
+        (drawn and unprinted, "--out", "saves a picture: no --rank, no other format"),
+        (given and asked.generate is not None, "--generate", "the transcript is given: leave it out"),
     )
     options.check_picture(output.out, picture.cmap, suffixes=options.PICTURES)
-    given = asked.text is not None or asked.file is not None
-    refuse(given and asked.generate is not None, "--generate", "the transcript is given: leave it out")
     from attnscope.models.inputs import SoundPart
     from attnscope.questions import align as study
     from attnscope.questions.answer import Answer
@@ -120,9 +123,8 @@ def align(
         write = partial(_write, loaded, asked)
         result = study.align_windows(loaded, asked.sound, write, heads, part)
     else:
-        written = (
-            text if getattr(loaded, "encoder_decoder", True) else None
-        )  # a CTC head reads no text, but can look for one
+        # a CTC head reads no text, but can look for one
+        written = text if getattr(loaded, "encoder_decoder", True) else None
         prepared = loaded.prepare_audio(asked.sound, written, part)
         if text is not None and written is None and not study.reads_letters(prepared):
             raise InputError(f"{loaded.name} has neither a decoder that reads the text nor a CTC head")
@@ -158,8 +160,8 @@ def _heads(spelled: str | None) -> tuple[Head, ...]:
     from attnscope.attention import Head
 
     read = parse_heads(spelled)
-    for head in read:
-        refuse(head.kind not in (None, "cross"), "--heads", f"{head} is not a head of cross attention")
+    others = [head for head in read if head.kind not in (None, "cross")]
+    refuse_first(*((True, "--heads", f"{head} is not a head of cross attention") for head in others))
     return tuple(dict.fromkeys(Head(head.layer, head.head) for head in read))
 
 
@@ -189,11 +191,8 @@ def _print_words(result: SpokenText) -> None:
     heard = f"in {result.seconds:.2f} seconds"
     if result.begin:
         heard = f"from {result.begin:.2f} to {result.seconds:.2f} seconds"
-    title, by = (
-        f"{result.title} · {len(result.words)} words {heard}",
-        f"by {result.way}{names and ': '}{names}",
-    )
-    print_view(Table(title=title, subtitle=by), console)
+    title = f"{result.title} · {len(result.words)} words {heard}"
+    print_view(Table(title=title, subtitle=f"by {result.way}{names and ': '}{names}"), console)
     print()
     for word in result.words:
         sure = "   –  " if word.confidence is None else f"{word.confidence:5.0%} "

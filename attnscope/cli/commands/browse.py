@@ -42,9 +42,7 @@ def browse(
     Examples:
 
     attnscope browse "The cat sat on the mat because it was tired."
-
     attnscope browse -f paper.txt --truncate -m openai-community/gpt2
-
     attnscope browse --from heads.npz
     """
     if not has_terminal():

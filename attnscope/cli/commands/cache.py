@@ -37,7 +37,6 @@ def cache(asked: CacheOptions) -> None:
     Examples:
 
     attnscope cache
-
     attnscope cache --clear
     """
     from attnscope.private import VARIABLE

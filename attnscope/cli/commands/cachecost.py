@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, command, flag, option, refuse
+from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import notify, waiting
-from attnscope.errors import InputError
 
 TABLE = ".tsv"
 """The suffix of a pattern file."""
@@ -53,11 +53,9 @@ def cachecost(
     Examples:
 
     attnscope cachecost -m own-causal --texts corpus.txt --sink 1 --recent 8
-
     attnscope cachecost -m openai-community/gpt2 --texts books --needle 0.1,0.5,0.9 -o heads.tsv
     """
     from attnscope.questions.cachecost import cachecost, of_cachecost
-    from attnscope.storage.corpus import read_corpus
     from attnscope.storage.files import write_whole
 
     refuse(corpus.texts is None, "--texts", "give the texts that the loss is measured on")
@@ -66,13 +64,8 @@ def cachecost(
     if output.out is not None:
         options.check_place(output.out, (*options.PICTURES, TABLE))
     loaded = load_model(model, predicting=True)
-    assert corpus.texts is not None
-    texts = []
-    for entry in islice(read_corpus(corpus.texts, corpus.field).entries(), corpus.limit):
-        try:
-            texts.append(loaded.prepare(entry.text, truncate=asked.truncate))
-        except InputError as error:
-            raise InputError(f"{corpus.texts}, {entry.where}: {error}") from None
+    read = partial(loaded.prepare, truncate=asked.truncate)
+    texts = [prepared for _, prepared in each_text(corpus, read, strict=True)]
     with waiting(f"{loaded.title} · {len(texts):,} texts"):
         result = cachecost(loaded, texts, asked.sink, asked.recent, keep, depths)
     if pattern is None:

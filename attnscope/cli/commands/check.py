@@ -47,13 +47,9 @@ def check(
     Examples:
 
     attnscope check "L0H3.self > 0.5" "count(previous > 0.5) >= 2" --texts sample_inputs/sentences.txt
-
     attnscope check "any.induction > 0.1" -m own-causal --file sample_inputs/repeated.txt --truncate
-
     attnscope check --texts corpus.txt --save before.json
-
     attnscope check --texts corpus.txt --against before.json --tolerance 0.02
-
     attnscope check --from served.safetensors -m my-model --check-with my-model
     """
     from attnscope.measures import DEFAULT
@@ -62,12 +58,11 @@ def check(
     from attnscope.questions.stats import measure_heads
 
     claims = [claim(each) for each in asked.claims or ()]
+    asks = claims or asked.save or asked.against
     if asked.check_with is not None:
         from attnscope.models.served import ServedModel
 
-        refuse(
-            claims or asked.save or asked.against, "--check-with", "compares rows: no claims, no snapshots"
-        )
+        refuse(asks, "--check-with", "compares rows: no claims, no snapshots")
         served = read_source(source, model).load()
         words = "only valid with --from, and queries and keys in the file"
         refuse(not isinstance(served, ServedModel), "--check-with", words)
@@ -77,7 +72,6 @@ def check(
             checked = Checked(check_served(served, other))
         deliver("check", of_checked(checked, asked.tolerance), output, PLAIN)
         raise SystemExit(0 if checked.holds else 1)
-    asks = claims or asked.save or asked.against
     refuse(not asks, "CLAIMS", "give a claim, --save or --against")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
     selection = select(attention)

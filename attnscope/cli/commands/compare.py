@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Head
 from attnscope.cli import complete, options
-from attnscope.cli.command import argument, command, flag, option, refuse, repeat
+from attnscope.cli.command import argument, command, flag, option, refuse, refuse_first, repeat
+from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.source import HEAD, SourceInput, load_model, open_two, read_source, reading, reopen
@@ -75,8 +76,10 @@ def show_composition(
 ) -> None:
     """Compute the composition of all heads, and print or save what feeds the named head, or any."""
     named = list(contrast.heads or ())
-    refuse(len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition")
-    refuse(model.metadata, "--weigh", "not valid with --composition, which reads the model's weights")
+    refuse_first(
+        (len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition"),
+        (model.metadata, "--weigh", "not valid with --composition, which reads the model's weights"),
+    )
     fed = parse_head(named[0]) if named else None
     options.check_picture(output.out, picture.cmap, one=True, signed=True)
     nameless = output.out is not None and fed is None
@@ -112,13 +115,9 @@ def compare(
     Examples:
 
     attnscope compare "The cat sat on the mat because it was tired."
-
     attnscope compare "The cat sat on the mat." L1H2 L5H3
-
     attnscope compare "The cat sat on the mat." --with-text "The dog sat on the mat."
-
     attnscope compare L1H0 --composition -m own-causal
-
     attnscope compare --texts sentences.txt -m my-bert --with-model my-fine-tuned-bert --csv
     """
     if source.text is not None and _names_head(source, corpus, contrast):
@@ -168,44 +167,36 @@ def _check(
     named, many = contrast.heads or [], corpus.texts is not None
     text, model = contrast.with_text is not None, contrast.with_model is not None
     asked = bool(named) + text + model + (contrast.with_trace is not None)
-    numbered, number = selection.number is not None, selection.number
-    refuse(contrast.measure and not model, "--map", "only valid with --with-model")
-    refuse(asked > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace")
+    number, numbered = selection.number, selection.number is not None
     second = named[0] if len(named) == 1 and not HEAD.fullmatch(named[0]) else None
-    refuse(second, "HEADS", f"a second text goes after --with-text: --with-text {shlex.quote(str(second))}")
-    refuse(
-        named and len(named) != 2,
-        "HEADS",
-        f"name two heads to compare, like L1H2 L5H3; here {'is' if len(named) == 1 else 'are'} "
-        f"{', '.join(named)} (quote a text of several words)",
-    )
-    said = named and (numbered or not selection.every_layer)
-    refuse(said, "--head", "the two heads already name their layers and numbers")
-    alone = named or contrast.with_text or contrast.with_trace
-    refuse(many and alone, "--texts", "two heads, --with-text and --with-trace take one text")
-    refuse(many and source.names_one, "TEXT", "give a text or --texts, not both")
+    quoted = f"a second text goes after --with-text: --with-text {shlex.quote(str(second))}"
+    here = f"here {'is' if len(named) == 1 else 'are'} {', '.join(named)} (quote a text of several words)"
+    alone = "one head alone cannot be compared: name two, or give its number alone"
+    placed = named and (numbered or not selection.every_layer)
+    lone = named or contrast.with_text or contrast.with_trace
     kept = source.saved is not None and (text or model)
-    refuse(kept, "--from", "a file has one text and no model: compare it with --with-trace")
-    refuse(text and numbered, "--head", f"which layer? write L0H{number}, or add --layer")
-    one = "one head alone cannot be compared: name two, or give its number alone"
-    refuse(not asked and selection.head is not None, "--head", one)
+    refuse_first(
+        (contrast.measure and not model, "--map", "only valid with --with-model"),
+        (asked > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace"),
+        (second, "HEADS", quoted),
+        (named and len(named) != 2, "HEADS", f"name two heads to compare, like L1H2 L5H3; {here}"),
+        (placed, "--head", "the two heads already name their layers and numbers"),
+        (many and lone, "--texts", "two heads, --with-text and --with-trace take one text"),
+        (many and source.names_one, "TEXT", "give a text or --texts, not both"),
+        (kept, "--from", "a file has one text and no model: compare it with --with-trace"),
+        (text and numbered, "--head", f"which layer? write L0H{number}, or add --layer"),
+        (not asked and selection.head is not None, "--head", alone),
+    )
 
 
 def _texts(
     corpus: options.TextsOptions, source: options.SecondNamed, model: options.WeighedModelOptions
 ) -> list[SourceInput]:
     """The texts of a corpus. Raises ``InputError`` where one cannot be read, or where there is none."""
-    from attnscope.storage.corpus import read_corpus
-
-    assert corpus.texts is not None
-    entries = read_corpus(corpus.texts, corpus.field)
-    texts = []
-    for entry in islice(entries.entries(), corpus.limit):
-        if entry.fault:
-            raise InputError(f"{entries.name}, {entry.where}: {entry.fault}")
-        texts.append(SourceInput(source, model, entry.text))
+    read = partial(SourceInput, source, model)
+    texts = [each for _, each in each_text(corpus, read, strict=True)]
     if not texts:
-        raise InputError(f"{entries.name} holds no text")
+        raise InputError(f"{corpus.texts} holds no text")
     return texts
 
 

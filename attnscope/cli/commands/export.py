@@ -68,11 +68,8 @@ def export(
     Examples:
 
     attnscope export "The cat sat on the mat." -o pictures
-
     attnscope export "The cat sat on the mat." -o paper --layers 0-3,7 --heads 2 --format pdf,svg --size 3.3
-
     attnscope export --image dog.png -m facebook/dino-vits8 --token CLS --layers 11 --keep-mass 0.6 -o dog
-
     attnscope export -f paper.txt --truncate -m openai-community/gpt2 -o data --format npz,html
     """
     layers = parse_numbers(attention.layers, "--layer")

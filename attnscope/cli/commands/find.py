@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import argument, command, flag, option, refuse, repeat
+from attnscope.cli.command import argument, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
@@ -77,9 +77,10 @@ def check_gold(
             changed = getattr(gold, each.name) != getattr(default, each.name)
             refuse(changed, f"--{each.name.replace('_', '-')}", "only valid with --gold FILE")
         return False
-    named = words or source.names_one
-    refuse(named, "--gold", "the file has the texts: give no text and no question")
-    refuse(output.out is not None, "--out", "there is no picture of --gold: use --json or --csv")
+    refuse_first(
+        (words or source.names_one, "--gold", "the file has the texts: give no text and no question"),
+        (output.out is not None, "--out", "there is no picture of --gold: use --json or --csv"),
+    )
     return True
 
 
@@ -148,13 +149,9 @@ def find(
     Examples:
 
     attnscope find "it -> cat" "The cat sat on the mat because it was tired."
-
     attnscope find "* -> -2" "* -> special" -f sample_inputs/article.txt --truncate --top 3
-
     attnscope find "it <-> cat" "The cat sat on the mat because it was tired." -m my-bert -o it-cat.png
-
     attnscope find --gold english.conllu --relation nsubj,obj --held-out -m my-bert
-
     attnscope find --gold pairs.txt --alignments links.txt -m my-translator
     """
     from attnscope.questions.find import LISTED, asks_all_rows, find_heads, of_found

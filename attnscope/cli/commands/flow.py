@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import WHERE, command, flag, option, refuse
+from attnscope.cli.command import WHERE, command, flag, option, refuse, refuse_first
 from attnscope.cli.deliver import curve_marks, deliver
 from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.source import read_source, reading
@@ -71,20 +71,18 @@ def flow(
     Examples:
 
     attnscope flow "The cat sat on the mat because it was tired."
-
     attnscope flow "The cat sat on the mat because it was tired." --token it --method flow
-
     attnscope flow "The cat sat on the" -m own-causal --method relevance --target mat
-
     attnscope flow "The cat sat on the" -m own-causal --faithful
-
     attnscope flow --image cat.png -m google/vit-base-patch16-224 --token CLS -o cat-flow.png
     """
     layers = parse_numbers(attention.layers, "--layer")
     several = layers is not None and len(layers) > 1 and asked.token is not None
-    refuse(several, "--layer", "name one layer, up to which a token is followed")
     unasked = asked.target is not None and asked.method != "relevance" and not asked.faithful
-    refuse(unasked, "--target", "only valid with --method relevance or --faithful")
+    refuse_first(
+        (several, "--layer", "name one layer, up to which a token is followed"),
+        (unasked, "--target", "only valid with --method relevance or --faithful"),
+    )
     options.check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
     given = read_source(source, model)
     if asked.faithful:
@@ -111,11 +109,7 @@ def flow(
         answer = of_flow(result)  # of every layer, whichever is drawn
     else:
         answer = of_flow(
-            result,
-            kind=attention.kind,
-            layers=layers,
-            token=asked.token,
-            scale=axes.scale,
+            result, kind=attention.kind, layers=layers, token=asked.token, scale=axes.scale,
             pictures=prepared.pictures,
-        )
+        )  # fmt: skip
     deliver("flow", answer, output, picture)

@@ -74,15 +74,10 @@ def info(
     Examples:
 
     attnscope info own
-
     attnscope info openai-community/gpt2 --json
-
     attnscope info facebook/dinov2-base --image cat.png
-
     attnscope info model.py:Model --inputs inputs.npz --audit
-
     attnscope info openai-community/gpt2 --copying
-
     attnscope info meta-llama/Llama-2-7b-hf --cost --tokens 8192
     """
     from attnscope.questions.answer import Answer

@@ -46,7 +46,6 @@ def loss(asked: LossOptions) -> None:
     Examples:
 
     attnscope loss my-encoder unseen-book.txt
-
     attnscope loss openai-community/gpt2 unseen-book.txt --length 512
     """
     from attnscope.network.folder import BUNDLED, is_encoder_folder

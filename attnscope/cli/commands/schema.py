@@ -26,7 +26,6 @@ def schema(asked: SchemaOptions) -> None:
     Examples:
 
     attnscope schema show
-
     attnscope schema stats
     """
     from attnscope.questions.schemas import ANSWERS, schema_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, repeat
+from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.heads import parse_head, parse_heads, parse_rows, select
 from attnscope.cli.source import PassKind, SourceInput, read_file, read_source, reading, reopen
@@ -71,62 +71,45 @@ def show(
     Examples:
 
     attnscope show "The cat sat on the mat because it was tired."
-
     attnscope show "The cat sat on the mat." --head L0H2 --words
-
     attnscope show "The cat sat on the mat." --head L0H2,L1H5,L3H0 -o heads.pdf --size 6.75
-
     attnscope show "Once upon a time" -m own-causal --generate 20
-
     attnscope show --image cat.png -m facebook/dinov2-base --token CLS
-
     attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
-
     attnscope show "The cat sat because it was tired." --head L0H2 --pair "it -> cat" --neurons
-
     attnscope show --repeat-random 20 -m own-causal --loss
-
     attnscope show "When {A} and {B} met, {B} gave" --prompts names.tsv --head L0H2
-
     attnscope show --from heads.npz --head L0H2
     """
     heads = parse_heads(attention.head, attention)
     head = heads[0] if len(heads) == 1 else None
-    pictured = bool(heads) or attention.token is not None
-    for other, name in ((attention.token, "--token"), (score.pair, "--pair"), (output.loss, "--loss")):
-        refuse(bool(other) and len(heads) > 1, name, "only valid with one head")
-    refuse(output.large and pictured, "--large", "only valid for the overview of all heads")
-    refuse(output.loss and (attention.token or score.pair), "--loss", "not valid with --token or --pair")
-    page = output.out is not None and output.out.suffix.lower() == ".html"
-    mapped = (bool(heads) and not attention.token and score.pair is None) or page
-    refuse(
-        output.min_weight and not mapped, "--min-weight", "hides cells of maps: add --head, or -o PAGE.html"
-    )
-    refuse(output.loss and output.out and not heads, "--loss", "a picture has it under one head: add --head")
-    zoomed = (
-        attention.token
-        or output.loss
-        or score.pair
-        or many.prompts
-        or source.image
-        or (output.out is not None and output.out.suffix.lower() in options.WHOLE)
-    )
-    refuse(
-        output.zoom and zoomed, "--zoom", "shows a part of maps: not with --token, --loss, --image or data"
+    several, token = len(heads) > 1, attention.token
+    pictured = bool(heads) or token is not None
+    suffix = "" if output.out is None else output.out.suffix.lower()
+    whole = suffix in options.WHOLE
+    mapped = (heads and not token and score.pair is None) or suffix == ".html"
+    unzoomed = token or output.loss or score.pair or many.prompts or source.image or whole
+    alone = head and not (token or output.loss or axes.words or axes.hide_special)
+    unmapped = "hides cells of maps: add --head, or -o PAGE.html"
+    partly = "shows a part of maps: not with --token, --loss, --image or data"
+    refuse_first(
+        (several and token, "--token", "only valid with one head"),
+        (several and score.pair, "--pair", "only valid with one head"),
+        (several and output.loss, "--loss", "only valid with one head"),
+        (output.large and pictured, "--large", "only valid for the overview of all heads"),
+        (output.loss and (token or score.pair), "--loss", "not valid with --token or --pair"),
+        (output.min_weight and not mapped, "--min-weight", unmapped),
+        (output.loss and suffix and not heads, "--loss", "a picture has it under one head: add --head"),
+        (output.zoom and unzoomed, "--zoom", partly),
     )
     if score.pair is not None or score.neurons:
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
     options.check_picture(output.out, picture.cmap, one=pictured)
     zoom = parse_rows(output.zoom, "--zoom")
-    selection = select(attention, axes, head, token=attention.token, min_weight=output.min_weight, zoom=zoom)
+    selection = select(attention, axes, head, token=token, min_weight=output.min_weight, zoom=zoom)
     if many.prompts is not None:
-        alone = head is not None and not (attention.token or output.loss or axes.words or axes.hide_special)
-        refuse(
-            not alone,
-            "--prompts",
-            "averages one head: add --head, without --token, --loss or --words",
-        )
+        refuse(not alone, "--prompts", "averages one head: add --head, without --token, --loss or --words")
         return _show_prompts(given, many.prompts, selection, output, picture)
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import of_head, of_heads, one_head, several_heads
@@ -134,24 +117,20 @@ def show(
     from attnscope.questions.overview import of_overview, overview
     from attnscope.questions.token import of_token, one_token
 
-    whole = output.out is not None and output.out.suffix.lower() in options.WHOLE
-    every = selection.token is None and not heads and not whole
     exact = output.exact_kernel
-    kind: PassKind = "fused" if every and not exact else "kernel"
+    kind: PassKind = "kernel" if pictured or whole or exact else "fused"
     loaded, prepared = given.open(predicting=output.loss, kind=kind, saving=output.out is not None)
     with reading(loaded, prepared):
         if whole and output.out is not None:
-            given_ = loaded, prepared, selection
-            answer = Answer(
-                (), {}, dict, layers=lambda: whole_layers(*given_).data, heads=partial(all_heads, *given_)
-            )
-            return save_data(answer, output.out, picture)
+            seen = loaded, prepared, selection
+            layers, every = (lambda: whole_layers(*seen).data), partial(all_heads, *seen)
+            return save_data(Answer((), {}, dict, layers=layers, heads=every), output.out, picture)
         losses = None
         if output.loss:
-            from attnscope.questions.loss import token_losses
+            from attnscope.questions.loss import token_losses  # loads torch, which a cached pass does without
 
             losses = token_losses(loaded, prepared)
-        if selection.token is not None:
+        if token is not None:
             answer = of_token(one_token(loaded, prepared, selection))
         elif len(heads) > 1:
             answer = of_heads(several_heads(loaded, prepared, selection, heads))
@@ -160,8 +139,8 @@ def show(
         else:
             again, anew = reopen(source, model)
             opening = repeat("show", again, axes, picture, anew)
-            seen = overview(loaded, prepared, selection, large=output.large, exact_kernel=exact)
-            answer = of_overview(replace(seen, losses=losses), opening)
+            result = overview(loaded, prepared, selection, large=output.large, exact_kernel=exact)
+            answer = of_overview(replace(result, losses=losses), opening)
     if not output.as_json and output.out is None:
         print_written(prepared)
     deliver("show", answer, output, picture, model.metadata)
@@ -192,14 +171,15 @@ def _show_neurons(
     model: options.WeighedModelOptions,
 ) -> None:
     """One score of a head, by dimension."""
-    refuse(score.pair is None, "--neurons", 'name two tokens: --pair "it -> cat"')
-    refuse(not score.neurons, "--pair", "only valid with --neurons")
-    refuse(attention.head is None, "--neurons", "name the head: --head L2H0")
-    refuse(attention.token is not None, "--token", "not valid with --neurons, which has --pair")
-    refuse(
-        axes.words or axes.hide_special, "--neurons", "scores belong to tokens: no --words, no --hide-special"
+    unmerged = "scores belong to tokens: no --words, no --hide-special"
+    refuse_first(
+        (score.pair is None, "--neurons", 'name two tokens: --pair "it -> cat"'),
+        (not score.neurons, "--pair", "only valid with --neurons"),
+        (attention.head is None, "--neurons", "name the head: --head L2H0"),
+        (attention.token is not None, "--token", "not valid with --neurons, which has --pair"),
+        (axes.words or axes.hide_special, "--neurons", unmerged),
+        (model.weigh != "raw", "--weigh", "not valid with --neurons, which shows the softmax's scores"),
     )
-    refuse(model.weigh != "raw", "--weigh", "not valid with --neurons, which shows the softmax's scores")
     options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     given = read_source(source, model)
     from attnscope.questions.neurons import of_neurons, take_apart

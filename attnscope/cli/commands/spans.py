@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import MODEL, MOST_USED, WHERE, command, flag, option, refuse
+from attnscope.cli.command import MODEL, MOST_USED, WHERE, command, flag, option, refuse, refuse_first
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select_heads
@@ -49,20 +49,19 @@ class PartOptions:
 def check_cut(parts: PartOptions, source: options.SourceOptions) -> None:
     """Refuse a division that does not exist, or that does not fit the input."""
     unknown = parts.by not in WAYS and not parts.by.endswith(".json")
-    refuse(unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json")
     mixed = source.saved is None and source.chat != (parts.by == "role")
-    refuse(mixed, "--by", "roles need --chat, and a chat is always cut by roles")
     unwritten = parts.written and ((source.generate is None and not source.chat) or parts.pair is not None)
-    refuse(unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair")
     sensed = source.image or source.video or source.audio
     pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
-    refuse(
-        not (pictured or parts.by == "group" or not (sensed or source.inputs))
-        or (source.saved and parts.by == "marks"),
-        "--by",
-        "parts are cut out of a plain text: give TEXT or --file; with --image or --audio, a text and "
-        "--by modality",
-    )
+    textless = not (pictured or parts.by == "group" or not (sensed or source.inputs))
+    plain = "give TEXT or --file; with --image or --audio, a text and --by modality"
+    refuse_first(
+        (unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json"),
+        (mixed, "--by", "roles need --chat, and a chat is always cut by roles"),
+        (unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair"),
+        (textless or (source.saved and parts.by == "marks"), "--by",
+         f"parts are cut out of a plain text: {plain}"),
+    )  # fmt: skip
 
 
 def read_parts_of(given: SourceInput, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
@@ -96,11 +95,8 @@ def spans(
     Examples:
 
     attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph
-
     attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --by marks --pair "question -> fact"
-
     attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph --pair "3 -> *"
-
     attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
     """
     from attnscope.questions.find import LISTED, FindResult, of_found, parse_questions

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from attnscope.cli import complete, options
-from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse
+from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, refuse_first
 from attnscope.cli.commands.flow import CURVED, FAITHFUL_ALONE
-from attnscope.cli.corpus import check_texts, measure_corpus, print_each
-from attnscope.cli.deliver import PLAIN, curve_marks, deliver, save_data
+from attnscope.cli.corpus import check_texts, each_text, measure_corpus, text_reader
+from attnscope.cli.deliver import PLAIN, curve_marks, deliver, print_answer, save_data
 from attnscope.cli.heads import parse_rows, select_heads
 from attnscope.cli.source import load_model, read_source, reading
 
 if TYPE_CHECKING:
-    from attnscope.models import ModelInput
     from attnscope.questions.stats import Stats
 
 
@@ -73,6 +72,14 @@ class StatsOutput(options.TableOutput):
     list: bool = flag("List all measures, and stop.")
 
 
+FAMILIES = (
+    ("offset=K", "share", "A[i, i+K], for any K: offset=-2"),
+    ("window=S+R", "share", "Σ A[i, j] over j < S and |i - j| < R: window=4+256"),
+    ("distance2d=P", "pixels", "distance2d, of patches P pixels wide: distance2d=16"),
+    ("[NAME]", "share", "Σ A[i, j] over special tokens of that name: [CLS], </s>"),
+)
+"""Measures with a number or a name of the user's in theirs: name, unit and meaning."""
+
 PARTS = 48
 """Most runs of rows in a curve."""
 
@@ -99,19 +106,12 @@ def stats(
     Examples:
 
     attnscope stats "The cat sat on the mat because it was tired." --sort previous --top 5
-
     attnscope stats -f book.txt -m openai-community/gpt2 --truncate --where "entropy<1 and role!=first"
-
     attnscope stats -f sample_inputs/repeated.txt -m own-causal --truncate --by-position induction
-
     attnscope stats -f book.txt --sort induction --pooled book.npz
-
     attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
-
     attnscope stats --texts sample_inputs/sentences.txt --limit 3 --jsonl
-
     torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
-
     attnscope stats --explain induction
     """
     if output.list or output.explain is not None:
@@ -124,15 +124,18 @@ def stats(
 
     check_texts(corpus, source)
     one, rows, curved = corpus.texts is None, parse_rows(asked.rows), asked.by_position is not None
-    for name in ("rows", "by_position", "pooled"):
-        wrong = getattr(asked, name) and not one
-        refuse(wrong, f"--{name.replace('_', '-')}", "only valid with one text, not with --texts")
-    refuse(curved and rows, "--by-position", "a curve covers all rows: leave --rows out")
     ordered = attention.where or attention.sort
-    refuse(curved and ordered, "--where, --sort", "the curves have a fixed order: leave it out")
     drawn = output.head_map is not None or curved or asked.faithful
-    words = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
-    refuse(output.out is not None and not drawn, "--out", words)
+    undrawn = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
+    single = "only valid with one text, not with --texts"
+    refuse_first(
+        (asked.rows and not one, "--rows", single),
+        (asked.by_position and not one, "--by-position", single),
+        (asked.pooled and not one, "--pooled", single),
+        (curved and rows, "--by-position", "a curve covers all rows: leave --rows out"),
+        (curved and ordered, "--where, --sort", "the curves have a fixed order: leave it out"),
+        (output.out is not None and not drawn, "--out", undrawn),
+    )
     if asked.pooled is not None:
         options.check_place(asked.pooled, options.WHOLE)
     options.check_picture(output.out, picture.cmap, one=True, signed=not asked.faithful)
@@ -172,19 +175,20 @@ def stats(
         listed = [each for each in found.meeting(met, attention.sort) if each in kept]
         return study.of_stats(found, listed[: attention.top], names, attention.sort)
 
-    refuse(output.jsonl and one, "--jsonl", "only valid with --texts; one text has --json")
     if output.jsonl:
-        refuse(output.as_csv or output.head_map, "--jsonl", "not valid with --csv or --map")
-        refuse(corpus.checkpoint, "--jsonl", "not valid with --checkpoint: nothing is added up")
+        refuse_first(
+            (one, "--jsonl", "only valid with --texts; one text has --json"),
+            (output.as_csv or output.head_map, "--jsonl", "not valid with --csv or --map"),
+            (corpus.checkpoint, "--jsonl", "not valid with --checkpoint: nothing is added up"),
+        )
         loaded = load_model(model)
-
-        def measured(prepared: ModelInput) -> dict[str, Any]:
+        read = text_reader(loaded, source)
+        for where, prepared in each_text(corpus, read, strict=corpus.strict, chat=source.chat):
             each = study.measure_heads(
                 loaded, prepared, selection, names=names, exact_kernel=asked.exact_kernel
             )
-            return {**answer_of(each).numbers, **model.metadata}
-
-        return print_each(corpus, source, loaded, measured)
+            print_answer("stats", {**answer_of(each).numbers, **model.metadata, "where": where})
+        return None
     if given is None:
         load = partial(load_model, model)
         result = measure_corpus(corpus, source, load, selection, names, exact_kernel=asked.exact_kernel)
@@ -229,7 +233,5 @@ def _explain(name: str | None) -> None:
     width = max(len(name) for name in MEASURES)
     for name, measure in MEASURES.items():
         print(f"{name:{width}}  {measure.unit:6}  {measure.formula}")
-    print(f"{'offset=K':{width}}  {'share':6}  A[i, i+K], for any K: offset=-2")
-    print(f"{'window=S+R':{width}}  {'share':6}  Σ A[i, j] over j < S and |i - j| < R: window=4+256")
-    print(f"{'distance2d=P':{width}}  {'pixels':6}  distance2d, of patches P pixels wide: distance2d=16")
-    print(f"{'[NAME]':{width}}  {'share':6}  Σ A[i, j] over special tokens of that name: [CLS], </s>")
+    for name, unit, meaning in FAMILIES:
+        print(f"{name:{width}}  {unit:6}  {meaning}")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import complete, options
-from attnscope.cli.command import WHERE, argument, command, flag, option, refuse
+from attnscope.cli.command import WHERE, argument, command, flag, option, refuse_first
+from attnscope.cli.corpus import open_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
 from attnscope.cli.source import load_model
@@ -60,30 +61,27 @@ def track(
     Examples:
 
     attnscope track "runs/gpt/checkpoint-*" --texts probe.txt --measure induction,entropy -o curves.png
-
     attnscope track -m EleutherAI/pythia-70m --revisions step1000,step8000,step64000 --texts probe.txt
-
     attnscope track runs/gpt --texts probe.txt --jsonl log.jsonl --watch
     """
     from attnscope.measures import MEASURES
     from attnscope.questions.corpus import CorpusRun
     from attnscope.questions.track import of_track
     from attnscope.questions.track import track as follow
-    from attnscope.storage.corpus import read_corpus
 
-    refuse(corpus.texts is None, "--texts", "give the texts that heads are measured on")
-    refuse(asked.revisions and not model.model, "--revisions", "name the model with -m")
-    refuse(asked.watch and asked.jsonl is None, "--watch", "give --jsonl FILE, which keeps the figures")
-    refuse(asked.watch and asked.revisions, "--watch", "only valid with folders")
-    refuse(
-        bool(asked.revisions) == bool(asked.checkpoints), "CHECKPOINTS", "give folders, or -m and --revisions"
+    both = bool(asked.revisions) == bool(asked.checkpoints)
+    refuse_first(
+        (corpus.texts is None, "--texts", "give the texts that heads are measured on"),
+        (asked.revisions and not model.model, "--revisions", "name the model with -m"),
+        (asked.watch and asked.jsonl is None, "--watch", "give --jsonl FILE, which keeps the figures"),
+        (asked.watch and asked.revisions, "--watch", "only valid with folders"),
+        (both, "CHECKPOINTS", "give folders, or -m and --revisions"),
     )
     options.check_picture(output.out, picture.cmap, one=True)
     measures = tuple(dict.fromkeys(name.strip() for name in asked.measure.split(",") if name.strip()))
     for name in measures:
         MEASURES[name]
-    assert corpus.texts is not None
-    probes, selection = read_corpus(corpus.texts, corpus.field), select(attention)
+    probes, selection = open_corpus(corpus), select(attention)
 
     def load(name: str) -> Model:
         return load_model(replace(model, revision=name) if asked.revisions else replace(model, model=name))

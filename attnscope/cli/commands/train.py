@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -117,9 +117,7 @@ def train(
     Examples:
 
     attnscope train books/*.txt -o my-encoder --minutes 30
-
     attnscope train books/*.txt -o my-causal --causal --layers 3 --repeats 0.3 --steps 2000
-
     attnscope train books/*.txt -o my-encoder --minutes 30 --resume
     """
     from attnscope.training.run import train_on_files
@@ -143,20 +141,25 @@ def train(
     _print(outcome, recipe, given.out)
 
 
+def _fields(record: type[Any], *groups: Any) -> dict[str, Any]:
+    """The fields of a record that are options of the same name."""
+    known = {each.name for each in fields(record)}
+    return {name: value for group in groups for name, value in vars(group).items() if name in known}
+
+
 def _recipe(shape: ShapeOptions, data: DataOptions, learning: LearningOptions) -> Recipe:
     """What is trained on which data."""
     from attnscope.network import EncoderConfig, load_config
     from attnscope.training.run import Recipe
 
-    config = EncoderConfig(
-        vocabulary=data.vocabulary, width=shape.width, layers=shape.layers, heads=shape.heads,
-        hidden=shape.hidden or 4 * shape.width, max_positions=max(shape.max_positions, data.length),
-        positions=shape.positions, segments=shape.segments, causal=shape.causal, dropout=learning.dropout,
-    )  # fmt: skip
     if shape.start_from is not None:
         config = load_config(shape.start_from)
+    else:
+        sizes = _fields(EncoderConfig, shape, data, learning)
+        sizes["hidden"] = shape.hidden or 4 * shape.width
+        config = EncoderConfig(**sizes | {"max_positions": max(shape.max_positions, data.length)})
     share = data.predicted or (1.0 if config.causal else 0.3)
-    return Recipe(config, data.tokenizer, not data.cased, data.length, share, data.short, data.repeats)
+    return Recipe(config, lowercase=not data.cased, guessed=share, **_fields(Recipe, data))
 
 
 def _settings(data: DataOptions, learning: LearningOptions, run: RunOptions) -> Settings:
@@ -165,13 +168,9 @@ def _settings(data: DataOptions, learning: LearningOptions, run: RunOptions) -> 
     from attnscope.training.train import Settings
 
     place = str(choose_device(run.device))
-    return Settings(
-        steps=run.steps, minutes=None if run.steps else run.minutes or 10.0, batch=data.batch,
-        rate=learning.rate, warmup=learning.warmup, weight_decay=learning.weight_decay, seed=run.seed,
-        device=place, precision=_precision(run.precision, place), optimizer=learning.optimizer,
-        causal_first=learning.causal_first,
-        evaluate_every=run.evaluate_every, save_minutes=run.save_minutes,
-    )  # fmt: skip
+    minutes = None if run.steps else run.minutes or 10.0
+    chosen = {"minutes": minutes, "device": place, "precision": _precision(run.precision, place)}
+    return Settings(**_fields(Settings, data, learning, run) | chosen)
 
 
 def _print(outcome: Outcome, recipe: Recipe, out: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -47,30 +48,16 @@ class DistanceMap(Titled):
             return self
         if self.matched:
             kept = min(rows, columns)
-            return replace(
-                self,
-                values=self.values[:kept, :kept],
-                rows=self.rows[:kept],
-                columns=self.columns[:kept],
-                notes=(
-                    *self.notes,
-                    f"the first {kept} of {len(self.rows):,} rows and {len(self.columns):,} columns",
-                ),
-            )
-        down, across = (np.arange(0, len(names), block) for names in (self.rows, self.columns))
-        sums = np.add.reduceat(np.add.reduceat(self.values, down, 0), across, 1)
-        counts = np.outer(
-            np.diff([*down, len(self.rows)]), np.diff([*across, len(self.columns)])
-        )  # [row, column]
-        note = f"a cell is the mean over {block} × {block} heads; a wider picture has one for each"
-        return replace(
-            self,
-            values=sums / counts,
-            rows=self.rows[::block],
-            columns=self.columns[::block],
-            groups=(),
-            notes=(*self.notes, note),
-        )
+            note = f"the first {kept} of {len(self.rows):,} rows and {len(self.columns):,} columns"
+            values, named, groups = self.values[:kept, :kept], slice(kept), self.groups
+        else:
+            down, across = (np.arange(0, len(names), block) for names in (self.rows, self.columns))
+            sums = np.add.reduceat(np.add.reduceat(self.values, down, 0), across, 1)
+            sizes = np.diff([*down, len(self.rows)]), np.diff([*across, len(self.columns)])
+            note = f"a cell is the mean over {block} × {block} heads; a wider picture has one for each"
+            values, named, groups = sums / np.outer(*sizes), slice(None, None, block), ()
+        notes, rows_, columns_ = (*self.notes, note), self.rows[named], self.columns[named]
+        return replace(self, values=values, rows=rows_, columns=columns_, groups=groups, notes=notes)
 
 
 def distance_map(
@@ -79,14 +66,11 @@ def distance_map(
     columns: Sequence[str],
     *,
     groups: Sequence[Sequence[int]] = (),
-    title: str = "",
-    subtitle: str = "",
-    notes: tuple[str, ...] = (),
-    matched: bool = False,
+    **more: Any,
 ) -> DistanceMap:
     """Build the view of a table ``[row, column]``; ``groups`` of head numbers order both axes.
 
-    Full colour is distance 0, none is the largest one in the table.
+    Full colour is distance 0, none is the largest one in the table. ``more`` are other fields.
     """
     order = [head for group in groups for head in group]
     if groups:
@@ -94,17 +78,7 @@ def distance_map(
         rows = columns = [rows[head] for head in order]
     top = float(values.max(initial=0)) or 1.0
     sizes = tuple(len(group) for group in groups)
-    return DistanceMap(
-        values,
-        tuple(rows),
-        tuple(columns),
-        sizes,
-        top,
-        matched=matched,
-        title=title,
-        subtitle=subtitle,
-        notes=notes,
-    )
+    return DistanceMap(values, tuple(rows), tuple(columns), sizes, top, **more)
 
 
 @dataclass(frozen=True, eq=False)

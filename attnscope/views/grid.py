@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -175,34 +176,28 @@ def _lengthen(sizes: Sequence[int], cells: int) -> Sequence[int]:
 def grid(
     layers: Iterable[tuple[int, Weights]],
     *,
-    title: str = "",
-    subtitle: str = "",
-    scale: Scale = "fixed",
-    notes: tuple[str, ...] = (),
     cells: int = CELLS,
-    large: bool = False,
+    **more: Any,
 ) -> Grid:
     """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
 
     Pairs may come from a generator: each layer is pooled to at most ``cells`` × ``cells`` (keys summed,
     queries averaged) before the next one is read, so that one layer is in memory at a time. NaNs count as
-    masked.
+    masked. ``more`` are other fields of the grid.
     """
     thumbnails, size = [], (0, 0)
     for number, weights in layers:
         if weights.values.ndim != 3:
             raise ValueError(f"a grid shows heads [head, query, key], not {weights.values.shape}")
         finite = np.isfinite(weights.values)
-        values = np.where(finite, weights.values, 0)
-        small = fit(
-            replace(weights, values=values, allowed=weights.allowed & finite), cells, cells, even=True
-        )
+        known = replace(weights, values=np.where(finite, weights.values, 0), allowed=weights.allowed & finite)
+        small = fit(known, cells, cells, even=True)
         size = (max(size[0], _count(weights.queries)), max(size[1], _count(weights.keys)))
         masked = ~np.broadcast_to(small.allowed, small.values.shape)
         sizes = tuple(tuple(place.count for place in axis) for axis in (small.queries, small.keys))
         thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1])))
     thumbnails.sort(key=lambda layer: layer.layer)
-    return Grid(tuple(thumbnails), size, scale, large=large, title=title, subtitle=subtitle, notes=notes)
+    return Grid(tuple(thumbnails), size, **more)
 
 
 def _count(places: Sequence[Place]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -105,18 +106,13 @@ def head_map(
     values: Mapping[int, Sequence[float]],
     name: str,
     *,
-    unit: str = "",
     limits: tuple[float, float] | None = None,
     signed: bool = False,
-    title: str = "",
-    subtitle: str = "",
-    notes: tuple[str, ...] = (),
-    marks: tuple[str, str] = ("L", "H"),
-    labels: tuple[str, ...] = (),
+    **more: Any,
 ) -> HeadMap:
     """A map from each layer's numbers, one per head; layers may differ in their number of heads.
 
-    Default ``limits``: 0 to the largest number, or ± the largest if ``signed``.
+    Default ``limits``: 0 to the largest number, or ± the largest if ``signed``. ``more`` are other fields.
     """
     layers = tuple(sorted(values))
     heads = max((len(values[layer]) for layer in layers), default=0)
@@ -127,9 +123,7 @@ def head_map(
         known = np.abs(table[np.isfinite(table)])
         top = float(known.max(initial=0)) or 1.0
         limits = (-top if signed else 0.0, top)
-    return HeadMap(
-        table, layers, name, unit, limits, signed, marks, labels, title=title, subtitle=subtitle, notes=notes
-    )
+    return HeadMap(table, layers, name, limits=limits, signed=signed, **more)
 
 
 def layer_rows(values: Mapping[Head, float]) -> dict[int, list[float]]:
@@ -157,17 +151,11 @@ def maps_by_kind(
 ) -> dict[str, HeadMap]:
     """A signed map of heads for each kind of attention, on one scale; ``lead`` begins each title."""
     kinds, top = rows_by_kind(values), max(map(abs, values.values()), default=0.0) or 1.0
-    return {
-        kind: head_map(
-            rows,
-            name,
-            unit=unit,
-            limits=(-top, top),
-            signed=True,
-            title=f"{lead}every {kind} head" if len(kinds) > 1 else f"{lead}every head",
-        )
-        for kind, rows in kinds.items()
-    }
+    maps = {}
+    for kind, rows in kinds.items():
+        title = f"{lead}every {kind} head" if len(kinds) > 1 else f"{lead}every head"
+        maps[kind] = head_map(rows, name, unit=unit, limits=(-top, top), signed=True, title=title)
+    return maps
 
 
 Step = tuple["Place | None", "Place | None"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -138,15 +138,12 @@ class Heatmap(Titled):
 def heatmap(
     weights: Weights,
     *,
-    title: str = "",
-    subtitle: str = "",
     scale: Scale = "fixed",
     signed: bool = False,
     notes: tuple[str, ...] = (),
-    readings: tuple[Measured, ...] = (),
-    min_weight: float = 0.0,
+    **more: Any,
 ) -> Heatmap:
-    """Build the view of one head ``[query, key]``.
+    """Build the view of one head ``[query, key]``; ``more`` are other fields.
 
     NaNs are shown as masked, values beyond the limits in the colour of the nearer end; a note gives their
     number.
@@ -165,10 +162,8 @@ def heatmap(
             told = f"nearly all weights are below {FAINT}: full colour is this head's largest{where}, not 1"
             notes = (*notes, told)
     limits = _limits(weights, scale, signed)
-    notes = (*notes, *_beyond(weights.values, limits))
-    view = Heatmap(weights, scale, signed, limits, readings, min_weight=min_weight)
-    notes = (*notes, *_hidden([view]))
-    return replace(view, title=title, subtitle=subtitle, notes=notes)
+    view = Heatmap(weights, scale, signed, limits, **more)
+    return replace(view, notes=(*notes, *_beyond(weights.values, limits), *_hidden([view])))
 
 
 def is_faint(weights: Weights) -> bool:
@@ -286,9 +281,7 @@ def head_pair(
     partings: tuple[Parting, ...],
     *,
     scale: Scale = "fixed",
-    title: str = "",
-    subtitle: str = "",
-    notes: tuple[str, ...] = (),
+    **words: Any,
 ) -> HeadPair:
     """Build the view of two heads ``[query, key]`` with the same labels, and of their difference."""
     one, other = weights
@@ -297,4 +290,4 @@ def head_pair(
     apart = replace(one, values=one.values - other.values, allowed=one.allowed | other.allowed)
     maps = heatmap(one, title=names[0], scale=scale), heatmap(other, title=names[1], scale=scale)
     difference = heatmap(apart, title=f"{names[0]} − {names[1]}", scale="head", signed=True)
-    return HeadPair(names, maps, difference, partings, title=title, subtitle=subtitle, notes=notes)
+    return HeadPair(names, maps, difference, partings, **words)

@@ -193,38 +193,29 @@ class TokenView:
 
 
 def token_view(
-    weights: Weights,
-    *,
-    query: int | None,
-    key: int | None,
-    title: str = "",
-    notes: tuple[str, ...] = (),
-    top: int = 10,
+    weights: Weights, *, query: int | None, key: int | None, top: int = 10, **words: Any
 ) -> TokenView:
     """Rank row ``query`` and column ``key`` of one head ``[query, key]``, or of a mean over heads.
 
     Both are numbers of tokens in the text (a word is found by any of its tokens). In self-attention they
-    are one token; in cross-attention one of them is ``None``. Masked cells are left out. Raises
-    ``SelectionError`` for a token that is not on the axis.
+    are one token; in cross-attention one of them is ``None``. Masked cells are left out. ``words`` are title
+    and notes. Raises ``SelectionError`` for a token that is not on the axis.
     """
     if weights.values.ndim != 2:
         raise ValueError(f"a focus shows one map [query, key], not {weights.values.shape}")
-    row = None if query is None else place_of(weights.queries, query)
-    column = None if key is None else place_of(weights.keys, key)
-    if row is not None:
-        place = weights.queries[row]
-    elif column is not None:
-        place = weights.keys[column]
-    else:
+    if query is None and key is None:
         raise ValueError("a focus needs a query or a key")
     looks_at = looked_at_by = None
-    if row is not None:
+    if key is not None:
+        column = place_of(weights.keys, key)
+        place = weights.keys[column]
+        values, allowed = weights.values[:, column], weights.allowed[:, column]
+        looked_at_by = rank_places(values, allowed, weights.queries, top)
+    if query is not None:
+        row = place_of(weights.queries, query)
+        place = weights.queries[row]
         looks_at = rank_places(weights.values[row], weights.allowed[row], weights.keys, top)
-    if column is not None:
-        looked_at_by = rank_places(
-            weights.values[:, column], weights.allowed[:, column], weights.queries, top
-        )
-    return TokenView(place.label, place.start, looks_at, looked_at_by, title=title, notes=notes)
+    return TokenView(place.label, place.start, looks_at, looked_at_by, **words)
 
 
 def place_of(axis: Sequence[Place], position: int) -> int:

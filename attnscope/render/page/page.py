@@ -143,36 +143,77 @@ Words = Mapping[tuple[str, int], Sequence[Described]]
 """The text about each head, by kind and layer."""
 
 
-@dataclass
-class PageContents:
-    """Collects the page's contents layer by layer.
+@dataclass(eq=False)
+class Page:
+    """A page of all heads. ``kinds`` maps "encoder", "decoder" or "cross" to layers, ``[head, query, key]``.
 
-    ``scene`` is the picture or sound behind some tokens. ``heads`` are the packed weights by element id,
-    ``columns`` how many keys each has, ``axes`` the labels of queries and keys and the number of each pair.
+    Layers may come from a generator; one is in memory at a time. ``top`` is the largest weight, 1 for weights
+    that sum to 1. By kind and layer, ``proofs`` are sentences on the weights and ``described`` texts about
+    each head. The page opens at the first head of ``worth``, or at the first of all. ``written`` is the
+    number of the first generated token, ``scene`` a picture or a sound behind tokens. Cells of a head's map
+    below ``min_weight`` are hidden.
     """
 
-    code: Code
-    described: Words
-    proofs: Mapping[tuple[str, int], str]
+    kinds: Mapping[str, Layers]
+    title: str
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+    cmap: str | None = None
+    top: float = 1.0
+    proofs: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    described: Words = field(default_factory=dict)
+    worth: Sequence[Head] = ()
+    written: int | None = None
     scene: Scene | None = None
-    heads: dict[str, str] = field(default_factory=dict)
-    columns: dict[str, int] = field(default_factory=dict)
-    axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
+    min_weight: float = 0.0
+    _heads: dict[str, tuple[str, int]] = field(
+        default_factory=dict, init=False
+    )  # packed, and its keys, by id
+    _axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict, init=False)
 
-    @property
-    def meanings(self) -> dict[str, str]:
-        """The meaning of each measure of a head."""
-        heads = (head for heads in self.described.values() for head in heads)
-        return {each.name: clean(each.meaning) for head in heads for each in head.readings}
-
-    def add(self, kinds: Mapping[str, Layers]) -> list[dict[str, Any]]:
-        """Add the layers of each kind, one in memory at a time."""
-        return [
-            {"kind": kind, "layers": list(self._layers(kind, number, layers))}
-            for number, (kind, layers) in enumerate(kinds.items())
+    def text(self) -> str:
+        """The page as text. Raises ``ValueError`` for weights that are negative or above ``top``."""
+        chosen = choose_map(self.cmap, signed=False)
+        top = max(self.top, 1.0)
+        code = Code(top, self.min_weight)
+        kinds = [
+            {"kind": kind, "layers": list(self._layers(kind, number, layers, code))}
+            for number, (kind, layers) in enumerate(self.kinds.items())
         ]
+        names = list(self.kinds)
+        places = [(names.index(head.kind or names[0]), head.layer, head.head) for head in self.worth]
+        worth_a_look = [place for place in places if "w{}-{}-{}".format(*place) in self._heads]
+        read = (reading for heads in self.described.values() for head in heads for reading in head.readings)
+        content = {
+            "title": isolate_quotes(clean(self.title)),
+            "subtitle": isolate_quotes(clean(self.subtitle)),
+            "notes": [
+                *map(clean, self.notes),
+                f"weights are stored in 8 bits: off by at most {code.error(top):.2g}, by "
+                f"{code.error(0.01 * top):.1g} near {0.01 * top:g}",
+            ],
+            "top": top,
+            "power": POWER,
+            "faint": [FAINT, FEW],
+            "hidden": [self.min_weight, code.shown],
+            "axes": self._label_axes(),
+            "scene": self._picture(),
+            "kinds": kinds,
+            "worth": worth_a_look,
+            "written": self.written,
+            "meanings": {each.name: clean(each.meaning) for each in read},
+            "cmap": chosen,
+            "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
+        }
+        heads = dict(self._heads)
+        opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(heads), "")
+        first = _element(opened, *heads.pop(opened)) if opened else ""
+        others = (
+            f'<script type="text/plain" id="{name}">{text}</script>' for name, (text, _) in heads.items()
+        )
+        return _assemble(self.title, content, first, "\n".join(others))
 
-    def labels(self) -> list[dict[str, Any]]:
+    def _label_axes(self) -> list[dict[str, Any]]:
         """The axes as plain data."""
         return [
             {
@@ -183,7 +224,7 @@ class PageContents:
                 "words": self.scene is not None  # those beside the parts of a picture
                 and any(not place.special and not self.scene.ids_of(place) for place in keys),
             }
-            for queries, keys in self.axes
+            for queries, keys in self._axes
         ]
 
     def _labels(self, places: Sequence[Place]) -> list[list[Any]]:
@@ -204,7 +245,7 @@ class PageContents:
             for before, place in zip((None, *places), places, strict=False)
         ]
 
-    def picture(self) -> dict[str, Any] | None:
+    def _picture(self) -> dict[str, Any] | None:
         """The scene as plain data: left, top, right and bottom of each part, and whether it is fine."""
         if self.scene is None:
             return None
@@ -215,22 +256,22 @@ class PageContents:
         light = {"dimmed": DIMMED, "glow": GLOW}
         return {"image": uri, "size": [across, down], "heard": self.scene.heard, "parts": parts, **light}
 
-    def _layers(self, kind: str, place: int, layers: Layers) -> Iterator[dict[str, Any]]:
+    def _layers(self, kind: str, place: int, layers: Layers, code: Code) -> Iterator[dict[str, Any]]:
+        """The layers as plain data, one in memory at a time; their weights go to the heads."""
         for number, weights in layers:
             if weights.values.ndim != 3:
                 raise ValueError(f"a page shows heads [head, query, key], not {weights.values.shape}")
-            codes = self.code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
-            named = {f"w{place}-{number}-{head}": one for head, one in enumerate(codes)}
-            self.heads |= {name: pack(one) for name, one in named.items()}
-            self.columns |= dict.fromkeys(named, int(codes.shape[-1]))
+            codes = code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
+            for head, one in enumerate(codes):
+                self._heads[f"w{place}-{number}-{head}"] = pack(one), int(codes.shape[-1])
             values = np.where(np.isfinite(weights.values), weights.values, 0)
             pooled, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
-            pooled = np.clip(pooled, 0, self.code.top)  # summed groups of keys may exceed the largest weight
-            small = self.code.bytes_of(pooled, np.broadcast_to(allowed, pooled.shape))
+            pooled = np.clip(pooled, 0, code.top)  # summed groups of keys may exceed the largest weight
+            small = code.bytes_of(pooled, np.broadcast_to(allowed, pooled.shape))
             yield {
                 "layer": number,
                 "heads": len(codes),
-                "axes": self.axes.setdefault((weights.queries, weights.keys), len(self.axes)),
+                "axes": self._axes.setdefault((weights.queries, weights.keys), len(self._axes)),
                 "small": [*small.shape[1:], base64.b64encode(small.tobytes()).decode()],
                 "about": [_describe(head) for head in self.described.get((kind, number), ())],
                 "proof": clean(self.proofs.get((kind, number), "")),
@@ -275,86 +316,22 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
         raise OutputError(
             "a page shows weights from 0 up, and there are negative ones; save a picture or .npz"
         )
-    return page(
-        layers.kinds,
-        title=layers.title,
-        subtitle=layers.subtitle,
-        notes=layers.notes,
-        cmap=cmap,
-        top=layers.top,
-        proofs=layers.proofs,
-        described=heads.described,
-        worth=heads.worth,
-        written=layers.written,
-        scene=heads.scene,
-        min_weight=heads.selection.min_weight,
-    )
+    page = Page(
+        layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, layers.top, layers.proofs,
+        heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,
+    )  # fmt: skip
+    return page.text()
 
 
-def page(
-    kinds: Mapping[str, Layers],
-    *,
-    title: str,
-    subtitle: str = "",
-    notes: tuple[str, ...] = (),
-    cmap: str | None = None,
-    top: float = 1.0,
-    proofs: Mapping[tuple[str, int], str] | None = None,
-    described: Words | None = None,
-    worth: Sequence[Head] = (),
-    written: int | None = None,
-    scene: Scene | None = None,
-    min_weight: float = 0.0,
-) -> str:
-    """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
-
-    Layers may come from a generator; one is in memory at a time. ``top`` is the largest weight, 1 for weights
-    that sum to 1. By kind and layer, ``proofs`` are sentences on the weights and ``described`` texts about
-    each head. The page opens at the first head of ``worth``, or at the first of all. ``written`` is the
-    number of the first generated token, ``scene`` a picture or a sound behind tokens. Cells of a head's map
-    below ``min_weight`` are hidden. Raises ``ValueError`` for weights that are negative or above ``top``.
-    """
-    chosen = choose_map(cmap, signed=False)
-    top = max(top, 1.0)
-    code = Code(top, min_weight)
-    contents = PageContents(code, described or {}, proofs or {}, scene)
-    layers = contents.add(kinds)
-    names = list(kinds)
-    places = [(names.index(head.kind or names[0]), head.layer, head.head) for head in worth]
-    worth_a_look = [place for place in places if "w{}-{}-{}".format(*place) in contents.heads]
-    content = {
-        "title": isolate_quotes(clean(title)),
-        "subtitle": isolate_quotes(clean(subtitle)),
-        "notes": [
-            *map(clean, notes),
-            f"weights are stored in 8 bits: off by at most {code.error(top):.2g}, by "
-            f"{code.error(0.01 * top):.1g} near {0.01 * top:g}",
-        ],
-        "top": code.top,
-        "power": POWER,
-        "faint": [FAINT, FEW],
-        "hidden": [min_weight, code.shown],
-        "axes": contents.labels(),
-        "scene": contents.picture(),
-        "kinds": layers,
-        "worth": worth_a_look,
-        "written": written,
-        "meanings": contents.meanings,
-        "cmap": chosen,
-        "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
-    }
-    heads = dict(contents.heads)
-    opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(heads), "")
-    first = _element(opened, heads.pop(opened), contents.columns[opened]) if opened else ""
-    others = (f'<script type="text/plain" id="{name}">{text}</script>' for name, text in heads.items())
-    return _assemble(title, content, first, "\n".join(others))
+def _stored(name: str, packed: str) -> str:
+    return f'<script type="text/plain" id="{name}">{packed}</script>'
 
 
 def _element(name: str, packed: str, columns: int) -> str:
     """The head that the page opens at: unpacked if small, so that it can be drawn at once."""
     codes = unpack(packed, -1, columns)
     if codes.size > AT_ONCE:
-        return f'<script type="text/plain" id="{name}">{packed}</script>'
+        return _stored(name, packed)
     text = base64.b64encode(codes.tobytes()).decode()
     return f'<script type="text/bytes" id="{name}">{text}</script>'
 

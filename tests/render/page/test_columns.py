@@ -8,7 +8,7 @@ import pytest
 from attnscope.attention import Token
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import Code, page
+from attnscope.render.page.page import Code, Page
 from tests.render.page.browser import MARKS
 from tests.render.screen import random_head
 
@@ -37,7 +37,7 @@ def path(tmp_path_factory):
         values = np.nan_to_num(np.stack([head(layer, number) for number in range(HEADS)]))
         layers.append((layer, weights(values, PAIR, PAIR, *(() if mask is None else (mask,)))))
     found = tmp_path_factory.mktemp("page") / "page.html"
-    found.write_text(page({"encoder": layers}, title="a pair"), "utf-8")
+    found.write_text(Page({"encoder": layers}, title="a pair").text(), "utf-8")
     return found
 
 
@@ -144,7 +144,7 @@ def test_of_a_pair_one_text_that_looks_at_one_is_shown_alone(opened, between) ->
 def test_a_text_alone_has_no_choice_of_texts(chromium, tmp_path) -> None:
     alone = PAIR[:SECOND]
     field = weights(np.full((1, SECOND, SECOND), 0.25), alone, alone)
-    (tmp_path / "page.html").write_text(page({"encoder": [(0, field)]}, title="x"), "utf-8")
+    (tmp_path / "page.html").write_text(Page({"encoder": [(0, field)]}, title="x").text(), "utf-8")
     chromium.open(tmp_path / "page.html")
     assert chromium.run("element('texts').hidden")
 

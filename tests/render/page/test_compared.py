@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from attnscope.attention import Head
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import Code, page
+from attnscope.render.page.page import Code, Page
 from attnscope.views import Described, Measured
 from tests.render.page.browser import MARKS
 from tests.render.screen import random_head, tokens
@@ -50,7 +50,9 @@ def path(tmp_path_factory):
     }
     found = tmp_path_factory.mktemp("page") / "page.html"
     worth = (Head(1, 5, "encoder"), Head(0, 2, "encoder"))
-    found.write_text(page({"encoder": layers}, title="a <i>model</i>", described=said, worth=worth), "utf-8")
+    found.write_text(
+        Page({"encoder": layers}, title="a <i>model</i>", described=said, worth=worth).text(), "utf-8"
+    )
     return found
 
 
@@ -258,7 +260,7 @@ def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
     field = weights(
         np.tril(random_head(COUNT, seed=1).values)[None], TEXT, TEXT, np.tril(np.ones((COUNT, COUNT), bool))
     )
-    (tmp_path / "page.html").write_text(page({"decoder": [(0, field)]}, title="x", written=5), "utf-8")
+    (tmp_path / "page.html").write_text(Page({"decoder": [(0, field)]}, title="x", written=5).text(), "utf-8")
     chromium.open(tmp_path / "page.html")
     assert chromium.run("[...document.querySelectorAll('.wrote')].map((one) => one.textContent)") == [
         "sat",
@@ -281,7 +283,7 @@ def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
 def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_path) -> None:
     axis = tokens(*(f"t{i}" for i in range(300)))
     field = weights(random_head(300, seed=1).values[None], axis, axis)
-    (tmp_path / "page.html").write_text(page({"encoder": [(0, field)]}, title="x"), "utf-8")
+    (tmp_path / "page.html").write_text(Page({"encoder": [(0, field)]}, title="x").text(), "utf-8")
     chromium.size(1400, 900)
     chromium.open(tmp_path / "page.html")
     chromium.run("changeMode('lines')")
@@ -294,7 +296,7 @@ def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_pat
 
 def test_the_open_head_of_a_large_model_is_in_view_among_all(chromium, tmp_path) -> None:
     layers = [(layer, weights(np.stack([head(0, 0)] * 40), TEXT, TEXT)) for layer in range(60)]
-    (tmp_path / "page.html").write_text(page({"encoder": layers}, title="x"), "utf-8")
+    (tmp_path / "page.html").write_text(Page({"encoder": layers}, title="x").text(), "utf-8")
     for width, height in ((1400, 900), (400, 844)):
         chromium.size(width, height, mobile=width < 500)
         for name in ("L59H39", "L0H0"):

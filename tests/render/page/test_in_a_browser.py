@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import UP, Code, pack, page
+from attnscope.render.page.page import UP, Code, Page, pack
 from tests.render.page.browser import MARKS
 from tests.render.screen import random_head, tokens
 
@@ -42,7 +42,7 @@ def path(tmp_path_factory):
         "cross": [(0, weights(cross, TEXT[:2], TEXT))],
     }
     found.write_text(
-        page(kinds, title="<i>a model</i>", subtitle="eight tokens", notes=("untrained",)), "utf-8"
+        Page(kinds, title="<i>a model</i>", subtitle="eight tokens", notes=("untrained",)).text(), "utf-8"
     )
     return found
 
@@ -98,7 +98,7 @@ def test_few_rows_over_many_columns_are_as_tall_as_a_line_of_text(chromium, tmp_
     wide = tmp_path / "wide.html"
     cross = np.full((1, 3, 300), 1 / 300)
     moments = tokens(*(f"{0.02 * frame:.2f} s" for frame in range(300)))
-    wide.write_text(page({"cross": [(0, weights(cross, TEXT[:3], moments))]}, title="it"), "utf-8")
+    wide.write_text(Page({"cross": [(0, weights(cross, TEXT[:3], moments))]}, title="it").text(), "utf-8")
     chromium.size(1300, 900)
     chromium.open(wide)
     assert chromium.run("[map.cell < 4, map.tall]") == [True, 14]
@@ -169,7 +169,7 @@ def test_pixels_have_the_colours_of_their_weights(opened) -> None:
 def test_hidden_cells_are_the_ground_in_light_and_dark_and_the_legend_says_so(chromium, tmp_path) -> None:
     values = heads(0)[:1]
     (tmp_path / "page.html").write_text(
-        page({"encoder": [(0, weights(values, TEXT, TEXT))]}, title="x", min_weight=0.1), "utf-8"
+        Page({"encoder": [(0, weights(values, TEXT, TEXT))]}, title="x", min_weight=0.1).text(), "utf-8"
     )
     chromium.size(1300, 900)
     chromium.dark(False)

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from attnscope.axes import weights
 from attnscope.errors import SelectionError
-from attnscope.render.page.page import MASKED, Code, pack, page, unpack
+from attnscope.render.page.page import MASKED, Code, Page, pack, unpack
 from tests.render.screen import random_head, tokens
 
 
@@ -45,7 +45,7 @@ def codes_in(text: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize(("tokens", "at_once"), [(5, True), (513, False)])
 def test_the_head_that_opens_is_ready_unless_it_is_large(tokens: int, at_once: bool) -> None:
     even = np.full((2, tokens, tokens), 1 / tokens)
-    text = page({"encoder": [(0, weights(even, range(tokens), range(tokens)))]}, title="x")
+    text = Page({"encoder": [(0, weights(even, range(tokens), range(tokens)))]}, title="x").text()
     assert ('type="text/bytes" id="w0-0-0"' in text) == at_once
     assert codes_in(text, "w0-0-0", (tokens, tokens)).min() > 0
     assert text.count('type="text/bytes"') == at_once
@@ -53,7 +53,7 @@ def test_the_head_that_opens_is_ready_unless_it_is_large(tokens: int, at_once: b
 
 def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
     kinds = two_layers()
-    text = page(kinds, title="a model")
+    text = Page(kinds, title="a model").text()
     data = content(text)
     code = Code()
     assert [kind["kind"] for kind in data["kinds"]] == ["decoder", "cross"]
@@ -116,9 +116,9 @@ def test_weights_that_the_code_does_not_hold_are_refused(top: float, weight: flo
 def test_nothing_foreign_can_run_or_be_loaded() -> None:
     evil = "</script><script>alert(1)</script>"
     axis = tokens(evil, "<b>")
-    text = page(
+    text = Page(
         {"encoder": [(0, weights(np.eye(2)[None], axis, axis))]}, title=evil, subtitle=evil, notes=(evil,)
-    )
+    ).text()
     assert "<script>alert" not in text
     assert content(text)["axes"][0]["queries"][0][0] == evil
     (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', text)
@@ -132,7 +132,7 @@ def test_nothing_foreign_can_run_or_be_loaded() -> None:
 
 
 def test_the_same_attention_gives_the_same_page() -> None:
-    assert page(two_layers(), title="a model") == page(two_layers(), title="a model")
+    assert Page(two_layers(), title="a model").text() == Page(two_layers(), title="a model").text()
 
 
 def test_layers_are_let_go_one_after_the_other() -> None:
@@ -143,25 +143,25 @@ def test_layers_are_let_go_one_after_the_other() -> None:
             asked.append(layer)
             yield layer, weights(np.eye(4)[None], range(4), range(4))
 
-    assert len(content(page({"encoder": layers()}, title="x"))["kinds"][0]["layers"]) == 3
+    assert len(content(Page({"encoder": layers()}, title="x").text())["kinds"][0]["layers"]) == 3
     assert asked == [0, 1, 2]
 
 
 def test_labels_that_repeat_are_stored_once() -> None:
-    data = content(page(two_layers(), title="x"))
+    data = content(Page(two_layers(), title="x").text())
     assert len(data["axes"]) == 2
     assert [layer["axes"] for layer in data["kinds"][0]["layers"]] == [0, 0]
 
 
 def test_a_colour_map_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SelectionError, match="no colour map"):
-        page(two_layers(), title="x", cmap="rainbough")
+        Page(two_layers(), title="x", cmap="rainbough").text()
 
 
 def test_each_layer_says_how_its_weights_were_proved() -> None:
-    text = page(
+    text = Page(
         two_layers(), title="proved", proofs={("decoder", 0): "proved <b>", ("decoder", 1): "not proved"}
-    )
+    ).text()
     layers = [layer for kind in content(text)["kinds"] for layer in kind["layers"]]
     assert [layer["proof"] for layer in layers][:2] == ["proved <b>", "not proved"]
 

@@ -14,8 +14,7 @@ from PIL import Image
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED, places, weights
-from attnscope.render.page.page import LOSSLESS, SIDE, data_uri
-from attnscope.render.page.page import page as html_page
+from attnscope.render.page.page import LOSSLESS, SIDE, Page, data_uri
 from attnscope.views.token import Scene, SceneRegion
 from tests.render.page.browser import MARKS
 
@@ -32,7 +31,7 @@ def field(rows, queries, keys, allowed=None):
 
 
 def write(path, kinds, scene) -> None:
-    path.write_text(html_page(kinds, title="seen", scene=scene), "utf-8")
+    path.write_text(Page(kinds, title="seen", scene=scene).text(), "utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -200,14 +199,14 @@ def data_of(text: str) -> dict:
 
 def test_only_a_page_with_a_picture_may_load_one():
     kinds = {"encoder": [(0, field(np.full((4, 4), 0.25), WORDS, WORDS))]}
-    plain = html_page(kinds, title="words")
+    plain = Page(kinds, title="words").text()
     assert "img-src" not in plain
     assert data_of(plain)["scene"] is None
-    seen = html_page(
+    seen = Page(
         {"cross": [(0, field(np.full((4, 4), 0.25), WORDS, PATCHES))]},
         title="x",
         scene=Scene(WHITE, QUARTERS),
-    )
+    ).text()
     assert "img-src data:;" in seen
     assert [one[:5] for one in data_of(seen)["scene"]["parts"]] == [
         [0, 0, 0.5, 0.5, 1],

@@ -8,8 +8,7 @@ from matplotlib.image import imread
 
 from attnscope.axes import shrink, weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import Code
-from attnscope.render.page.page import page as html_page
+from attnscope.render.page.page import Code, Page
 from tests.render.page.browser import MARKS
 from tests.render.screen import tokens
 
@@ -29,7 +28,7 @@ def spread(causal: bool) -> np.ndarray:
 def thumbnail(page, path, values, heads, open_=None) -> np.ndarray:
     """The pixels of the first head's thumbnail, and of nothing around it.  [row, column, colour]"""
     layers = [(0, weights(np.stack([values] * heads), TEXT, TEXT, open_))]
-    path.write_text(html_page({"decoder": layers}, title="a model"), "utf-8")
+    path.write_text(Page({"decoder": layers}, title="a model").text(), "utf-8")
     page.open_anew(path, 1300, 900)
     assert page.troubles == []
     box = "((b) => [b.left, b.top, b.right, b.bottom])(overview.cells[0][0].getBoundingClientRect())"

@@ -13,8 +13,7 @@ from attnscope.axes import weights
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
-from attnscope.render.page.page import page as html_page
-from attnscope.render.page.page import save_page
+from attnscope.render.page.page import Page, save_page
 from tests.render.page.browser import MARKS, browser
 from tests.render.screen import tokens
 
@@ -84,7 +83,7 @@ def pages(tmp_path_factory):
     wide = {"encoder": [(layer, weights(even[..., :3], axis, axis)) for layer in range(30)]}
     cross = {"cross": [(layer, weights(even[:4], axis, other)) for layer in range(2)]}
     for name, kinds in {"wide": wide, "cross": cross}.items():
-        (folder / f"{name}.html").write_text(html_page(kinds, title=name), "utf-8")
+        (folder / f"{name}.html").write_text(Page(kinds, title=name).text(), "utf-8")
     return folder
 
 
@@ -191,7 +190,7 @@ def test_the_text_is_a_list_in_which_tokens_are_chosen(chromium, pages) -> None:
 def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -> None:
     axis = tokens("[CLS]", "جلست", "القطة", "هنا")
     field = weights(np.full((1, 4, 4), 0.25), axis, axis)
-    (tmp_path / "page.html").write_text(html_page({"encoder": [(0, field)]}, title="x"), "utf-8")
+    (tmp_path / "page.html").write_text(Page({"encoder": [(0, field)]}, title="x").text(), "utf-8")
     page = opened(chromium, tmp_path / "page.html")
     places = page.run(
         "[...document.querySelectorAll('.text [role=option]')].map((one) => one.getBoundingClientRect().left)"

@@ -30,7 +30,7 @@ from attnscope.cli import main as attnscope
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
-from attnscope.render.page.page import page, save_page
+from attnscope.render.page.page import Page, save_page
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.gallery.plates import INCHES, TEXTS, WIDTHS, Plate, plates
 
@@ -98,7 +98,7 @@ def pages(folder: Path, place: Path) -> None:
     model = load("own")
     for name in ("13", "japanese", "arabic"):
         save_page(all_heads(model, model.prepare(TEXTS[name]), Selection()), folder / f"page-{name}.html")
-    large = page({"decoder": enumerate(twelve_layers(60))}, title="12 layers of 12 heads")
+    large = Page({"decoder": enumerate(twelve_layers(60))}, title="12 layers of 12 heads").text()
     (folder / "page-144-heads.html").write_text(large, "utf-8")
     tone = ("show", "--audio", str(place / "tone.wav"), "-m", str(place / "hubert"))
     run((*tone, "-o", str(folder / "page-sound.html")), 80, "none")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import AttentionCall
+from attnscope.attention import AttentionCall, HeldRows
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.observer import quietly
 from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.proof import join_differences, sample_rows
+from attnscope.capture.rows.proof import join_differences, sample_rows, sampled_weights
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
@@ -120,9 +120,10 @@ class Repeats(Tracker):
         of weights are compared, too.
         """
         before, capture, module = self._latest, taken.capture, self.recorder.call_of(taken.name)
-        if module is None or not isinstance(capture.read, ScoredRows):
+        call = capture.read.call if isinstance(capture.read, (ScoredRows, HeldRows)) else None
+        if module is None or call is None:
             return False
-        call, rows = capture.read.call, capture.read.pick(sample_rows(len(capture.queries)))
+        rows = sampled_weights(capture.read, sample_rows(len(capture.queries)))
         self._latest = module, call, rows
         if before is None or before[0] is not module:
             return False

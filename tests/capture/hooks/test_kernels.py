@@ -142,3 +142,15 @@ def test_flex_attention_is_recomputed_with_its_block_mask(family):
     for kept, weights in zip(maps, own, strict=True):
         alive = kept.allowed.any(-1, keepdim=True)
         torch.testing.assert_close(kept.weights * alive, weights * alive, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_weights_that_meet_other_values_a_second_time_are_shown_once(kernel):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2}
+    config = hf.DiffLlamaConfig(vocab_size=9, num_attention_heads=4, num_key_value_heads=4, **sizes)
+    model = hf.DiffLlamaModel._from_config(config, attn_implementation=kernel).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.arange(6)[None])
+    assert [site.site.layer for site in record.sites] == [0, 1]
+    assert all(site.difference < 1e-5 for site in record.sites)

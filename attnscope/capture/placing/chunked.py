@@ -64,7 +64,7 @@ class ChunkedModules(Tracker):
         notes, args, result = self.notes, seen.args, seen.result
         if notes is None:
             return False
-        if seen.name in SOFTMAX or seen.name == "exp":  # Reformer's, of scores minus their log-sum-exp
+        if seen.name in SOFTMAX:
             notes.softmaxes.append(Softmax(result.detach(), masked_keys(args[0], -1)))
         elif seen.name == "linear":
             notes.linears.append((args[0], result.detach()))
@@ -211,15 +211,8 @@ def lay_out_pegasus(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Lai
     return Laid.of(parts, values, output, key.expand(batch, -1) >= 0)
 
 
-def lay_out_reformer(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Laid | None:
-    """Rows over all keys of a text of one chunk; None for several chunks, and for a generation step."""
-    (batch, count, _), softmax = given[0].shape, notes.softmaxes[0] if notes.softmaxes else None
-    if softmax is None or softmax.weights.ndim != 4 or softmax.weights.shape[-2:] != (count, count):
-        return None
-    keys = torch.arange(count, device=softmax.weights.device)[None, None, None]
-    values = notes.linears[-1][1] if notes.linears else None  # they are projected last
-    parts, real = [put(softmax.weights, keys, softmax.masked)], keys[0, 0].expand(batch, -1) >= 0
-    return Laid.of(parts, values, notes.returned, real)
+def lay_out_nothing(module: Any, given: tuple[Tensor, ...], notes: Notes) -> None:
+    """Reformer's modules: which keys a chunk has is not followed."""
 
 
 Layout: TypeAlias = Callable[[Any, tuple[Tensor, ...], Notes], "Laid | None"]
@@ -227,8 +220,8 @@ Layout: TypeAlias = Callable[[Any, tuple[Tensor, ...], Notes], "Laid | None"]
 
 LAYOUTS: dict[str, Layout] = {
     "LEDEncoderSelfAttention": lay_out_longformer,
-    "LSHSelfAttention": lay_out_reformer,
-    "LocalSelfAttention": lay_out_reformer,
+    "LSHSelfAttention": lay_out_nothing,
+    "LocalSelfAttention": lay_out_nothing,
     "LongformerSelfAttention": lay_out_longformer,
     "PegasusXGlobalLocalAttention": lay_out_pegasus,
 }

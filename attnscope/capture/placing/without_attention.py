@@ -100,6 +100,8 @@ POOLED = "it weighs values and sums them itself (pooling, or gathered keys): its
 
 UNSEEN, NO_SOFTMAX = "no attention was seen in it", "no softmax in it weighed values"
 
+LISTS = nn.ModuleList, nn.ModuleDict
+
 ATTENTION = re.compile(r"att(entio)?n|attend", re.I)
 
 ORDINARY = re.compile(
@@ -142,9 +144,10 @@ def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[Lay
     """The layers that ran without attention.
 
     ``ran`` are the paths of the modules that were called, ``attended`` those at which attention was seen.
-    A module list counts if another of its entries attends, or if nothing in the whole model does; of
-    lists inside lists only the outermost counts. Elsewhere (``nn.Sequential``, attributes) a layer has
-    the same modules as a sibling that attends.
+    An entry of a module list counts if another one attends, or if nothing in the whole model does; of
+    lists inside lists only the outermost counts. Elsewhere (``nn.Sequential``, attributes) a module counts
+    if a sibling made of the same modules attends; if it was not called, the module around it may have run
+    its parts, and then attends.
     """
     layers: list[LayerWithoutAttention] = []
     outer: list[str] = []
@@ -154,20 +157,24 @@ def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[Lay
     for path, module in model.named_modules():
         if any(path.startswith(prefix) for prefix in outer):
             continue
-        prefix = path + "." if path else ""
-        if not isinstance(module, nn.ModuleList):
-            layers += _unlike_siblings(module, prefix, ran, entered, attended)
-            continue
-        called = [
-            (index, f"{prefix}{index}") for index in range(len(module)) if f"{prefix}{index}" in entered
-        ]
-        without = [(index, name) for index, name in called if not _inside(name, attended)]
-        if len(without) == len(called) and attended:
-            continue
-        if _has_numbers_inside(prefix, attended):  # its layers are not numbered by their places in it
-            without = [(index, name) for index, name in without if not _is_feed_forward(module[index])]
-        outer.append(prefix)
-        layers += [LayerWithoutAttention(name, index, describe(module[index])) for index, name in without]
+        prefix, listed = path + "." if path else "", isinstance(module, nn.ModuleList)
+        alike: dict[object, list[str]] = {}
+        for name, child in module.named_children():
+            if prefix + name in (entered if listed or isinstance(child, LISTS) else ran):
+                make = None if listed else tuple(type(part) for part in child.modules())
+                alike.setdefault(make, []).append(name)
+        for names in alike.values():
+            without = [name for name in names if not _inside(prefix + name, attended)]
+            if len(without) == len(names) and (attended or not listed):
+                continue
+            if listed:
+                outer.append(prefix)
+            if listed and _has_numbers_inside(prefix, attended):  # not numbered by their places in it
+                without = [name for name in without if not _is_feed_forward(module.get_submodule(name))]
+            for name in without:
+                number = int(name) if listed else names.index(name)
+                reason = describe(module.get_submodule(name))
+                layers.append(LayerWithoutAttention(prefix + name, number, reason))
     return layers
 
 
@@ -185,25 +192,6 @@ def find_unseen(model: nn.Module, attended: set[str]) -> list[str]:
         if not _inside(path, attended) and not any(_inside(outer, {path}) for outer in (*attended, *unseen)):
             unseen.append(path)
     return unseen
-
-
-def _unlike_siblings(
-    module: nn.Module, prefix: str, ran: set[str], entered: set[str], attended: set[str]
-) -> Iterator[LayerWithoutAttention]:
-    """The children that ran without attention although an equal sibling attends.
-
-    If a child was not called, the module itself may have run its parts, and then attends.
-    """
-    makes: dict[tuple[type, ...], list[str]] = {}
-    for child, layer in module.named_children():
-        if prefix + child in (entered if isinstance(layer, (nn.ModuleList, nn.ModuleDict)) else ran):
-            makes.setdefault(tuple(type(part) for part in layer.modules()), []).append(child)
-    for children in makes.values():
-        without = [child for child in children if not _inside(prefix + child, attended)]
-        if len(without) < len(children):
-            for child in without:
-                reason = describe(module.get_submodule(child))
-                yield LayerWithoutAttention(prefix + child, children.index(child), reason)
 
 
 def describe(layer: nn.Module) -> str:

@@ -137,7 +137,6 @@ CASES = {
         texts() | {"decoder_input_ids": texts()["input_ids"][:, :5]},
         "PegasusXGlobalLocalAttention",
     ),
-    "reformer, one chunk": lambda: Case(reformer(True, 0), texts(length=4), "LSHSelfAttention"),
 }
 
 
@@ -265,23 +264,12 @@ def test_a_token_outside_the_window_is_closed_unless_it_is_global():
     assert bool(first.allowed[0, 0, 7].all())  # a global query sees all keys
 
 
-@pytest.mark.parametrize("after", [0, 1])
-def test_texts_of_several_chunks_are_holes_that_say_so(after):
+@pytest.mark.parametrize(("after", "length"), [(0, 16), (1, 16), (0, 4)])
+def test_chunks_of_sorted_tokens_are_holes_that_say_so(after, length):
     model = reformer(True, after)
     with torch.inference_mode(), recording(model, warn=False) as record:
-        model(**texts())
+        model(**texts(length=length))
     assert not record.sites
     assert [(layer.layer, "attends in chunks" in layer.reason) for layer in record.without_attention] == [
         (layer, True) for layer in range(3)
     ]
-
-
-def test_a_step_of_a_generation_is_a_hole_that_says_so():
-    model = reformer(True, 0)
-    with torch.inference_mode(), recording(model, warn=False) as record:
-        past = model(**texts(length=4), use_cache=True).past_buckets_states
-        assert not record.without_attention
-        model(texts()["input_ids"][:, :1], past_buckets_states=past, use_cache=True)
-    assert {layer.name for layer in record.without_attention if "in chunks" in layer.reason} == {
-        f"encoder.layers.{layer}.attention.self_attention" for layer in range(3)
-    }

@@ -19,6 +19,13 @@ class Ran:
     out: str
     err: str
 
+    def refuses(self, sentence: str) -> "Ran":
+        """Assert that it answers nothing and says why, however the lines break."""
+        said = " ".join(self.err.replace("│", " ").split())
+        assert (self.code, self.out) == (2, ""), self
+        assert " ".join(sentence.split()) in said
+        return self
+
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """A function that runs ``attnscope`` with arguments."""

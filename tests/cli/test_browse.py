@@ -42,9 +42,9 @@ def test_without_textual_one_sentence_says_how_to_install_it(run, monkeypatch):
 
 
 def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, tmp_path):
-    ran = run("browse", TEXT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all")
-    assert ran.code == 2
-    assert "there is no such folder" in ran.err
+    run("browse", TEXT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all").refuses(
+        "there is no such folder"
+    )
 
 
 def test_the_browser_is_given_what_the_command_says(run, monkeypatch, tmp_path):

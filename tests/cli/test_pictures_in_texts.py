@@ -53,6 +53,5 @@ def test_the_text_leads_in_comparisons_and_flows(run, folder, picture):
 
 
 def test_what_has_no_place_for_a_video_says_so(run, folder, picture):
-    ran = run("show", TEXT, "--video", picture, "-m", folder)
-    assert (ran.code, "sees no videos" in ran.err) == (2, True)
+    run("show", TEXT, "--video", picture, "-m", folder).refuses("sees no videos")
     assert run("show", "--video", picture, "-m", folder).code == 2

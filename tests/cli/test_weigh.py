@@ -34,9 +34,7 @@ def test_a_gradient_is_of_the_prediction_that_is_named(run):
     seen = json.loads(run(*words, "--json").out)
     assert (seen["weigh"], seen["target"]) == ("gradient", "mat")
     assert any("the prediction: 'mat'" in note for note in seen["notes"])
-    ran = run("show", TEXT, "--target", "mat")
-    assert ran.code == 2
-    assert "only valid with --weigh gradient" in ran.err
+    run("show", TEXT, "--target", "mat").refuses("only valid with --weigh gradient")
 
 
 def test_a_corpus_is_weighed_by_the_prediction_of_each_text(run, tmp_path):
@@ -79,9 +77,7 @@ def test_what_keeps_no_values_is_refused(run, tmp_path):
     kept = tmp_path / "pass.trace"
     run("show", TEXT, "--keep", kept)
     for words in [("--from", kept), (TEXT, "--keep", tmp_path / "other.trace")]:
-        ran = run("show", *words, "--weigh", "norm")
-        assert ran.code == 2
-        assert "a file has no values" in ran.err
+        run("show", *words, "--weigh", "norm").refuses("a file has no values")
     ran = run("compare", TEXT, "--with-trace", kept, "--weigh", "norm")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert "no values to weigh by" in ran.err

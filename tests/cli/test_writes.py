@@ -60,8 +60,7 @@ def test_what_is_no_picture_is_refused(run, folder, tmp_path):
 
 
 def test_layers_alone_are_refused(run, folder):
-    ran = run("logits", TEXT, "-m", folder, "--layer", "1")
-    assert (ran.code, "only valid with --head" in ran.err) == (2, True)
+    run("logits", TEXT, "-m", folder, "--layer", "1").refuses("only valid with --head")
 
 
 def test_by_layer_prints_a_line_a_layer_with_the_rank_of_the_target(run, folder):
@@ -73,8 +72,7 @@ def test_by_layer_prints_a_line_a_layer_with_the_rank_of_the_target(run, folder)
         [str(each["layer"]), f"{each['rank']:,}", f"{each['log_probability']:.2f}"] for each in layers
     ]
     for refused in (("--head", "L1H2"), ("-o", "lens.png")):
-        ran = run(*asked, *refused)
-        assert (ran.code, "layer prints a table" in ran.err) == (2, True)
+        run(*asked, *refused).refuses("layer prints a table")
 
 
 def test_prompts_fill_the_slots_of_text_and_target(run, folder, tmp_path):

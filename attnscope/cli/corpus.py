@@ -79,8 +79,10 @@ def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> 
 
 def text_reader(model: Model, source: SourceOptions) -> Callable[[str], ModelInput]:
     """Prepares one text of a corpus as the options ask."""
+    from attnscope.models.inputs import Limit
+
     read = model.prepare_chat if source.chat else model.prepare
-    return partial(read, max_tokens=source.max_tokens, truncate=source.truncate)
+    return partial(read, limit=Limit(source.max_tokens, source.truncate))
 
 
 def measure_corpus(

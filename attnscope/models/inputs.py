@@ -40,6 +40,20 @@ class Picture:
     name: str = "image 1"
 
 
+class Limit(NamedTuple):
+    """How much of a text is read: ``max_tokens`` at most.
+
+    One that is longer than the model's positions is refused, or cut with a note if ``truncate`` is set.
+    """
+
+    max_tokens: int | None = None
+    truncate: bool = False
+
+
+WHOLE = Limit()
+"""Whole texts are read, and those that are too long refused."""
+
+
 class SoundPart(NamedTuple):
     """The part of a sound that is read, in seconds; ``None`` is its end.
 

@@ -15,7 +15,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
-from attnscope.models.inputs import Heard, ModelInput, Objective, Picture
+from attnscope.models.inputs import WHOLE, Heard, Limit, ModelInput, Objective, Picture
 from attnscope.models.labels import read_labels, relabel, tokens_of
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
@@ -84,9 +84,7 @@ class TracedModel(Model):
         """The text that was read, as far as the file has it."""
         return prepare_traced(self.trace)
 
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
+    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
         """Raises ``InputError``: a file reads no text; ask for ``prepared``."""
         raise InputError(f"{self.name} is {self.what} and reads no text")
 

@@ -15,7 +15,17 @@ from weakref import WeakSet
 from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
 from attnscope.figures import Weigh
 from attnscope.limits import foreign_output
-from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, SoundPart, text_axes
+from attnscope.models.inputs import (
+    WHOLE,
+    Chat,
+    Limit,
+    ModelInput,
+    Objective,
+    Paths,
+    SoundPart,
+    text_axes,
+)
+from attnscope.models.text.generation import GREEDY, Sampling
 from attnscope.models.text.tokens import tokens_of_spellings
 from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS, visible
@@ -130,23 +140,17 @@ class Model:
         """The device of the first weights."""
         return find_device(self.module)
 
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
-        """The inputs and labelled axes of one text, or of a pair of texts.
-
-        ``max_tokens`` cuts the text at that many tokens. A text longer than the model's positions raises
-        ``InputError``, or is cut with a note if ``truncate`` is set.
-        """
+    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
+        """The inputs and labelled axes of one text, or of a pair of texts. Raises ``InputError``."""
         raise InputError(f"{self.name} has no tokenizer: wrap it with one, or read tensors by name")
 
-    def fit(self, texts: Sequence[str], max_tokens: int | None, truncate: bool) -> Fit:
+    def fit(self, texts: Sequence[str], limit: Limit) -> Fit:
         """How many tokens of a text or a pair to keep, and a note if that cuts it.
 
         If only the beginning of a very long text is read, its tokens are counted. The returned function
         raises ``InputError`` for a text that is too long and may not be cut.
         """
-        characters = max(map(len, texts))
+        characters, (max_tokens, truncate) = max(map(len, texts)), limit
 
         def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
             wanted = count if max_tokens is None else min(count, max_tokens)
@@ -161,7 +165,7 @@ class Model:
                     f"the text has {characters:,} characters, and at most {MOST_CHARACTERS:,} of one text "
                     "are read: shorten it, or pass --max-tokens to cut it"
                 )
-            limits = [limit for limit in (max_tokens, self.positions) if limit is not None]
+            limits = [most for most in (max_tokens, self.positions) if most is not None]
             if limits and count > min(limits):
                 return min(limits), (f"cut: the first {min(limits):,} of {more}{count:,} tokens are shown",)
             note = f"cut: the first {MOST_CHARACTERS:,} of {characters:,} characters are read"
@@ -183,29 +187,13 @@ class Model:
             )
 
     def prepare_all(
-        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
+        self, texts: Sequence[tuple[str, ...]], limit: Limit = WHOLE, *, chat: bool = False
     ) -> list[ModelInput | InputError]:
-        """``prepare`` for many texts or pairs; a refused one gives its exception."""
-        return [self._prepare_or_refuse(text, max_tokens, truncate) for text in texts]
-
-    def prepare_chats(
-        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
-    ) -> list[ModelInput | InputError]:
-        """``prepare_chat`` for many chats; a refused one gives its exception."""
-        return [self._prepare_or_refuse(text, max_tokens, truncate, chat=True) for text in texts]
-
-    def _prepare_or_refuse(
-        self, text: tuple[str, ...], max_tokens: int | None, truncate: bool, chat: bool = False
-    ) -> ModelInput | InputError:
+        """``prepare`` (or ``prepare_chat``) for many texts or pairs; a refused one gives its exception."""
         read: Callable[..., ModelInput] = self.prepare_chat if chat else self.prepare
-        try:
-            return read(*text, max_tokens=max_tokens, truncate=truncate)
-        except InputError as error:
-            return error
+        return [_input_or_refusal(read, text, limit) for text in texts]
 
-    def prepare_chat(
-        self, text: str, chat: Chat | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
+    def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = WHOLE) -> ModelInput:
         """A text as one message, or a JSON list of messages, in the model's chat format.
 
         Raises ``InputError`` without such a format.
@@ -246,15 +234,13 @@ class Model:
 
     def prepare_any(self) -> ModelInput:
         """Any valid input, for finding out which weights belong to what."""
-        return self.prepare(ANY, truncate=True)
+        return self.prepare(ANY, limit=Limit(truncate=True))
 
-    def generate(
-        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> ModelInput:
+    def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The text with up to ``count`` tokens that the model generates, fewer if it ends the text itself.
 
-        At temperature 0 each token is the most likely one; above, it is drawn with ``seed``. Raises
-        ``ModelError`` for a model that cannot generate, ``InputError`` without room for ``count`` tokens.
+        Raises ``ModelError`` for a model that cannot generate, ``InputError`` without room for ``count``
+        tokens.
         """
         raise ModelError(
             f"{self.name} does not generate text: it has no output that is scores of a next token"
@@ -415,6 +401,15 @@ class LayersDone:
         layers = len(list(self.module.get_submodule(".".join(parts[:place])).children()))
         if layers > 1:
             tell("layer", int(parts[place]) + 1, layers)
+
+
+def _input_or_refusal(
+    read: Callable[..., ModelInput], text: tuple[str, ...], limit: Limit
+) -> ModelInput | InputError:
+    try:
+        return read(*text, limit=limit)
+    except InputError as error:
+        return error
 
 
 ANY = "The quick brown fox jumps over the lazy dog."

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnscope.errors import InputError
-from attnscope.models.inputs import Chat, ModelInput, SoundPart
+from attnscope.models.inputs import Chat, Limit, ModelInput, SoundPart
 from attnscope.models.labels import label_input, read_labels
 from attnscope.models.model import Model
+from attnscope.models.text.generation import Sampling
 from attnscope.storage.trace.layout import DOCUMENT, Message
 from attnscope.text import MOST_CHARACTERS
 
@@ -136,9 +137,7 @@ class InputRequest:
         prepared = self.read(model)
         if self.generate is not None:
             with waiting(f"{model.title} writes up to {self.generate:,} tokens"):
-                prepared = model.generate(
-                    prepared, self.generate, temperature=self.temperature, seed=self.seed
-                )
+                prepared = model.generate(prepared, self.generate, Sampling(self.temperature, self.seed))
         if self.chat and self.text is not None:
             said, more = read_chat(self.text, self.system)
             texts = [read_document(each) for each in more.get("documents", ())]
@@ -170,7 +169,7 @@ class InputRequest:
             return model.repeat_random(self.repeat_random, self.seed)
         if self.text is None:
             raise InputError("nothing to read: give a text, an image, or tensors by name")
-        cut, truncate = self.max_tokens, self.truncate
+        limit = Limit(self.max_tokens, self.truncate)
         if chat is None:
-            return model.prepare(self.text, self.second, max_tokens=cut, truncate=truncate)
-        return model.prepare_chat(self.text, chat, max_tokens=cut, truncate=truncate)
+            return model.prepare(self.text, self.second, limit)
+        return model.prepare_chat(self.text, chat, limit)

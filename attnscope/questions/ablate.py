@@ -16,6 +16,7 @@ from attnscope.attention import Head, Kind, Site
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Removal
 from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Limit
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.questions.answer import Answer
@@ -300,15 +301,13 @@ def describe_way(way: Way | None) -> tuple[str, ...]:
     return (f"ablation: a head's output is set to {'zero' if way == 'zero' else mean}",)
 
 
-def corpus_means(
-    model: Model, entries: Iterable[CorpusText], max_tokens: int | None, truncate: bool
-) -> dict[Site, Tensor]:
+def corpus_means(model: Model, entries: Iterable[CorpusText], limit: Limit) -> dict[Site, Tensor]:
     """The mean output of every head over all rows of the first texts, prepared as for prediction.
 
     -> by site [head, size]
     """
     texts = [(entry.text,) for entry in islice(entries, MEAN_TEXTS) if not entry.fault]
-    read = model.prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
+    read = model.prepare_all(texts, limit)
     sums: dict[Site, Tensor] = {}
     rows: dict[Site, int] = {}
     for batch in batches(text for text in read if isinstance(text, ModelInput)):

@@ -16,6 +16,7 @@ from attnscope.attention import Kind, Token
 from attnscope.capture import KnownPasses
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Limit
 from attnscope.models.text.tokens import read_unknown, say_unknown
 from attnscope.questions.processes import Processes, together
 from attnscope.questions.selection import Selection
@@ -381,8 +382,8 @@ class CorpusWork(ABC, Generic[Item]):
     def _read(self, window: Sequence[Item], processes: Processes) -> Iterator[ReadText[Item]]:
         """The texts of a window as the model reads them, without unreadable ones."""
         inputs = self.inputs([entry for entry in window if not entry.fault])
-        read = self.model.prepare_chats if self.run.chat else self.model.prepare_all
-        made = iter(read(inputs, max_tokens=self.run.max_tokens, truncate=self.run.truncate))
+        limit = Limit(self.run.max_tokens, self.run.truncate)
+        made = iter(self.model.prepare_all(inputs, limit, chat=self.run.chat))
         for entry in window:
             self.progress.entries += 1
             prepared = InputError(entry.fault) if entry.fault else next(made)

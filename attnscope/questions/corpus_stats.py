@@ -12,6 +12,7 @@ from attnscope.capture import FUSED, Record
 from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model
+from attnscope.models.inputs import Limit
 from attnscope.questions.ablate import MeanOutputs, Removals, Way, corpus_means, describe_way
 from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, workers
 from attnscope.questions.importance import Importances
@@ -81,7 +82,8 @@ def corpus_stats(
     work = _StatsWork(model, corpus, selection or Selection(), run, Totals.of(names))
     work.importance, work.ablation, work.exact_kernel = importance, ablation, exact_kernel
     if ablation == "mean":
-        work.means = corpus_means(model, islice(corpus.entries(), run.limit), run.max_tokens, run.truncate)
+        limit = Limit(run.max_tokens, run.truncate)
+        work.means = corpus_means(model, islice(corpus.entries(), run.limit), limit)
     asked = {
         "corpus": corpus.fingerprint(),
         "set of measures": list(names),

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from attnscope.attention import Token
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Limit
 from attnscope.models.targets import batch_predictions
 from attnscope.progress import listening, tell
 from attnscope.questions.corpus import batches, join_texts
@@ -59,7 +60,7 @@ def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
     masked = model.objective.mask is not None
     for start in range(0, len(lines), WINDOW):
         window = [(line,) for line in lines[start : start + WINDOW]]
-        read = model.prepare_all(window, max_tokens=length, truncate=True)
+        read = model.prepare_all(window, Limit(length, truncate=True))
         for batch in batches(text for text in read if isinstance(text, ModelInput)):
             texts = predicted_side(batch.labels)
             if not any(_asks(text, masked) for text in texts):

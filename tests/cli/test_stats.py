@@ -11,6 +11,7 @@ import pytest
 
 from attnscope.errors import SelectionError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import COLUMNS, measure_heads, parse_conditions
 from attnscope.render.latex import escape_latex
@@ -199,7 +200,7 @@ def test_conditions_are_read_with_or_without_spaces():
 
 def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):
     model = load(gpt2(tmp_path, n_positions=1200, n_layer=1))
-    prepared = model.prepare("The cat sat on the mat because it was tired. " * 60, truncate=True)
+    prepared = model.prepare("The cat sat on the mat because it was tired. " * 60, limit=Limit(truncate=True))
     assert len(prepared.tokens) >= 512
     passed = measure_heads(model, prepared, Selection())
     beside = measure_heads(model, prepared, Selection(), exact_kernel=True)

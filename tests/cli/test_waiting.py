@@ -7,6 +7,7 @@ import pytest
 
 from attnscope.cli.waiting import waiting
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.progress import listening, tell
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
@@ -42,7 +43,9 @@ def test_every_token_that_is_written_is_told(heard):
 
 def test_every_pass_of_the_predictions_is_told(heard):
     model = load("own", predicting=True)
-    measure_heads(model, model.prepare(" ".join([TEXT] * 30), truncate=True), Selection(), importance=True)
+    measure_heads(
+        model, model.prepare(" ".join([TEXT] * 30), limit=Limit(truncate=True)), Selection(), importance=True
+    )
     passes = [told for told in heard if told[0] == "pass"]
     assert [done for _, done, _ in passes] == list(range(1, passes[-1][2] + 1))
 

@@ -9,6 +9,7 @@ import torch
 from attnscope.attention import Attention, HeldRows, Site
 from attnscope.measures import Measurement
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.cli.run import runner
@@ -148,7 +149,7 @@ def test_special_tokens_are_told_apart_by_their_names(run, prepared):
 def test_a_special_token_that_a_text_lacks_has_no_figure(run, times):
     model = load("own-causal")
     seen = measure_heads(
-        model, model.prepare(TEXT * times, truncate=True), Selection(), names=("[CLS]", "</s>")
+        model, model.prepare(TEXT * times, limit=Limit(truncate=True)), Selection(), names=("[CLS]", "</s>")
     )
     for each in seen.heads:
         assert each.figures["[CLS]"].value > 0

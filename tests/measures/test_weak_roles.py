@@ -11,6 +11,7 @@ from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures import Measurement, role, settle_roles
 from attnscope.measures.roles import NEAR, PATTERNLESS, PATTERNS, SHARP
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 
@@ -106,7 +107,7 @@ def test_the_bundled_induction_head_is_named_on_an_article_that_repeats_itself()
     text = (SAMPLES / "repeated.txt").read_text("utf-8")
     seen = {
         head.name: head.role
-        for head in measure_heads(model, model.prepare(text, truncate=True), Selection()).heads
+        for head in measure_heads(model, model.prepare(text, limit=Limit(truncate=True)), Selection()).heads
     }
     named = {name: role.name for name, role in seen.items() if role and role.name not in PATTERNLESS}
     assert named == {"L1H0": "weak induction"}
@@ -118,7 +119,7 @@ def test_the_bundled_induction_head_is_named_on_an_article_that_repeats_itself()
 def test_a_true_induction_head_is_named_where_common_words_repeat(longest: int) -> None:
     """It looks at what followed the ``longest`` last tokens earlier, evenly, and else at the first token."""
     model = load("own-causal")
-    tokens = model.prepare((SAMPLES / "repeated.txt").read_text("utf-8"), truncate=True).tokens
+    tokens = model.prepare((SAMPLES / "repeated.txt").read_text("utf-8"), limit=Limit(truncate=True)).tokens
     ids = [token.id for token in tokens]
     weights = torch.zeros(1, 1, len(ids), len(ids))
     for row in range(len(ids)):
@@ -221,7 +222,7 @@ def texts_of(size: int) -> list[tuple[Token, ...]]:
     few = random.Random(size).choices(["cat", "dog", "sat", "the", "on", "."], k=300)
     made = []
     for text in ((SAMPLES / "article.txt").read_text("utf-8"), (SAMPLES / "repeated.txt").read_text("utf-8")):
-        made.append(read.prepare(text, truncate=True).tokens)
+        made.append(read.prepare(text, limit=Limit(truncate=True)).tokens)
     made.append(read.prepare(" ".join(few)).tokens)
     whole = [[*(tokens[1:-1] * 8)[: size - 2]] for tokens in made]
     return [(tokens[0], *inner, tokens[-1]) for tokens, inner in zip(made, whole, strict=True)]
@@ -266,7 +267,7 @@ def test_of_a_thousand_heads_with_random_weights_at_most_one_in_a_hundred_has_a_
     named = heads = 0
     for name in ("article", "repeated"):
         text = (SAMPLES / f"{name}.txt").read_text("utf-8")
-        tokens = read.prepare(text, truncate=True).tokens[:200]
+        tokens = read.prepare(text, limit=Limit(truncate=True)).tokens[:200]
         some, more = count_named(net, tokens, causal)
         named, heads = named + some, heads + more
     assert heads == 504

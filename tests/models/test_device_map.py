@@ -51,7 +51,7 @@ def test_auto_finds_a_place_for_every_layer(folder):
 @pytest.fixture
 def little_memory(monkeypatch):
     """Half of the weights of the small model find no room."""
-    monkeypatch.setattr("attnscope.models.huggingface.offload.free_memory", lambda: 200_000)
+    monkeypatch.setattr("attnscope.models.huggingface.load.free_memory", lambda: 200_000)
 
 
 @pytest.mark.parametrize(

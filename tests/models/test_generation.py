@@ -10,6 +10,7 @@ from torch import nn
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
+from attnscope.models.text.generation import Sampling
 from attnscope.models.text.tokens import Vocabulary
 from tests.models import folders
 
@@ -100,11 +101,11 @@ def test_the_same_seed_draws_the_same_text_and_leaves_torch_as_it_was(folder_of)
     model = load(folder_of("llama"), generative=True)
     prompt = model.prepare(TEXT)
     before = torch.random.get_rng_state()
-    one, again, other = (model.generate(prompt, 8, temperature=2.0, seed=seed).tokens for seed in (1, 1, 2))
+    one, again, other = (model.generate(prompt, 8, Sampling(2.0, seed)).tokens for seed in (1, 1, 2))
     assert one == again
     assert one != other
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert "temperature 2, seed 1" in model.generate(prompt, 8, temperature=2.0, seed=1).notes[-1]
+    assert "temperature 2, seed 1" in model.generate(prompt, 8, Sampling(2.0, 1)).notes[-1]
 
 
 def test_the_taste_of_a_folder_does_not_make_greedy_something_else(folder_of, tmp_path):
@@ -276,7 +277,7 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
 
 
 def test_the_note_quotes_what_was_written_and_nothing_in_it_steers_a_terminal():
-    from attnscope.models.text.generation import Sampling, describe_generation
+    from attnscope.models.text.generation import describe_generation
 
     tokens = (
         Token("be", 1, word=3),

@@ -8,6 +8,7 @@ import torch
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.network import Encoder, EncoderConfig, save_encoder
 from attnscope.network.folder import load_encoder
 from tests.models.folders import gpt2, minilm, t5
@@ -79,17 +80,17 @@ def test_a_text_longer_than_the_positions_says_both_numbers(causal):
 @pytest.mark.parametrize("name", ["own", "causal"])
 def test_a_text_is_cut_if_asked_and_a_note_says_how_much(name, causal):
     model = load(causal if name == "causal" else name)
-    cut = model.prepare("cat " * 600, truncate=True)
+    cut = model.prepare("cat " * 600, limit=Limit(truncate=True))
     assert len(cut.tokens) == model.positions
     assert f"cut: the first {model.positions:,} of" in cut.notes[0]
-    assert len(model.prepare("cat " * 30, max_tokens=10).tokens) == 10
+    assert len(model.prepare("cat " * 30, limit=Limit(10)).tokens) == 10
     assert len(model.prepare("cat " * 30).tokens) > 10
 
 
 def test_a_cut_that_is_longer_than_the_positions_is_still_too_long(causal):
     with pytest.raises(InputError, match="reads at most 64"):
-        load(causal).prepare("cat " * 200, max_tokens=100)
-    assert len(load(causal).prepare("cat " * 200, max_tokens=50).tokens) == 50
+        load(causal).prepare("cat " * 200, limit=Limit(100))
+    assert len(load(causal).prepare("cat " * 200, limit=Limit(50)).tokens) == 50
 
 
 def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path, causal):
@@ -196,7 +197,7 @@ def test_a_damaged_file_of_weights_is_one_sentence(tmp_path, causal):
 def test_a_limit_of_tokens_counts_special_tokens_too(count, tmp_path):
     for name in ("own", "own-causal", minilm(), t5(tmp_path / "t5"), gpt2(tmp_path / "gpt2")):
         model = load(name)
-        prepared = model.prepare("The cat sat on the mat.", max_tokens=count)
+        prepared = model.prepare("The cat sat on the mat.", limit=Limit(count))
         assert len(prepared.tokens) == count, name
         assert any(f"cut: the first {count} of " in note for note in prepared.notes)
         assert {

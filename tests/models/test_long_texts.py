@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.huggingface.reader import FolderReader
+from attnscope.models.inputs import Limit
 from attnscope.models.model import Model
 from attnscope.models.request import InputRequest
 from attnscope.models.text import reader
@@ -68,10 +69,10 @@ def made(monkeypatch):
 
 
 def test_the_beginning_of_a_book_is_read_and_gives_the_tokens_that_the_whole_gives(own, watched, made):
-    book = own.prepare(BOOK, truncate=True)
+    book = own.prepare(BOOK, limit=Limit(truncate=True))
     assert max(watched.sizes) == MOST_CHARACTERS
     assert made == [512]
-    assert book.tokens == own.prepare(BOOK[:20_000], truncate=True).tokens
+    assert book.tokens == own.prepare(BOOK[:20_000], limit=Limit(truncate=True)).tokens
     (note,) = book.notes
     assert note.startswith("cut: the first 512 of more than 308,407 tokens")
 
@@ -96,12 +97,12 @@ def test_many_books_are_tokenized_one_after_the_other(own, watched, monkeypatch)
 def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():
     model = Model("it", torch.nn.Module(), None)
     long = ["a" * 2_000_000]
-    assert model.fit(["a" * 40], None, False)(9) == (None, ())
+    assert model.fit(["a" * 40], Limit())(9) == (None, ())
     with pytest.raises(InputError, match="the text has 2,000,000 characters, and at most 1,048,576"):
-        model.fit(long, None, False)(9)
-    kept, notes = model.fit(long, None, True)(9)
+        model.fit(long, Limit())(9)
+    kept, notes = model.fit(long, Limit(truncate=True))(9)
     assert (kept, notes) == (None, ("cut: the first 1,048,576 of 2,000,000 characters are read",))
-    kept, notes = model.fit(long, 5, False)(9)
+    kept, notes = model.fit(long, Limit(5))(9)
     assert (kept, notes) == (5, ("cut: the first 5 of more than 9 tokens are shown",))
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 import attnscope.models
 from attnscope.capture import Keep
+from attnscope.models.inputs import Limit
 
 
 class Letters(nn.Module):
@@ -27,7 +28,7 @@ def test_a_kind_of_model_is_added_by_following_the_readme():
     names: dict = {}
     exec("\n".join(line.removeprefix("   ") for line in code.splitlines()), names)
     model = names["LetterModel"]("letters", Letters(), None)
-    prepared = model.prepare("abca", max_tokens=3)
+    prepared = model.prepare("abca", limit=Limit(3))
     keep = Keep(lambda site: range(2))
     model.run(prepared, [keep])
     assert [token.text for token in keep.maps[0].queries] == ["a", "b", "c"]

@@ -14,6 +14,7 @@ from transformers import AttentionInterface
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.models.module import wrap_module
 from attnscope.questions.cachecost import NEEDLE, cachecost
 from tests.models.folders import gpt2, save
@@ -168,7 +169,7 @@ def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, to
     model = load(path, predicting=True)
     model.module.set_attn_implementation(attention)
     words = random.Random(2).choices(COMMON, k=tokens)
-    text = model.prepare(" ".join(words), truncate=True)
+    text = model.prepare(" ".join(words), limit=Limit(truncate=True))
     result = cachecost(model, [text], SINK, RECENT, keep=[0.5])
     module = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="by_mask").eval()
     ids = text.inputs["input_ids"]

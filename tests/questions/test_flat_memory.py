@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from attnscope.capture.rows import scores
 from attnscope.figures import Weigh
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.models.weighed import weigh_model
 from attnscope.questions import flow as mixing
 from attnscope.questions.flow import Method, follow_flow
@@ -40,7 +41,7 @@ def test_no_tensor_is_ever_made_that_holds_all_heads_and_all_pairs_of_tokens(way
     model = load(
         gpt2(tmp_path, n_embd=2 * HEADS, n_head=HEADS, n_layer=2, n_positions=TOKENS), predicting=True
     )
-    text = model.prepare("The cat sat on the mat. " * TOKENS, max_tokens=TOKENS, truncate=True)
+    text = model.prepare("The cat sat on the mat. " * TOKENS, limit=Limit(TOKENS, truncate=True))
     assert len(text.tokens) == TOKENS
     with _Largest() as largest:
         if way in get_args(Weigh):

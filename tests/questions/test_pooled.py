@@ -7,6 +7,7 @@ import transformers
 
 from attnscope.axes import group_places, places
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.models.kept import WeightsFile
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
@@ -29,7 +30,7 @@ def model(folder):
 
 @pytest.fixture(scope="module")
 def prepared(model):
-    return model.prepare(WORDS, max_tokens=TOKENS)
+    return model.prepare(WORDS, limit=Limit(TOKENS))
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def shown_in(saved, most):
 
 
 def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_path):
-    prepared = model.prepare(WORDS, max_tokens=300)
+    prepared = model.prepare(WORDS, limit=Limit(300))
     maps = measure_heads(model, prepared, Selection(), pool="share").maps
     maps.save(tmp_path / "maps.npz")
     read = WeightsFile(tmp_path / "maps.npz")

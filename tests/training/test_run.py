@@ -13,8 +13,14 @@ import torch
 
 from attnscope.errors import InputError, ModelError, OutputError
 from attnscope.network import EncoderConfig, load_encoder
-from attnscope.training.run import Outcome, Recipe, held_out_loss, train_on_files
-from attnscope.training.train import Settings, TrainingProgress
+from attnscope.training.train import (
+    Outcome,
+    Recipe,
+    Settings,
+    TrainingProgress,
+    held_out_loss,
+    train_on_files,
+)
 from tests.training.corpus import write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=64)

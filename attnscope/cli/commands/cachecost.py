@@ -55,6 +55,7 @@ def cachecost(
     attnscope cachecost -m own-causal --texts corpus.txt --sink 1 --recent 8
     attnscope cachecost -m openai-community/gpt2 --texts books --needle 0.1,0.5,0.9 -o heads.tsv
     """
+    from attnscope.models.inputs import Limit
     from attnscope.questions.cachecost import cachecost, of_cachecost
     from attnscope.storage.files import write_whole
 
@@ -64,7 +65,7 @@ def cachecost(
     if output.out is not None:
         options.check_place(output.out, (*options.PICTURES, TABLE))
     loaded = load_model(model, predicting=True)
-    read = partial(loaded.prepare, truncate=asked.truncate)
+    read = partial(loaded.prepare, limit=Limit(truncate=asked.truncate))
     texts = [prepared for _, prepared in each_text(corpus, read, strict=True)]
     with waiting(f"{loaded.title} · {len(texts):,} texts"):
         result = cachecost(loaded, texts, asked.sink, asked.recent, keep, depths)

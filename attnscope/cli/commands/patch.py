@@ -86,6 +86,7 @@ def patch(
         (source.saved is not None, "--from", RETIRED["patch --from"]),
     ):
         refuse(wrong, name, sentence)
+    from attnscope.models.inputs import Limit
     from attnscope.questions.cause import of_intervention
     from attnscope.questions.patching import Receiver, TextPair, read_pairs
     from attnscope.questions.patching import patch as patch_heads
@@ -97,7 +98,7 @@ def patch(
     if asked.pairs is not None:
         table = read_file(asked.pairs)
         loaded = load_model(model, predicting=True)
-        read_line = partial(loaded.prepare, max_tokens=source.max_tokens, truncate=source.truncate)
+        read_line = partial(loaded.prepare, limit=Limit(source.max_tokens, source.truncate))
         pairs = read_pairs(table, read_line, cause.target, cause.against)
     else:
         given = read_source(source, model)

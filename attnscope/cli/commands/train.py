@@ -16,8 +16,7 @@ from attnscope.cli.waiting import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
 if TYPE_CHECKING:
-    from attnscope.training.run import Outcome, Recipe
-    from attnscope.training.train import Settings, TrainingProgress
+    from attnscope.training.train import Outcome, Recipe, Settings, TrainingProgress
 
 
 SHAPE, LEARNING, DATA, RUN = "Shape", "Learning", "Data", "Run"
@@ -120,7 +119,7 @@ def train(
     attnscope train books/*.txt -o my-causal --causal --layers 3 --repeats 0.3 --steps 2000
     attnscope train books/*.txt -o my-encoder --minutes 30 --resume
     """
-    from attnscope.training.run import train_on_files
+    from attnscope.training.train import train_on_files
 
     if run.steps is not None and run.minutes is not None:
         raise click.BadParameter("training lasts a number of steps or of minutes, not both")
@@ -150,7 +149,7 @@ def _fields(record: type[Any], *groups: Any) -> dict[str, Any]:
 def _recipe(shape: ShapeOptions, data: DataOptions, learning: LearningOptions) -> Recipe:
     """What is trained on which data."""
     from attnscope.network import EncoderConfig, load_config
-    from attnscope.training.run import Recipe
+    from attnscope.training.train import Recipe
 
     if shape.start_from is not None:
         config = load_config(shape.start_from)

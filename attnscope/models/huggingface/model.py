@@ -21,11 +21,11 @@ from attnscope.limits import foreign_output
 from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, start_token, write_chat
-from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
+from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, text_axes
 from attnscope.models.model import Model, accepts, hears
 from attnscope.models.regions import find_owners
 from attnscope.models.request import read_chat
-from attnscope.models.text.generation import Sampling, describe_generation, strip_end
+from attnscope.models.text.generation import GREEDY, Sampling, describe_generation, strip_end
 from attnscope.models.text.tokens import Encoded, repeat_random
 from attnscope.progress import tell
 
@@ -128,9 +128,7 @@ class HuggingFaceModel(Model):
         self._trunk: nn.Module | None = None
         self._looked = False
 
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
+    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
         """The inputs and labelled axes of a text; a second text is its pair, or a decoder's target.
 
         Without a target an encoder-decoder model reads the text on both sides, and a note says so; for
@@ -142,8 +140,8 @@ class HuggingFaceModel(Model):
         if "input_ids" not in self._reads:
             raise InputError(f"{self.name} reads images, not text: give it one with --image FILE")
         if self.encoder_decoder or second is None:
-            return self._label(self._read([text], max_tokens, truncate), second, truncate)
-        encoded = self._read([text, second], max_tokens, truncate)
+            return self._label(self._read([text], limit), second, limit.truncate)
+        encoded = self._read([text, second], limit)
         of_second = [token.segment == 1 and not token.special for token in encoded.tokens]
         begin = of_second.index(True) if any(of_second) else 0
         if begin == 0 or not encoded.tokens[begin - 1].special:
@@ -173,7 +171,7 @@ class HuggingFaceModel(Model):
         paths = [path] if isinstance(path, Path) else path
         in_texts = reads_pictures_in_texts(self.module)
         if self.encoder_decoder and not in_texts:  # the text is what it generates
-            written = () if text is None else self._read([text], None, False).tokens[:-1]
+            written = () if text is None else self._read([text]).tokens[:-1]
             return self._begin_decoder(self._see(paths), (self._begin, *written))
         if text is None:
             towers = "input_ids" in self._reads
@@ -189,7 +187,7 @@ class HuggingFaceModel(Model):
             return self._begin_decoder(prepared, (self._begin,)) if self.encoder_decoder else prepared
         if chat is not None:
             return super().prepare_chat(text)
-        return self._see_beside(paths, self._read([text], None, False))
+        return self._see_beside(paths, self._read([text]))
 
     def _see(self, paths: Sequence[Path], entry: str = "__call__") -> ModelInput:
         """One picture alone, through the whole model or the method ``entry`` of its image tower."""
@@ -234,31 +232,27 @@ class HuggingFaceModel(Model):
         tokens = self.reader.vocabulary.extend((), ids[0].tolist())
         return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)
 
-    def prepare_chat(
-        self, text: str, chat: Chat | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
+    def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = WHOLE) -> ModelInput:
         """A text as a user's message, in the tokenizer's chat template."""
         tokenizer, chat = self.reader.tokenizer, chat or Chat()
         if not getattr(tokenizer, "chat_template", None):
             return super().prepare_chat(text)
         messages, more = read_chat(text, chat.system)
         written = write_chat(self.name, tokenizer, messages, chat.reply, **more)
-        prepared = self._label(self._read([written], max_tokens, truncate, templated=True))
+        prepared = self._label(self._read([written], limit, templated=True))
         if messages[-1]["role"] != "assistant" or len(messages) < 2 or self.encoder_decoder:
             return prepared
         asked = write_chat(self.name, tokenizer, messages[:-1], True, **more)
         count = len(self.reader.read([asked], templated=True).tokens) if written.startswith(asked) else 0
         return replace(prepared, written=count) if 0 < count < len(prepared.tokens) else prepared
 
-    def generate(
-        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> ModelInput:
+    def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The text with up to ``count`` generated tokens, recorded during generation."""
         if self.writer is None:
             raise ModelError(
                 f"{self.name} was loaded without its generating head: load it with generative=True"
             )
-        sampling, ends = Sampling(temperature, seed), self._ends()
+        ends = self._ends()
         side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
         start: tuple[Token, ...] = prepared.axes["decoder"][0]  # type: ignore[assignment]
         tokens, notes = (start, ()) if self.encoder_decoder else strip_end(start, ends)
@@ -313,7 +307,7 @@ class HuggingFaceModel(Model):
             return ModelInput(inputs, text_axes(tokens), tokens, notes, self.settings, entry=entry)
         wanted = Encoded(())
         if target is not None:
-            wanted = self._read([target], None, truncate)
+            wanted = self._read([target], Limit(truncate=truncate))
             notes += tuple(note for note in wanted.notes if note not in notes)
         elif self.writer is None:
             wanted = source
@@ -322,10 +316,8 @@ class HuggingFaceModel(Model):
         prepared = ModelInput(self._tensors(source.fields), axes, tokens, notes, self.settings)
         return self._begin_decoder(prepared, (self._begin, *wanted.tokens[:-1]))
 
-    def _read(
-        self, texts: Sequence[str], max_tokens: int | None, truncate: bool, *, templated: bool = False
-    ) -> Encoded:
-        return self.reader.read(texts, self.fit(texts, max_tokens, truncate), templated=templated)
+    def _read(self, texts: Sequence[str], limit: Limit = WHOLE, *, templated: bool = False) -> Encoded:
+        return self.reader.read(texts, self.fit(texts, limit), templated=templated)
 
     @property
     def objective(self) -> Objective:

@@ -23,8 +23,9 @@ from attnscope.models.foreign import refusable
 from attnscope.models.huggingface.images import place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.inputs import Heard, Letters, ModelInput, Objective, SoundPart
+from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Objective, SoundPart
 from attnscope.models.model import find_sound_input, takes
+from attnscope.models.text.generation import GREEDY, Sampling
 from attnscope.models.text.tokens import BEGINS, tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
 
@@ -242,9 +243,7 @@ class SpeechModel(HuggingFaceModel):
             limit = getattr(self.module.config, "max_target_positions", None)
             self.positions = limit if isinstance(limit, int) and limit > 0 else None
 
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
+    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
         """Raises ``InputError``: this model reads sound, not text."""
         raise InputError(f"{self.name} takes sound: give it with --audio FILE")
 
@@ -425,7 +424,7 @@ class SpeechModel(HuggingFaceModel):
         if text is None:
             return start, notes
         written = f" {text.strip()}" if hasattr(tokenizer, "prefix_tokens") else text
-        fit = self.fit([text], None, truncate)
+        fit = self.fit([text], Limit(truncate=truncate))
 
         def fit_behind(count: int) -> tuple[int | None, tuple[str, ...]]:
             keep, cut = fit(len(start) + count)
@@ -434,13 +433,11 @@ class SpeechModel(HuggingFaceModel):
         encoded = self.reader.read([written], fit_behind, templated=True)
         return (*start, *encoded.tokens)[: self.positions], (*notes, *encoded.notes)
 
-    def generate(
-        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> ModelInput:
+    def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The generated transcript, recorded during generation."""
         if not self.encoder_decoder:
             raise ModelError(f"{self.name} transcribes without a decoder: leave out --generate")
-        return super().generate(prepared, count, temperature=temperature, seed=seed)
+        return super().generate(prepared, count, sampling)
 
     @property
     def objective(self) -> Objective:

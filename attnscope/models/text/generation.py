@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Token
@@ -14,7 +13,6 @@ from attnscope.progress import tell
 from attnscope.text import visible
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 CLOSING = (".", ",", ";", ":", "!", "?", ")", "]", "…")
@@ -28,27 +26,14 @@ QUOTED = 100
 class Sampling:
     """How the next token is chosen: the most likely at temperature 0, otherwise drawn by ``seed``."""
 
-    temperature: float
-    seed: int
-
-    @cached_property
-    def _generator(self) -> torch.Generator:
-        import torch
-
-        return torch.Generator().manual_seed(self.seed)
-
-    def choose(self, logits: Tensor) -> int:
-        """The next token.  [vocabulary] -> its number"""
-        import torch
-
-        logits = logits.float().cpu()
-        if self.temperature == 0:
-            return int(logits.argmax())
-        probabilities = torch.softmax(logits / self.temperature, -1)
-        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+    temperature: float = 0.0
+    seed: int = 0
 
     def __str__(self) -> str:
         return "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}, seed {self.seed}"
+
+
+GREEDY = Sampling()
 
 
 def strip_end(tokens: tuple[Token, ...], ends: Collection[int]) -> tuple[tuple[Token, ...], tuple[str, ...]]:
@@ -68,9 +53,16 @@ def generate_ids(
 
     ``scores`` is called with the tokens generated so far and returns the logits of the next, [vocabulary].
     """
-    ids: list[int] = []
+    import torch
+
+    ids, generator = list[int](), torch.Generator().manual_seed(sampling.seed)
     while len(ids) < count:
-        following = sampling.choose(scores(ids))
+        logits = scores(ids).float().cpu()
+        if sampling.temperature:
+            probabilities = torch.softmax(logits / sampling.temperature, -1)
+            following = int(torch.multinomial(probabilities, 1, generator=generator))
+        else:
+            following = int(logits.argmax())
         if following in ends:
             break
         ids.append(following)

@@ -15,9 +15,15 @@ from torch import Tensor, nn
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import explained
-from attnscope.models.inputs import ModelInput, Objective, text_axes
+from attnscope.models.inputs import WHOLE, Limit, ModelInput, Objective, text_axes
 from attnscope.models.model import Fit, Model
-from attnscope.models.text.generation import Sampling, describe_generation, generate_ids, strip_end
+from attnscope.models.text.generation import (
+    GREEDY,
+    Sampling,
+    describe_generation,
+    generate_ids,
+    strip_end,
+)
 from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, repeat_random, tokens_of
 from attnscope.network import Encoder, load_encoder, untrained
 from attnscope.network.folder import BUNDLED, MASK, PRETRAINED, TOKENIZER, WEIGHTS, load_tokenizer
@@ -118,11 +124,9 @@ class ReaderModel(Model):
     def next_scores(self, ids: Tensor) -> Tensor:
         """The logits of the token after a text.  [1, token] -> [vocabulary]"""
 
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
+    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
         """The inputs and labelled axes of a text or of a pair."""
-        encoded = self.reader.read(text, second, self.fit([text, second or ""], max_tokens, truncate))
+        encoded = self.reader.read(text, second, self.fit([text, second or ""], limit))
         return self.label(encoded.tokens, encoded.notes)
 
     def repeat_random(self, count: int, seed: int = 0) -> ModelInput:
@@ -133,13 +137,11 @@ class ReaderModel(Model):
         self._require_room(count, len(encoded.tokens))
         return self.label(encoded.tokens, encoded.notes)
 
-    def generate(
-        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> ModelInput:
+    def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The text with up to ``count`` more tokens, by full passes; one more pass shows them all."""
         if not prepared.tokens:
             raise InputError("tensors cannot be continued: give a text")
-        sampling, ends = Sampling(temperature, seed), self.reader.ends
+        ends = self.reader.ends
         tokens, notes = strip_end(prepared.tokens, ends)
         self._require_positions(len(tokens), count)
 
@@ -164,18 +166,19 @@ class OwnModel(ReaderModel):
         self.encoder = module
 
     def prepare_all(
-        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
+        self, texts: Sequence[tuple[str, ...]], limit: Limit = WHOLE, *, chat: bool = False
     ) -> list[ModelInput | InputError]:
         """``prepare`` for many texts or pairs, tokenized together."""
-        limit = min(limit for limit in (max_tokens, self.positions) if limit is not None)
-
-        def prepare(text: tuple[str, ...], encoded: Encoded | None) -> ModelInput | InputError:
+        if chat:
+            return super().prepare_all(texts, limit, chat=True)
+        most = min(each for each in (limit.max_tokens, self.positions) if each is not None)
+        made = list[ModelInput | InputError]()
+        for text, encoded in zip(texts, self.reader.read_all(texts, most), strict=True):
             if encoded is None or max(map(len, text)) > MOST_CHARACTERS:
-                return self._prepare_or_refuse(text, max_tokens, truncate)
-            return self.label(encoded.tokens, encoded.notes)
-
-        read = self.reader.read_all(texts, limit)
-        return [prepare(*pair) for pair in zip(texts, read, strict=True)]
+                made += super().prepare_all([text], limit)
+            else:
+                made.append(self.label(encoded.tokens, encoded.notes))
+        return made
 
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         """The ids of tokens as the encoder's input; a pair is read as two segments."""
@@ -185,15 +188,13 @@ class OwnModel(ReaderModel):
             inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=device)
         return ModelInput(inputs, text_axes(tokens), tokens, notes)
 
-    def generate(
-        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> ModelInput:
+    def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The text with up to ``count`` more tokens, if the encoder is causal."""
         if not self.encoder.config.causal:
             raise ModelError(
                 f"{self.name} reads in both directions and cannot continue a text: own-causal does"
             )
-        return super().generate(prepared, count, temperature=temperature, seed=seed)
+        return super().generate(prepared, count, sampling)
 
     def next_scores(self, ids: Tensor) -> Tensor:
         """The logits of the token after a text.  [1, token] -> [vocabulary]"""

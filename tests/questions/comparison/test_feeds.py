@@ -8,6 +8,7 @@ import transformers
 from attnscope.attention import Head
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.composition import find_feeds
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
@@ -27,7 +28,7 @@ def test_the_head_with_most_induction_is_fed_its_keys_by_the_one_that_looks_back
     """Olsson et al. 2022: an induction head finds its key by what a previous-token head wrote there."""
     seen = {}
     for name, text in {"induction": "repeated.txt", "previous": "article.txt"}.items():
-        prepared = causal.prepare((SAMPLES / text).read_text("utf-8"), truncate=True)
+        prepared = causal.prepare((SAMPLES / text).read_text("utf-8"), limit=Limit(truncate=True))
         heads = measure_heads(causal, prepared, Selection()).heads
         seen[name] = {head.address: head.figures[name].value for head in heads}
     induction = max(seen["induction"], key=seen["induction"].__getitem__)

@@ -8,6 +8,7 @@ import pytest
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Measurement
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
@@ -29,7 +30,7 @@ def one_by_one(model, texts):
     """A pass a text, added up."""
     measured = Measurement()
     for text in texts:
-        model.run(model.prepare(text, truncate=True), [measured])
+        model.run(model.prepare(text, limit=Limit(truncate=True)), [measured])
     return measured.figures()
 
 

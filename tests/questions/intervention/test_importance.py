@@ -13,6 +13,7 @@ from attnscope.capture import recording
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.models.targets import TURNS, batch_predictions
 from attnscope.questions.ablate import ablate
 from attnscope.questions.corpus_stats import corpus_stats
@@ -261,7 +262,7 @@ def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused():
         ablate(model, model.prepare(TEXT), Selection(layers=(1,)))
     causal = load("own-causal")
     with pytest.raises(InputError, match="no token to predict"):
-        ablate(causal, causal.prepare("cat", max_tokens=2), "L0H0")
+        ablate(causal, causal.prepare("cat", limit=Limit(2)), "L0H0")
 
 
 def test_an_encoder_decoder_is_asked_for_its_targets_tokens(tmp_path):

@@ -9,6 +9,7 @@ from torch import nn
 from attnscope.attention import Head
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.ablate import measure_ablation
 from attnscope.questions.cause import cut
 from attnscope.questions.circuit import find_circuit
@@ -168,7 +169,7 @@ def long(tmp_path_factory):
     """A model, and two texts of 128 tokens."""
     model = load(gpt2(tmp_path_factory.mktemp("long"), n_layer=4, n_positions=128), predicting=True)
     texts = (f"{TEXT} {'The man saw it. ' * 40}", f"{TEXT.replace('cat', 'mat')} {'The man saw it. ' * 40}")
-    pair = TextPair(*(model.prepare(text, max_tokens=128, truncate=True) for text in texts))
+    pair = TextPair(*(model.prepare(text, limit=Limit(128, truncate=True)) for text in texts))
     assert len(pair.clean.tokens) == 128
     return model, pair
 

@@ -11,6 +11,7 @@ import torch
 from attnscope.capture import Keep, recording
 from attnscope.errors import SelectionError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.find import find_heads, parse_questions
 from attnscope.questions.selection import Selection
 from tests.models import folders
@@ -116,7 +117,7 @@ def test_fifty_random_questions_have_the_answers_of_brute_force(model):
 def test_where_each_row_of_a_long_text_is_asked_about_one_key_the_fused_pass_answers(asked, tmp_path):
     """A rank is between those that weights as far apart as rounding give."""
     model = load(folders.gpt2(tmp_path, n_positions=800, initializer_range=0.4))
-    prepared = model.prepare(TEXT * 60, max_tokens=700)
+    prepared = model.prepare(TEXT * 60, limit=Limit(700))
     question = parse_questions(asked)
     step = -(question[0].left.step or 0) or question[0].right.step
     if step > 0:

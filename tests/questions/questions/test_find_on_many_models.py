@@ -30,7 +30,7 @@ TARGET_WORDS = (None, 0, 1, 2, 3, 4, 4, 5, None)
 class Tiny(Model):
     """A random model that reads what it is given."""
 
-    def prepare(self, text, second=None, *, max_tokens=None, truncate=False):
+    def prepare(self, text, second=None, limit=None):
         raise AssertionError("nothing is tokenized here")
 
 

@@ -11,6 +11,7 @@ import torch
 from attnscope.capture import Keep
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.find import parse_questions
 from attnscope.questions.parts import cut_input, cut_text, read_marks, read_parts, segments, spans_of
 from attnscope.questions.selection import Selection
@@ -84,7 +85,7 @@ def test_weights_and_baselines_equal_brute_force(name):
 def test_a_long_text_is_cut_inside_of_the_fused_pass(tmp_path):
     model = load(folders.gpt2(tmp_path, n_positions=2048))
     text = " ".join(TEXT.split()) * 40
-    prepared = model.prepare(text, max_tokens=1500)
+    prepared = model.prepare(text, limit=Limit(1500))
     spans = spans_of(prepared.tokens, text, cut_text(text, "sentence"))
     seen = span_maps(model, prepared, spans)
     exact = span_maps(model, prepared, spans, exact_kernel=True)
@@ -138,7 +139,7 @@ def test_what_comes_later_cannot_be_looked_at_by_a_decoder():
 def test_lines_in_scripts_that_a_vocabulary_lacks_are_still_parts(name):
     text = Path("sample_inputs/languages.txt").read_text("utf-8")
     model = load(folders.minilm() if name == "minilm" else name)
-    prepared = model.prepare(text, truncate=True)
+    prepared = model.prepare(text, limit=Limit(truncate=True))
     spans = spans_of(prepared.tokens, text, cut_text(text, "line"))[1:-1]
     lines = [line for line in text.splitlines() if line.strip()]
     assert len(spans) >= (12 if name == "minilm" else len(lines))
@@ -166,7 +167,7 @@ def test_parts_behind_the_last_token_are_never_cut(monkeypatch):
     cut, named = [], "attnscope.questions.parts._name"
     monkeypatch.setattr(named, lambda number, text: cut.append(number) or f"{number}")
     text = "A cat sat. " * 5000
-    prepared = replace(load("own").prepare(text, max_tokens=16), text=text)
+    prepared = replace(load("own").prepare(text, limit=Limit(16)), text=text)
     assert [span.name for span in cut_input(prepared, "sentence")][1:-1] == ["1", "2", "3", "4"]
     assert len(cut) < 10
 

@@ -14,6 +14,7 @@ from attnscope.attention import Token
 from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.models.request import read_chat
 from attnscope.questions.parts import Span, cut_text, read_parts, spans_of, spans_of_roles
 from attnscope.questions.spans import span_maps, written_looks
@@ -271,7 +272,7 @@ def test_parts_of_a_long_text_equal_brute_force(tmp_path, request):
     folder = folders.gpt2(tmp_path, n_positions=size, n_layer=1, n_head=1, n_embd=8)
     model = load(folder)
     prepared = model.prepare(
-        "The cat sat on the mat because it was tired. " * (size // 5), max_tokens=size, truncate=True
+        "The cat sat on the mat because it was tired. " * (size // 5), limit=Limit(size, truncate=True)
     )
     assert len(prepared.tokens) == size
     random = np.random.default_rng(0)

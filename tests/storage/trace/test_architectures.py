@@ -40,7 +40,7 @@ TYPES = {
 class Given(Model):
     """A module with its inputs."""
 
-    def prepare(self, text, second=None, *, max_tokens=None, truncate=False):
+    def prepare(self, text, second=None, limit=None):
         raise NotImplementedError
 
 

@@ -9,10 +9,10 @@ averaged over the straight path from one text's embeddings to the other's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +23,7 @@ from attnscope.axes import Array
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import ModelError
 from attnscope.models import Model
-from attnscope.questions.intervention import Made, Scored, SeenPass, put_heads
+from attnscope.questions.intervention import Scored, SeenPass
 from attnscope.questions.patching import TextPair, TwoPasses
 
 STEPS = 5
@@ -88,7 +88,7 @@ class TwoTexts:
         """How many heads each call has."""
         return [given.shape[2] for given in self.clean.given]
 
-    @property
+    @cached_property
     def places(self) -> list[tuple[int, int]]:
         """The call and the number in it of every head."""
         return [(call, head) for call, of in enumerate(self.heads) for head in range(of)]
@@ -112,14 +112,14 @@ class TwoTexts:
         moved = [one - other for one, other in zip(*self.embeds, strict=True)]
         apart = [one - other for one, other in zip(self.clean.given, self.corrupt.given, strict=True)]
 
-        def add(node: int, slopes: Sequence[Tensor | None]) -> None:
+        def add(node: int, slopes: Sequence[Tensor]) -> None:
             """Add a node's incoming edges, by the gradients of all earlier nodes."""
-            for change, slope in zip(moved, slopes, strict=False):
-                scores[0, node] += 0.0 if slope is None else float((change * slope).sum())
+            scores[0, node] += sum(
+                float((each * slope).sum()) for each, slope in zip(moved, slopes, strict=False)
+            )
             for call, slope in enumerate(slopes[len(moved) :]):
-                if slope is not None:
-                    sums = (apart[call] * slope).sum((0, 1, 3)).double().cpu().numpy()  # [head]
-                    scores[first[call] : first[call] + heads[call], node] += sums
+                sums = (apart[call] * slope).sum((0, 1, 3)).double().cpu().numpy()  # [head]
+                scores[first[call] : first[call] + heads[call], node] += sums
 
         for step in range(STEPS):
             share = (step + 0.5) / STEPS
@@ -136,23 +136,17 @@ class TwoTexts:
                 leaves.append(output.detach().requires_grad_())
                 return leaves[-1]
 
-            score = self.run(mixed, part)
-            direct = _slopes(score, [*mixed, *leaves])
+            direct = _slopes(self.run(mixed, part), [*mixed, *leaves])
             add(count - 1, direct)
             totals = list(direct[len(mixed) :])
             for call in reversed(range(len(leaves))):
-                total = totals[call]
-                if total is None:
-                    continue
                 for head in range(heads[call]):
-                    alone = torch.zeros_like(total)
-                    alone[:, :, head] = total[:, :, head]
+                    alone = torch.zeros_like(totals[call])
+                    alone[:, :, head] = totals[call][:, :, head]
                     found = _slopes(made[call], [*mixed, *leaves[:call]], alone)
                     add(first[call] + head, found)
                     for before, slope in enumerate(found[len(mixed) :]):
-                        if slope is not None:
-                            known = totals[before]
-                            totals[before] = slope if known is None else known + slope
+                        totals[before] = totals[before] + slope
         return scores / STEPS
 
     def restored(self, edges: frozenset[Edge]) -> float:
@@ -160,7 +154,7 @@ class TwoTexts:
 
         One pass for each set of source nodes.
         """
-        places, last = self.places, 1 + len(self.places)
+        last = 1 + len(self.places)
         given: dict[int, Tensor] = {}  # of the nodes of the circuit, [batch, query, size]
         passes: dict[frozenset[int], tuple[Tensor, list[Tensor]]] = {}
 
@@ -169,11 +163,9 @@ class TwoTexts:
 
             def put(call: int, output: Tensor) -> Tensor:
                 seen.append(output)
-                changed = self.corrupt.given[call].clone()
-                for source in sources - {0}:
-                    if places[source - 1][0] == call:
-                        changed[:, :, places[source - 1][1]] = given[source]
-                return changed
+                return self._put(
+                    {source: given[source] for source in sources - {0}}, call, self.corrupt.given[call]
+                )
 
             return self.run(self.embeds[0 if 0 in sources else 1], put), seen
 
@@ -183,23 +175,34 @@ class TwoTexts:
             if sources not in passes:
                 passes[sources] = run(sources)
             if node < last:
-                call, head = places[node - 1]
+                call, head = self.places[node - 1]
                 given[node] = passes[sources][1][call][:, :, head]
         return float(passes[by_target.get(last, frozenset())][0])
 
     def without(self, nodes: Sequence[int]) -> float:
         """The score of the text with some heads' outputs from the other one."""
-        changed: dict[int, tuple[Made, list[int]]] = {}
-        for call, head in (self.places[node - 1] for node in nodes):
-            made = Made(slice(None), self.corrupt.given[call].transpose(1, 2))
-            changed.setdefault(call, (made, []))[1].append(head)
-        return float(self.run(self.embeds[0], partial(put_heads, changed)))
+        others = {}
+        for node in nodes:
+            call, head = self.places[node - 1]
+            others[node] = self.corrupt.given[call][:, :, head]
+        return float(self.run(self.embeds[0], partial(self._put, others)))
+
+    def _put(self, nodes: Mapping[int, Tensor], call: int, output: Tensor) -> Tensor:
+        """The output of a call with that of some nodes replaced."""
+        changed = output.clone()
+        for node, states in nodes.items():
+            at, head = self.places[node - 1]
+            if at == call:
+                changed[:, :, head] = states
+        return changed
 
 
-def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> tuple[Tensor | None, ...]:
+def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> tuple[Tensor, ...]:
     if not of.requires_grad:
-        return (None,) * len(sources)
-    return torch.autograd.grad(of, list(sources), by, allow_unused=True, retain_graph=True)
+        return tuple(map(torch.zeros_like, sources))
+    return torch.autograd.grad(
+        of, list(sources), by, allow_unused=True, materialize_grads=True, retain_graph=True
+    )
 
 
 def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:

@@ -230,13 +230,10 @@ MEAN_TEXTS = 1000
 
 
 class Removals(HeadSums):
-    """Sums of the losses without each head, text by text: texts, tokens, tokens squared and the loss of all.
+    """Sums the rise of the loss without each head, text by text, weighed by tokens; and the loss of all.
 
-    For each head: the rise, its square, and its product with the tokens of its text. ``means`` replace
-    the heads' outputs, by site [head, size]; zeros if there are none.
+    ``means`` replace the heads' outputs, by site [head, size]; zeros if there are none.
     """
-
-    sizes = 4, 3
 
     def __init__(self, means: MeanOutputs | None = None) -> None:
         super().__init__()
@@ -260,12 +257,7 @@ class Removals(HeadSums):
             for head, losses in without.items():
                 rise = rises.setdefault(head, torch.zeros(len(texts), dtype=torch.float64))
                 rise.index_add_(0, of_text, losses - before)
-        made = {
-            head: torch.stack([rise.sum(), rise.square().sum(), (rise * tokens).sum()])
-            for head, rise in rises.items()
-        }
-        totals = [(tokens > 0).sum(), tokens.sum(), tokens.square().sum(), plain.sum()]
-        self.increase(torch.stack(totals).double(), made)
+        self.add_texts(tokens, rises, float(plain.sum()))
 
     def _losses(
         self, model: Model, predictions: PredictionBatch, selection: Selection
@@ -279,18 +271,12 @@ class Removals(HeadSums):
         return first.before, {head: first.changed({head: mine}) for head, mine in first.calls.items()}
 
     def figures(self) -> dict[Head, Removal]:
-        """By head; the error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``."""
-        texts, tokens, tokens_squared, loss = self.totals.tolist()
-        made = {}
-        for head, (rise, squares, products) in ((head, sums.tolist()) for head, sums in self.heads.items()):
-            if not tokens:
-                break
-            mean, error = rise / tokens, None
-            spread = max(0.0, squares - 2 * mean * products + mean**2 * tokens_squared)
-            if texts > 1:
-                error = (spread * texts / (texts - 1)) ** 0.5 / tokens
-            made[head] = Removal(mean, int(texts), error, mean + loss / tokens)
-        return made
+        """By head."""
+        _, tokens, _, loss = self.totals.tolist()
+        return {
+            head: Removal(mean, texts, error, mean + loss / tokens)
+            for head, mean, texts, error in self.ratios()
+        }
 
 
 def describe_way(way: Way | None) -> tuple[str, ...]:

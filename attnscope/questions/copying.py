@@ -11,8 +11,6 @@ One pass shows which weights belong to what, by their numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -20,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Head, Site
-from attnscope.capture import Record, recording
-from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
+from attnscope.capture import recording
+from attnscope.capture.hooks.modules import Call
 from attnscope.capture.observer import quietly
 from attnscope.capture.projections import ALIKE, Circuits, first_tensor, orientations, weight_of
 from attnscope.capture.residuals import Norm, find_norm
@@ -75,27 +73,21 @@ class _Step(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Steps:
-    """Every module that ran in a pass, in order of completion."""
+class _Steps(Circuits):
+    """The projections of every call, and every module that ran in a pass, in order of completion."""
 
     ran: list[_Step] = field(default_factory=list)
 
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        guard = Guard(Record(), lambda: "")
-        stack = ModuleStack(model, lambda: None, lambda call: None, self._leave, lambda: None, guard)
-        with stack.watch():
-            yield
-
     def _leave(self, call: Call, output: object) -> None:
+        super()._leave(call, output)
         gave = first_tensor(output)
         if gave is not None and gave.ndim and gave.is_floating_point():
             with quietly():
                 self.ran.append(_Step(call, None if call.first is None else _last(call.first), _last(gave)))
 
-    def of(self, module: nn.Module) -> _Step | None:
+    def of(self, name: str) -> _Step | None:
         """The first call of a module."""
-        return next((step for step in self.ran if step.call.module is module), None)
+        return next((step for step in self.ran if step.call.name == name), None)
 
 
 PASSING = (nn.Dropout, nn.Identity, nn.Embedding)
@@ -142,16 +134,14 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model")
     place_prediction(model, prepared, None)  # the error for a model without a head comes from here
-    steps, circuits = _Steps(), Circuits()
+    steps, module = _Steps(), getattr(model, "writer", None) or model.module
     with (
         torch.no_grad(),
-        steps.watching(getattr(model, "writer", None) or model.module),
-        circuits.watching(model.module),
-        recording(model.module, [circuits], prepared.axes, warn=False) as seen,
+        steps.watching(module),
+        recording(module, [steps], prepared.axes, warn=False) as seen,
     ):
         size = score_prediction(model, prepared, None).logits.shape[-1]
-    attending = [steps.of(model.module.get_submodule(site.name)) for site in circuits.sites]
-    lists = {_list_of(step.call.name) for step in attending if step is not None}
+    lists = {_list_of(site.name) for site in steps.sites}
     embed, unembed, final = _ends_of(model, model.objective.ids(prepared), steps, lists, size)
     size = min(len(embed), size)
     met = torch.zeros(unembed.shape[1], embed.shape[1], dtype=torch.float64)  # [width, width], summed over V
@@ -160,13 +150,11 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
     rows = torch.arange(0, size, -(-size // MOST))
     found: list[HeadCopying] = []
     left_out = set[int]()
-    kinds = {site.kind for site in circuits.sites}  # encoder heads beside a decoder write no logits
-    writing = [
-        site for site in circuits.sites if site.kind == ("decoder" if "decoder" in kinds else "encoder")
-    ]
+    kinds = {site.kind for site in steps.sites}  # encoder heads beside a decoder write no logits
+    writing = [site for site in steps.sites if site.kind == ("decoder" if "decoder" in kinds else "encoder")]
     for done, site in enumerate(writing):
         tell("layer", done + 1, len(writing))
-        parts = _fold(model, site, circuits, steps, final)
+        parts = _fold(site, steps, final)
         if parts is None or parts[0].shape[1] != embed.shape[1] or parts[1].shape[2] != unembed.shape[1]:
             left_out.add(site.layer)
             continue
@@ -262,18 +250,15 @@ def _matrix_of(step: _Step, size: int) -> Tensor | None:
     return None
 
 
-def _fold(
-    model: Model, site: Site, circuits: Circuits, steps: _Steps, final: Norm | None
-) -> tuple[Tensor, Tensor] | None:
+def _fold(site: Site, steps: _Steps, final: Norm | None) -> tuple[Tensor, Tensor] | None:
     """What the heads of a call read from a token and write to the unembedding, all norms folded in.
 
     -> [head, width, size], [head, size, width]
     """
-    reads, wrote = circuits.reads[site].value, circuits.found.get(site)
-    attends = steps.of(model.module.get_submodule(site.name))
+    reads, wrote, attends = steps.reads[site].value, steps.found.get(site), steps.of(site.name)
     if reads is None or wrote is None or attends is None or attends.given is None:
         return None
-    layer, made = _layer_of(attends.call.name), steps.of(model.module.get_submodule(wrote.name)) or attends
+    layer, made = _layer_of(site.name), steps.of(wrote.name) or attends
     before = [step for step in steps.ran if _works(step) and _same(step.gave, attends.given)]
     before = [step for step in before if _layer_of(step.call.name) in (None, layer)]
     value, output = reads.float(), wrote.weight.float()

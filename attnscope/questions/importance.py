@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,28 +29,45 @@ Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]
 
 
 class HeadSums:
-    """Sums over texts, in float64: ``totals`` (the number of texts first), and sums per head."""
+    """Sums over texts, in float64, for a figure of each head: the sum of values over the sum of weights.
 
-    sizes: ClassVar[tuple[int, int]]  # numbers of the totals, and of each head
+    ``totals``: texts, weights, weights squared, and whatever is summed beside. For each head: the value, its
+    square, and its product with the weight of its text.
+    """
 
     def __init__(self) -> None:
-        self.totals = torch.zeros(self.sizes[0], dtype=torch.float64)
+        self.totals = torch.zeros(4, dtype=torch.float64)
         self.heads: dict[Head, Tensor] = {}
 
-    @property
-    def texts(self) -> int:
-        """How many texts were added."""
-        return int(self.totals[0])
+    def add_texts(self, weights: Tensor, values: Mapping[Head, Tensor], beside: float = 0.0) -> None:
+        """Add some texts, of which those without weight do not count.  [text], by head [text]"""
+        totals = (weights > 0).sum(), weights.sum(), weights.square().sum(), torch.tensor(beside)
+        made = {
+            head: torch.stack([each.sum(), each.square().sum(), (each * weights).sum()])
+            for head, each in values.items()
+        }
+        self._increase(torch.stack([each.double() for each in totals]), made)
 
-    def increase(self, totals: Tensor, heads: Mapping[Head, Tensor]) -> None:
-        """Add some sums."""
+    def _increase(self, totals: Tensor, heads: Mapping[Head, Tensor]) -> None:
         self.totals = self.totals + totals
         for head, sums in heads.items():
             self.heads[head] = self.heads[head] + sums if head in self.heads else sums
 
     def merge(self, other: HeadSums) -> None:
         """Add another one's sums."""
-        self.increase(other.totals, other.heads)
+        self._increase(other.totals, other.heads)
+
+    def ratios(self) -> Iterator[tuple[Head, float, int, float | None]]:
+        """By head: the mean, the texts and the standard error, as in ``measures.sums.Sums.figures``."""
+        texts, weights, squared, _ = self.totals.tolist()
+        for head, (total, squares, products) in ((head, sums.tolist()) for head, sums in self.heads.items()):
+            if not weights:
+                return
+            mean, error = total / weights, None
+            if texts > 1:
+                spread = max(0.0, squares - 2 * mean * products + mean**2 * squared)
+                error = (spread * texts / (texts - 1)) ** 0.5 / weights
+            yield head, mean, int(texts), error
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
@@ -66,16 +83,16 @@ class HeadSums:
             Head(**entry["head"]): torch.tensor(entry["sums"], dtype=torch.float64)
             for entry in state["heads"]
         }
-        sizes = [len(made.totals), *(len(sums) for sums in made.heads.values())]
-        if sizes != [cls.sizes[0], *([cls.sizes[1]] * len(made.heads))] or not made.totals[0] >= 0:
+        if [len(made.totals), *map(len, made.heads.values())] != [
+            4,
+            *[3] * len(made.heads),
+        ] or not made.totals[0] >= 0:
             raise ValueError("these are not sums over texts")
         return made
 
 
 class Importances(HeadSums):
-    """Sums the importance of every head, and its square, text by text."""
-
-    sizes = 1, 2
+    """Sums the importance of every head, text by text."""
 
     def add(self, model: Model, prepared: ModelInput, labels: Labels) -> None:
         """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
@@ -84,32 +101,21 @@ class Importances(HeadSums):
         ``InputError`` for a text with nothing to predict.
         """
         texts = predicted_side(labels)
-        total: dict[Site, Tensor] = {}
+        total: dict[Head, Tensor] = {}  # [text]
         copies = torch.zeros(len(texts), dtype=torch.float64)
         for predictions in batch_predictions(model, prepared, texts):
             rows = torch.tensor(predictions.texts)
             copies.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64))
             for site, slopes in _slopes(model, predictions).items():
-                sums = total.setdefault(site, torch.zeros(len(texts), slopes.shape[1], dtype=torch.float64))
-                sums.index_add_(0, rows, slopes.abs().double().cpu())
-        asked = copies > 0
-        for site, sums in total.items():
-            values = sums[asked] / copies[asked, None]  # [text, head]
-            both = torch.stack([values.sum(0), values.square().sum(0)], 1)  # [head, value | square]
-            heads = {Head(site.layer, head, site.kind): each for head, each in enumerate(both)}
-            self.increase(torch.zeros(1), heads)
-        self.increase(asked.sum(), {})
+                for number, each in enumerate(slopes.abs().double().cpu().T):
+                    sums = total.setdefault(Head(site.layer, number, site.kind), torch.zeros_like(copies))
+                    sums.index_add_(0, rows, each)
+        asked = (copies > 0).double()
+        self.add_texts(asked, {head: sums / copies.clamp(min=1) for head, sums in total.items()})
 
     def figures(self) -> dict[Head, Importance]:
         """By head."""
-        made = {}
-        for head, (total, squares) in ((head, sums.tolist()) for head, sums in self.heads.items()):
-            mean, error = total / self.texts, None
-            if self.texts > 1:
-                variance = max(0.0, squares - self.texts * mean**2) / (self.texts - 1)
-                error = (variance / self.texts) ** 0.5
-            made[head] = Importance(mean, self.texts, error)
-        return made
+        return {head: Importance(mean, texts, error) for head, mean, texts, error in self.ratios()}
 
 
 def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
-from typing import NamedTuple, TypeVar
+from itertools import groupby
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnscope.attention import Token
+from attnscope.attention import Head, Token
 from attnscope.axes import Coarsening, Place, Weights, coarsen
 from attnscope.capture.stream.parts import Effects
 from attnscope.errors import InputError, SelectionError
@@ -28,8 +30,6 @@ from attnscope.questions.scene import locate_tokens
 from attnscope.questions.selection import Selection
 
 SLOT = re.compile(r"\{(\w+)\}")
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 class Prompt(NamedTuple):
@@ -89,31 +89,25 @@ def _mean(values: Sequence[float]) -> tuple[float, float | None]:
     return float(np.mean(values)), error
 
 
-def _means(each: Sequence[Mapping[Key, float]]) -> tuple[dict[Key, float], dict[Key, float]]:
-    """The mean of numbers by name, and its standard error; missing ones count as 0."""
-    keys = dict.fromkeys(key for one in each for key in one)
-    found = {key: _mean([one.get(key, 0.0) for one in each]) for key in keys}
-    errors = {key: error for key, (_, error) in found.items() if error is not None}
-    return {key: mean for key, (mean, _) in found.items()}, errors
+def _notes(found: Iterable[OneHead | Writes | Lens]) -> tuple[str, ...]:
+    """The notes on all prompts, each once."""
+    return tuple(dict.fromkeys(note for one in found for note in one.notes))
 
 
 def align_prompt(prompt: Prompt, tokens: Sequence[Token]) -> Coarsening:
     """The tokens of a prompt as in the template: all tokens of a slot are one place."""
-    places: list[Place] = []
-    parts: list[list[int]] = []
-    before: int | None = None
-    for number, (token, at) in enumerate(zip(tokens, locate_tokens(tokens, prompt.text), strict=True)):
-        slot = next(
-            (n for n, (_, begin, end) in enumerate(prompt.slots) if at and begin <= at[0] < end), None
+    found = [
+        next(
+            (n for n, (_, begin, end) in enumerate(prompt.slots) if at and begin <= at[0] < end), -1 - number
         )
-        if slot is not None and slot == before:
-            parts[-1].append(number)
-        else:
-            name = token.text if slot is None else prompt.slots[slot][0]
-            places.append(Place(name, len(places), len(places) + 1, token.special))
-            parts.append([number])
-        before = slot
-    return Coarsening(tuple(places), tuple((tuple(each),) for each in parts), (), (1,) * len(tokens))
+        for number, at in enumerate(locate_tokens(tokens, prompt.text))
+    ]  # the slot of each token, or a number of its own
+    parts = [(slot, tuple(group)) for slot, group in groupby(range(len(tokens)), found.__getitem__)]
+    places = []
+    for number, (slot, group) in enumerate(parts):
+        name = tokens[group[0]].text if slot < 0 else prompt.slots[slot][0]
+        places.append(Place(name, number, number + 1, tokens[group[0]].special))
+    return Coarsening(tuple(places), tuple((group,) for _, group in parts), (), (1,) * len(tokens))
 
 
 def mean_head(
@@ -146,11 +140,10 @@ def mean_head(
         name: _mean_figure([one.figures.figures.get(name) for one in found]) for name in first.figures.figures
     }
     of_all = replace(first.figures, figures=figures, role=role(figures))
-    notes = dict.fromkeys(note for one in found for note in one.notes)
     said = "figures are means over the prompts; a slot's columns are summed, its rows averaged"
     title = f"{model.title} · {_describe(template, len(found))}"
     mean = replace(total, values=total.values / len(found))
-    picture = head_picture(mean, of_all, first.site, title, selection, (said, *notes))
+    picture = head_picture(mean, of_all, first.site, title, selection, (said, *_notes(found)))
     return OneHead(picture, of_all, first.site)
 
 
@@ -184,25 +177,24 @@ def mean_effects(
 
 def mean_writes(found: Sequence[Writes], template: str) -> Writes:
     """What each part adds to the score on average, with the standard errors of heads."""
-    of = [one.effects for one in found]
-    heads, errors = _means([one.heads for one in of])
-    count = len(found)
-    effects = Effects(
-        heads=heads,
-        feed_forward=_means([one.feed_forward for one in of])[0],
-        mixers=_means([one.mixers for one in of])[0],
-        embeddings=sum(one.embeddings for one in of) / count,
-        biases=sum(one.biases for one in of) / count,
-    )
-    notes = dict.fromkeys(note for one in found for note in one.notes)
+    effects, errors = Effects(), dict[Head, float]()
+    for name in ("heads", "feed_forward", "mixers"):
+        each: list[dict[Any, float]] = [getattr(one.effects, name) for one in found]
+        for part in dict.fromkeys(part for one in each for part in one):
+            mean, error = _mean([one.get(part, 0.0) for one in each])
+            getattr(effects, name)[part] = mean
+            if name == "heads" and error is not None:
+                errors[part] = error
+    effects.embeddings = fmean(one.effects.embeddings for one in found)
+    effects.biases = fmean(one.effects.biases for one in found)
     return replace(
         found[0],
         effects=effects,
         words=(),
-        score=sum(one.score for one in found) / count,
-        rest=sum(one.rest for one in found) / count,
-        prediction=f"the mean of {_describe(template, count)}; ± is the standard error",
-        notes=tuple(notes),
+        score=fmean(one.score for one in found),
+        rest=fmean(one.rest for one in found),
+        prediction=f"the mean of {_describe(template, len(found))}; ± is the standard error",
+        notes=_notes(found),
         errors=errors,
     )
 
@@ -212,22 +204,13 @@ def mean_lens(found: Sequence[Lens], template: str) -> Lens:
     layers = []
     for each in zip(*(one.layers for one in found), strict=True):
         gaps = [one.difference for one in each if one.difference is not None]
-        layers.append(
-            LayerPrediction(
-                layer=each[0].layer,
-                rank=sum(one.rank for one in each) / len(each),
-                log_probability=sum(one.log_probability for one in each) / len(each),
-                difference=sum(gaps) / len(gaps) if gaps else None,
-                likeliest=(),
-            )
-        )
-    said = f"the mean of {_describe(template, len(found))}"
-    notes = dict.fromkeys(note for one in found for note in one.notes)
+        rank, logs = fmean(one.rank for one in each), fmean(one.log_probability for one in each)
+        layers.append(LayerPrediction(each[0].layer, rank, logs, fmean(gaps) if gaps else None, ()))
     named = list(dict.fromkeys(one.target for one in found))
     return Lens(
         " or ".join(named[:3]) + " ..." * (len(named) > 3),
-        said,
+        f"the mean of {_describe(template, len(found))}",
         tuple(layers),
         found[0].title.partition(" · ")[0],
-        tuple(notes),
+        _notes(found),
     )

@@ -23,10 +23,8 @@ EVENTS = {
     "socket.getaddrinfo": 0,
     "socket.gethostbyname": 0,
 }
-"""Audit events of a connection, and which argument holds the address or host."""
-
-BY_ADDRESS = ("socket.connect", "socket.sendto", "socket.sendmsg")
-"""The events whose argument is an address: a tuple with the host first, for other machines."""
+"""Audit events of a connection, and which argument holds the host (the first), or an address: for other
+machines a tuple with the host first."""
 
 
 class _Reasons(local):
@@ -75,7 +73,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         return
     reason = next(iter((*_reasons.here, *_everywhere)), None)
     address = arguments[EVENTS[event]] if len(arguments) > EVENTS[event] else None
-    if reason is None or (event in BY_ADDRESS and not isinstance(address, tuple)):
+    if reason is None or (EVENTS[event] and not isinstance(address, tuple)):
         return  # such as a Unix socket, whose address is a path
     host = address[0] if isinstance(address, tuple) and address else address
     host = host.decode("utf-8", "replace") if isinstance(host, bytes) else host

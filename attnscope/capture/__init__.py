@@ -36,27 +36,19 @@ __all__ = [
     "recording",
 ]
 
-_WHERE = {
-    "FUSED": "record",
-    "CoarseMap": "observers.coarsen",
-    "Coarsen": "observers.coarsen",
-    "Failure": "record",
-    "Keep": "observers.rows",
-    "Kept": "observers.rows",
-    "KnownPasses": "known_passes",
-    "LayerWithoutAttention": "record",
-    "Observer": "observer",
-    "Record": "record",
-    "Replay": "record",
-    "RowSum": "observers.rows",
-    "RowSums": "observers.rows",
-    "SiteRecord": "record",
-    "Steps": "rows.steps",
-    "recording": "passes",
+_HOMES = {
+    "known_passes": ("KnownPasses",),
+    "observer": ("Observer",),
+    "observers.coarsen": ("CoarseMap", "Coarsen"),
+    "observers.rows": ("Keep", "Kept", "RowSum", "RowSums"),
+    "passes": ("recording",),
+    "record": ("FUSED", "Failure", "LayerWithoutAttention", "Record", "Replay", "SiteRecord"),
+    "rows.steps": ("Steps",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'attnscope.capture' has no attribute {name!r}")
-    return getattr(import_module(f"attnscope.capture.{_WHERE[name]}"), name)
+    return getattr(import_module(f"attnscope.capture.{home}"), name)

@@ -45,28 +45,22 @@ class Tap(Generic[Listener]):
         """Let ``listener`` watch the method of ``owner`` on this thread while the block runs."""
         stack = self.listeners()
         depth = len(stack)
-        self._begin(owner)
-        try:
-            stack.append(listener)
-            yield
-        finally:
-            del stack[depth:]
-            self._end(owner)
-
-    def _begin(self, owner: type | ModuleType) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
                 self._original = owner.__dict__[self.method]
                 wrapped = functools.wraps(self._original)(self.watch(self._original, self.listeners))
                 setattr(owner, self.method, wrapped)
-
-    def _end(self, owner: type | ModuleType) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                setattr(owner, self.method, self._original)
-                self._original = None
+        try:
+            stack.append(listener)
+            yield
+        finally:
+            del stack[depth:]
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    setattr(owner, self.method, self._original)
+                    self._original = None
 
 
 KernelWatch: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]

@@ -110,24 +110,17 @@ class ModuleStack:
         if not self.calls:
             self._counts.clear()
             self.on_pass()
-        entry = _call(name, module, self._counts[name], args, kwargs)
+        entry = Call(
+            name=name,
+            module=module,
+            invocation=self._counts[name],
+            tensors=tuple(tensors_in(args, kwargs)),
+            cached=any(kwargs.get(key) is not None for key in CACHES),
+            foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
+        )
         self._counts[name] += 1
         self.calls.append(entry)
         self.on_enter(entry)
-
-
-def _call(
-    name: str, module: nn.Module, invocation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call:
-    """The entry of one call of one module."""
-    return Call(
-        name=name,
-        module=module,
-        invocation=invocation,
-        tensors=tuple(tensors_in(args, kwargs)),
-        cached=any(kwargs.get(key) is not None for key in CACHES),
-        foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
-    )
 
 
 def _watch(original: Callable[..., Any], listeners: Callable[[], list[ModuleStack]]) -> Callable[..., Any]:

@@ -227,6 +227,7 @@ def cells(most: int) -> Callable[[Attention], Axes]:
     return axes
 
 
+@dataclass(eq=False)
 class CellReading:
     """One call, its rows summed as they come: tensors, or arrays if the attention has arrays.
 
@@ -235,26 +236,25 @@ class CellReading:
     are open, and the number of NaN or infinite weights.
     """
 
-    def __init__(
-        self,
-        attention: Attention,
-        down: Array | None,
-        across: Array | None,
-        wanted: Sequence[int] | None,
-        keep: Callable[[Any, Any, int], None],
-        how: How = "share",
-    ) -> None:
-        self.attention, self.down, self.across = attention, down, across
-        self.wanted, self.keep, self.how = wanted, keep, how
+    attention: Attention
+    down: Array | None
+    across: Array | None
+    wanted: Sequence[int] | None
+    keep: Callable[[Any, Any, int], None]
+    how: How = "share"
+    broken: int = 0
+    values: Any = None  # [batch, head, row, column]
+    open: Any = None  # the share of its pairs that are open, [batch or 1, head or 1, row, column]
+
+    def __post_init__(self) -> None:
+        """Settle the size of blocks and of the map."""
+        attention, down, across = self.attention, self.down, self.across
         self.step = rows_at_a_time(attention, BLOCK)
-        self.broken = 0
         self.shape = (
             len(attention.queries) if down is None else len(down),
             len(attention.keys) if across is None else len(across),
         )
         self.kind: Any = np if attention.arrays else import_module("torch")
-        self.values: Any = None  # [batch, head, row, column]
-        self.open: Any = None  # the share of its pairs that are open, [batch or 1, head or 1, row, column]
 
     def add(self, rows: Any, allowed: Any, start: int) -> None:
         """Add a block of rows."""

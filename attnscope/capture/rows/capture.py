@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, RowSource, Site, Source
-from attnscope.capture.record import FUSED
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing
@@ -79,10 +78,6 @@ class Capture(Attention):
         capture = replace(capture, crossed=True, apart=True) if learned else capture
         product = weighing.product(batch, heads)
         return capture if product is None else capture.proved(*product)
-
-    def fused(self, statistics: Any) -> Capture:
-        """The same call, computed by the fused pass."""
-        return replace(self, source="kernel", kernel=FUSED, statistics=statistics)
 
     def proved(self, value: Tensor, output: Any) -> Capture:
         """The same call, checked if the kernel's output is [batch, head, query, size]."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys
-from attnscope.capture.record import tolerance
+from attnscope.capture.record import FUSED, tolerance
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.scores import ScoredRows
@@ -269,7 +269,8 @@ def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capt
         output, statistics = fused.attend(call)
     except Refusal as refusal:
         return None, replace(capture, refusal=str(refusal))
-    computed = capture.fused(statistics).proved(call.value, output)
+    computed = replace(capture, source="kernel", kernel=FUSED, statistics=statistics)
+    computed = computed.proved(call.value, output)
     if computed.difference is not None and computed.difference > tolerance(call.query.dtype):
         reason = f"rows of its output differ from the formula by {computed.difference:.2g}"
         return None, replace(capture, refusal=reason)

@@ -25,8 +25,7 @@ from attnscope.capture.tracker import Pass, Taken, Tracker
 class Pending:
     """A single head that waits for its siblings."""
 
-    capture: Capture
-    name: str
+    taken: Taken
     entry: str  # the list's entry that it ran in
     given: Tensor | None  # the entry's input, copied: a residual may be added to it in place
 
@@ -39,7 +38,8 @@ class Pending:
     @property
     def size(self) -> tuple[object, ...]:
         """What heads of one layer have in common."""
-        return self.capture.batch, self.capture.queries, self.capture.keys
+        capture = self.taken.capture
+        return capture.batch, capture.queries, capture.keys
 
 
 class SingleHeads(Tracker):
@@ -59,7 +59,7 @@ class SingleHeads(Tracker):
                 if not all(held.was_given(call.first) for held in self.held.get(parent, ())):
                     self._show(parent)  # a layer that was held back itself, and comes after the next began
                 given = None if call.first is None else call.first.clone()
-                self.held.setdefault(parent, []).append(Pending(taken.capture, taken.name, call.name, given))
+                self.held.setdefault(parent, []).append(Pending(taken, call.name, given))
                 return True
         return False
 
@@ -84,13 +84,13 @@ class SingleHeads(Tracker):
     def _show(self, parent: str) -> None:
         """Pass the heads of a list on, as one attention if they are."""
         group = self.held.pop(parent)
-        shown = [(held.capture, held.name) for held in group]
+        shown = [held.taken for held in group]
         one_each = len({held.entry for held in group}) == len(group)
         if len(group) > 1 and one_each and len({held.size for held in group}) == 1:
-            shown = [(_joined([held.capture for held in group]), parent)]
+            shown = [replace(shown[0], capture=_joined([taken.capture for taken in shown]), name=parent)]
         with quietly():
-            for capture, name in shown:
-                self.recorder.pass_on(Taken(capture, name, tuple(self.recorder.stack.calls)), self)
+            for taken in shown:
+                self.recorder.pass_on(replace(taken, calls=tuple(self.recorder.stack.calls)), self)
 
 
 def _joined(heads: list[Capture]) -> Capture:

@@ -53,20 +53,18 @@ def share_out(shares: Mapping[int, Share]) -> Tensor:
     shares = {number: share for number, share in shares.items() if bool(share.amount.any())}
     if not shares:
         return owners
-    passes, amount = list(shares), torch.stack([share.amount for share in shares.values()])  # [pass, ...]
+    passes = torch.tensor(list(shares), device=some.device)
+    amount = torch.stack([share.amount for share in shares.values()])  # [pass, ...]
     for alike in zip(*(share.given for share in shares.values()), strict=True):
         if len(alike[0]) != owners.ndim:
             continue
-        boxes = [torch.ones_like(owners, dtype=torch.bool) for _ in passes]
+        boxes = torch.ones_like(amount, dtype=torch.bool)  # [pass, ...], disjoint
         for axis, size in enumerate(owners.shape):
             along = torch.stack([places[axis] for places in alike])  # [pass, place]
             if along.shape[1] == size > 1 and int(along.sum(0).amax()) == 1:
-                for box, places in zip(boxes, along, strict=True):
-                    box &= places.view(*(-1 if other == axis else 1 for other in range(owners.ndim)))
-        if not all(bool(box.all()) for box in boxes):
-            for number, box in zip(passes, boxes, strict=True):
-                owners[box] = number
-            return owners
+                boxes &= along.view(-1, *(size if other == axis else 1 for other in range(owners.ndim)))
+        if not bool(boxes.all()):
+            return torch.where(boxes.any(0), passes[boxes.int().argmax(0)], -1)
     projected = [places_moved(each > 0) for each in amount]
     places = [
         axis
@@ -75,8 +73,7 @@ def share_out(shares: Mapping[int, Share]) -> Tensor:
     ]
     rest = [axis + 1 for axis in range(owners.ndim) if axis not in places]
     strength = amount.sum(rest, keepdim=True) if rest else amount
-    numbers = torch.tensor(passes, device=amount.device)
-    return numbers[strength.argmax(0)].expand_as(owners) if places else owners
+    return passes[strength.argmax(0)].expand_as(owners) if places else owners
 
 
 ROUNDING = 64

@@ -62,12 +62,9 @@ def provenance(sites: Sequence[SiteRecord]) -> str:
 def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
     """A warning that names the layers whose weights × values do not reproduce the kernel's output."""
     wrong = [site for site in sites if site.differs]
-    if not wrong:
-        return []
-    layers = number_ranges({site.site.layer for site in wrong})
-    most = max(site.difference or 0.0 for site in wrong)
-    where = f"layer{'s' * (len(wrong) > 1)} {layers}"
-    return [f"do not trust {where}: weights times values miss the output by {most:.2g}"]
+    most = max((site.difference or 0.0 for site in wrong), default=0.0)
+    where = layers_of(site.site for site in wrong)
+    return [f"do not trust {where}: weights times values miss the output by {most:.2g}"] if wrong else []
 
 
 def describe_proof(sites: Sequence[SiteRecord]) -> str:
@@ -173,7 +170,6 @@ def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
 
 
 def _layers(maps: Sequence[CoarseMap]) -> str:
-    """The layers of some maps, in words."""
     return layers_of(made.site for made in maps)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
@@ -33,10 +33,6 @@ from attnscope.views import HeadMap, head_map
 from attnscope.views.charts import Curve, Curves
 from attnscope.views.heads import rows_by_kind
 from attnscope.views.table import Cell, Column, Table
-
-if TYPE_CHECKING:
-    pass
-
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

@@ -72,11 +72,12 @@ def find_patch(token: Token) -> tuple[int, int, int]:
 
 def is_punctuation(token: Token) -> bool:
     """Whether a token is all punctuation (Unicode category P); special tokens never are."""
-    return not token.special and _all_punctuation(token.text)
+    return not token.special and all_punctuation(token.text)
 
 
 @lru_cache(maxsize=1 << 16)
-def _all_punctuation(text: str) -> bool:
+def all_punctuation(text: str) -> bool:
+    """Whether a text is all punctuation, spaces aside."""
     text = text.strip()
     return bool(text) and all(unicodedata.category(character)[0] == "P" for character in text)
 

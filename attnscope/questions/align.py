@@ -292,12 +292,6 @@ def smooth_mean(weights: Tensor, width: object) -> Array:
     Each head's weights are standardized over the rows, smoothed by a median over ``width`` frames, and
     averaged, as in transformers' Whisper.
     """
-    mean: Array = torch.from_numpy(smooth_rows(weights, width)).mean(0).numpy()
-    return mean
-
-
-def smooth_rows(weights: Tensor, width: object) -> Array:
-    """Each head's rows, standardized and smoothed.  [head, row, frame] -> [head, row, frame]"""
     from scipy.ndimage import median_filter
 
     spread = torch.std(weights, dim=-2, keepdim=True, unbiased=False)
@@ -306,7 +300,8 @@ def smooth_rows(weights: Tensor, width: object) -> Array:
     width = width if isinstance(width, int) and 0 < width <= WIDEST and width % 2 else WIDTH
     if smooth.shape[-1] > width // 2:
         smooth = median_filter(smooth, size=(1, 1, width), mode="mirror")
-    return smooth
+    mean: Array = torch.from_numpy(smooth).mean(0).numpy()
+    return mean
 
 
 # by the letters of a CTC head

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise, repeat
@@ -15,6 +14,7 @@ from attnscope.attention import Axis, Token
 from attnscope.axes import GROUPED, SEPARATOR, Place, coarsen_axis, find_senses
 from attnscope.errors import InputError, SelectionError
 from attnscope.limits import OutOfTime, deadline
+from attnscope.measures.block import all_punctuation
 from attnscope.models.inputs import ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END
 from attnscope.questions.scene import locate_tokens
@@ -210,10 +210,7 @@ def _known(text: str) -> str:
 
 
 def _belongs(place: Place, name: str) -> bool:
-    if name == "special":
-        return place.special
-    text = place.text.strip()
-    return not place.special and bool(text) and all(unicodedata.category(char)[0] == "P" for char in text)
+    return place.special if name == "special" else not place.special and all_punctuation(place.text)
 
 
 CUTS = {

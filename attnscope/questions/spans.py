@@ -215,7 +215,6 @@ class _Spans(RowObserver):
         self.axis = Coarsening(places, parts, (), (1,) * self.size)
         self.pool = Coarsen(self._axes)
         self.baseline: dict[Site, Array] = {}
-        self._known: list[tuple[tuple[torch.Tensor, ...], Array]] = []  # open keys, and their baseline
 
     def begin(self, attention: Attention) -> Reading | None:
         if self._axes(attention) is not None:
@@ -227,33 +226,21 @@ class _Spans(RowObserver):
         return (self.axis, self.axis) if whole and attention.site.kind != "cross" else None
 
     def _baseline(self, attention: Attention) -> Array:
-        """The share of even attention over the open keys that goes to each part.  -> [head or 1, part, part]
-
-        Layers share their open keys: computed once for all of them.
-        """
-        blocks = [*pairwise((*range(0, self.size, 512), self.size))]
-        statistics = attention.statistics
-        if statistics is not None:
-            open_keys: tuple[torch.Tensor, ...] = statistics.runs.low, statistics.runs.high
-        else:
-            open_keys = tuple(attention.allowed(*block).cpu() for block in blocks[: len(blocks) == 1])
-        for known, baseline in self._known:
-            if len(known) == len(open_keys) and known and all(map(torch.equal, known, open_keys)):
-                return baseline
-        edges = torch.tensor(self.edges)
-        shares = []
-        for start, stop in blocks:
-            if statistics is not None:
-                low, high = (each[:, None, start:stop, None] for each in open_keys)
-                before = torch.minimum(high, edges) - torch.minimum(low, edges)
-                shares.append((before.diff(dim=-1) / (high - low)).mean(0))
-                continue
-            allowed = attention.allowed(start, stop).cpu()
-            before = pad(allowed.cumsum(-1), (1, 0))[..., edges]  # open keys before each edge
-            shares.append((before.diff(dim=-1) / allowed.sum(-1, keepdim=True).clamp(min=1)).mean(0))
+        """The share of even attention on each part, over open keys.  -> [head or 1, part, part]"""
+        edges, statistics, shares = torch.tensor(self.edges), attention.statistics, []
+        for start, stop in pairwise((*range(0, self.size, 512), self.size)):
+            if statistics is None:
+                allowed = attention.allowed(start, stop).cpu()
+                before = pad(allowed.cumsum(-1), (1, 0))[..., edges]  # open keys before each edge
+                count = allowed.sum(-1, keepdim=True)
+            else:
+                runs = statistics.runs
+                low, high = (each[:, None, start:stop, None] for each in (runs.low, runs.high))
+                before, count = torch.minimum(high, edges) - torch.minimum(low, edges), high - low
+            shares.append((before.diff(dim=-1) / count.clamp(min=1)).mean(0))
         rows = torch.cat(shares, -2).double()  # [head or 1, row, part]
-        baseline = torch.stack([rows[..., a:b, :].mean(-2) for a, b in pairwise(self.edges)], -2).numpy()
-        self._known = [*self._known[-1:], (open_keys, baseline)]
+        parts = [rows[..., start:stop, :].mean(-2) for start, stop in pairwise(self.edges)]
+        baseline: Array = torch.stack(parts, -2).numpy()
         return baseline
 
 

@@ -172,7 +172,21 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
     In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
     of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
     """
-    rows, columns = (Coarsen(_only(selection, column)) for column in (False, True))
+    found: dict[Site, _Meant] = {}
+
+    def side(column: bool) -> Callable[[Attention], Axes | None]:
+        """The row of the token, averaged over its pieces, or its column, summed over them."""
+
+        def axes(attention: Attention) -> Axes | None:
+            queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
+            meant = found[attention.site] = _meant(queries, keys, selection)
+            if not (meant.column if column else meant.row):
+                return None
+            return (queries, keys.only(meant.column[0])) if column else (queries.only(meant.row[0]), keys)
+
+        return axes
+
+    rows, columns = Coarsen(side(False)), Coarsen(side(True))
     record = model.look(prepared, [SharedRows([rows, columns], selection.heads)])
     sites = sentences.selected_sites(record, selection)
     sized: dict[tuple[str, int, int], list[SiteRecord]] = {}  # towers and stages of other sizes: other tokens
@@ -180,12 +194,10 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
         for site in sites:
             if site.site.kind == kind:
                 sized.setdefault((kind, site.queries, site.keys), []).append(site)
-    groups = list(sized.values())
-    found = (group for group in groups if any(_meant(*_coarsenings(group, prepared, selection), selection)))
-    sites = next(found, groups[0])
+    groups = [(group, found[group[0].site]) for group in sized.values()]
+    sites, meant = next((each for each in groups if each[1].row or each[1].column), groups[0])
     meant_sites = {site.site for site in sites}
-    queries, keys = _coarsenings(sites, prepared, selection)
-    meant = _meant(queries, keys, selection)
+    queries, keys = meant.axes
     numbers, axis = (meant.row, queries) if meant.row else (meant.column, keys)
     if not numbers:
         raise SelectionError(_nowhere(selection, prepared, queries, keys))
@@ -242,22 +254,12 @@ def of_token(result: TokenView) -> Answer:
     return Answer((result,), {"token": result}, lambda: result)
 
 
-def _coarsenings(
-    sites: Sequence[SiteRecord], prepared: ModelInput, selection: Selection
-) -> tuple[Coarsening, Coarsening]:
-    """The rows and columns of sites of one size: their tokens, or bare positions if these are unknown."""
-    site = sites[0]
-    queries, keys = prepared.axes.get(site.site.kind, ((), ()))
-    if (len(queries), len(keys)) != (site.queries, site.keys):
-        queries, keys = range(site.queries), range(site.keys)
-    return selection.coarsening(queries), selection.coarsening(keys)
-
-
 class _Meant(NamedTuple):
     """The places that a token's name matches, the first one meant; in cross-attention on one axis."""
 
-    row: list[int]
-    column: list[int]
+    axes: tuple[Coarsening, Coarsening]
+    row: Sequence[int] = ()
+    column: Sequence[int] = ()
 
 
 def _meant(queries: Coarsening, keys: Coarsening, selection: Selection) -> _Meant:
@@ -268,21 +270,8 @@ def _meant(queries: Coarsening, keys: Coarsening, selection: Selection) -> _Mean
         else:
             column = [] if row else fits(keys.places, (selection.token or "").strip())
         if row or column:
-            return _Meant(row, column)
-    return _Meant([], [])
-
-
-def _only(selection: Selection, column: bool) -> Callable[[Attention], Axes | None]:
-    """The row of the token, averaged over its pieces, or its column, summed over them."""
-
-    def axes(attention: Attention) -> Axes | None:
-        queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
-        meant = _meant(queries, keys, selection)
-        if not (meant.column if column else meant.row):
-            return None
-        return (queries, keys.only(meant.column[0])) if column else (queries.only(meant.row[0]), keys)
-
-    return axes
+            return _Meant((queries, keys), row, column)
+    return _Meant((queries, keys))
 
 
 def _nowhere(selection: Selection, prepared: ModelInput, *axes: Coarsening) -> str:

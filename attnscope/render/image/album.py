@@ -14,9 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from attnscope.axes import Array
 from attnscope.render.image import draw, sheet
 from attnscope.render.image.maps import image_values, notes_below, scale_ticks
 from attnscope.storage.files import write_whole
@@ -25,7 +22,6 @@ from attnscope.views.heatmap import Heatmap
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
-    from matplotlib.figure import Figure
 
 
 SHEETS = 6  # cached sheets: heads of one text differ in their notes, too
@@ -85,7 +81,6 @@ class SharedSheet:
         self._ground = canvas.copy_from_bbox(self.figure.bbox)
         for artist in (self._image, *self._changing):
             artist.set_visible(True)
-        self._box, self._cells = _cells_of_pixels(self.figure, self._image)
 
     def fits(self, view: Heatmap, style: sheet.Style, fonts: list[str]) -> bool:
         """Whether everything else of a head would look the same here."""
@@ -103,10 +98,8 @@ class SharedSheet:
         self._image.set_clim(*((0, 1) if view.scale == "row" else view.limits))
         canvas: Any = self.figure.canvas
         canvas.restore_region(self._ground)
-        picture = np.asarray(canvas.buffer_rgba()).view(np.uint32)[..., 0]  # a pixel is one number
-        colours = self._image.to_rgba(image_values(view), bytes=True).view(np.uint32).ravel()  # [cell]
-        np.copyto(picture[self._box], colours[self._cells], where=~view.masked.ravel()[self._cells])
-        for changed in self._changing:
+        self._image.set_data(image_values(view))
+        for changed in (self._image, *self._changing):
             self.figure.draw_artist(changed)
         return draw.encode_png(canvas, self.figure.dpi)
 
@@ -130,23 +123,3 @@ def _looks(view: Heatmap, style: sheet.Style, fonts: list[str]) -> Hashable:
     told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
     looks = (view.scale == "row", view.signed, bool(view.masked.any()), style, fonts, view.written, told)
     return (view.weights.queries, view.weights.keys, *looks)
-
-
-def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], Array]:
-    """Where an image lies on its canvas, and which cell each of its pixels shows.  -> box, [row, column]
-
-    Measured with matplotlib: it draws an image coloured by cell numbers, and one with all bits inverted;
-    the pixels of the image are those that disagree in every bit. Later heads are then coloured cell by
-    cell, where matplotlib would look up a colour for every pixel.
-    """
-    canvas: Any = figure.canvas
-    numbers = np.arange(image.get_array().size, dtype=">u4").view(np.uint8).reshape(-1, 4)[:, 1:]
-    drawn = []
-    for colours in (numbers, ~numbers):
-        image.set_data(colours.reshape(*image.get_array().shape[:2], 3))
-        figure.draw_artist(image)
-        drawn.append(np.array(canvas.buffer_rgba())[..., :3])
-    inside = (drawn[0] ^ drawn[1] == 255).all(-1)
-    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-    box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    return box, drawn[0][box].astype(np.intp) @ [1 << 16, 1 << 8, 1]

@@ -189,8 +189,8 @@ class PrintedOptions(PictureOptions):
 
     panel = PICTURE
     title: str | None = option("The title of a saved picture.")
-    no_title: bool = flag("Save a picture without a title.", "--no-title")
-    no_figures: bool = flag("Save a picture without figures and notes.", "--no-figures")
+    no_title: bool = flag("Save a picture without a title.")
+    no_figures: bool = flag("Save a picture without figures and notes.")
     annotate: bool = flag("Write the weights into the cells of a saved head.")
     graphics: Literal["auto", "kitty", "sixel", "cells"] = option(
         "cells, or pixels by the protocol of kitty or sixel; auto asks the terminal. auto and sixel need "
@@ -269,7 +269,7 @@ class SourceOptions:
         panel=MOST_USED,
     )
     keep: Path | None = option("Save the pass to FILE.trace; --from reads it again without the model.")
-    no_cache: bool = flag("Run the model even if the pass is cached.", "--no-cache")
+    no_cache: bool = flag("Run the model even if the pass is cached.")
     image: list[Path] | None = option(
         "An image, alone or with a text. Repeat it for several; they go where the text says <image>, or "
         "before it."

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from attnscope import __version__
 from attnscope.axes import Weights
@@ -36,6 +36,9 @@ from attnscope.storage.folder import (
     write_manifest,
 )
 from attnscope.views import Drawable
+
+Job: TypeAlias = "tuple[dict[str, Any], Callable[[], Drawable]]"
+"""What a picture is of (its kind, layer and head), and what builds it."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +93,20 @@ def save_export(
         result = None if selection.token is not None else all_heads(model, prepared, selection)
         if result is not None:
             layers, most = result.layers, max(len(weights.values) for weights in result.weights.values())
-            jobs = list(_pictures(result, contents)) if contents.pictures else []
+            pictures = _pictures(result) if contents.pictures else iter(())
         else:
             seen = see_token(model, prepared, selection)
             kinds: dict[str, list[tuple[int, Weights]]] = {site.site.kind: [] for site in seen.sites}
             layers = WholeLayers(kinds, model.title, "", seen.notes, seen.record)
-            jobs, most = list(_token_pictures(seen, contents, mass)), max(site.heads for site in seen.sites)
+            pictures, most = _token_pictures(seen, mass), max(site.heads for site in seen.sites)
         if missing := sorted(head for head in heads or () if head >= most):
             raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
+        jobs = [each for each in pictures if heads is None or each[0].get("head") in (None, *heads)]
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
         begin_manifest(folder, contents, identity)
         total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
-        for name, view in jobs:
+        for named, view in jobs:
+            name = named if len(layers.kinds) > 1 else {**named, "kind": None}
             drawn = view()
             for form in contents.pictures:
                 path = folder / str(Name(form, **name))
@@ -122,29 +127,20 @@ def save_export(
     return Exported(folder, manifest, tuple(warnings))
 
 
-def _pictures(
-    result: AllHeads, contents: ExportPlan
-) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
-    """The name of each picture, and its builder: the overview, then each layer and its heads."""
-    several = len(result.layers.kinds) > 1
+def _pictures(result: AllHeads) -> Iterator[Job]:
+    """The overview, then each layer and its heads."""
     for kind, layers in result.layers.kinds.items():
-        led = {"kind": kind} if several else {}
-        yield led, partial(result.overview, kind)
+        yield {"kind": kind}, partial(result.overview, kind)
         for layer, weights in layers:
-            yield led | {"layer": layer}, partial(result.layer, kind, layer)
+            yield {"kind": kind, "layer": layer}, partial(result.layer, kind, layer)
             for head in range(len(weights.values)):
-                if contents.heads is None or head in contents.heads:
-                    yield led | {"layer": layer, "head": head}, partial(result.head, kind, layer, head)
+                yield {"kind": kind, "layer": layer, "head": head}, partial(result.head, kind, layer, head)
 
 
-def _token_pictures(
-    seen: SeenToken, contents: ExportPlan, mass: float | None
-) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
+def _token_pictures(seen: SeenToken, mass: float | None) -> Iterator[Job]:
     """One token in each head, by layer and head."""
-    several = len({site.site.kind for site in seen.sites}) > 1
     for record in seen.sites:
         site = record.site
         for head in range(record.heads):
-            if contents.heads is None or head in contents.heads:
-                name = {"kind": site.kind} if several else {}
-                yield name | {"layer": site.layer, "head": head}, partial(seen.head, site, head, mass)
+            name = {"kind": site.kind, "layer": site.layer, "head": head}
+            yield name, partial(seen.head, site, head, mass)

@@ -10,6 +10,7 @@ import numpy as np
 
 from attnscope.axes import Array, Weights, fit
 from attnscope.records import Meaning, record
+from attnscope.text import round_short
 from attnscope.views.table import Titled
 
 Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
@@ -40,6 +41,12 @@ class Measured:
     baseline: float | None = None
     unit: str = ""
     meaning: str = ""
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The number, and its baseline in parentheses; empty without one."""
+        baseline = "" if self.baseline is None else f"(baseline {round_short(self.baseline)})"
+        return f"{self.value:.2f}", baseline
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,3 +69,10 @@ def test_what_cannot_be_asked_is_a_sentence(run, texts, tmp_path, model, more, s
 
 def test_texts_are_needed(run):
     assert "give the texts that the loss is measured on" in run("cachecost", "-m", "own-causal").err
+
+
+def test_a_text_that_cannot_be_read_is_named_with_the_reason(run, tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "the cat"}\n{"words": "none"}\n')
+    ran = run("cachecost", "-m", "own-causal", "--texts", file)
+    assert "line 2: no field 'text': it has words" in " ".join(ran.err.split())

@@ -35,6 +35,13 @@ def test_an_edge_is_set_to_its_mean_over_a_corpus(run, tmp_path):
     assert "set to its mean" not in run("cut", "on -> cat", TEXT, "-m", "own-causal").out
 
 
+def test_a_text_that_a_mean_leaves_out_is_named(run, tmp_path):
+    file = tmp_path / "corpus.jsonl"
+    file.write_text('{"text": "The dog sat on the cat"}\n{"words": "none"}\n')
+    shown = run("cut", "on -> cat", TEXT, "-m", "own-causal", "--how", "mean", "--texts", file)
+    assert "skipped line 2: no field 'text'" in shown.err
+
+
 OTHER = ["--with-text", "The dog sat on the mat"]
 
 

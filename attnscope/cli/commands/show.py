@@ -38,7 +38,6 @@ class ShowOutput(options.NumbersOptions):
     )
     min_weight: float = option(
         "Hide cells of a head's map below this weight, and say which share of the attention they hold.",
-        "--min-weight",
         panel=PICTURE,
         min=0,
         default=0.0,
@@ -48,7 +47,7 @@ class ShowOutput(options.NumbersOptions):
         panel=PICTURE,
     )
     loss: bool = flag("Show how badly each token is predicted, in nats, under the map.", panel=PICTURE)
-    large: bool = flag("Show every head large, over several screens.", "--large", panel=PICTURE)
+    large: bool = flag("Show every head large, over several screens.", panel=PICTURE)
     exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=MODEL)
 
 

@@ -126,7 +126,7 @@ def stats(
     one, rows, curved = corpus.texts is None, parse_rows(asked.rows), asked.by_position is not None
     ordered = attention.where or attention.sort
     drawn = output.head_map is not None or curved or asked.faithful
-    undrawn = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
+    undrawn = "saves a picture: add --map MEASURE or --by-position MEASURE"
     single = "only valid with one text, not with --texts"
     refuse_first(
         (asked.rows and not one, "--rows", single),

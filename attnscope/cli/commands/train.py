@@ -9,9 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
-
-from attnscope.cli.command import REQUIRED, argument, command, flag, option
+from attnscope.cli.command import REQUIRED, argument, command, flag, option, refuse
 from attnscope.cli.waiting import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
@@ -121,8 +119,8 @@ def train(
     """
     from attnscope.training.train import train_on_files
 
-    if run.steps is not None and run.minutes is not None:
-        raise click.BadParameter("training lasts a number of steps or of minutes, not both")
+    both = run.steps is not None and run.minutes is not None
+    refuse(both, "--steps, --minutes", "training lasts a number of steps or of minutes, not both")
     recipe = _recipe(shape, data, learning)
     settings = _settings(data, learning, run)
     try:

@@ -90,7 +90,7 @@ class SharedSheet:
         """The image of a fitting head, identical to that of ``save_image``."""
         told = [
             *self._blocks(view),
-            *map(sheet.value_of, view.readings),
+            *(reading.texts[0] for reading in view.readings),
             *(text for _, text in scale_ticks(view)),
         ]
         for artist, text in zip(self._texts, told, strict=True):

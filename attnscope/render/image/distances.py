@@ -34,6 +34,11 @@ NAMED = 0.055  # inches of a cell from which every head's name fits beside it
 BETWEEN = 0.5
 COVERED = 0.12  # names covered by more than this share are left out
 DOT = 4.7  # points across
+
+BESIDE = ((1, 0), (1, 0.7), (1, -0.7), (-1, 0), (-1, 0.7), (-1, -0.7))
+OVER = ((0, 1), (0, -1), (0.8, 1.6), (0.8, -1.6), (-0.8, 1.6), (-0.8, -1.6))
+"""Where a name may stand beside its dot, and above or below it, in its own sizes: the first are preferred."""
+
 FAINTEST = 0.12  # the last layer's place on the colour map: its very end would vanish on white
 
 
@@ -119,29 +124,23 @@ def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[f
     2] -> (right, up) of each name's centre
     """
     dots = np.concatenate([at - DOT / 2, at + DOT / 2], 1)  # [box, left bottom right top]
-    taken = list(dots)
+    named = np.empty((0, 4))
     found: list[tuple[float, float] | None] = []
-    for number, name in enumerate(names):
+    for dot, name in zip(at, names, strict=True):
         wide, tall = 0.64 * size * len(name), size
         right, up = wide / 2 + DOT / 2 + 0.5, tall / 2 + DOT / 2
-        places = [
-            (x * right if not steep else x * wide / 2, y * up)
-            for x, y, steep in (
-                (1, 0, 0), (1, 0.7, 0), (1, -0.7, 0), (-1, 0, 0), (-1, 0.7, 0), (-1, -0.7, 0),
-                (0, 1, 1), (0, -1, 1), (0.8, 1.6, 1), (0.8, -1.6, 1), (-0.8, 1.6, 1), (-0.8, -1.6, 1),
-            )
-        ]  # fmt: skip
-        others = np.array(taken)
-        boxes = [
-            np.array([at[number, 0] + x - wide / 2, at[number, 1] + y - tall / 2,
-                      at[number, 0] + x + wide / 2, at[number, 1] + y + tall / 2])
-            for x, y in places
-        ]  # fmt: skip
-        best = min(range(len(places)), key=lambda place: _overlap(boxes[place], others))
-        covers = _overlap(boxes[best], np.array(taken[len(dots) :])) if len(taken) > len(dots) else 0.0
-        found.append(None if covers > COVERED * wide * tall else places[best])
-        if found[-1] is not None:
-            taken.append(boxes[best])
+        places = np.array(
+            [*((x * right, y * up) for x, y in BESIDE), *((x * wide / 2, y * up) for x, y in OVER)]
+        )
+        half = np.array([wide, tall]) / 2
+        boxes = np.concatenate([dot + places - half, dot + places + half], 1)
+        covered = [_overlap(box, dots) + _overlap(box, named) for box in boxes]
+        best = int(np.argmin(covered))
+        if _overlap(boxes[best], named) > COVERED * wide * tall:
+            found.append(None)
+            continue
+        found.append((float(places[best, 0]), float(places[best, 1])))
+        named = np.concatenate([named, boxes[best : best + 1]])
     return found
 
 

@@ -18,7 +18,7 @@ from attnscope.axes import Array, Place
 from attnscope.errors import SelectionError
 from attnscope.render.colour import STEPS, table
 from attnscope.render.wrapping import balance_lines, fill_lines
-from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
+from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, title_words
 from attnscope.views import Drawable
 from attnscope.views.heatmap import Measured
 
@@ -356,10 +356,11 @@ def sheet(
         start = GAP + number * COLUMN
         for row, reading in enumerate(column):
             y = (GAP + (measured + len(lines) - row - 0.75) * LINE) / tall
+            value, baseline = reading.texts
             for x, side, gid, text in (
                 (start, "left", NAME, reading.name),
-                (start + TO_VALUE, "right", VALUE, value_of(reading)),
-                (start + TO_VALUE + 0.05, "left", BASELINE, _beside(reading)),
+                (start + TO_VALUE, "right", VALUE, value),
+                (start + TO_VALUE + 0.05, "left", BASELINE, f"{reading.unit} {baseline}".strip()),
             ):
                 figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, linespacing=1.25, **QUIET)
     return Sheet(figure, left, bottom, width, height)
@@ -375,16 +376,6 @@ def in_columns(readings: Sequence[Measured], width: float) -> list[Sequence[Meas
     count = max(int((width - GAP) / COLUMN), 1)
     tall = -(-len(readings) // count)
     return [readings[start : start + tall] for start in range(0, len(readings), tall)] if tall else []
-
-
-def value_of(reading: Measured) -> str:
-    """The displayed number of a reading."""
-    return f"{reading.value:.2f}"
-
-
-def _beside(reading: Measured) -> str:
-    baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
-    return f"{reading.unit} {baseline}".strip()
 
 
 def paint(axes: Axes, values: Array, cmap: str, limits: tuple[float, float], **options: Any) -> None:

@@ -20,7 +20,7 @@ from rich.style import Style
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, choose_map, is_light, table, terminal_colours
 from attnscope.render.wrapping import balance_lines, fill_lines
-from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short
+from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes
 from attnscope.views.heatmap import Measured
 
 JOINER = "\u200d"
@@ -299,7 +299,7 @@ def readings(numbers: tuple[Measured, ...], surface: Surface) -> Iterator[Line]:
     if not numbers:
         return
     yield []
-    cells = [_reading(reading) for reading in numbers]
+    cells = [(each.name, each.texts[0], each.unit, each.texts[1]) for each in numbers]
     widths = [max(cell_len(cell[part]) for cell in cells) for part in range(4)]
     beside = max(1, (surface.width + 4) // (sum(widths) + 9))
     for start in range(0, len(cells), beside):
@@ -311,11 +311,6 @@ def readings(numbers: tuple[Measured, ...], surface: Surface) -> Iterator[Line]:
                 Segment(" " + fit_text(unit, widths[2]) + "  " + fit_text(baseline, widths[3]) + "    ", DIM),
             ]
         yield [*line[:-1], Segment(line[-1].text.rstrip(), DIM)]
-
-
-def _reading(reading: Measured) -> tuple[str, str, str, str]:
-    baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
-    return reading.name, f"{reading.value:.2f}", reading.unit, baseline
 
 
 def half_block_lines(tones: Array, palette: Palette) -> list[Line]:

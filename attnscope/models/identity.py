@@ -19,6 +19,7 @@ from typing import Any
 from attnscope import __version__
 from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
 from attnscope.plugins import GROUPS, entry_points_of, package_of
+from attnscope.storage.files import hash_file
 
 SETTLED = 2.0
 """Seconds after which a change of a file changes its time stamp, on any disk."""
@@ -72,12 +73,9 @@ def identify_programs() -> list[Any]:
 
 def identify_file(path: Path) -> str:
     """The digest of a file. Raises ``OSError``."""
-    with path.open("rb") as file:
-        return (
-            hashlib.file_digest(file, "sha256").hexdigest()
-            if hasattr(hashlib, "file_digest")
-            else (hashlib.sha256(file.read()).hexdigest())
-        )
+    digest = hashlib.sha256()
+    hash_file(digest, path)
+    return digest.hexdigest()
 
 
 def _folder_of(name: str, revision: str | None) -> Path | None:

@@ -14,7 +14,14 @@ from attnscope.errors import InputError, ModelError
 from attnscope.network.attention import MultiHeadAttention, RotaryAttention, Sinusoidal
 
 POSITIONS = ("rotary", "sinusoidal", "none")
-ACTIVATIONS = ("gelu", "relu")
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
+"""The activations by name."""
+
+SIZES = {
+    "vocabulary": (1, 2**31), "width": (1, 2**16), "layers": (1, 1024), "heads": (1, 2**16),
+    "hidden": (1, 2**20), "max_positions": (1, 2**20), "segments": (0, 2),
+}  # fmt: skip
+"""The least and the most that each whole number may be."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +50,14 @@ class EncoderConfig:
     trained: bool = False
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("vocabulary", 1, 2**31),
-            ("width", 1, 2**16),
-            ("layers", 1, 1024),
-            ("heads", 1, 2**16),
-            ("hidden", 1, 2**20),
-            ("max_positions", 1, 2**20),
-            ("segments", 0, 2),
-        ):
+        for name, (low, high) in SIZES.items():
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
                 raise ModelError(f"{name} is a whole number from {low} to {high}, not {value!r}")
         for name in ("causal", "norm_first", "trained"):
             if type(getattr(self, name)) is not bool:
                 raise ModelError(f"{name} is true or false, not {getattr(self, name)!r}")
-        for name, choices in (("positions", POSITIONS), ("activation", ACTIVATIONS)):
+        for name, choices in (("positions", POSITIONS), ("activation", FUNCTIONS)):
             if getattr(self, name) not in choices:
                 raise ModelError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         for name, least, most in (("dropout", 0.0, 0.9), ("rotary_base", 1.5, 1e9)):
@@ -80,15 +79,10 @@ class EncoderConfig:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ModelError(f"unknown field {unknown[0]!r}: there are {', '.join(sorted(known))}")
-        missing = [
-            name for name in ("vocabulary", "width", "layers", "heads", "hidden") if name not in values
-        ]
-        if missing:
-            raise ModelError(f"the field {missing[0]!r} is missing")
+        for name in ("vocabulary", "width", "layers", "heads", "hidden"):
+            if name not in values:
+                raise ModelError(f"the field {name!r} is missing")
         return cls(**values)
-
-
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
 class EncoderLayer(nn.Module):
@@ -173,21 +167,16 @@ class Encoder(nn.Module):
             Sinusoidal(config.max_positions, config.width) if config.positions == "sinusoidal" else None
         )
         self.layers = nn.ModuleList()
+        shape, length, base = (config.width, config.heads), config.max_positions, config.rotary_base
         for _ in range(config.layers):
             attention: MultiHeadAttention | None = None
             if config.positions == "rotary":
                 attention = RotaryAttention(
-                    config.width,
-                    config.heads,
-                    config.dropout,
-                    batch_first=True,
-                    length=config.max_positions,
-                    base=config.rotary_base,
+                    *shape, config.dropout, batch_first=True, length=length, base=base
                 )
             self.layers.append(
                 EncoderLayer(
-                    config.width,
-                    config.heads,
+                    *shape,
                     config.hidden,
                     config.dropout,
                     config.activation,

@@ -4,32 +4,8 @@
     saved = read_weights("heads.npz")  # what was saved, or another tool's tensors
 
 where ``kinds`` maps a kind of attention to pairs of a layer's number and its weights ``[head, query,
-key]``. Weights are written in their own type, at least float32. The layout is described in ``tensors``.
-
-Other tools read the files as they are. NumPy::
-
-    import numpy
-    maps = numpy.load("heads.npz")
-    print(maps["encoder.03"][1])  # L3H1, [query, key]
-
-safetensors::
-
-    import safetensors.torch
-    maps = safetensors.torch.load_file("heads.safetensors")
-    print(maps["encoder.03"][1])  # L3H1, [query, key]
-
-bertviz::
-
-    import bertviz, numpy, torch
-    maps = numpy.load("heads.npz")
-    layers = [torch.from_numpy(maps[f"encoder.{n:02}"])[None] for n in range(4)]
-    bertviz.head_view(layers, maps["tokens"].tolist())
-
-CircuitsVis::
-
-    import circuitsvis.attention, numpy
-    maps = numpy.load("heads.npz")
-    circuitsvis.attention.attention_patterns(maps["tokens"].tolist(), maps["encoder.03"])
+key]``. Weights are written in their own type, at least float32. The ``README.md`` beside this
+file has the layout, and how other tools read it.
 """
 
 from __future__ import annotations

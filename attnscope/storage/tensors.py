@@ -1,17 +1,4 @@
-"""The layout of attention in a file of arrays: the layer, rows and columns of each.
-
-Every layer is one array ``[head, query, key]`` named by its kind and number, ``encoder.05``. If anything
-is masked, ``encoder.05.allowed`` (bool, ``[head or 1, query, key]``) is True for the open cells. A
-description in JSON holds the rest::
-
-    {"format": 1, "title": ..., "notes": [...],
-     "axes": [{"queries": [place, ...], "keys": [place, ...]}, ...],
-     "layers": [{"kind": "encoder", "layer": 5, "array": "encoder.05", "axes": 0}, ...]}
-
-A place is ``[text, first token, token after its last, special, word, id]``: ``word`` is ``[segment,
-number]`` for a piece of a word, ``id`` a single token's number in the vocabulary; otherwise both are
-null. Layers with the same labels share one entry of ``axes``.
-"""
+"""The one reader of arrays in files; the description of attention in them: ``README.md``, "Layouts"."""
 
 from __future__ import annotations
 

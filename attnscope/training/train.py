@@ -70,15 +70,14 @@ def make_optimizers(
     return adam, torch.optim.Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
 
 
-def _state_of(optimizers: Sequence[torch.optim.Optimizer], parameter: Tensor) -> dict[str, Any]:
-    """The optimizer state of ``parameter``; empty before the first step."""
-    owner = next(
-        each
+def _states(optimizers: Sequence[torch.optim.Optimizer]) -> dict[Tensor, dict[str, Any]]:
+    """The optimizer state of every parameter; empty before the first step."""
+    return {
+        parameter: each.state[parameter]
         for each in optimizers
-        if any(parameter is owned for group in each.param_groups for owned in group["params"])
-    )
-    state: dict[str, Any] = owner.state[parameter]
-    return state
+        for group in each.param_groups
+        for parameter in group["params"]
+    }
 
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -108,10 +107,10 @@ def save_checkpoint(
     """Weights, moments and progress in one safetensors file, which appears whole or not at all."""
     from safetensors.torch import save
 
-    tensors: dict[str, Tensor] = {}
+    tensors, states = dict[str, Tensor](), _states(optimizers)
     for name, parameter in encoder.named_parameters():
         tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
-        for key, value in _state_of(optimizers, parameter).items():
+        for key, value in states[parameter].items():
             tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
     metadata = {"progress": json.dumps(asdict(progress)), "config": json.dumps(asdict(encoder.config))}
     write_whole(path, save(tensors, metadata=metadata))
@@ -136,15 +135,13 @@ def load_checkpoint(
     for name, value in wanted.items():
         if config.get(name) != value:
             raise ModelError(f"{path} was made with {name} {config.get(name)}, not {value}: resume with that")
+    states = _states(optimizers)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             parameter.copy_(tensors[f"weights.{name}"])
-            kept = {
-                key: tensors[f"{key}.{name}"].to(parameter.device)
-                for key in MOMENTS
-                if f"{key}.{name}" in tensors
-            }
-            _state_of(optimizers, parameter).update(kept)
+            for key in MOMENTS:
+                if f"{key}.{name}" in tensors:
+                    states[parameter][key] = tensors[f"{key}.{name}"].to(parameter.device)
     return progress
 
 

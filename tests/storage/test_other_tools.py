@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +12,8 @@ from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection
 from attnscope.storage import arrays as data
 
-EXAMPLES = dict(re.findall(r"(\w+)::\n\n((?:    .*\n)+)", data.__doc__))
+README = Path(data.__file__).with_name("README.md").read_text("utf-8")
+EXAMPLES = dict(re.findall(r"(\w+):\n\n```python\n(.*?)```", README, re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,8 @@ def test_an_example_runs_as_it_stands(tool, folder, monkeypatch, capsys):
     shown: list[object] = []
     if tool == "bertviz":  # what it would hand to a notebook
         monkeypatch.setitem(__import__("bertviz").head_view.__globals__, "display", shown.append)
-    code = textwrap.dedent(EXAMPLES[tool])
     names: dict[str, object] = {}
-    exec(code, names)
+    exec(EXAMPLES[tool], names)
     assert "maps" in names
     if tool == "bertviz":
         assert shown

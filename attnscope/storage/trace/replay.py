@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.attention import Attention, AttentionCall, HeldRows, OpenKeys, RowSource, Site
+from attnscope.attention import Attention, AttentionCall, HeldRows, OpenKeys, RowSource, Site, tensor_of
 from attnscope.axes import Array
 from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.storage.trace.file import Trace
@@ -55,7 +55,7 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
             keys=trace.axis(call.keys),
             offset=call.offset,
             dtype=call.dtype,
-            read=_ArrayRows(trace, call) if sources is None else _TracedRows(sources, number),
+            read=_ArrayRows(trace, call) if sources is None else _TracedRows(partial(sources.source, number)),
             arrays=arrays,
             window=call.window,
             refusal=None if call.refusal is None else clean(call.refusal),
@@ -148,27 +148,21 @@ class _Sources:
 class _TracedRows:
     """The rows of one call; its tensors are read on demand."""
 
-    sources: _Sources
-    number: int
-
-    @property
-    def behind(self) -> RowSource:
-        """The rows in the form of capture."""
-        return self.sources.source(self.number)
+    source: Callable[[], RowSource]
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        return self.behind.rows(start, stop, heads)
+        return self.source().rows(start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
-        return self.behind.allowed(start, stop)
+        return self.source().allowed(start, stop)
 
 
 def _tensor(array: Array) -> Tensor:
     """An array as a tensor; uint16 holds the bits of bfloat16."""
+    if array.dtype != np.uint16:
+        return tensor_of(array)
     import torch
 
-    if array.dtype == np.uint16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return tensor_of(array).view(torch.bfloat16)

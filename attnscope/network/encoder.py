@@ -14,8 +14,8 @@ from attnscope.errors import InputError, ModelError
 from attnscope.network.attention import MultiHeadAttention, RotaryAttention, Sinusoidal
 
 POSITIONS = ("rotary", "sinusoidal", "none")
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
-"""The activations by name."""
+ACTIVATIONS = ("gelu", "relu")
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 SIZES = {
     "vocabulary": (1, 2**31), "width": (1, 2**16), "layers": (1, 1024), "heads": (1, 2**16),
@@ -57,7 +57,7 @@ class EncoderConfig:
         for name in ("causal", "norm_first", "trained"):
             if type(getattr(self, name)) is not bool:
                 raise ModelError(f"{name} is true or false, not {getattr(self, name)!r}")
-        for name, choices in (("positions", POSITIONS), ("activation", FUNCTIONS)):
+        for name, choices in (("positions", POSITIONS), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in choices:
                 raise ModelError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         for name, least, most in (("dropout", 0.0, 0.9), ("rotary_base", 1.5, 1e9)):

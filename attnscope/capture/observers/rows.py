@@ -67,8 +67,7 @@ class Sample(RowObserver):
 class Kept:
     """The weights of some heads of one attention call.
 
-    ``allowed`` has one entry in its head axis if all heads share a mask. ``attention`` has the call's
-    other properties, without tensors of the pass.
+    ``allowed`` has one entry in its head axis if all heads share a mask.
     """
 
     site: Site

@@ -25,7 +25,7 @@ class Steps:
     """
 
     _sites: dict[tuple[str, int], _Steps] = field(default_factory=dict)
-    _masks: _Masks = field(default_factory=lambda: _Masks())
+    _masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def observe(self, attention: Attention) -> None:
         """Hold one call."""
@@ -60,7 +60,7 @@ class Steps:
 class _Steps:
     """The calls of one site; keys that they share are stored once."""
 
-    masks: _Masks
+    masks: dict[tuple[object, ...], Tensor]  # copies by contents, of all sites: a model may overwrite its own
     calls: list[Attention] = field(default_factory=list)
     spans: list[tuple[_Keys, int, int] | None] = field(default_factory=list)  # where each call's keys are
     keys: dict[tuple[int, ...], _Keys] = field(default_factory=dict)  # by batch, heads and size
@@ -83,8 +83,8 @@ class _Steps:
             end = shared.take_in(key, len(attention.queries))
             span = shared, end - key.shape[-2], end
             none = key[..., :0, :].clone()
-            masks = tuple(self.masks.hold(mask) if isinstance(mask, Tensor) else mask for mask in call.masks)
-            biases = tuple(self.masks.hold(bias) for bias in call.biases)
+            masks = tuple(self._hold(mask) if isinstance(mask, Tensor) else mask for mask in call.masks)
+            biases = tuple(self._hold(bias) for bias in call.biases)
             call = replace(call, query=call.query.clone(), key=none, value=none, masks=masks, biases=biases)
             read = ScoredRows(call)
         elif isinstance(read, HeldRows):
@@ -97,6 +97,9 @@ class _Steps:
             self.latest = None if states is None else states.clone()
         self.calls.append(replace(attention, read=read, values=None))
         self.spans.append(span)
+
+    def _hold(self, mask: Tensor) -> Tensor:
+        return self.masks.setdefault(digest(mask), mask.clone())
 
     def joined(self) -> Attention:
         first = self.calls[0]
@@ -135,17 +138,6 @@ def _with_keys(call: Attention, span: tuple[_Keys, int, int] | None) -> RowSourc
         return call.read
     keys, start, stop = span
     return ScoredRows(replace(call.read.call, key=keys.whole()[..., start:stop, :]))
-
-
-@dataclass(eq=False)
-class _Masks:
-    """Copies of masks, shared by sites with equal contents: a model may overwrite its own."""
-
-    copies: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
-
-    def hold(self, mask: Tensor) -> Tensor:
-        """A copy of the mask."""
-        return self.copies.setdefault(digest(mask), mask.clone())
 
 
 @dataclass(eq=False)

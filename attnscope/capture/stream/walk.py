@@ -81,8 +81,6 @@ def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
         return [_times(given, saved._saved_other), _times(given, saved._saved_self)]
     if name == "Div":
         return [given / saved._saved_other, None]
-    if name == "Mm":
-        return [_product(given, saved._saved_mat2), _turned(saved._saved_self, given)]
     if name == "Addmm":
         left = _product(given, saved._saved_mat2)
         right = _turned(saved._saved_mat1, given)
@@ -92,7 +90,7 @@ def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
             None if left is None else left * alpha,
             None if right is None else right * alpha,
         ]
-    if name == "Bmm":
+    if name in ("Mm", "Bmm"):
         return [_product(given, saved._saved_mat2), _turned(saved._saved_self, given)]
     if name in NORMS:
         return _pull_norm(name, saved, given)

@@ -137,6 +137,15 @@ class Prediction(NamedTuple):
     logits: Tensor  # [text, vocabulary], or of classes
     at: int | None = None  # the token at which it is made; None if the whole text is classified
 
+    def scores(self, model: Model, prepared: ModelInput, copies: int = 1) -> Tensor:
+        """One pass of copies of the text, changed or not.  -> [copy, vocabulary], or of classes"""
+        if isinstance(model, Classifier):
+            scores = model.class_scores(prepared)
+            return scores if self.at is None else scores[:, self.at]
+        assert self.at is not None
+        texts = torch.arange(copies, device=model.device)
+        return model.logits(prepared, texts, torch.full_like(texts, self.at))
+
 
 NAMED_CLASSES = 8
 """Classes named in a message."""

@@ -103,26 +103,22 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
             predict = partial(predictions.logits, model)
             first = take_away(PlainPass.run(model, predictions.prepared, predict, selection, heads))
             after = first.changed(first.calls)
-        pair = (
-            torch.stack([first.before, after]).double().cpu().log_softmax(-1)
-        )  # [before | after, target, vocabulary]
-        right = pair.gather(-1, predictions.target_ids.expand(2, -1)[..., None])[
-            ..., 0
-        ]  # [before | after, target]
+        pair = torch.stack([first.before, after]).double().cpu().log_softmax(-1)  # [2, target, vocabulary]
+        right = pair[:, torch.arange(pair.shape[1]), predictions.target_ids]  # [before | after, target]
         losses.append(-right)
         divergence = F.kl_div(pair[1], pair[0], reduction="none", log_target=True).sum(-1)  # [target]
         for number, target in enumerate(predictions.targets):
-            named = [name_likeliest(vocabulary, shares, LIKELIEST) for shares in pair[:, number].exp()]
-            one, other = right[:, number].exp().tolist()
+            before, after_ = (name_likeliest(vocabulary, one, LIKELIEST) for one in pair[:, number].exp())
+            with_, without = right[:, number].exp().tolist()
             changes.append(
                 Changed(
-                    tokens[target.position].text,
-                    read_token(vocabulary, target.id),
-                    target.position,
-                    float(divergence[number]),
-                    named[0],
-                    named[1],
-                    (one, other),
+                    token=tokens[target.position].text,
+                    wanted=read_token(vocabulary, target.id),
+                    position=target.position,
+                    divergence=float(divergence[number]),
+                    before=before,
+                    after=after_,
+                    right=(with_, without),
                 )
             )
     kinds = list(dict.fromkeys(head.kind or "encoder" for head in first.calls))
@@ -167,8 +163,6 @@ def of_ablation(result: Ablation) -> Answer:
     """The mean change, and the predictions that changed most."""
     (was, is_), named = result.losses, "the heads" if "," in result.head else "the head"
     lead = Table(
-        (),
-        (),
         title=f"without {result.head} · {result.title}",
         subtitle=f"mean KL divergence of the predictions: {result.divergence:.3g} nats; loss: {was:.3f} with "
         f"{named}, {is_:.3f} without",

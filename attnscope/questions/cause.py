@@ -202,8 +202,8 @@ def _correlate(heads: Sequence[ChangedHead]) -> float | None:
     return float(both.T.corrcoef()[0, 1]) if len(both) > 1 else None
 
 
-FindPairs: TypeAlias = Callable[[Axis, Axis], "Tensor | None"]
-"""Finds the pairs of tokens of a call, bool, [query, key]; ``None`` if there are none."""
+FindPairs: TypeAlias = Callable[[Axis, Axis], Tensor]
+"""Finds the pairs of tokens of a call, bool, [query, key]."""
 
 Means: TypeAlias = Mapping[Site, Tensor]
 """The mean weight of some pairs in each head of a call: [head]."""
@@ -220,8 +220,7 @@ class _PairWeights:
     def observe(self, attention: Attention) -> None:
         """Add the weights of a call."""
         pairs = self.find(attention.queries, attention.keys)
-        for start in range(0, 0 if pairs is None else len(pairs), BLOCK):
-            assert pairs is not None
+        for start in range(0, len(pairs), BLOCK):
             block = pairs[start : start + BLOCK]
             if block.any():
                 weights = attention.rows(start, start + len(block))
@@ -258,7 +257,7 @@ def cut_edges(questions: Sequence[Question], how: How, means: Means | None = Non
     def change(number: int, attention: Attention) -> Made | None:
         pairs = find(attention.queries, attention.keys)
         mean = torch.zeros(attention.heads) if means is None else means.get(attention.site)
-        if pairs is None or mean is None:
+        if mean is None:
             return None
         starts = range(0, len(pairs), BLOCK)
         found = [made for at in starts if (made := _cut_rows(attention, pairs, at, how, mean)) is not None]
@@ -275,8 +274,8 @@ def _pair_finder(questions: Sequence[Question]) -> FindPairs:
     return cache(partial(find_pairs, questions))
 
 
-def find_pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor | None:
-    """The pairs of tokens of the questions, bool; ``None`` if there are none.  -> [query, key]"""
+def find_pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor:
+    """The pairs of tokens of the questions, bool.  -> [query, key]"""
     pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
     for question in questions:
         asked = ResolvedQuestion.of(question, queries, keys)
@@ -285,7 +284,7 @@ def find_pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tens
                 pairs[row] |= torch.arange(len(keys)) == row + asked.step
         elif asked is not None:
             pairs[list(asked.rows)] |= asked.wanted
-    return pairs if pairs.any() else None
+    return pairs
 
 
 def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: Tensor) -> Made | None:

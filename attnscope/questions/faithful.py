@@ -51,17 +51,11 @@ class Deletion:
         wanted = torch.ones(len(kept), len(self.prepared.tokens), dtype=torch.bool)
         wanted[:, list(self.places)] = tensor_of(kept)
         size, found = max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
-        model, at = self.model, self.prediction.at
+        model = self.model
         with torch.inference_mode(), model.threads(self.prepared):
             for start in range(0, len(wanted), size):
                 part = wanted[start : start + size].to(model.device)  # [copy, token]
-                if isinstance(model, Classifier):
-                    scores = model.class_scores(self._without(part))
-                    scores = scores if at is None else scores[:, at]
-                else:
-                    assert at is not None
-                    copies = torch.arange(len(part), device=part.device)
-                    scores = model.logits(self._without(part), copies, torch.full_like(copies, at))
+                scores = self.prediction.scores(model, self._without(part), len(part))
                 found.append(scores.float().softmax(-1)[:, self.prediction.chosen].double().cpu().numpy())
                 tell("text", min(start + size, len(wanted)), len(wanted))
         return np.concatenate(found)

@@ -26,7 +26,6 @@ from attnscope.capture.record import tolerance
 from attnscope.capture.rows.proof import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.huggingface.load import Classifier
 from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
 from attnscope.questions.importance import editing
@@ -434,15 +433,7 @@ class Scored:
 
     def logits(self) -> Tensor:
         """One pass.  -> [vocabulary] or [class], float64"""
-        at = self.prediction.at
-        if isinstance(self.model, Classifier):
-            scores = self.model.class_scores(self.prepared)[0]
-            scores = scores if at is None else scores[at]
-        else:
-            text, place = torch.tensor([0]), torch.tensor([at])
-            device = self.model.device
-            scores = self.model.logits(self.prepared, text.to(device), place.to(device))[0]
-        return scores.cpu().double()
+        return self.prediction.scores(self.model, self.prepared)[0].cpu().double()
 
     @property
     def unit(self) -> str:

@@ -210,21 +210,21 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
         error = result.errors.get(each)
         return (str(each) if several else each.name) + ("" if error is None else f" ±{error:.2f}")
 
-    parts = {name(each): effect for each, effect in effects.heads.items()}
-    parts |= {f"feed-forward {layer}": effect for layer, effect in effects.feed_forward.items()}
-    parts |= {f"{module} {layer}": effect for (layer, module), effect in effects.mixers.items()}
-    parts |= {"embeddings": effects.embeddings, "biases": effects.biases}
+    kinds = {
+        "heads": {name(each): effect for each, effect in effects.heads.items()},
+        "feed-forward": {f"feed-forward {layer}": effect for layer, effect in effects.feed_forward.items()},
+        "other mixers": {f"{module} {layer}": each for (layer, module), each in effects.mixers.items()},
+        "embeddings": {"embeddings": effects.embeddings},
+        "biases": {"biases": effects.biases},
+    }
+    parts = {name: effect for mine in kinds.values() for name, effect in mine.items()}
     told = [name(each.head) for each in result.words]  # heads whose words are listed below
     order = sorted(parts, key=lambda part: (part not in told, -abs(parts[part])))
     listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
-    groups = {"heads": sum(effects.heads.values())} if effects.heads else {}
-    groups |= {"feed-forward": sum(effects.feed_forward.values())} if effects.feed_forward else {}
-    groups |= {"other mixers": sum(effects.mixers.values())} if effects.mixers else {}
-    groups |= {"embeddings": effects.embeddings, "biases": effects.biases}
     rest = order[MOST:]
     maps = maps_by_kind(effects.heads, "added to the score", unit="logits")
     view = Terms(
-        groups=tuple(Term(*group) for group in groups.items()),
+        groups=tuple(Term(kind, sum(mine.values())) for kind, mine in kinds.items() if mine),
         total=Term("= the score", result.score),
         largest=tuple(Term(part, parts[part]) for part in listed),
         rest=Term(f"{len(rest):,} others", sum(parts[part] for part in rest)) if rest else None,

@@ -224,7 +224,7 @@ MEAN_TEXTS = 1000
 
 
 class Removals(HeadSums):
-    """Sums the rise of the loss without each head, text by text, weighed by tokens; and the loss of all.
+    """Sums the rise of the loss without each head, text by text and token by token, beside the loss with all.
 
     ``means`` replace the heads' outputs, by site [head, size]; zeros if there are none.
     """
@@ -251,7 +251,7 @@ class Removals(HeadSums):
             for head, losses in without.items():
                 rise = rises.setdefault(head, torch.zeros(len(texts), dtype=torch.float64))
                 rise.index_add_(0, of_text, losses - before)
-        self.add_texts(tokens, rises, float(plain.sum()))
+        self.add_texts(tokens, rises, plain)
 
     def _losses(
         self, model: Model, predictions: PredictionBatch, selection: Selection
@@ -266,10 +266,9 @@ class Removals(HeadSums):
 
     def figures(self) -> dict[Head, Removal]:
         """By head."""
-        _, tokens, _, loss = self.totals.tolist()
         return {
-            head: Removal(mean, texts, error, mean + loss / tokens)
-            for head, mean, texts, error in self.ratios()
+            head: Removal(each.value, each.texts, each.error, each.value + each.baseline)
+            for head, each in self.averages().items()
         }
 
 

@@ -21,7 +21,8 @@ from attnscope.attention import Axis, Head, Kind, Site, Token
 from attnscope.capture import Observer, Record, recording
 from attnscope.capture.hooks.gate import Edit, Gates, edited
 from attnscope.errors import ModelError
-from attnscope.figures import Importance
+from attnscope.figures import Figure, Importance
+from attnscope.measures.sums import Sums
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import PredictionBatch, batch_predictions
 
@@ -29,64 +30,40 @@ Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]
 
 
 class HeadSums:
-    """Sums over texts, in float64, for a figure of each head: the sum of values over the sum of weights.
-
-    ``totals``: texts, weights, weights squared, and whatever is summed beside. For each head: the value, its
-    square, and its product with the weight of its text.
-    """
+    """Sums over texts for one figure of each head, which is averaged as ``measures.sums`` says."""
 
     def __init__(self) -> None:
-        self.totals = torch.zeros(4, dtype=torch.float64)
-        self.heads: dict[Head, Tensor] = {}
+        self.heads: dict[Head, Sums] = {}
 
-    def add_texts(self, weights: Tensor, values: Mapping[Head, Tensor], beside: float = 0.0) -> None:
-        """Add some texts, of which those without weight do not count.  [text], by head [text]"""
-        totals = (weights > 0).sum(), weights.sum(), weights.square().sum(), torch.tensor(beside)
-        made = {
-            head: torch.stack([each.sum(), each.square().sum(), (each * weights).sum()])
-            for head, each in values.items()
-        }
-        self._increase(torch.stack([each.double() for each in totals]), made)
-
-    def _increase(self, totals: Tensor, heads: Mapping[Head, Tensor]) -> None:
-        self.totals = self.totals + totals
-        for head, sums in heads.items():
-            self.heads[head] = self.heads[head] + sums if head in self.heads else sums
+    def add_texts(self, rows: Tensor, values: Mapping[Head, Tensor], baseline: Tensor) -> None:
+        """Add some texts, of which those without rows do not count.  [text], by head [text]"""
+        for head, each in values.items():
+            sums = torch.stack([rows, each, baseline])[:, None, :, None]  # [sum, measure, text, head]
+            self._add(head, Sums.of_texts(sums, torch.zeros_like(sums)))
 
     def merge(self, other: HeadSums) -> None:
         """Add another one's sums."""
-        self._increase(other.totals, other.heads)
+        for head, sums in other.heads.items():
+            self._add(head, sums)
 
-    def ratios(self) -> Iterator[tuple[Head, float, int, float | None]]:
-        """By head: the mean, the texts and the standard error, as in ``measures.sums.Sums.figures``."""
-        texts, weights, squared, _ = self.totals.tolist()
-        for head, (total, squares, products) in ((head, sums.tolist()) for head, sums in self.heads.items()):
-            if not weights:
-                return
-            mean, error = total / weights, None
-            if texts > 1:
-                spread = max(0.0, squares - 2 * mean * products + mean**2 * squared)
-                error = (spread * texts / (texts - 1)) ** 0.5 / weights
-            yield head, mean, int(texts), error
+    def _add(self, head: Head, sums: Sums) -> None:
+        self.heads[head] = self.heads[head] + sums if head in self.heads else sums
 
-    def state(self) -> dict[str, Any]:
+    def averages(self) -> dict[Head, Figure]:
+        """The figure of each head that has one."""
+        found = ((head, sums.figures()[0][0]) for head, sums in self.heads.items())
+        return {head: figure for head, figure in found if figure is not None}
+
+    def state(self) -> list[Any]:
         """The sums as plain lists, which JSON keeps exactly."""
-        heads = [{"head": asdict(head), "sums": sums.tolist()} for head, sums in self.heads.items()]
-        return {"totals": self.totals.tolist(), "heads": heads}
+        return [{"head": asdict(head), "sums": sums.state()} for head, sums in self.heads.items()]
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Any:
+    def from_state(cls, state: Sequence[Mapping[str, Any]]) -> Any:
         """What ``state`` saved. Raises ``ValueError`` or ``TypeError`` for anything else."""
         made = cls()
-        made.totals = torch.tensor(state["totals"], dtype=torch.float64)
-        made.heads = {
-            Head(**entry["head"]): torch.tensor(entry["sums"], dtype=torch.float64)
-            for entry in state["heads"]
-        }
-        if [len(made.totals), *map(len, made.heads.values())] != [
-            4,
-            *[3] * len(made.heads),
-        ] or not made.totals[0] >= 0:
+        made.heads = {Head(**entry["head"]): Sums.from_state(entry["sums"]) for entry in state}
+        if any(sums.numbers.shape[1:] != (1, 1) for sums in made.heads.values()):
             raise ValueError("these are not sums over texts")
         return made
 
@@ -111,11 +88,14 @@ class Importances(HeadSums):
                     sums = total.setdefault(Head(site.layer, number, site.kind), torch.zeros_like(copies))
                     sums.index_add_(0, rows, each)
         asked = (copies > 0).double()
-        self.add_texts(asked, {head: sums / copies.clamp(min=1) for head, sums in total.items()})
+        means = {head: sums / copies.clamp(min=1) for head, sums in total.items()}
+        self.add_texts(asked, means, torch.zeros_like(asked))
 
     def figures(self) -> dict[Head, Importance]:
         """By head."""
-        return {head: Importance(mean, texts, error) for head, mean, texts, error in self.ratios()}
+        return {
+            head: Importance(each.value, each.texts, each.error) for head, each in self.averages().items()
+        }
 
 
 def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:

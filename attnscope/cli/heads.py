@@ -69,10 +69,15 @@ def parse_rows(spelling: str | None, option: str = "--rows") -> range | None:
     """One run of tokens, ``30-46``, both ends included; ``None`` stays. Anything else is wrong usage."""
     if spelling is None:
         return None
+    rows = _read_range(spelling)
+    refuse(not rows, option, f"{spelling!r}: name one run, like 30-46")
+    return rows
+
+
+def _read_range(spelling: str) -> range:
+    """``7`` or ``30-46``, both ends included; empty for anything else, including a descending range."""
     match = NUMBERS.fullmatch(spelling.strip())
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-    refuse(first > last, option, f"{spelling!r}: name one run, like 30-46")
-    return range(first, last + 1)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
@@ -82,11 +87,7 @@ def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
     """
     if spelling is None:
         return None
-    numbers: set[int] = set()
-    for part in spelling.split(","):
-        match = NUMBERS.fullmatch(part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        wrong = first > last or last > MOST
-        refuse(wrong, option, f"{spelling!r}: write numbers and ranges, like 0-3,7")
-        numbers.update(range(first, last + 1))
-    return tuple(sorted(numbers))
+    ranges = [_read_range(part) for part in spelling.split(",")]
+    wrong = any(not each or each[-1] > MOST for each in ranges)
+    refuse(wrong, option, f"{spelling!r}: write numbers and ranges, like 0-3,7")
+    return tuple(sorted(set().union(*ranges)))

@@ -46,11 +46,8 @@ def ablate(
     Examples:
 
     attnscope ablate "The cat sat on the mat because it was tired."
-
     attnscope ablate "The cat sat on the mat because it was tired." --head L2H1,L3H0
-
     attnscope ablate "The {A} saw the {B} and the" --prompts words.tsv --target "{A}" --head L0H0,L1H0
-
     attnscope ablate --texts corpus.txt -m own-causal --mean --csv
     """
     check_texts(corpus, source)

@@ -49,9 +49,7 @@ def circuit(
     Examples:
 
     attnscope circuit sample_inputs/repeats.tsv -m own-causal
-
     attnscope circuit pairs.tsv -m openai-community/gpt2 --target " Mary" --against " John"
-
     attnscope circuit pairs.tsv -m openai-community/gpt2 --keep 0.9 -o circuit.html
     """
     from attnscope.questions.circuit import find_circuit, of_circuit

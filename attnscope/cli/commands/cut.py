@@ -56,13 +56,9 @@ def cut(
     Examples:
 
     attnscope cut "mat -> cat" "The cat sat on the mat" -m own-causal
-
     attnscope cut "* -> cat" "The cat sat on the" -m own-causal --target mat --against floor --head L1H0,L2H3
-
     attnscope cut "* -> special" "The cat sat on the mat." --how zero --json
-
     attnscope cut "* -> -1" "The cat sat on the mat." --how mean --texts corpus.txt
-
     attnscope cut "{B} -> {A}" "When {A} and {B} met, {B} gave" --prompts names.tsv --target "{A}"
     """
     from attnscope.models import ModelInput

@@ -59,11 +59,8 @@ def logits(
     Examples:
 
     attnscope logits "The cat sat on the" -m openai-community/gpt2 --target mat --against floor
-
     attnscope logits "The king said that he would" -m own-causal --head L3H1
-
     attnscope logits "The king said that he would" -m own-causal --by layer --target be
-
     attnscope logits "When {A} and {B} met, {B} gave" --prompts names.tsv -m openai-community/gpt2
     --target "{A}" --against "{B}"
     """

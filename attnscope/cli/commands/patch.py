@@ -59,11 +59,8 @@ def patch(
 
     attnscope patch "When Mary and John met, Mary gave" --with-text "When Mary and John met, John gave"
     -m openai-community/gpt2 --target " John" --against " Mary"
-
     attnscope patch "The cat sat on the" --with-text "The dog sat on the" -m own-causal --by token
-
     attnscope patch "The cat sat on the" --with-text "The dog sat on the" --head L0H1 --to L2H3:q
-
     attnscope patch --pairs pairs.tsv -m own-causal --fast --exact
     """
     path, many, token = asked.to is not None, asked.pairs is not None, asked.by == "token"

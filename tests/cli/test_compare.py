@@ -99,17 +99,6 @@ def test_arrays_are_saved(run, tmp_path, arguments, names):
             assert np.array_equal(found["difference"], found["one"] - found["other"])
 
 
-def test_one_head_number_is_that_of_every_layer(run, whole):
-    found = numbers(run, TEXT, "--head", "3")
-    assert found["heads"] == [f"L{layer}H3" for layer in range(4)]
-    assert np.array(found["distances"]) == pytest.approx(whole.distances[3::8, 3::8], abs=1e-6)
-
-
-def test_one_layer(run, own):
-    found = numbers(run, TEXT, "--layer", "2")
-    assert found["heads"] == [f"L2H{i}" for i in range(8)]
-
-
 def test_two_heads_and_the_tokens_where_they_part(run, own):
     seen = compare_two_heads(own, own.prepare(TEXT), "L0H1", "L2H3")
     found = numbers(run, TEXT, "L0H1", "2.3")

@@ -1,8 +1,6 @@
 """Every command, on the sample inputs, in every sort of model: a trace answers what the model answers."""
 
 import asyncio
-import json
-import re
 from importlib import import_module
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 import transformers
 
 from tests.capture.tiny import DECODER, FAMILIES, SIZES
+from tests.cli.run import numbers
 from tests.models import folders, images
 from tests.models.vision_folders import vision_language
 
@@ -118,17 +117,6 @@ def place(command: str, asked: list, given: list) -> list:
     rest = [*second, *given[1 + len(second) // 2 :]]
     first = ["--text", given[0]] if command == "check" else [given[0]]
     return [*first, *asked, *rest] if command == "compare" else [*asked, *first, *rest]
-
-
-def numbers(ran) -> str:
-    """An answer without what says where it came from, to the last byte."""
-    answer = json.loads(ran.out)
-    answer.pop("command", None)
-    for file in answer.pop("files", ()):
-        assert file["bytes"]
-    if "notes" in answer:
-        answer["notes"] = [note for note in answer["notes"] if not re.match("from .*trace", note)]
-    return json.dumps(answer)
 
 
 @pytest.fixture

@@ -67,14 +67,3 @@ def test_no_token_and_no_name_becomes_code_in_a_page(run, evil, tmp_path):
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "<script>alert" not in page
     assert "<img src=x" not in page
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_no_token_and_no_name_is_read_as_a_formula(run, evil, tmp_path, suffix):
-    out = tmp_path / f"head{suffix}"
-    assert run("show", "-m", evil, "The cat sat.", "--head", "L0H0", "-o", out).code == 0
-    assert out.stat().st_size > 1000
-    if suffix == ".svg":
-        assert "<script>alert" not in out.read_text("utf-8")

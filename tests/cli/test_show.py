@@ -64,11 +64,6 @@ def test_what_is_of_one_head_is_refused_of_several(run, option):
     assert (ran.code, f"{option[0]}: only valid with one head" in ran.err.replace("\n", " ")) == (2, True)
 
 
-def test_layer_and_head_may_be_given_apart(run):
-    together, apart = run("show", TEXT, "--head", "L1H3"), run("show", TEXT, "--layer", "1", "--head", "3")
-    assert together.out == apart.out
-
-
 def test_a_token_is_ranked_both_ways(run):
     out = run("show", TEXT, "--token", "cat").out
     assert "cat (token 2) looks at" in out
@@ -137,13 +132,6 @@ def test_each_kind_of_attention_has_its_own_picture(run, tmp_path, pair_folder):
         "all-decoder.png",
         "all-encoder.png",
     ]
-
-
-def test_standard_input_is_read(monkeypatch, run):
-    import io
-
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A garden was there.")))
-    assert "garden" in run("show", "-", "--head", "L0H0").out
 
 
 def test_a_line_of_a_file_of_pairs_is_a_pair(run, tmp_path):
@@ -221,16 +209,6 @@ def test_what_cannot_be_done_is_one_sentence_and_exit_code_1(run, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_without_attention_is_one_sentence(run, mamba_folder):
-    ran = run("show", TEXT, "-m", mamba_folder).refuses("has no attention to show")
-    assert "MambaMixer" in ran.err
-
-
-def test_bytes_that_are_not_utf8_are_one_sentence(run, tmp_path):
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    run("show", "-f", tmp_path / "latin.txt").refuses("is not UTF-8 text: byte 3 is 0xe9")
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_one_sentence(run, tmp_path):
     tmp_path.chmod(0o500)
@@ -266,13 +244,6 @@ def test_tokens_cannot_steer_a_terminal(run):
             ran = run("show", text, *arguments)
             assert ran.code == 0
             assert not any(character in ran.out for character in "\x1b\x07\x9b\u202e")
-
-
-def test_every_option_is_in_the_help_with_an_example(run):
-    ran = run("show", "--help-all")
-    assert "attnscope show" in ran.out
-    for option in ("--head", "--token", "--words", "--hide-special", "--truncate", "--trust-remote-code"):
-        assert option in ran.out
 
 
 @pytest.mark.subprocess

@@ -6,31 +6,11 @@ import shutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.cli.run import numbers
 from tests.models.images import picture, vision
 
 TEXT = "The cat sat on the mat because it was tired."
 OTHER = "The dog sat on the mat because it was tired."
-
-
-def numbers(ran) -> str:
-    """The JSON of an answer without the lines that say where it came from."""
-    assert ran.code == 0, ran.err
-    found = json.loads(ran.out)
-    found.pop("command", None)
-    for file in found.pop("files", ()):  # which hold that line, too
-        assert file["bytes"]
-    if "notes" in found:
-        found["notes"] = [
-            note for note in found["notes"] if not (note.startswith("from ") and "trace" in note)
-        ]
-    return json.dumps(found)
-
-
-def test_an_export_of_a_trace_is_the_models(run, tmp_path):
-    run("show", TEXT, "--keep", tmp_path / "a.trace")
-    live = run("export", TEXT, "-o", tmp_path / "one", "--format", "npz", "--json")
-    again = run("export", "--from", tmp_path / "a.trace", "-o", tmp_path / "two", "--format", "npz", "--json")
-    assert numbers(live) == numbers(again)
 
 
 def test_claims_are_checked_on_a_trace(run, tmp_path):
@@ -102,16 +82,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_loaded(run,
 def test_a_corpus_is_kept_in_no_trace(run, tmp_path):
     ran = run("stats", "--texts", "sample_inputs/sentences.txt", "--keep", tmp_path / "a.trace")
     assert ran.code == 2
-
-
-def test_parts_and_questions_are_asked_of_a_trace_as_of_the_text(run, tmp_path):
-    text = "The cat sat on the mat. It was tired. Then it slept."
-    run("show", text, "--keep", tmp_path / "a.trace")
-    for asked in (["--by", "sentence"], ["--pair", "1 -> 2"], ["--head", "L1H0"]):
-        live = numbers(run("spans", text, *asked, "--json"))
-        assert numbers(run("spans", "--from", tmp_path / "a.trace", *asked, "--json")) == live
-    live = numbers(run("find", "it -> cat", text, "--json"))
-    assert numbers(run("find", "it -> cat", "--from", tmp_path / "a.trace", "--json")) == live
 
 
 def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from attnscope.attention import Head
@@ -13,15 +12,9 @@ from attnscope.questions.token import one_token
 from tests.models.images import save_noise
 from tests.models.vision_folders import NEED_TORCHVISION
 from tests.models.vision_language import FAMILIES
+from tests.tools.pictures_in_texts import TEXT, states_of
 
-TEXT = "what is on the mat ?"
 VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")
-
-
-def states_of(model, prepared) -> torch.Tensor:
-    """What the language model is given, by the model's own account.  [token, feature]"""
-    with torch.inference_mode():
-        return model.module(**prepared.inputs, output_hidden_states=True).hidden_states[0][0]
 
 
 @pytest.mark.parametrize(

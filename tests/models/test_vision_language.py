@@ -1,5 +1,6 @@
 """A picture inside a text: every token of it is named by the part of the picture that it stands for."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
@@ -21,11 +21,7 @@ from attnscope.questions.token import one_token
 from tests.models.images import save_noise
 from tests.models.more_vision_language import MORE, NUMBERED
 from tests.models.vision_folders import ALL, NEED_TORCHVISION, vision_language
-
-TEXT = "what is on the mat ?"
-SIZES = [(90, 120), (300, 170), (64, 64)]
-MOST = 16
-"""Boxes that are painted, about; with ``--whole`` it is all."""
+from tests.tools.pictures_in_texts import SIZES, TEXT, eager, identity, states_of, tiling
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {% for c in m.content %}"
@@ -46,62 +42,19 @@ def families(*left_out: str) -> list:
     ]
 
 
-def boxes_of(prepared) -> dict[str, list[tuple[float, ...]]]:
-    """The boxes of the picture's tokens; those of a small picture of the whole are apart."""
-    named: dict[str, list[tuple[float, ...]]] = {}
-    for axis in {axis for pair in prepared.axes.values() for axis in pair if not isinstance(axis, range)}:
-        for token in axis:
-            if token.id in prepared.picture.boxes:
-                named.setdefault(token.text.split()[0], []).append(prepared.picture.boxes[token.id])
-    return named
-
-
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", families("idefics2", *NUMBERED))
-def test_the_boxes_of_a_pictures_tokens_tile_it(name, size, folder_of, tmp_path):
-    prepared = load(folder_of(name)).prepare_image(save_noise(tmp_path / "a.png", *size), TEXT)
-    named = boxes_of(prepared)
-    assert "image" in named
-    for boxes in named.values():
-        left, top, right, bottom = np.array(boxes).T
-        assert (right > left).all()
-        assert (bottom > top).all()
-        covered = (right.max() - left.min()) * (bottom.max() - top.min())
-        assert ((right - left) * (bottom - top)).sum() == pytest.approx(covered)  # nothing is left out
-        corners = np.stack([left, top], 1)
-        for i, (a, b) in enumerate(corners):  # and nothing is there twice
-            over = (
-                (a < right - 1e-6) & (b < bottom - 1e-6) & (right[i] > left + 1e-6) & (bottom[i] > top + 1e-6)
-            )
-            assert over.sum() == 1
-        assert min(left.min(), top.min()) >= 0
-        assert right.max() <= size[1]
-        assert bottom.max() <= size[0]
+def test_the_boxes_of_a_pictures_tokens_tile_it(name, folder_of, tmp_path):
+    assert tiling(load(folder_of(name)), tmp_path / "a.png") == f"{len(SIZES)} of {len(SIZES)}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", families("idefics2", "mllama", "idefics", *NUMBERED))
 @pytest.mark.sweep
-def test_what_is_painted_in_a_box_moves_that_token_most(name, folder_of, tmp_path, pytestconfig):
-    model = load(folder_of(name))
-    size = (160, 200)
-    grey = np.full((*size, 3), 128, np.uint8)
-    path = tmp_path / "a.png"
-    Image.fromarray(grey).save(path)
-    before = model.prepare_image(path, TEXT)
-    skip_if_it_cannot_run(model.module, before)
-    base = embed(model, before)
-    boxed = [position for position, token in enumerate(before.tokens) if token.id in before.picture.boxes]
-    every = 1 if pytestconfig.getoption("whole") else max(1, len(boxed) // MOST)
-    for position in boxed[::every]:
-        token = before.tokens[position]
-        left, top, right, bottom = (round(edge) for edge in before.picture.boxes[token.id])
-        painted = grey.copy()
-        painted[top + 1 : bottom - 1, left + 1 : right - 1] = (250, 10, 90)
-        Image.fromarray(painted).save(path)
-        moved = (embed(model, model.prepare_image(path, TEXT)) - base).norm(dim=-1)  # [token]
-        same = [i for i, other in enumerate(before.tokens) if other.text[:5] == token.text[:5]]
-        assert max(same, key=lambda i: float(moved[i])) == position
+def test_what_is_painted_in_a_box_moves_that_token_most(name, folder_of, tmp_path):
+    model, picture = load(folder_of(name)), save_noise(tmp_path / "a.png", 90, 120)
+    skip_if_it_cannot_run(model.module, model.prepare_image(picture, TEXT))
+    right, _, count = identity(model, picture).partition(" of ")
+    assert right == count
 
 
 def skip_if_it_cannot_run(module, prepared) -> None:
@@ -115,39 +68,17 @@ def skip_if_it_cannot_run(module, prepared) -> None:
         pytest.skip(f"this release of transformers cannot run the model: {error}")
 
 
-def embed(model, prepared) -> torch.Tensor:
-    """What the language model is given, by the model's own account.  [token, feature]"""
-    with torch.inference_mode():
-        states = model.module(**prepared.inputs, output_hidden_states=True).hidden_states[0][0]
-    assert len(states) == len(prepared.tokens)
-    return states
-
-
 @pytest.mark.parametrize("name", families("instructblip"))  # its queries with the text are as many
 def test_weights_are_those_that_the_eager_model_returns(name, folder_of, tmp_path):
     model, picture = load(folder_of(name)), save_noise(tmp_path / "a.png", 90, 120)
     prepared = model.prepare_image(picture, TEXT)
-    eager = transformers.AutoModel.from_pretrained(folder_of(name), attn_implementation="eager").eval()
-    skip_if_it_cannot_run(eager, prepared)
-    with torch.inference_mode():
-        output = eager(**prepared.inputs, output_attentions=True, output_hidden_states=True)
-    attentions = reported(output)
-    if name == "kosmos_2" and not torch.allclose(
-        embed(model, prepared), output.hidden_states[0][0], atol=1e-4
-    ):
-        pytest.skip("this release of transformers gives a picture other vectors under eager attention")
-    count = len(prepared.tokens)
-    sites = [each.site for each in model.run(prepared, []).sites if each.queries == each.keys == count]
-    site = next(site for site in sites if site.kind in prepared.axes)  # what stands between may be as long
-    seen = one_head(model, prepared, Selection(Head(site.layer, 1), kind=site.kind))
-    assert [place.text for place in seen.heatmap.weights.keys] == [token.text for token in prepared.tokens]
-    np.testing.assert_allclose(seen.heatmap.values, attentions[0][0, 1].numpy(), atol=1e-5)
-
-
-def reported(output) -> tuple:
-    """The weights that a model returns of the text with the picture."""
-    output = output.get("language_model_outputs", output)
-    return output.get("encoder_attentions", output.get("attentions"))
+    skip_if_it_cannot_run(model.module, prepared)
+    if name == "kosmos_2":
+        plain, states = copy.deepcopy(model), states_of(model, prepared)
+        plain.module.set_attn_implementation("eager")
+        if not torch.allclose(states_of(plain, prepared), states, atol=1e-4):
+            pytest.skip("this release of transformers gives a picture other vectors under eager attention")
+    assert float(eager(model, picture)) <= 1e-5
 
 
 def test_tokens_are_named_by_their_place_tiles_and_small_pictures_apart(folder_of, tmp_path):

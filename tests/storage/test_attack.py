@@ -12,35 +12,12 @@ from attnscope.models.keeping import keep_trace
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.gold import read_gold
 from attnscope.storage.trace import read_trace, write_trace
+from tests.tools.attack.hostile import damage
 
 resource = pytest.importorskip("resource", reason="Windows limits no memory")
 
 MOST = 512 << 20
 """Bytes that all files of a kind may take together."""
-
-NUMBERS = ["-1", "0", "3", "1e308", "9" * 30, "true", "null", "[]", '"a"', "1048577", "131073"]
-
-
-def damaged(content: bytes, chance: random.Random) -> bytes:
-    """Bytes with some turned, cut out, doubled, or a number of a header's JSON replaced by another."""
-    for _ in range(chance.choice((1, 1, 2, 5))):
-        place, length = chance.randrange(len(content) or 1), chance.choice((1, 8, 100))
-        begun, rest = content[:place], content[place:]
-        kind = chance.randrange(5)
-        if kind == 0 and content:
-            content = begun + bytes([chance.randrange(256)]) + rest[1:]
-        elif kind == 1:
-            content = begun + rest[length:]
-        elif kind == 2:
-            content = begun + rest[:length] + rest
-        elif kind == 3:
-            content = begun + b"x"
-        else:
-            digits = [n for n in range(min(len(content), 3000)) if content[n : n + 1].isdigit()]
-            if digits:
-                place = chance.choice(digits)
-                content = content[:place] + chance.choice(NUMBERS).encode() + content[place + 1 :]
-    return content
 
 
 def read_all_weights(path):
@@ -94,7 +71,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(names, read, count, s
     for number in range(count):
         sound = seeds / names[number % len(names)]
         path = tmp_path / f"{number}{sound.suffix}"
-        path.write_bytes(damaged(sound.read_bytes(), chance))
+        path.write_bytes(damage(sound.read_bytes(), chance))
         try:
             read(path)
         except AttnscopeError as error:

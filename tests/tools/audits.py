@@ -1,15 +1,11 @@
 """Audit a tiny random model of every model type that transformers registers, and print a table.
 
-``python -m tests.tools.audits --results audits.jsonl --table tests/tools/audits.md``
+``python -m tests.tools.audits --table tests/tools/audits.md``
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import signal
-import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +13,10 @@ from typing import Any
 import torch
 
 from attnscope.attention import Token
-from tests.tools.coverage.fork import in_a_fork
+from tests.tools.coverage.attempt import make
+from tests.tools.survey import survey
 
-MEMORY = 9 << 30
+TABLE = Path(__file__).with_suffix(".md")
 
 THIRTY = [
     "bert",
@@ -112,9 +109,11 @@ def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
     from attnscope.questions.audit import audit
     from tests.questions.audit.tiny import Bare, missing
 
-    model, given = built(model_type)
-    if model is None:
-        return {"type": model_type, "note": given}
+    failures: list[str] = []
+    made = make(model_type, failures)
+    if made is None:
+        return {"name": model_type, "note": failures[0] if failures else "no inputs are known for it"}
+    model, _, given = made
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     settings = {name: value for name, value in given.items() if name not in tensors}
     prepared, missed = ModelInput(tensors, {}, label(model, tensors), settings=settings), []
@@ -125,9 +124,9 @@ def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
                 mixers = audit(Bare(model), prepared).mixers
             missed.append([mixer.path for mixer in mixers] == [site.name])
     except Exception as error:
-        return {"type": model_type, "note": f"{type(error).__name__}: {str(error)[:200]}"}
+        return {"name": model_type, "note": f"{type(error).__name__}: {str(error)[:200]}"}
     alarms = [] if seen.complete else seen.sentences
-    return {"type": model_type, "calls": len(seen.sites), "alarms": alarms, "missed": missed}
+    return {"name": model_type, "calls": len(seen.sites), "alarms": alarms, "missed": missed}
 
 
 def label(model: Any, tensors: dict[str, torch.Tensor]) -> tuple[Token, ...]:
@@ -143,35 +142,6 @@ def label(model: Any, tensors: dict[str, torch.Tensor]) -> tuple[Token, ...]:
         if isinstance(value, int) and name.endswith(("token_id", "token_index"))
     }
     return tuple(Token(str(each), each, special=each in special) for each in ids[0].tolist())
-
-
-def built(model_type: str) -> tuple[Any, Any]:
-    """A tiny model and inputs that it runs on, as the table of coverage has them; or None, and why not."""
-    from tests.tools.coverage.attempt import accepted, first_line
-    from tests.tools.coverage.feed import feedings
-    from tests.tools.coverage.recipe import Recipe
-    from tests.tools.coverage.recipes import RECIPES
-    from tests.tools.coverage.shrink import build, model_class, small_config
-
-    recipe, failures = RECIPES.get(model_type, Recipe()), []
-    for factor in recipe.factors:
-        try:
-            config = small_config(model_type, factor, recipe.layers, recipe.changes)
-            model = build(model_class(model_type, config, recipe.model), config, recipe.gain)
-            given = accepted(model, [recipe.inputs(model)] if recipe.inputs else feedings(model), failures)
-        except Exception as error:
-            failures.append(first_line(error))
-            continue
-        if given is not None:
-            return model, given
-    return None, failures[0] if failures else "no inputs are known for it"
-
-
-def in_its_fork(model_type: str, seconds: int, removed: bool) -> dict[str, Any]:
-    """``audit_type`` in a child."""
-    line, status = in_a_fork(lambda: json.dumps(audit_type(model_type, removed)), seconds, MEMORY)
-    why = "time" if status == signal.SIGPROF else f"memory, or a crash (status {status})"
-    return json.loads(line) if line else {"type": model_type, "note": f"took too much {why}"}
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -206,17 +176,17 @@ def table(results: list[dict[str, Any]]) -> str:
     by_alarm: dict[str, list[str]] = defaultdict(list)
     for result in audited:
         for alarm in result["alarms"]:
-            by_alarm[alarm].append(result["type"])
+            by_alarm[alarm].append(result["name"])
     lines += ["## What mixes tokens as well", ""]
     lines += [f"- {', '.join(f'`{name}`' for name in types)}: {alarm}" for alarm, types in by_alarm.items()]
     lines += ["", "## What is behind some of them", ""]
-    named = {result["type"] for result in attending if result["alarms"]}
+    named = {result["name"] for result in attending if result["alarms"]}
     lines += [f"- `{name}`: {why}" for name, why in KNOWN.items() if name in named]
     refused = [result for result in results if result.get("note")]
     lines += ["", "## Not audited", ""]
     lines += [
-        f"- `{result['type']}`: {result['note']}"
-        + (f" ({REFUSED[result['type']]})" if result["type"] in REFUSED else "")
+        f"- `{result['name']}`: {result['note']}"
+        + (f" ({REFUSED[result['name']]})" if result["name"] in REFUSED else "")
         for result in refused
     ]
     return "\n".join(lines) + "\n"
@@ -229,35 +199,18 @@ def older(path: Path) -> str:
 
 
 def main() -> None:
-    """Audit the types that are named, or all; results stay in a file of JSON lines, so that parts add up."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("types", nargs="*")
-    parser.add_argument("--results", type=Path, default=Path("audits.jsonl"))
-    parser.add_argument("--table", type=Path)
-    parser.add_argument("--seconds", type=int, default=30, help="of processor time, for each type")
-    parser.add_argument("--quick", action="store_true", help="take no layer out")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    import transformers
-    import transformers.models.llama.modeling_llama
+    """Audit the types that are named, or all, in an order in which a part of them is a sample."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = {result["type"]: result for result in map(json.loads, lines)}
-    types = options.types or [name for name in CONFIG_MAPPING_NAMES if name not in done]
-    if not options.types:
-        random.Random(0).shuffle(types)  # so that a part is a sample
-    audit_type("llama")  # what each child needs is imported once
-    for model_type in types:
-        done[model_type] = in_its_fork(
-            model_type, options.seconds, removed=model_type in THIRTY and not options.quick
-        )
-        print(json.dumps(done[model_type]), flush=True)
-        options.results.write_text("".join(json.dumps(result) + "\n" for result in done.values()))
-    if options.table:
-        options.table.write_text(table(list(done.values())) + older(options.table))
+    types = list(CONFIG_MAPPING_NAMES)
+    random.Random(0).shuffle(types)
+    survey(
+        "audits",
+        lambda: types,
+        lambda name: audit_type(name, removed=name in THIRTY),
+        lambda rows: table(rows) + older(TABLE),
+        seconds=30,
+    )
 
 
 if __name__ == "__main__":

@@ -4,16 +4,14 @@
 (``tests/models/vision_folders.py``, ``vision_recipes.py``) and asks of it: do the boxes of a picture's tokens
 tile it, at three proportions; does painting a box move that token most, of ten boxes at most; how far
 are the weights from those of the eager model; do two pictures have tokens of their own; do the frames of a
-video. It writes ``pictures_in_texts.md``; rows of types that are not named stay as they are.
+video. ``--table tests/tools/pictures_in_texts.md`` writes the table.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-import sys
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from PIL import Image
 
 from attnscope.attention import Head
@@ -34,12 +31,12 @@ from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import ALL, vision_language
 from tests.models.vision_readings import LEFT
 from tests.models.vision_recipes import make_folder
+from tests.tools.survey import Row, survey
 
 TEXT = "what is on the mat ?"
 SIZES = ((90, 120), (300, 170), (64, 320))
 SHOWN = (160, 200)  # of the picture that is painted
 MOST = 10  # boxes that are painted
-TABLE = Path(__file__).with_suffix(".md")
 COLUMNS = ("type", "verdict", "boxes tile", "identity", "from eager", "two images", "video")
 
 
@@ -59,6 +56,11 @@ def tiling(model: Model, file: Path) -> str:
         if not named:
             return "numbered, with a note" if prepared.notes else "nothing is said"
         good += all(is_tiled(np.array(sorted(boxes))) for boxes in named.values())
+        if prepared.pictures[0].boxes:
+            left, top, right, bottom = np.array(list(prepared.pictures[0].boxes.values())).T
+            assert min(left.min(), top.min()) >= 0
+            assert right.max() <= size[1]
+            assert bottom.max() <= size[0]
     return f"{good} of {len(SIZES)}"
 
 
@@ -135,6 +137,7 @@ def eager(model: Model, file: Path) -> str:
     sites = [one.site for one in model.run(prepared, []).sites if one.queries == one.keys == count]
     site = next(site for site in sites if site.kind in prepared.axes)
     seen = one_head(model, prepared, Selection(Head(site.layer, 1), kind=site.kind))
+    assert [place.text for place in seen.heatmap.weights.keys] == [token.text for token in prepared.tokens]
     return f"{np.abs(seen.heatmap.values - weights).max():.1e}"
 
 
@@ -195,35 +198,33 @@ def say(work: Callable[[], str]) -> str:
         return f"fails: {type(error).__name__}: {first_line(error)[:60]}"
 
 
-def main() -> None:
-    """Make the rows of the types that are named, or of all."""
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    can_import_torchvision()
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as types
-
-    rows = {}
-    if TABLE.exists():
-        rows = {
-            row.split(" | ")[0][2:]: row for row in TABLE.read_text("utf-8").splitlines() if row[:2] == "| "
-        }
-    for kind in sys.argv[1:] or types:
-        try:
-            found = check(kind)
-        except Exception as error:  # a row of the table, not the end of it
-            found = [kind, "**open**", f"fails: {type(error).__name__}: {first_line(error)[:60]}", *[""] * 4]
-        rows[kind] = "| " + " | ".join(found) + " |"
-        write({kind: rows[kind] for kind in sorted(types) if kind in rows})
+def work(kind: str) -> Row:
+    """What becomes of one type."""
+    try:
+        return {"row": check(kind)}
+    except Exception as error:  # a row of the table, not the end of it
+        note = f"fails: {type(error).__name__}: {first_line(error)[:60]}"
+        return {"row": [kind, "**open**", note, *[""] * 4]}
 
 
-def write(rows: Mapping[str, str]) -> None:
-    """The table and how many there are of each verdict."""
-    verdicts = Counter(row.split(" | ")[1] for row in rows.values())
+def write(rows: list[Row]) -> str:
+    """The table, and how many there are of each verdict."""
+    failed = {"row": ["", "**open**", *[""] * 5]}
+    listed = sorted([row["name"], *(failed | row)["row"][1:]] for row in rows)
+    verdicts = Counter(row[1] for row in listed)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     made = "Made by `python -m tests.tools.pictures_in_texts`; its docstring says what is asked."
     head = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
-    text = f"# Pictures in texts\n\n{made}\nOf {len(rows)} types: {counted}.\n\n{head}\n"
-    TABLE.write_text(text + "\n".join(rows.values()) + "\n", "utf-8")
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in listed)
+    return f"# Pictures in texts\n\n{made}\nOf {len(rows)} types: {counted}.\n\n{head}\n{lines}\n"
+
+
+def main() -> None:
+    """The types that are named, or all."""
+    can_import_torchvision()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as types
+
+    survey("pictures_in_texts", lambda: types, work, write, seconds=600)
 
 
 if __name__ == "__main__":

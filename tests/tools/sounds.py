@@ -1,26 +1,22 @@
 """Every type of transformers that hears, tiny and random, with its own feature extractor or processor.
 
-``python -m tests.tools.sounds [TYPES] > tests/tools/sounds.md`` builds each type that transformers lists with
-what prepares sounds, or in a table of models that hear; of the size that ``tests.tools.coverage`` makes, but
-with the feature sizes and lengths of its own. Each is saved to a folder, and asked as ``show --audio`` asks
-it, with two seconds of noise: which attention is seen; are frames named by their time, by letters, or
-numbered with a note; how far is a head from the model's own eager one (WavLM reports the mean of its heads;
-of SeamlessM4T v2, sdpa itself differs from eager, and what is seen gives the kernel's own output; of
-Nemotron's, eager gives NaN in closed rows, and sdpa, whose output what is seen gives to 3e-7, does not). What
-is refused is quoted.
+``python -m tests.tools.sounds [TYPES] --table tests/tools/sounds.md`` builds each type that transformers
+lists with what prepares sounds, or in a table of models that hear; of the size that ``tests.tools.coverage``
+makes, but with the feature sizes and lengths of its own. Each is saved to a folder, and asked as ``show
+--audio`` asks it, with two seconds of noise: which attention is seen; are frames named by their time, by
+letters, or numbered with a note; how far is a head from the model's own eager one (WavLM reports the mean of
+its heads; of SeamlessM4T v2, sdpa itself differs from eager, and what is seen gives the kernel's own output;
+of Nemotron's, eager gives NaN in closed rows, and sdpa, whose output what is seen gives to 3e-7, does not).
+What is refused is quoted.
 """
 
 from __future__ import annotations
 
-import signal
-import sys
 import tempfile
-import warnings
 from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import soundfile
@@ -34,9 +30,9 @@ from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
 from tests.models import hearing
 from tests.tools.sound_folders import save
+from tests.tools.survey import Row, survey
 
 COLUMNS = ("type", "class", "attention", "tokens that hear", "from eager", "else")
-PATIENCE = 200
 
 
 def types() -> list[str]:
@@ -138,11 +134,6 @@ def sort(row: list[str]) -> str:
     return "shown, numbered" if numbered else "shown with times"
 
 
-def stop(*given: Any) -> None:
-    """End what takes too long."""
-    raise TimeoutError(f"longer than {PATIENCE} s")
-
-
 def packages() -> str:
     """The packages that some of the types ask for, and whether they were there."""
     return ", ".join(
@@ -151,27 +142,24 @@ def packages() -> str:
     )
 
 
-def main() -> None:
-    """Print the table."""
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    signal.signal(signal.SIGALRM, stop)
-    print("# Sounds\n\nMade by `python -m tests.tools.sounds`; its docstring says what is asked.")
-    print(f"Beside transformers {transformers.__version__}: {packages()}.\n")
-    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
-    counts: Counter[str] = Counter()
+def work(name: str) -> Row:
+    """What becomes of one type with two seconds of noise."""
     with tempfile.TemporaryDirectory() as place:
         sound = Path(place) / "noise.wav"
         soundfile.write(sound, 0.1 * np.random.default_rng(0).standard_normal(32000), 16000)
-        for name in sys.argv[1:] or types():
-            signal.alarm(PATIENCE)
-            row = check(name, sound)
-            signal.alarm(0)
-            counts[sort(row)] += 1
-            print("| " + " | ".join(row) + " |", flush=True)
-    print("\n" + "; ".join(f"{count} {what}" for what, count in counts.most_common()) + ".")
+        return {"row": check(name, sound)}
+
+
+def write(rows: list[Row]) -> str:
+    """The table, and how many there are of each kind."""
+    listed = [each.get("row") or [each["name"], "?", "", "", "", each["note"]] for each in rows]
+    lines = ["# Sounds\n\nMade by `python -m tests.tools.sounds`; its docstring says what is asked."]
+    lines += [f"Beside transformers {transformers.__version__}: {packages()}.\n"]
+    lines += ["| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)]
+    lines += [f"| {' | '.join(row)} |" for row in listed]
+    counts = Counter(map(sort, listed)).most_common()
+    return "\n".join([*lines, "\n" + "; ".join(f"{count} {what}" for what, count in counts) + ".\n"])
 
 
 if __name__ == "__main__":
-    main()
+    survey("sounds", types, work, write, seconds=200)

@@ -6,11 +6,7 @@
 
 from __future__ import annotations
 
-import argparse
-import time
-import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +19,7 @@ from tests.tools.coverage.feed import feedings
 from tests.tools.coverage.recipe import Recipe
 from tests.tools.coverage.recipes import RECIPES
 from tests.tools.coverage.shrink import build, small_config
+from tests.tools.survey import Row, survey
 
 AT, NEAR = 5, 1e-4
 CHANGES = {"reformer": {"is_decoder": True}}
@@ -143,28 +140,20 @@ def table(results: dict[str, tuple[str, str]]) -> str:
 
 def main() -> None:
     """Try the types that are named, or all."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("types", nargs="*")
-    parser.add_argument("--table", type=Path)
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
 
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    results = {}
-    for model_type in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
-        start = time.perf_counter()
+    def work(name: str) -> Row:
         try:
-            result = try_type(model_type, named if isinstance(named, str) else named[0])
+            what, why = try_type(name, classes[name] if isinstance(classes[name], str) else classes[name][0])
         except Exception as error:
-            result = "not followed", first_line(error)
-        results[model_type] = result
-        print(model_type, *result, f"{time.perf_counter() - start:.1f} s", flush=True)
-    if options.table:
-        options.table.write_text(table(results))
+            what, why = "not followed", first_line(error)
+        return {"what": what, "why": why}
+
+    def write(rows: list[Row]) -> str:
+        ended = {"what": "not built"}  # a child that took too much
+        return table({row["name"]: ((ended | row)["what"], row.get("why", row.get("note"))) for row in rows})
+
+    survey("writes", lambda: sorted(classes), work, write)
 
 
 if __name__ == "__main__":

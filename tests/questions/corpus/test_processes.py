@@ -69,15 +69,3 @@ def test_the_command_prints_one_table_whatever_the_number_of_processes(tmp_path,
     assert shared.stdout == alone.out
     assert alone.out.count("L2H1") == 1
     assert shared.stderr.count("skipped line 31") == 1
-
-
-@pytest.mark.nightly
-def test_every_byte_of_csv_and_json_is_that_of_one_process(tmp_path, run):
-    path = tmp_path / "texts.txt"
-    path.write_text("\n".join(f"{text} {text} {number}" for number, text in enumerate(TEXTS * 6)), "utf-8")
-    for form in ("--csv", "--json"):
-        asked = ("stats", "--texts", path, form)
-        shared, alone = launch("attnscope", *asked), run(*asked)
-        assert shared.returncode == alone.code == 0, shared.stderr
-        assert shared.stdout == alone.out
-        assert len(alone.out) > 5000

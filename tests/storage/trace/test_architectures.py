@@ -18,11 +18,7 @@ from attnscope.questions.token import one_token
 from attnscope.storage.trace import write_trace
 from attnscope.storage.trace.layout import allowed_of, traced_rows
 from tests.capture.tiny import FAMILIES, inputs
-from tests.tools.coverage.attempt import accepted
-from tests.tools.coverage.feed import feedings
-from tests.tools.coverage.recipe import Recipe
-from tests.tools.coverage.recipes import RECIPES
-from tests.tools.coverage.shrink import build, model_class, small_config
+from tests.tools.coverage.attempt import make
 
 TYPES = {
     "bloom": "ALiBi",
@@ -48,25 +44,10 @@ def tiny(name: str) -> tuple[Model, ModelInput]:
     if name in FAMILIES:
         family = FAMILIES[name]
         return Given(name, family.build(), None), ModelInput(inputs(family.inputs), {}, ())
-    module, given = _tiny_of_table(name)
+    module, _, given = make(name, [])
     tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
     others = {key: value for key, value in given.items() if key not in tensors}
     return Given(name, module, None), ModelInput(tensors, {}, (), settings=others)
-
-
-def _tiny_of_table(name: str):
-    """A model of the coverage table as small as it goes, and what it reads."""
-    recipe = RECIPES.get(name, Recipe())
-    for factor in recipe.factors:
-        try:
-            config = small_config(name, factor, recipe.layers, recipe.changes)
-            module = build(model_class(name, config, recipe.model), config, recipe.gain)
-        except ValueError:  # sizes that do not go together
-            continue
-        given = accepted(module, [recipe.inputs(module)] if recipe.inputs else feedings(module), [])
-        if given is not None:
-            return module, given
-    raise AssertionError(name)
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, *TYPES])

@@ -114,7 +114,7 @@ def damage(content: bytes, chance: Random) -> bytes:
             else 0
         )
         begun, rest = content[:place], content[place:]
-        kind = chance.randrange(6)
+        kind = chance.randrange(7)
         if kind == 0:
             content = begun + bytes([chance.randrange(256)]) + rest[1:]
         elif kind == 1:
@@ -125,8 +125,12 @@ def damage(content: bytes, chance: Random) -> bytes:
             content = begun if chance.random() < 0.3 else begun + b"\xff" * 8 + rest[8:]
         elif kind == 4:
             content = begun + struct.pack("<q", chance.choice((0, -1, 2**31, 2**62, 100))) + rest[8:]
-        else:
+        elif kind == 5:
             content = begun + chance.randbytes(8) + rest
+        elif digits := [at for at in range(min(len(content), 3000)) if content[at : at + 1].isdigit()]:
+            place = chance.choice(digits)  # of a header in JSON
+            number = json.dumps(chance.choice((*NUMBERS[:-6], None, [], "a"))).encode()
+            content = content[:place] + number + content[place + 1 :]
     return content
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,27 @@ LOUD = "-v" in sys.argv
 
 def attempt(model_type: str) -> Result:
     """Build one type as small as it goes, run it, and compare."""
+    result, failures = Result(model_type), list[str]()
+
+    def note(model: Any) -> None:
+        result.model, result.built = type(model).__name__, True
+
+    if made := make(model_type, failures, note):
+        return compared(result, *made)
+    result.note = failures[0] if failures else "no inputs are known for it"
+    return result
+
+
+def make(
+    model_type: str, failures: list[str], note: Callable[[Any], None] = lambda model: None
+) -> tuple[Any, Any, dict[str, Any]] | None:
+    """A tiny model of a type, its config, and inputs that it runs on; what stood in the way is added."""
     recipe = RECIPES.get(model_type, Recipe())
-    result = Result(model_type)
-    failures = []
     for factor in recipe.factors:
         try:
             config = small_config(model_type, factor, recipe.layers, recipe.changes)
-            cls = model_class(model_type, config, recipe.model)
-            result.model = cls.__name__
-            model = build(cls, config, recipe.gain)
-            result.built = True
+            model = build(model_class(model_type, config, recipe.model), config, recipe.gain)
+            note(model)
             given = accepted(model, [recipe.inputs(model)] if recipe.inputs else feedings(model), failures)
         except Exception as error:
             failures.append(f"{first_line(error)} [{place(error)}]")
@@ -38,14 +50,13 @@ def attempt(model_type: str) -> Result:
                 traceback.print_exc()
             continue
         if given is not None:
-            return compared(result, model, config, given)
-    result.note = failures[0] if failures else "no inputs are known for it"
-    return result
+            return model, config, given
+    return None
 
 
 def compared(result: Result, model: Any, config: Any, given: dict[str, Any]) -> Result:
     """The comparison with the same model in eager; what fails in it is no result."""
-    recipe = RECIPES.get(result.type, Recipe())
+    recipe = RECIPES.get(result.name, Recipe())
     try:
         eager = build(type(model), config, recipe.gain, recipe.eager)
     except Exception as error:
@@ -56,7 +67,7 @@ def compared(result: Result, model: Any, config: Any, given: dict[str, Any]) -> 
         if LOUD:
             traceback.print_exc()
         note = f"the comparison failed: {first_line(error)} [{place(error)}]"
-        return Result(result.type, result.model, built=True, note=note)
+        return Result(result.name, result.model, built=True, note=note)
     return result
 
 

@@ -1,9 +1,8 @@
-"""What happened with one model type; one line of JSON."""
+"""What happened with one model type."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -17,7 +16,7 @@ class Result:
     captured from the eager model, ``unvouched`` names those for which no independent oracle exists.
     """
 
-    type: str
+    name: str
     model: str = ""
     built: bool = False
     identical: bool | None = None
@@ -36,10 +35,6 @@ class Result:
     unvouched: list[str] = field(default_factory=list)
     unlikely: list[str] = field(default_factory=list)  # sites whose module does not say attention
     note: str = ""
-
-    def json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
 
     @property
     def speaking(self) -> int:

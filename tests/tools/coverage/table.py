@@ -34,7 +34,7 @@ def table(results: Sequence[Result], version: str) -> str:
     """Figures first, then every exception with its reason, then every type."""
     ran = [result for result in results if result.identical is not None]
     speaking = [result for result in ran if result.speaking]
-    exact = [result for result in speaking if result.exact and result.type not in KNOWN]
+    exact = [result for result in speaking if result.exact and result.name not in KNOWN]
     laid = [result for result in speaking if result.exact_laid_out]
     others = [result for result in speaking if result not in exact and result not in laid]
     vouched = [result for result in others if not result.unvouched]
@@ -97,13 +97,13 @@ def table(results: Sequence[Result], version: str) -> str:
 def section(title: str, results: Sequence[Result], says: object) -> list[str]:
     """A heading with a line for each type, and how many there are."""
     assert callable(says)
-    return [f"\n## {title} ({len(results)})\n", *(f"- `{r.type}`: {says(r)}" for r in results)]
+    return [f"\n## {title} ({len(results)})\n", *(f"- `{r.name}`: {says(r)}" for r in results)]
 
 
 def reason(result: Result) -> str:
     """Why a type's own eager attention is not what was captured."""
     found = f"{result.matched + result.laid} of {result.speaking} equal, {result.maps} maps captured"
-    said = KNOWN.get(result.type, "not looked into")
+    said = KNOWN.get(result.name, "not looked into")
     by = "" if result.unvouched else "; an oracle vouches for every map"
     return f"{found}; {said}{by}"
 
@@ -130,5 +130,5 @@ def row(result: Result) -> str:
     """One line of the table."""
     same = "yes" if result.identical else "**no**"
     numbers = [result.speaking, result.matched, result.laid, result.maps, result.unit, result.twin]
-    cells = [f"`{result.type}`", result.model, same, *map(str, numbers), ", ".join(result.kernels)]
+    cells = [f"`{result.name}`", result.model, same, *map(str, numbers), ", ".join(result.kernels)]
     return f"| {' | '.join(cells)} |"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ TEXTS = 2
 
 @dataclass
 class Checked:
-    """What became of one model, by kinds of maps (heads, queries, keys); one line of JSON.
+    """What became of one model, by kinds of maps (heads, queries, keys).
 
     ``exact``: the map is what torch's function weighed with, as it is. ``laid``: its rows are those, put at
     their true places, which the module's answer to a change of a token shows, or cannot (``unplaced``).
@@ -41,7 +40,7 @@ class Checked:
     without a map, with the reason. ``parts``: maps of windows, frames or heads, said to be parts. ``wrong``.
     """
 
-    model: str
+    name: str
     identical: bool | None = None
     sites: int = 0
     exact: int = 0
@@ -53,10 +52,6 @@ class Checked:
     wrong: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     note: str = ""
-
-    def json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
 
 
 class Some:

@@ -54,11 +54,11 @@ def table(results: Sequence[Checked]) -> str:
     wrong = [result for result in ran if result.wrong or result.missed or not result.identical]
     if wrong:
         parts.append("\n## Silently wrong\n")
-        parts += [f"- `{r.model}`: {'; '.join([*r.wrong, *r.missed])}" for r in wrong]
+        parts += [f"- `{r.name}`: {'; '.join([*r.wrong, *r.missed])}" for r in wrong]
     parts.append("\n## Named\n")
-    parts += [f"- `{r.model}`: {'; '.join(r.named)}" for r in ran if r.named]
+    parts += [f"- `{r.name}`: {'; '.join(r.named)}" for r in ran if r.named]
     parts.append("\n## Did not run\n")
-    parts += [f"- `{r.model}`: {r.note}" for r in results if r.identical is None]
+    parts += [f"- `{r.name}`: {r.note}" for r in results if r.identical is None]
     parts.append("\n## All models that ran\n")
     parts.append(
         "| model | same output | attention calls | exact | placed | not told | proved | parts | named |"
@@ -72,4 +72,4 @@ def row(result: Checked) -> str:
     """One line of the table."""
     numbers = (result.exact, result.laid, result.unplaced, result.proved, result.parts, len(result.named))
     same = "yes" if result.identical else "**no**"
-    return f"| {' | '.join([f'`{result.model}`', same, *map(str, (result.sites, *numbers))])} |"
+    return f"| {' | '.join([f'`{result.name}`', same, *map(str, (result.sites, *numbers))])} |"

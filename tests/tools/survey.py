@@ -1,0 +1,76 @@
+"""One survey for all: each thing in a child of its own, with a limit of time and memory; a table of all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Row: TypeAlias = "dict[str, Any]"
+
+
+def survey(
+    tool: str,
+    names: Callable[[], Iterable[str]],
+    work: Callable[[str], Row],
+    table: Callable[[list[Row]], str],
+    *,
+    seconds: int = 40,
+    memory: int = 9 << 30,
+) -> None:
+    """Parse the command line, ``work`` on the names that are given, or on all that have no row yet.
+
+    Rows stay in a file of JSON lines, so that parts add up. Of a child that does not end well the row is
+    ``note`` alone.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m tests.tools.{tool}")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--results", type=Path, default=Path(f"{tool}.jsonl"))
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--seconds", type=int, default=seconds, help="of work that each may take")
+    parser.add_argument("-v", action="store_true")
+    options = parser.parse_args()
+    import torch
+    import transformers
+    import transformers.models.llama.modeling_llama  # what children need is imported once
+
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    lines = options.results.read_text("utf-8").splitlines() if options.results.exists() else []
+    rows = {row["name"]: row for row in map(json.loads, lines)}
+    for name in options.names or [name for name in names() if name not in rows]:
+        start = time.monotonic()
+        said, status = in_a_fork(lambda name=name: json.dumps(work(name)), options.seconds, memory)
+        note = f"the process ended with status {status} (time or memory)"
+        rows[name] = {"name": name} | (json.loads(said) if said else {"note": note})
+        print(f"{time.monotonic() - start:5.1f}s {json.dumps(rows[name])}", flush=True)
+        options.results.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()), "utf-8")
+    if options.table:
+        options.table.write_text(table(list(rows.values())), "utf-8")
+
+
+def in_a_fork(work: Callable[[], str], seconds: int, memory: int) -> tuple[str, int]:
+    """What ``work`` returns, and the child's status: a crash or an endless pass ends with the child."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # of work, however busy the machine
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(work())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return said, status

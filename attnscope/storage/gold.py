@@ -214,7 +214,7 @@ def _columns(lines: Sequence[Line]) -> list[list[str]]:
             raise ValueError(f"{where}: it has {len(rows[-1])} columns, not {COLUMNS}")
         if len(rows) > LONGEST or size > MOST_CHARACTERS:
             limits = f"{LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
-            raise ValueError(f"{where}: a sentence may have {limits}")
+            raise ValueError(f"a sentence may have {limits}")
     return rows
 
 

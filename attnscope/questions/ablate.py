@@ -180,8 +180,8 @@ def of_ablation(result: Ablation) -> Answer:
             (
                 f"{visible(each.token)} {each.position}",
                 f"{each.divergence:.3f}",
-                _predictions(each, each.before),
-                _predictions(each, each.after),
+                show_likeliest(each.before, each.wanted, "[{}]"),
+                show_likeliest(each.after, each.wanted, "[{}]"),
             )
             for each in result.changed[:LISTED]
         ),
@@ -191,16 +191,13 @@ def of_ablation(result: Ablation) -> Answer:
     return Answer((lead, rows), {}, lambda: result)
 
 
-def _predictions(change: Changed, top: Likeliest) -> Cell:
-    """The most likely tokens with probabilities in per cent, the right one in bold and in brackets."""
-    cell: list[tuple[str, str]] = []
-    for token, share in top:
-        right = token == change.wanted
-        cell += [
-            (f"[{token}] " if right else f"{token} ", "bold" if right else ""),
-            (f"{per_cent(share)}  ", "dim"),
-        ]
-    return tuple(cell)
+def show_likeliest(likeliest: Likeliest, right: str, marked: str = "{}") -> Cell:
+    """The most likely tokens with probabilities in per cent, the right one in bold, and ``marked``."""
+    pieces: list[tuple[str, str]] = []
+    for token, share in likeliest:
+        named, style = (marked.format(token), "bold") if token == right else (token, "")
+        pieces += [(f"{named} ", style), (f"{per_cent(share)}  ", "dim")]
+    return tuple(pieces)
 
 
 def name_likeliest(vocabulary: Vocabulary, shares: Tensor, count: int) -> Likeliest:

@@ -148,10 +148,12 @@ def subtract_scores(one: float, other: float) -> float:
 def average_effects(found: Sequence[Intervention], prediction: str, title: str) -> Intervention:
     """The same over several texts: the sum of effects over the sum of differences.
 
-    The standard error of each head is that of such a ratio. Raises ``InputError`` for texts of which only
-    some have a word against the target, or whose differences sum to nothing.
+    The standard error of each head is that of such a ratio; one text stays as it is. Raises ``InputError``
+    for texts of which only some have a word against the target, or whose differences sum to nothing.
     """
     first, count = found[0], len(found)
+    if count == 1:
+        return first
     wholes = np.array([each.whole for each in found])
     if len({each.unit for each in found}) > 1:
         raise InputError("some texts have a word against the target and some have none: give all or none")

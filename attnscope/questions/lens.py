@@ -6,7 +6,6 @@ each layer replaces the last layer's output, and the rest of the model runs as u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import torch
@@ -16,12 +15,11 @@ from attnscope.capture.record import tolerance
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, place_prediction, score_prediction
-from attnscope.questions.ablate import Likeliest, name_likeliest, read_token
+from attnscope.questions.ablate import Likeliest, name_likeliest, read_token, show_likeliest
 from attnscope.questions.answer import Answer
 from attnscope.questions.intervention import KeptLayers, attending_layers, run_keeping_layers
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Meaning, Notes, record
-from attnscope.text import per_cent
 from attnscope.views.table import Column, Table
 
 LIKELIEST = 5
@@ -126,7 +124,7 @@ def of_lens(result: Lens) -> Answer:
                 f"{each.rank:,.{int(bool(each.rank % 1))}f}",
                 f"{each.log_probability:.2f}",
                 *([f"{each.difference:+.2f}"] if each.difference is not None else []),
-                *([tuple(_pieces(each.likeliest, result.target))] if told else []),
+                *([show_likeliest(each.likeliest, result.target)] if told else []),
             )
             for each in result.layers
         ),
@@ -135,10 +133,3 @@ def of_lens(result: Lens) -> Answer:
         notes=(f"rank and log-probability (nats) of {result.target!r} after each layer", *result.notes),
     )
     return Answer((table,), {}, lambda: result)
-
-
-def _pieces(likeliest: Sequence[tuple[str, float]], target: str) -> Iterator[tuple[str, str]]:
-    """Tokens with their probabilities in per cent, the target in bold."""
-    for token, share in likeliest:
-        yield f"{token} ", "bold" if token == target else ""
-        yield f"{per_cent(share)}  ", "dim"

@@ -247,11 +247,8 @@ def patch(
                 estimate,
             )
         )
-    if len(found) == 1:
-        return found[0]
-    return average_effects(
-        found, "the prediction of each pair", f"{model.title} · {len(found):,} pairs of texts"
-    )
+    title = f"{model.title} · {len(found):,} pairs of texts"
+    return average_effects(found, "the prediction of each pair", title)
 
 
 def _estimate(passes: TwoPasses, selection: Selection, heads: Sequence[Head]) -> Swept:

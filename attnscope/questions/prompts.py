@@ -166,13 +166,13 @@ def mean_effects(
     ask: Callable[[ModelInput, Prompt], Intervention],
 ) -> Intervention:
     """The mean effects over prompts; an error names its prompt."""
-    found, many = [], len(prompts) > 1
+    found = []
     for number, prompt in enumerate(prompts, 1):
         tell("prompt", number, len(prompts))
-        with naming(f"prompt {number:,}" * many):
+        with naming(f"prompt {number:,}" if len(prompts) > 1 else ""):
             found.append(ask(read(prompt.text), prompt))
     title = f"{model.title} · {_describe(template, len(found))}"
-    return average_effects(found, "the prediction of each prompt", title) if many else found[0]
+    return average_effects(found, "the prediction of each prompt", title)
 
 
 def mean_writes(found: Sequence[Writes], template: str) -> Writes:

@@ -395,7 +395,7 @@ class Run(Display):
     def __repr__(self) -> str:
         return "a run whose with block has not ended" if self.kept is None else repr(self.overview())
 
-    def _repr_png_(self) -> bytes:
+    def _repr_png_(self) -> bytes | None:
         return self.overview()._repr_png_()
 
     def _repr_html_(self) -> str | None:

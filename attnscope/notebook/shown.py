@@ -12,19 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import AttnscopeError
-from attnscope.records import plain
+from attnscope.errors import AttnscopeError, OutputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
 
     from attnscope.axes import Array
-    from attnscope.measures import HeadFigures
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import OneHead
     from attnscope.questions.stats import Stats
-    from attnscope.views.table import Table
 
 
 class Display:
@@ -76,6 +73,8 @@ class Drawing(Display):
         """
         from attnscope.render.image import save_image
 
+        if not self._answer.pictures:
+            raise OutputError(f"{path} cannot be written: it is a table: frame() has it")
         for file, view in self._answer.files(Path(path)):
             save_image(view, file, dpi=dpi, cmap=self._cmap, width=width)
 
@@ -94,8 +93,8 @@ class Drawing(Display):
 
         return as_text(lambda console: print_views(self._answer.views, console, plain=True))
 
-    def _repr_png_(self) -> bytes:
-        return self._images[0]
+    def _repr_png_(self) -> bytes | None:
+        return self._images[0] if self._images else None
 
     def _repr_html_(self) -> str | None:
         """All images stacked, and the heads worth a look; ``None`` if a single image is all."""
@@ -160,32 +159,23 @@ FRAME = 640
 """Height of a page in a notebook, in pixels."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class FigureTable(Display):
+class FigureTable(Drawing):
     """The figures of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
 
-    measured: Stats
+    def __init__(self, measured: Stats) -> None:
+        from attnscope.measures import MEASURES
+        from attnscope.questions.stats import of_stats
 
-    @property
-    def heads(self) -> tuple[HeadFigures, ...]:
-        """Every head with its role and figures, each with its baseline."""
-        return self.measured.heads
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """The figures as plain data: what the command line prints with ``--json``."""
-        numbers: Mapping[str, Any] = plain(self.measured)
-        return numbers
+        taken = {name for head in measured.heads for name in head.figures}
+        names = [name for name in MEASURES if name in taken]
+        super().__init__(of_stats(measured, measured.heads, names, None))
+        self.measured, self.heads = measured, measured.heads
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """A dictionary per head: kind, layer, head, role, and each figure and its baseline."""
-        from attnscope.measures import MEASURES
-        from attnscope.questions.stats import figure_rows
-
-        taken = {name for head in self.heads for name in head.figures}
-        names = [name for name in MEASURES if name in taken]
-        header, *rows = figure_rows(self.measured, names)
+        assert self._answer.table is not None
+        header, *rows = self._answer.table()
         return [dict(zip(map(str, header), row, strict=True)) for row in rows]
 
     def frame(self) -> Any:
@@ -195,20 +185,9 @@ class FigureTable(Display):
         """
         return _pandas().DataFrame(self.rows, index=[str(head.address) for head in self.heads])
 
-    @property
-    def _table(self) -> Table:
-        from attnscope.questions.stats import figure_table
-
-        return figure_table(self.measured, self.heads)
-
-    def __repr__(self) -> str:
-        from attnscope.render.terminal import print_view
-
-        return as_text(lambda console: print_view(self._table, console))
-
     def _repr_html_(self) -> str:
         """A row per head, with the columns of ``attnscope stats``."""
-        table = self._table
+        table: Any = self._answer.views[0]
         rows = [
             [cell if isinstance(cell, str) else "".join(text for text, _ in cell) for cell in row]
             for row in table.rows

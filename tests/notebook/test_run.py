@@ -188,6 +188,13 @@ def test_formulas_in_tokens_are_drawn_as_they_are(own):
     plt.close(figure)
 
 
+def test_a_table_is_no_picture_to_save(cat, tmp_path):
+    table = cat.stats()
+    assert table._repr_png_() is None
+    with pytest.raises(OutputError, match="it is a table"):
+        table.save(tmp_path / "figures.png")
+
+
 def test_figures_come_as_a_frame_and_as_rows(cat):
     table = cat.stats()
     frame = table.frame()

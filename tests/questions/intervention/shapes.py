@@ -104,7 +104,14 @@ class Hooked:
         self.shaped, self.prediction = shaped, prediction
 
     def score(self, prepared, hooks=()):
-        """``hooks``: pairs of a module and a function of its first input, or a function of its output."""
+        """The score of a pass, with ``hooks`` as in ``log_shares``."""
+        return self.log_shares(prepared, hooks)[self.prediction.chosen].item()
+
+    def log_shares(self, prepared, hooks=()):
+        """The log-probability of every word or class.
+
+        ``hooks``: pairs of a module and a function of its first input, or a function of its output.
+        """
         handles = []
         for module, kind, change in hooks:
             if kind == "input":
@@ -117,7 +124,7 @@ class Hooked:
             with torch.no_grad():
                 network, at = self.shaped.model.writer, self.prediction.at
                 scores = network(**prepared.inputs, **getattr(prepared, "settings", {})).logits[0]
-                return (scores if at is None else scores[at]).log_softmax(-1)[self.prediction.chosen].item()
+                return (scores if at is None else scores[at]).log_softmax(-1)
         finally:
             for handle in handles:
                 handle.remove()

@@ -18,14 +18,13 @@ from attnscope.questions.find import parse_questions
 from attnscope.questions.patching import Receiver, TextPair, patch
 from attnscope.questions.selection import Selection
 from tests.models.folders import mamba, t5
-from tests.questions.intervention import shapes, test_importance
+from tests.questions.intervention import shapes
 from tests.questions.intervention.shapes import Hooked, close, sent
 from tests.questions.planted import WORDS, Planted, wrap_planted
 
-model, shaped = test_importance.model, shapes.shaped
+shaped = shapes.shaped
 
 TEXT = "The cat sat on the mat because it was tired."
-EDGE = "it -> cat"
 
 
 class Attends:
@@ -62,54 +61,6 @@ def logits(model, prepared, at):
 def chosen(model, prepared):
     with torch.no_grad():
         return score_prediction(model, prepared, None)
-
-
-def spots(prepared, word):
-    """The tokens of the first place of a word, which may have several pieces."""
-    pieces = {}
-    for place, token in enumerate(prepared.tokens):
-        pieces.setdefault(token.word, []).append(place)
-    spelled = ("".join(prepared.tokens[place].text for place in places).strip() for places in pieces.values())
-    return next(places for places, text in zip(pieces.values(), spelled, strict=True) if text == word)
-
-
-@pytest.mark.parametrize("how", ["renormalize", "zero"])
-def test_a_cut_is_a_mask_before_the_softmax_or_a_zero_behind_it(model, how, monkeypatch):
-    prepared = model.prepare(TEXT)
-    result = cut(model, prepared, parse_questions(EDGE), how=how)
-    prediction = chosen(model, prepared)
-    rows, keys = spots(prepared, "it"), spots(prepared, "cat")
-    before = logits(model, prepared, prediction.at).log_softmax(-1)
-    assert result.score == pytest.approx(float(before[prediction.chosen]), abs=1e-9)
-
-    def by_hand(meant):
-        def closed(number, values, filling):
-            values = values.clone()
-            for head in range(values.shape[1]):
-                if (number, head) in meant:
-                    for row in rows:
-                        values[:, head, row, keys] = filling
-            return values
-
-        with monkeypatch.context() as patched:
-            ways = {"mask": lambda number, scores: closed(number, scores, -torch.inf)}
-            if how == "zero":
-                ways = {"weigh": lambda number, weights: closed(number, weights, 0.0)}
-            Attends(patched, **ways)
-            return logits(model, prepared, prediction.at).log_softmax(-1)
-
-    assert len(result.heads) >= 8
-    for each in result.heads:
-        after = by_hand({(each.head.layer, each.head.head)})
-        change = float((after - before)[prediction.chosen])
-        assert each.effect == pytest.approx(change, abs=1e-6)
-        divergence = float((before.exp() * (before - after)).sum())
-        assert each.divergence == pytest.approx(divergence, abs=1e-6)
-    after = by_hand({(each.head.layer, each.head.head) for each in result.heads})
-    assert result.together.effect == pytest.approx(float((after - before)[prediction.chosen]), abs=1e-6)
-    assert [abs(each.effect) for each in result.heads] == sorted(
-        (abs(each.effect) for each in result.heads), reverse=True
-    )
 
 
 CORPUS = ["the cat sat on it.", "it was the cat and it was the mat.", "the mat was red.", "the cat sat"]
@@ -158,15 +109,19 @@ def test_a_cut_in_every_shape_of_model_is_that_of_attention_written_out(shaped, 
 
         with monkeypatch.context() as patched:
             Attends(patched, **{"mask" if how == "renormalize" else "weigh": closed})
-            return hooked.score(shaped.clean)
+            return hooked.log_shares(shaped.clean)
 
-    here = hooked.score(shaped.clean)
+    before, at = hooked.log_shares(shaped.clean), hooked.prediction.chosen
+    close(result.score, float(before[at]))
     assert len(result.heads) >= 4
     for each in result.heads:
         after = by_hand([sent(shaped, each.head)])
-        close(each.score, after)
-        close(each.effect, after - here)
-    close(result.together.score, by_hand([sent(shaped, each.head) for each in result.heads]))
+        close(each.score, float(after[at]))
+        close(each.effect, float(after[at] - before[at]))
+        close(each.divergence, float((before.exp() * (before - after)).sum()))
+    close(result.together.score, float(by_hand([sent(shaped, each.head) for each in result.heads])[at]))
+    sizes = [abs(each.effect) for each in result.heads]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def places_of(axis, side):

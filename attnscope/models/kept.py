@@ -51,8 +51,8 @@ class TracedModel(Model):
         description = trace.description
         self.name, self.notes = clean(description.model.name), tuple(map(clean, description.model_notes))
         if file is not None:
-            kept, version = clean(description.kept), clean(description.attnscope)
-            self.notes += (f"from {file}: a trace of {kept}, attnscope {version}",)
+            when = f"a trace of {description.kept}, attnscope {description.attnscope}"
+            self.notes += (f"from {file}: {when}",)
 
     def __getattr__(self, name: str) -> Any:
         """A module without weights, made on first use: reading a file needs no torch."""
@@ -114,7 +114,7 @@ def prepare_traced(trace: Trace) -> ModelInput:
             each.grid,
             tokens(each.tokens),
             {box.id: box.edges for box in each.boxes},
-            clean(each.name),
+            each.name,
         )
         for each in description.images
     )
@@ -129,7 +129,7 @@ def prepare_traced(trace: Trace) -> ModelInput:
         {},
         {each.kind: (trace.axis(each.queries), trace.axis(each.keys)) for each in description.labels},
         tokens(description.tokens),
-        tuple(map(clean, description.text_notes)),
+        description.text_notes,
         replay=replay(trace),
         pictures=pictures,
         heard=heard,
@@ -153,7 +153,7 @@ def is_short(trace: Trace) -> bool:
 
 
 def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:
-    """Figures, with every text cleaned; ``None`` if they do not belong to the calls' heads."""
+    """Figures; ``None`` if they do not belong to the calls' heads."""
     heads = [
         (call.name, call.call, call.kind, call.layer, head)
         for call in description.calls
@@ -161,18 +161,8 @@ def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> t
     ]
     if [(*astuple(each.site), each.head) for each in found] != heads:
         return None
-    if not all(name in MEASURES for each in found for name in (*each.figures, *each.absent)):
-        return None
-    return tuple(
-        replace(
-            each,
-            site=replace(each.site, name=clean(each.site.name)),
-            absent={name: clean(reason) for name, reason in each.absent.items()},
-            role=each.role
-            and replace(each.role, name=clean(each.role.name), sentence=clean(each.role.sentence)),
-        )
-        for each in found
-    )
+    known = all(name in MEASURES for each in found for name in (*each.figures, *each.absent))
+    return found if known else None
 
 
 class WeightsFile(TracedModel):

@@ -450,7 +450,7 @@ def _call(
         masks = (Mask("runs", f"window {layer}", keys),)
     types = {"F16": "float16", "BF16": "bfloat16", "F64": "float64"}
     return TracedCall(
-        name=pair["q"],
+        name=clean(pair["q"]),
         call=0,
         kind="decoder",
         layer=layer,

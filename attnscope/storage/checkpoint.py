@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
-from attnscope.storage.files import read_json, write_whole
-from attnscope.text import Untrusted
+from attnscope.storage.files import clean_texts, read_json, write_whole
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,17 +56,8 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
         raise InputError(
             f"{path} belongs to a run with another {' and '.join(differing)}: delete it, or name another file"
         )
-    cleaned: dict[str, Any] = _clean(state)
+    cleaned: dict[str, Any] = clean_texts(state)
     return cleaned
-
-
-def _clean(state: Any) -> Any:
-    """The same with every text cleaned: the file may come from anybody."""
-    if isinstance(state, str):
-        return str(Untrusted(state))
-    if isinstance(state, dict):
-        return {str(Untrusted(name)): _clean(value) for name, value in state.items()}
-    return [_clean(value) for value in state] if isinstance(state, list) else state
 
 
 def _checksum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.errors import AttnscopeError, InputError, OutputError, first_line, out_of_memory
 from attnscope.limits import LARGEST_STATE
+from attnscope.text import clean
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -134,6 +135,15 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("its lists are nested too deep") from None
+
+
+def clean_texts(data: Any) -> Any:
+    """Data from JSON with every text in it cleaned: a file may come from anybody."""
+    if isinstance(data, str):
+        return clean(data)
+    if isinstance(data, dict):
+        return {clean(name): clean_texts(value) for name, value in data.items()}
+    return [clean_texts(value) for value in data] if isinstance(data, list) else data
 
 
 def hash_file(digest: _Hash, path: Path) -> None:

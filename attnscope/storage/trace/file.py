@@ -16,7 +16,7 @@ from attnscope.axes import Array
 from attnscope.errors import SelectionError
 from attnscope.records import read
 from attnscope.storage.arrays import MOST_HEADS, MOST_LAYERS
-from attnscope.storage.files import reading, write_whole
+from attnscope.storage.files import clean_texts, reading, write_whole
 from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace.layout import (
     FORMAT,
@@ -247,6 +247,9 @@ SUFFIX = ".trace"
 KEY = "attnscope trace"
 """The name of the description in a file's metadata."""
 
+RAW = ("axes", "text", "messages")
+"""What a model read, kept to the letter; every other text of a description is cleaned as it is read."""
+
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write a trace, whole or not at all. Raises ``OutputError``."""
@@ -283,5 +286,6 @@ def _read_description(metadata: Mapping[str, str]) -> TraceDescription:
     version = content.get("trace") if isinstance(content, dict) else None
     if version != FORMAT:
         raise ValueError(f"its layout is number {version!s:.40}; this version of attnscope reads {FORMAT}")
-    description: TraceDescription = read(TraceDescription, content)
+    cleaned = {name: value if name in RAW else clean_texts(value) for name, value in content.items()}
+    description: TraceDescription = read(TraceDescription, cleaned)
     return description

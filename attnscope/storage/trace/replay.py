@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from attnscope.storage.trace.layout import (
     traced_rows,
     unpack_rows,
 )
-from attnscope.text import clean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,9 +44,9 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
     sources = None if arrays else _Sources(trace)
     attentions = tuple(
         Attention(
-            site=Site(clean(call.name), call.call, call.kind, call.layer),
+            site=Site(call.name, call.call, call.kind, call.layer),
             source=call.source,
-            kernel=clean(call.kernel),
+            kernel=call.kernel,
             batch=call.batch,
             heads=call.heads,
             key_heads=call.key_heads,
@@ -58,21 +57,15 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
             read=_ArrayRows(trace, call) if sources is None else _TracedRows(partial(sources.source, number)),
             arrays=arrays,
             window=call.window,
-            refusal=None if call.refusal is None else clean(call.refusal),
+            refusal=call.refusal,
             difference=call.difference,
         )
         for number, call in enumerate(description.calls)
     )
     steps = [call.step for call in description.calls]
     sites = list(map(SiteRecord.of, attentions, steps))
-    without = [
-        replace(each, name=clean(each.name), reason=clean(each.reason))
-        for each in description.without_attention
-    ]
-    failures = [
-        replace(each, name=clean(each.name), reason=clean(each.reason)) for each in description.failures
-    ]
-    return Replay(attentions, Record(sites, without, failures, list(map(clean, description.changes))))
+    without, failures = list(description.without_attention), list(description.failures)
+    return Replay(attentions, Record(sites, without, failures, list(description.changes)))
 
 
 @dataclass(frozen=True, eq=False)

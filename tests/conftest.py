@@ -1,6 +1,7 @@
 """What holds of every test: how many processes run them, in which order, and how many threads each has."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if left[name] % 3:
             items.remove(item)
             config.hook.pytest_deselected(items=[item])
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """``attnscope`` in this very process, in 80 columns and without a user's settings."""
+    from tests.cli.run import runner
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("ATTNSCOPE_MODEL", raising=False)
+    monkeypatch.setattr("attnscope.cli.settings.users_file", lambda: Path("no", "config.toml"))
+    return runner(monkeypatch, capsys)

@@ -1,10 +1,8 @@
 """Fixtures for commands."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.cli.run import Loader, runner
+from tests.cli.run import Loader
 from tests.models.folders import gpt2, mamba, t5
 
 LOADER = Loader()
@@ -15,14 +13,6 @@ def remembered(request, monkeypatch):
     """Commands load a model once; tests of loading itself say ``loads``, and load it every time."""
     if request.node.get_closest_marker("loads") is None:
         monkeypatch.setattr("attnscope.models.load", LOADER)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("ATTNSCOPE_MODEL", raising=False)
-    monkeypatch.setattr("attnscope.cli.settings.users_file", lambda: Path("no", "config.toml"))
-    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from attnscope.models import load
 from attnscope.network import Encoder, EncoderConfig, save_encoder
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.cli.run import runner
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["ash", "bay", "cod", "dew", "elm", "fig", "gum", "hop", "ivy", "jay", "kit"]
@@ -114,16 +113,16 @@ def test_induction_needs_the_head_below(encoder, folder, text):
     assert seen["L1H0"].role.name != "induction"
 
 
-def test_the_command_names_them_too(folder, text, monkeypatch, capsys):
-    ran = runner(monkeypatch, capsys)("stats", text, "-m", folder, "--where", "role=induction", "--json")
+def test_the_command_names_them_too(folder, text, run):
+    ran = run("stats", text, "-m", folder, "--where", "role=induction", "--json")
     (head,) = json.loads(ran.out)["heads"]
     assert (head["layer"], head["head"]) == (1, 0)
     assert head["role"]["sentence"].startswith("looks at what followed the same token earlier")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_tokens_twice_show_induction_on_the_second_half(folder, seed, monkeypatch, capsys):
-    run, half = runner(monkeypatch, capsys), len(WORDS)
+def test_random_tokens_twice_show_induction_on_the_second_half(folder, seed, run):
+    half = len(WORDS)
     asked = ("--repeat-random", half, "--seed", seed, "-m", folder)
     ran = run("stats", *asked, "--json")
     answer = json.loads(ran.out)

@@ -10,7 +10,6 @@ import torch
 from attnscope.measures import MEASURES, fused_request, measure
 from attnscope.measures.block import Block
 from attnscope.measures.forms import AtKey, OfWeights
-from tests.cli.run import runner
 from tests.models.folders import gpt2
 
 LINE = "The cat sat on the mat because it was tired."
@@ -21,12 +20,6 @@ TEXTS = {"a short text": LINE, "a long text": LONG}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return gpt2(tmp_path_factory.mktemp("gpt2"), n_positions=1200, n_layer=1)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "120")
-    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture(autouse=True)

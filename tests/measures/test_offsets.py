@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-from tests.cli.run import runner
 from tests.models.folders import gpt2
 
 LINE = "The cat sat on the mat because it was tired."
@@ -18,12 +17,6 @@ TEXTS = {"a short text": LINE, "a long text": LINE * 60}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return gpt2(tmp_path_factory.mktemp("gpt2"), n_positions=1200, n_layer=1)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "120")
-    return runner(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

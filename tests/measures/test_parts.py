@@ -12,14 +12,8 @@ from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.cli.run import runner
 
 TEXT = "The cat sat on the mat because it was tired, and the dog sat on the cat."
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from attnscope.attention import Attention, AttentionCall, HeldRows, Site
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import Measurement
-from tests.cli.run import runner
 from tests.models.folders import gpt2
 
 LENGTH, SIZE, HEADS, BATCH = 37, 8, 4, 2
@@ -108,14 +107,12 @@ def test_scores_that_do_not_make_the_weights_are_not_believed():
 
 
 @pytest.mark.parametrize("words", [20, 600], ids=["short", "long enough for the fused pass"])
-def test_the_command_prints_the_model_s_own(tmp_path, monkeypatch, capsys, words):
+def test_the_command_prints_the_model_s_own(tmp_path, run, words):
     import transformers
 
     folder = gpt2(tmp_path, n_positions=1200, n_layer=1)
     text = "the cat sat on the mat " * (words // 6)
-    answer = json.loads(
-        runner(monkeypatch, capsys)("stats", text, "-m", folder, "--sort", "max_logit", "--json").out
-    )
+    answer = json.loads(run("stats", text, "-m", folder, "--sort", "max_logit", "--json").out)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     block, kept = model.h[0], []
     block.attn.c_attn.register_forward_hook(lambda module, args, output: kept.append(output))

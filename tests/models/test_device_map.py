@@ -15,7 +15,6 @@ from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.storage.corpus import ListedTexts
-from tests.cli.run import runner
 from tests.models.folders import gpt2
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -68,10 +67,7 @@ def little_memory(monkeypatch):
     ],
     ids=" ".join,
 )
-def test_a_model_larger_than_memory_answers_as_one_that_fits(
-    folder, little_memory, monkeypatch, capsys, words
-):
-    run = runner(monkeypatch, capsys)
+def test_a_model_larger_than_memory_answers_as_one_that_fits(folder, little_memory, run, words):
     plain = json.loads(run(*words, "-m", folder, "--json").out)
     read = json.loads(run(*words, "-m", folder, "--json", "--device-map", "auto").out)
     assert any("kB of the weights stay on disk and are read in each pass" in note for note in read["notes"])

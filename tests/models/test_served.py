@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models.served import open_file
-from tests.cli.run import runner
 from tests.models.folders import gpt2
 
 IDS = [[5, 9, 17, 5, 9, 17, 30, 8, 2, 11], [7, 7, 3, 21, 4, 4]]
@@ -126,9 +125,8 @@ def test_queries_of_a_cached_pass_are_the_last_rows(served, tmp_path):
     np.testing.assert_allclose(found.weights(Head("L2H1")), texts[0][1][2][1][-3:], atol=1e-6)
 
 
-def test_commands_read_it_and_say_what_is_assumed(served, tmp_path, monkeypatch, capsys):
+def test_commands_read_it_and_say_what_is_assumed(served, tmp_path, run):
     folder, model, texts = served
-    run = runner(monkeypatch, capsys)
     parts = lay_out(model, texts[0][0], "token head size", "applied")
     path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
     shown = run("show", "--from", path, "-m", folder, "--head", "L0H1", "--json")
@@ -142,9 +140,8 @@ def test_commands_read_it_and_say_what_is_assumed(served, tmp_path, monkeypatch,
     assert run("find", "* -> -1", "--from", path, "-m", folder).code == 0
 
 
-def test_a_model_is_run_to_check_its_rows(served, tmp_path, monkeypatch, capsys):
+def test_a_model_is_run_to_check_its_rows(served, tmp_path, run):
     folder, model, texts = served
-    run = runner(monkeypatch, capsys)
     parts = lay_out(model, texts[0][0], "token head size", "applied")
     path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
     agreed = run("check", "--from", path, "-m", folder, "--check-with", folder)

@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers as hf
 
-from tests.cli.run import runner
 from tests.notebook.induction import EVERY, HALF, STEPS, learn
 
 SAVED = range(0, STEPS, EVERY)
@@ -30,12 +29,9 @@ def by_hand(folder):
 
 
 @pytest.mark.slow
-def test_the_step_at_which_induction_appears_is_that_of_checkpoints_and_of_a_script(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_step_at_which_induction_appears_is_that_of_checkpoints_and_of_a_script(tmp_path, run):
     log = learn(tmp_path)
     watched = {each.head: each for each in log.track.of("induction")}
-    run = runner(monkeypatch, capsys)
     asked = ("track", tmp_path, "--texts", tmp_path / "probe.txt", "--measure", "induction", "--json")
     followed = {each["head"]: each for each in json.loads(run(*asked).out)["courses"]}
     figures, even = by_hand(tmp_path)

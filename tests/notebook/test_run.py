@@ -16,7 +16,6 @@ import transformers
 
 import attnscope
 from attnscope.errors import InputError, ModelError, OutputError
-from tests.cli.run import runner
 from tests.models import speech
 from tests.models.folders import gpt2, t5
 from tests.models.images import picture, vision
@@ -33,12 +32,6 @@ def own():
 @pytest.fixture(scope="module")
 def cat(own):
     return own.read(TEXT)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
-    return runner(monkeypatch, capsys)
 
 
 def test_every_picture_has_the_numbers_of_the_command(cat, run, own, tmp_path):

@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-from tests.cli.run import runner
-
 TEXT = "The cat sat on the mat because it was tired."
 VIEWS = {
     "overview": ["show", TEXT],
@@ -24,10 +22,10 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_of_weights_that_miss_the_output_says_not_to_trust_them(view, monkeypatch, capsys):
+def test_every_view_of_weights_that_miss_the_output_says_not_to_trust_them(view, monkeypatch, run):
     monkeypatch.setattr("attnscope.capture.rows.capture.compare_rows", lambda *parts: 0.5)
     monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
-    ran = runner(monkeypatch, capsys)(*VIEWS[view])
+    ran = run(*VIEWS[view])
     assert ran.code == 0, ran.err
     said = " ".join(f"{ran.out} {ran.err}".split())
     assert re.search(r"do not trust layers? [0-9-]+: weights times values miss the output by 0\.5", said)

@@ -11,7 +11,6 @@ import pytest
 from attnscope.models import load
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage.corpus import ListedTexts
-from tests.cli.run import runner
 from tests.questions.corpus.shared_run import TEXTS, figures
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
@@ -30,13 +29,6 @@ def launch(*arguments):
         text=True,
         timeout=240,
     )
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """``attnscope`` in this very process."""
-    monkeypatch.setenv("COLUMNS", "80")
-    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.gold import find_gold
 from attnscope.questions.selection import Selection
 from attnscope.storage.gold import read_gold
-from tests.cli.run import runner
 from tests.questions.corpus.test_processes import launch
 from tests.questions.gold import treebank
 
@@ -115,9 +114,9 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits
 
 @pytest.mark.nightly
 @pytest.mark.subprocess
-def test_two_processes_print_the_table_of_one(bank, monkeypatch, capsys):
+def test_two_processes_print_the_table_of_one(bank, run):
     asked = ("find", "--gold", bank, "--relation", "nsubj,obj", "--json")
     shared = launch("attnscope", *asked)
     assert shared.returncode == 0, shared.stderr
-    assert shared.stdout == runner(monkeypatch, capsys)(*asked).out
+    assert shared.stdout == run(*asked).out
     assert json.loads(shared.stdout)["labels"]

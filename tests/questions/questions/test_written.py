@@ -19,18 +19,11 @@ from attnscope.models.request import read_chat
 from attnscope.questions.parts import Span, cut_text, read_parts, spans_of, spans_of_roles
 from attnscope.questions.spans import span_maps, written_looks
 from attnscope.storage.trace.layout import Message
-from tests.cli.run import runner
 from tests.models import folders
 from tests.models.images import picture
 from tests.models.vision_folders import vision_language
 
 TEXT = "The king was old. The king said that he would"
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    return runner(monkeypatch, capsys)
 
 
 def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head():

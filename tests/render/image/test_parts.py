@@ -7,14 +7,8 @@ import pytest
 
 from attnscope.render.image import drawing
 from attnscope.views.charts import Curve, Curves, Stack
-from tests.cli.run import runner
 
 TEXT = "The king said that the queen"
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    return runner(monkeypatch, capsys)
 
 
 def curves(*values: tuple[float | None, ...]) -> Curves:

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from attnscope.attention import Head
 from attnscope.axes import weights
@@ -15,7 +13,7 @@ from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from tests.axes.oracle import hide_special, merge_words, pool
-from tests.models.folders import gpt2, mamba, minilm, t5
+from tests.models.folders import eager_minilm, gpt2, mamba, minilm, t5
 
 TEXT = "The unbelievably tired cat sat on the mat, because the cat was tired."
 
@@ -31,11 +29,9 @@ def prepared(model):
 
 
 @pytest.fixture(scope="module")
-def eager(prepared):
+def eager():
     """The model's own eager attention.  [layer, head, query, key]"""
-    other = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
-    with torch.inference_mode():
-        return torch.cat(other(**prepared.inputs, output_attentions=True).attentions).numpy()
+    return eager_minilm(TEXT)
 
 
 def labelled(eager, prepared, layer, head):

@@ -29,11 +29,6 @@ def own():
     return load("own")
 
 
-def eager(text):
-    """The real model's own eager attention.  [head of all layers, query, key]"""
-    return np.concatenate(eager_minilm(text))
-
-
 def of_head(head):
     """The columns of one head's query, key and value in GPT-2's projection."""
     return [block * 32 + head * 8 + i for block in range(3) for i in range(8)]
@@ -150,7 +145,7 @@ def test_models_that_read_no_word_alike_are_refused(own):
 def test_the_change_of_a_text_agrees_with_scipy():
     model = load(minilm())
     seen = compare_texts(model, model.prepare(TEXT), model.prepare(LONGER), Selection(Head("L1H3")))
-    one, other = eager(TEXT), eager(LONGER)
+    one, other = (np.concatenate(eager_minilm(text)) for text in (TEXT, LONGER))
     mine = list(range(13))
     theirs = [*range(6), *range(8, 15)]  # "very old" was put in
     other = other[:, theirs]

@@ -14,6 +14,7 @@ from attnscope.models.inputs import Limit
 from attnscope.questions.find import find_heads, parse_questions
 from attnscope.questions.selection import Selection
 from tests.models import folders
+from tests.questions.gold.plain import weights_of
 
 TEXT = "The cat sat on the mat because it was tired, and the cat slept."
 CAUSAL = {"gpt2": True, "minilm": False}
@@ -23,15 +24,6 @@ CAUSAL = {"gpt2": True, "minilm": False}
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return load(folders.minilm() if request.param == "minilm" else folders.gpt2(folder))
-
-
-def eager(model, prepared) -> np.ndarray:
-    """The weights that the model itself reports, [layer, head, query, key]."""
-    model.module.set_attn_implementation("eager")
-    with torch.inference_mode():
-        given = model.module(**prepared.inputs, output_attentions=True).attentions
-    model.module.set_attn_implementation("sdpa")
-    return torch.cat(list(given)).double().numpy()
 
 
 def words_of(tokens) -> list[list[int]]:
@@ -57,7 +49,7 @@ def test_where_each_row_of_a_long_text_is_asked_about_one_key_the_fused_pass_ans
         return
     result = find_heads(model, prepared, question)
     assert "fused" in result.title
-    weights = eager(model, prepared)
+    weights = weights_of(model, prepared)
     moved = -step if question[0].left.step else 0
     groups = [[at + moved for at in word if at + moved < 700] for word in words_of(prepared.tokens)]
     counts = {row: 1 / len(group) for group in groups for row in group if row + step >= 0}

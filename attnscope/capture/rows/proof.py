@@ -79,7 +79,8 @@ ReadScores: TypeAlias = Callable[[int, int, "Sequence[int] | None"], Tensor]
 
 def find_scores(read: RowSource) -> ReadScores | None:
     """The scores behind rows; ``None`` if only weights are known, or if rows are not a softmax of scores."""
-    read = getattr(read, "behind", read)  # rows of a trace are read on demand
+    if hasattr(read, "source"):  # rows of a trace are read on demand
+        read = read.source()
     if isinstance(read, ScoredRows):
         return read.scores
     if isinstance(read, SomeHeads):

@@ -1,13 +1,13 @@
 """A model folder is the text of its author: its name and its vocabulary steer nothing."""
 
 import shutil
-import unicodedata
 
 import pytest
 import transformers
 from tokenizers import processors
 
 from tests.models.folders import gpt2
+from tests.test_text import steering
 
 EVIL = (
     "$\\frac{1}{0}$ \\unknown{"  # a formula
@@ -41,11 +41,6 @@ def evil(tmp_path_factory):
     shutil.copytree(made, folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-def steering(text: str) -> set[str]:
-    """The characters in it that a terminal obeys."""
-    return {char for char in text if unicodedata.category(char) == "Cc" or char == "\u202e"} - {"\n"}
 
 
 @pytest.mark.slow

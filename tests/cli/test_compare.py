@@ -70,14 +70,6 @@ def test_all_heads_in_the_terminal(run, whole):
     assert max(len(line) for line in ran.out.splitlines() if line not in commands) <= 80
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_all_heads_as_a_picture(run, tmp_path, suffix):
-    path = tmp_path / f"heads.{suffix}"
-    ran = run("compare", TEXT, "-o", path)
-    assert (ran.code, ran.out) == (0, "")
-    assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
-
-
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

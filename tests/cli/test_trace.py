@@ -13,13 +13,6 @@ TEXT = "The cat sat on the mat because it was tired."
 OTHER = "The dog sat on the mat because it was tired."
 
 
-def test_claims_are_checked_on_a_trace(run, tmp_path):
-    run("show", TEXT, "--keep", tmp_path / "a.trace")
-    assert run("check", "L0H7.next > 0.9", "--from", tmp_path / "a.trace").code == 0
-    ran = run("check", "L0H7.next < 0.1", "--from", tmp_path / "a.trace")
-    assert (ran.code, "FAILED" in ran.out) == (1, True)
-
-
 def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path, causal_folder):
     one, two, three = (tmp_path / f"{name}.trace" for name in ("one", "two", "three"))
     run("show", TEXT, "--keep", one)

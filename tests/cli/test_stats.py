@@ -11,6 +11,7 @@ import pytest
 
 from attnscope.errors import SelectionError
 from attnscope.models import load
+from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import COLUMNS, measure_heads, parse_conditions
 from attnscope.render.latex import escape_latex
@@ -195,6 +196,19 @@ def test_conditions_are_read_with_or_without_spaces():
     )
     with pytest.raises(SelectionError):
         parse_conditions("")
+
+
+def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):
+    model = load(gpt2(tmp_path, n_positions=1200, n_layer=1))
+    prepared = model.prepare("The cat sat on the mat because it was tired. " * 60, limit=Limit(truncate=True))
+    assert len(prepared.tokens) >= 512
+    passed = measure_heads(model, prepared, Selection())
+    beside = measure_heads(model, prepared, Selection(), exact_kernel=True)
+    assert "1 of 1 calls ran as a fused pass" in passed.ran
+    assert beside.ran == "figures measured beside the kernel"
+    for one, other in zip(passed.heads, beside.heads, strict=True):
+        for name, figure in other.figures.items():
+            assert one.figures[name].value == pytest.approx(figure.value, rel=1e-5, abs=1e-5), name
 
 
 def test_every_head_of_a_long_text_is_saved_small_and_shown_again(run, tmp_path):

@@ -44,6 +44,7 @@ KNOWN = {
     "paligemma": OPEN,
     "phi4_multimodal_vision": f"{CAUSAL}, and torch's kernel does likewise with unit values",
     "pop2piano": rounding("1.0e-5", "2.4e-14"),
+    "reformer": "its chunks of keys are not followed: named, not shown",
     "rf_detr": rounding("1.1e-3", "1.3e-17"),
     "sam": PADDED,
     "umt5": rounding("1.2e-5", "1.8e-14"),

@@ -190,13 +190,20 @@ def score_tile(
 
 
 def weigh_tile(
-    scores: Tensor, weight: Tensor, highest: Tensor, mass: Tensor, moment: Tensor, steep: bool, lowest: float
+    scores: Tensor,
+    weight: Tensor,
+    highest: Tensor,
+    mass: Tensor,
+    moment: Tensor,
+    steep: bool,
+    lowest: float,
+    masked: float = MASKED,
 ) -> None:
     """Write a tile's weights, and of each row the highest score, ``Σ w`` and ``Σ w (s - highest)``."""
     torch.amax(scores, [1], out=highest)
     scores.sub_(highest.unsqueeze(1))
     if steep:
-        torch.threshold_(scores, lowest, -1e30)
+        torch.threshold_(scores, lowest, masked)
     torch.exp2(scores, out=weight)
     torch.sum(weight, [1], out=mass)
     torch.sum(scores.mul_(weight), [1], out=moment)

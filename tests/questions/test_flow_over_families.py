@@ -14,7 +14,16 @@ from tests.capture.tiny import inputs, own_attentions
 from tests.measures.test_flow import programmed
 from tests.models.test_norm_residual import NORMED, SUMMED, block_vectors, random_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.sweep]
+pytestmark = pytest.mark.slow
+
+DAILY = ("bert", "gpt2", "gemma2", "t5")
+"""A norm behind the sum, none, one before it, and both sides of a pair; the others are swept."""
+
+
+def over(names):
+    """Every family, of which some are tested each time."""
+    swept = [name if name in DAILY else pytest.param(name, marks=pytest.mark.sweep) for name in names]
+    return pytest.mark.parametrize("name", swept)
 
 
 def sum_of_states(given):
@@ -93,13 +102,13 @@ def _check(seen, expected):
             np.testing.assert_allclose(total, 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ALL)
+@over(ALL)
 def test_rollout_is_the_product_of_eager_attention(name):
     model, text = _asked(name)
     _check(follow_flow(model, text, "rollout", Selection()), _multiplied(_shares(model, text)))
 
 
-@pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
+@over(sorted(NORMED | SUMMED))
 def test_alti_is_the_product_of_what_each_vector_brings_to_what_the_block_really_gives(name):
     model, text = _asked(name)
     steps = []
@@ -161,7 +170,7 @@ def _evened(made):
     return np.eye(len(made)) + more / np.where(total > 0, total, 1)
 
 
-@pytest.mark.parametrize("name", ALL)
+@over(ALL)
 def test_relevance_adds_up_what_raises_a_score_by_autograd_on_eager_weights(name, monkeypatch):
     model, text = _asked(name)
 
@@ -173,7 +182,7 @@ def test_relevance_adds_up_what_raises_a_score_by_autograd_on_eager_weights(name
     _check(follow_flow(model, text, "relevance", Selection()), _added(_raising(model, text)))
 
 
-@pytest.mark.parametrize("name", ALL)
+@over(ALL)
 def test_the_largest_flow_of_the_last_token_is_that_of_linear_programming(name):
     model, text = _asked(name)
     steps = _shares(model, text)

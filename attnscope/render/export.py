@@ -22,6 +22,7 @@ from attnscope.questions.sentences import number_ranges
 from attnscope.questions.token import SeenToken, see_token
 from attnscope.records import plain
 from attnscope.render.image import DPI, Album
+from attnscope.render.image.sheet import families
 from attnscope.render.page.page import PAGE, save_page
 from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
@@ -103,6 +104,7 @@ def save_export(
             raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
         jobs = [each for each in pictures if heads is None or each[0].get("head") in (None, *heads)]
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
+        families((), font)  # refuses one that is not there before anything is written
         begin_manifest(folder, contents, identity)
         total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
         for named, view in jobs:

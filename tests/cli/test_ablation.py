@@ -11,7 +11,6 @@ from attnscope.models import load
 from attnscope.questions.ablate import ablate
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -84,17 +83,3 @@ def test_the_loss_without_each_head_stands_beside_its_error(run, tmp_path):
     header, *rows = csv.reader(io.StringIO(run(*asked, "--csv").out))
     assert header[-2:] == ["ablation", "ablation_error"]
     assert len(rows) == 12
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["ablate", TEXT, "--head", "L9H0"], "no head L9H0: this model has layers 0-3, heads 0-7"),
-        (["ablate", TEXT, "--head", "L1H0", "-m", minilm()], "it has no language-model head"),
-        (["ablate", TEXT, "--head", "L1H0", "-o", "x.png"], "--head is printed"),
-        (["ablate", TEXT, "--importance", "-m", minilm()], "it has no language-model head"),
-        (["ablate", TEXT, "--mean"], "a mean is taken over a corpus: add --texts"),
-    ],
-)
-def test_what_cannot_be_asked_is_said(run, arguments, sentence):
-    run(*arguments).refuses(sentence)

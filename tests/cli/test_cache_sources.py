@@ -97,11 +97,6 @@ def test_a_chat_is_cut_by_roles_from_its_trace(run, tmp_path, sources, more):
     assert (there["parts"], there["heads"]) == (expected["parts"], expected["heads"])
 
 
-def test_what_is_no_chat_is_not_cut_by_roles(run, tmp_path):
-    run("show", TEXT, "--keep", tmp_path / "a.trace")
-    run("spans", "--from", tmp_path / "a.trace", "--by", "role").refuses("holds no chat")
-
-
 def test_parts_of_a_file_are_cut_out_of_a_trace(run, tmp_path):
     (tmp_path / "parts.json").write_text('{"first": [0, 7], "second": [8, 23]}')
     live = run("spans", TEXT, "--by", tmp_path / "parts.json", "--json", "--keep", tmp_path / "a.trace")

@@ -95,28 +95,3 @@ def test_prompts_of_a_template_are_averaged_with_standard_errors(run, tmp_path, 
     assert all(each["error"] >= 0 for each in answer["heads"])
     named = {"cut": "cut {B} -> {A}", "patch": "2 pairs of texts", "ablate": "set heads to zero"}[asked[0]]
     assert named in " ".join(run(*asked, *more, "-m", "own-causal").out.split())
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        (["cut", TEXT], "name an edge"),
-        (["cut", "on -> cat", TEXT, "another"], "give one text"),
-        (["patch", TEXT], "give the other text"),
-        (["patch", TEXT, "--with-text", "The dog sat", "-m", "own-causal"], "needs the same number"),
-        (["patch", TEXT, "--with-text", TEXT, "--fast", "--what", "q"], "--fast estimates"),
-        (["cut", "on -> cat", TEXT, "--head", "H3"], "is not a head"),
-        (["patch", TEXT, *OTHER, "--pairs", "pairs.tsv"], "the file has the texts"),
-        (["cut", "on -> cat", TEXT, "--how", "mean"], "add --texts"),
-        (["cut", "on -> cat", TEXT, "--texts", "corpus.txt"], "only valid with --how mean"),
-        (["ablate", TEXT, "--target", "mat", "--importance"], "a prediction is of one text"),
-        (["patch", "--pairs", "pairs.tsv", "--prompts", "words.tsv"], "give one of both"),
-        (["patch", TEXT, *OTHER, "--exact"], "only valid with --fast"),
-        (["patch", TEXT, *OTHER, "--to", "L1H1:q", "--what", "k"], "--to says what is patched"),
-        (["patch", TEXT, *OTHER, "--from", "L0H1", "--to", "L2H3:q"], "now named by --head"),
-        (["patch", TEXT, *OTHER, "--by", "token", "--head", "L0H1"], "is of every layer"),
-        (["patch", TEXT, *OTHER, "--to", "L2H3:w"], "no part 'w' of a head"),
-    ],
-)
-def test_wrong_usage_is_a_sentence(run, asked, sentence):
-    run(*asked).refuses(sentence)

@@ -51,20 +51,6 @@ def test_a_snapshot_is_saved_and_compared_with(run, corpus, tmp_path):
     assert other.out.rstrip().endswith(" more")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["L2H1.previous > 0.8"], "give --texts CORPUS, --text or --file"),
-        (["--text", "a"], "give a claim, --save or --against"),
-        (["L0H0.self > 0", "--text", "a", "--texts", "b.txt"], "give a text or --texts, not both"),
-        (["L0H0.self > 0", "--text", "a", "--strict"], "--strict goes with --texts"),
-        (["L9H0.self > 0", "--text", "a"], "no head L9H0: there are L0H0 to L3H7"),
-    ],
-)
-def test_what_cannot_be_checked_is_said(run, arguments, sentence):
-    run("check", *arguments).refuses(sentence)
-
-
 def test_the_table_of_a_corpus_has_standard_errors_in_80_columns(run, corpus):
     ran = run("stats", "--texts", corpus, "--sort", "previous", "--top", "1")
     seen = corpus_stats(load("own"), ListedTexts(TEXTS))
@@ -119,13 +105,3 @@ def test_ctrl_c_says_how_to_go_on(run, corpus, tmp_path, monkeypatch):
     )
     ran = run("stats", "--texts", corpus, "--checkpoint", tmp_path / "sums.json")
     assert "the same command resumes from" in ran.err
-
-
-@pytest.mark.parametrize("more", [["a text"], ["--line", "2"], ["--file", "b.txt"]])
-def test_a_corpus_and_a_text_are_one_too_many(run, corpus, more):
-    run("stats", *more, "--texts", corpus).refuses("give a text or --texts, not both")
-
-
-@pytest.mark.parametrize("option", [["--limit", "3"], ["--strict"], ["--checkpoint", "x.json"]])
-def test_options_of_a_corpus_need_one(run, option):
-    run("stats", "some text", *option).refuses(f"{option[0]} goes with --texts")

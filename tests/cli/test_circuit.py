@@ -5,8 +5,6 @@ import re
 from html import escape
 from pathlib import Path
 
-import pytest
-
 from attnscope.render.page.graph import graph_page
 from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
 
@@ -37,24 +35,6 @@ def test_the_induction_circuit_of_the_bundled_model_is_listed_drawn_and_saved(ru
     page = (tmp_path / "graph.html").read_text("utf-8")
     assert len(re.findall("src='data:image/png", page)) == 2  # the maps of both heads
     assert "<script" not in page
-
-
-@pytest.mark.parametrize(
-    ("lines", "more", "sentence"),
-    [
-        ("one text alone\n", (), "two texts with a tab between them"),
-        (PAIRS, ("-o", "graph.npz"), "must end in .png, .svg, .pdf, .html"),
-        (PAIRS, ("--keep", "0"), "0.01<=x<=1.0"),
-        (PAIRS, ("--target", "xyzzyx", "-m", "own-causal"), ""),
-        ("a cat\ta dog\n", ("--target", "xyzzyx", "-m", "own-causal"), "no token 'xyzzyx'"),
-    ],
-)
-def test_wrong_usage_is_a_sentence(run, tmp_path, lines, more, sentence):
-    file = tmp_path / "pairs.tsv"
-    file.write_text(lines)
-    ran = run("circuit", file, *more)
-    assert (ran.code != 0) == bool(sentence)  # a pair's own target goes before the command's
-    assert sentence in " ".join(ran.err.split())
 
 
 def test_a_page_holds_a_text_that_looks_like_markup_as_text():

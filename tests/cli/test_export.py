@@ -81,40 +81,6 @@ def test_what_a_model_writes_is_exported_too(run, tmp_path):
         np.testing.assert_array_equal(exported["decoder.00"], shown["decoder.00"])
 
 
-def test_files_that_are_there_stop_it_before_the_model_is_loaded(run, tmp_path):
-    (tmp_path / "overview.png").write_bytes(b"mine")
-    run("export", TEXT, "-o", tmp_path, "-m", "no-such-folder/at/all").refuses(
-        "overview.png that this would overwrite"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["--format", "png,bmp"],
-            "no format 'bmp': there are png, svg, pdf, npz, safetensors, json, csv, html",
-        ),
-        (["--format", "png,gif"], "no format 'gif': there are png, svg, pdf, npz"),
-        (["--format", "GIF"], "animated pictures were retired: export --format png"),
-        (["--format", "apng"], "animated pictures were retired: export --format png"),
-        (["--token", "cat", "--format", "npz"], "a token has pictures alone: --format png,svg,pdf"),
-        (["--keep-mass", "0.6"], "only valid with --token"),
-        (["--token", "dog"], "no token 'dog'"),
-        (["--cmap", "rainbough"], "no colour map 'rainbough'"),
-        (["--font", "No Such Sans"], "no font 'No Such Sans' is installed"),
-        (["--layers", "0-9"], "no layer 4-9: this model has layers 0-3"),
-    ],
-)
-def test_what_cannot_be_done_is_one_sentence(run, tmp_path, arguments, sentence):
-    ran = run("export", TEXT, "-o", tmp_path / "out", *arguments).refuses(sentence)
-    assert len(ran.err.splitlines()) == 1
-
-
-def test_a_range_that_is_none_is_wrong_usage(run, tmp_path):
-    run("export", TEXT, "-o", tmp_path, "--layers", "3-1").refuses("write numbers and ranges")
-
-
 @pytest.mark.parametrize(
     ("spelling", "numbers"), [("0-3,7", (0, 1, 2, 3, 7)), ("7, 2,2", (2, 7)), ("05", (5,)), (None, None)]
 )

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 TEXT = "The cat sat on the"
 OWN = ("-m", "own-causal")
 
@@ -40,18 +38,3 @@ def test_the_curves_are_saved(run, tmp_path):
     drawn = (tmp_path / "heads-deletion.svg").read_text()
     assert "deletion" in drawn
     assert "random order" in drawn
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("flow", TEXT, "--faithful", "--token", "cat"), "--layer, --from or --csv"),
-        (("stats", TEXT, "--faithful", "--csv"), "--layer, --from"),
-        (("flow", TEXT, "--faithful", "-o", "a.html"), "holds whole layers"),
-        (("flow", "cat", *OWN, "--faithful"), "fewer than two tokens"),
-        (("stats", TEXT, *OWN, "--faithful", "--layer", "9"), "layers 0-2"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_what_makes_no_sense_is_refused(run, words, said):
-    run(*words).refuses(said)

@@ -48,17 +48,6 @@ def test_weights_from_a_file_are_asked_without_a_model(run, tmp_path):
     assert abs(saved[0]["weight"] - direct[0]["weight"]) < 1e-6
 
 
-def test_a_text_alone_and_two_texts_are_wrong_usage(run):
-    assert run("find", TEXT).code == 2
-    assert run("find", "it -> cat", TEXT, "Another text.").code == 2
-
-
-def test_a_word_that_the_text_has_not_is_one_sentence(run):
-    ran = run("find", "it -> dog", TEXT)
-    assert ran.code == 2
-    assert ran.err.startswith("attnscope: no 'dog' among the keys: they read [CLS], The, cat")
-
-
 def test_what_begins_with_a_minus_and_is_no_option_is_an_argument(run):
     shares = []
     for typed in (["+1 -> cat", TEXT], ["-1 -> cat", TEXT, "--top", "3"], ["--", "-1 -> cat", TEXT]):
@@ -85,7 +74,6 @@ def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):
     ran = run(*asked)
     assert ran.code == 0
     assert [each["question"] for each in json.loads(ran.out)["questions"]] == ['"x -> y" -> cat']
-    assert run("find", "it -> cat", "--json").code == 2
 
 
 def test_a_note_names_the_first_of_many_places(run):

@@ -72,19 +72,6 @@ def test_pictures_are_saved_and_an_image_is_lit(run, tmp_path):
     assert "looks at" not in lit
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--layer", "0-2", "--token", "it"), "name one layer"),
-        (("--target", "mat"), "only valid with --method relevance"),
-        (("--token", "dog"), "no token 'dog'"),
-        (("-o", "flow.html"), "a page is of heads"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(run, words, said):
-    run("flow", TEXT, *words).refuses(said)
-
-
 def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run, tmp_path):
     folder = vision_language(tmp_path / "llava", "llava")
     image = picture(tmp_path / "picture.png")

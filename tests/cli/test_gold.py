@@ -71,19 +71,6 @@ def test_what_cannot_be_read_is_said_and_counted(run, bank):
     run("find", "--gold", bank, "--strict").refuses("line 1")
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ["--held-out", "it -> cat", "It is a cat."],
-        ["--gold", "FILE", "it -> cat"],
-        ["--gold", "FILE", "-f", "x"],
-        ["--gold", "FILE", "-o", "x.png"],
-    ],
-)
-def test_what_does_not_go_together_is_wrong_usage(run, bank, asked):
-    assert run("find", *[bank if word == "FILE" else word for word in asked]).code == 2
-
-
 def test_a_direction_that_can_hardly_be_asked_is_not_listed_beside_the_other(run, tmp_path):
     """A causal head looks back alone, and one lucky word ahead says nothing."""
     pairs = [[n, n - 1, "before"] for n in range(1, 12)] + [[0, 5, "before"]]

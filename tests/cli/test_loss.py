@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from attnscope.models import load
-from tests.models.folders import LINES, gpt2, minilm
+from tests.models.folders import LINES, gpt2
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +43,6 @@ def test_lines_are_documents_whose_order_changes_nothing(run, folder, lines, tmp
     turned = tmp_path / "turned.txt"
     turned.write_text("\n".join(reversed(LINES)))
     assert run("loss", folder, lines).out == run("loss", folder, turned).out
-
-
-def test_a_model_that_predicts_nothing_is_refused(run, lines):
-    assert run("loss", minilm(), lines).refuses("predicts no tokens").err.count("\n") == 1
-
-
-def test_files_with_nothing_to_predict_are_refused(run, folder, tmp_path):
-    (tmp_path / "one.txt").write_text("A\nB\n")
-    run("loss", folder, tmp_path / "one.txt").refuses("there is no token to predict in the files")
 
 
 @pytest.mark.parametrize("model", ["own", "own-causal"])

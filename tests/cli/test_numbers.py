@@ -71,9 +71,3 @@ def test_a_head_has_a_number_that_can_be_read():
     assert Head("L000000001H3") == Head(1, 3)
     with pytest.raises(SelectionError, match="is not a head"):
         Head("L0H" + "0" * 10_000)
-
-
-def test_so_many_questions_are_not_asked_at_once(run):
-    many = run("find", *(f"{number} -> cat" for number in range(501)), "The cat sat.")
-    assert many.code == 2
-    assert "501 questions: ask 500 at a time" in many.err

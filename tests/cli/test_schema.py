@@ -142,10 +142,6 @@ def test_every_command_with_json_has_a_schema():
     assert with_json == set(ANSWERS)
 
 
-def test_a_command_without_one_is_wrong_usage_that_lists_them(run):
-    run("schema", "train").refuses("find, flow, info")
-
-
 def test_an_audit_that_finds_what_mixes_tokens_too(run, tmp_path):
     (tmp_path / "mixing.py").write_text(
         "import torch\n"

@@ -62,19 +62,6 @@ def test_a_sound_is_measured_and_kept(run, whisper, tone, tmp_path):
     assert "0.02 s" in run("show", "--from", kept, "--head", "cross L0H0", "--json").out
 
 
-def test_what_does_not_go_together_is_told_so(run, encoder, whisper, tone, tmp_path):
-    for arguments, sentence in (
-        (["The cat sat.", "-m", whisper], "give it with --audio FILE"),
-        (["The cat sat.", "--audio", tone, "-m", encoder], "takes sound, not text"),
-        (["--audio", tone], "does not take sound"),
-        (["--audio", tmp_path / "none.wav", "-m", encoder], "no such file"),
-        (["--audio", tone, "-m", encoder, "--chat"], "the text is its transcript"),
-        (["--audio", tone, "-m", encoder, "--generate", "3"], "transcribes without a decoder"),
-        (["--audio", tone, "--image", tone, "-m", encoder], "not valid with --image"),
-    ):
-        run("show", *arguments).refuses(sentence)
-
-
 def test_without_soundfile_it_says_what_to_install(run, encoder, tone, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     run("show", "--audio", tone, "-m", encoder).refuses("pip install 'attnscope[audio]'")

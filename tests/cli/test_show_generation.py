@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import transformers
 
-from tests.models.folders import minilm
 from tests.models.test_generation import DECODERS, writer_folder
 
 TEXT = "The cat sat on the mat"
@@ -77,15 +76,6 @@ def test_a_seed_draws_the_same_text_again(run):
 def test_a_seed_may_be_any_number_of_64_bits(run):
     drawn = ["show", TEXT, "-m", "own-causal", "--generate", "2", "--temperature", "1", "--head", "L0H0"]
     assert f"seed {2**64 - 1}" in run(*drawn, "--seed", str(2**64 - 1)).out
-    beyond = run(*drawn, "--seed", str(2**64))
-    assert beyond.code == 2
-    assert "write a number up to 18,446,744,073,709,551,615" in beyond.err
-
-
-def test_what_cannot_write_says_so_in_one_sentence(run):
-    for model, sentence in (("own", "own-causal does"), (minilm(), "has no language-model head")):
-        ran = run("show", TEXT, "-m", model, "--generate", "3").refuses(sentence)
-        assert ran.err.count("\n") == 1
 
 
 def test_a_chat_is_shown_with_its_template_and_its_special_tokens(run, chat_folder):
@@ -121,31 +111,12 @@ def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, cha
     assert any("generated 4 tokens" in note for note in written["notes"])
 
 
-def test_a_model_without_a_chat_format_says_so(run, folder):
-    for model in ("own", folder):
-        run("show", TEXT, "-m", model, "--chat").refuses("has no chat format: leave out --chat")
-
-
 def test_a_template_that_refuses_is_quoted(run, chat_folder, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(chat_folder)
     tokenizer.chat_template = "{{ raise_exception('only about dogs') }}"
     transformers.AutoModelForCausalLM.from_pretrained(chat_folder).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     run("show", "The cat", "-m", tmp_path, "--chat").refuses("refuses this: only about dogs")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--temperature", "1"],
-        ["--system", "Be kind."],
-        ["second text", "--chat"],
-        ["--generate", "0"],
-        ["--generate", "3", "--temperature", "-1"],
-    ],
-)
-def test_options_that_do_not_go_together_are_wrong_usage(run, arguments):
-    assert run("show", TEXT, *arguments).code == 2
 
 
 def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_first(run):

@@ -121,18 +121,6 @@ def test_an_image_and_a_text_go_through_both_towers(run, both_folder, picture):
     assert "cat (token 3) looks at" in cat.out
 
 
-def test_what_does_not_go_together_is_told_so(run, folder, picture, tmp_path):
-    for arguments, sentence in (
-        (["The cat sat.", "-m", folder], "reads images, not text: give it one with --image FILE"),
-        (["The cat sat.", "--image", picture, "-m", folder], "reads images alone"),
-        (["--image", picture], "reads text, not images"),
-        (["--image", tmp_path / "none.png", "-m", folder], "no such file"),
-        (["--image", picture, "-m", folder, "--chat"], "not valid with --chat or --generate"),
-        (["--image", picture, "-m", folder, "--generate", "3"], "not valid with --chat or --generate"),
-    ):
-        run("show", *arguments).refuses(sentence)
-
-
 def test_light_is_full_where_attention_is_heaviest_and_dim_where_there_is_none():
     pixels = np.full((2, 2, 3), 200, np.uint8)
     shown = blend(pixels, np.array([[0.0, 1.0], [0.5, 0.0]]), "ember").astype(int)

@@ -94,8 +94,3 @@ def test_each_text_of_a_corpus_is_a_line_that_its_own_look_gives(run, tmp_path):
         figures, alone = json.loads(line), json.loads(run("stats", text, "--json", "--no-cache").out)
         assert figures.pop("where").startswith("line ")
         assert figures == alone
-
-
-@pytest.mark.parametrize("words", [(TEXT,), ("--texts", "corpus.txt", "--csv")])
-def test_lines_are_of_a_corpus_and_nothing_else(run, words):
-    run("stats", *words, "--jsonl").refuses("--jsonl")

@@ -31,9 +31,6 @@ def test_one_head_is_that_head_and_no_mean(run):
     ran = json.loads(run("spans", TEXT, "--json", "--head", "L1H3").out)
     assert ran["heads"] == [head for head in every if (head["layer"], head["head"]) == (1, 3)]
     assert run("spans", TEXT, "--head", "L1H3").out.startswith("L1H3 · encoder attention")
-    missing = run("spans", TEXT, "--head", "L1H9")
-    assert missing.code == 2
-    assert missing.err.startswith("attnscope: no head L1H9: this model has")
 
 
 def test_at_a_star_the_parts_are_listed_by_what_is_looked_at_most(run):
@@ -55,20 +52,11 @@ def test_one_pair_of_parts_ranks_the_heads(run, tmp_path):
     assert "question -> fact · encoder attention" in ran.out
     assert run(*asked, "question -> fact", "-o", tmp_path / "map.png", "--dpi", "40").code == 0
     assert (tmp_path / "map.png").exists()
-    missing = run(*asked, "answer -> fact")
-    assert missing.code == 2
-    assert missing.err.startswith(
-        "attnscope: no part 'answer': the text has the parts [CLS], fact, rest 2, question"
-    )
 
 
 def test_what_the_model_writes_is_a_part(run):
     ran = run("spans", "The king said that he would", "-m", "own-causal", "--generate", "5", "--json")
     assert json.loads(ran.out)["parts"][-1]["name"] == "written"
-
-
-def test_a_picture_has_no_parts(run, tmp_path):
-    assert run("spans", "--image", tmp_path / "cat.png").code == 2
 
 
 @pytest.mark.parametrize(("by", "one"), [("paragraph", True), ("line", True), ("sentence", False)])

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.cli.run import numbers
@@ -41,43 +40,14 @@ def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder
     assert max(json.loads(live)["drift"]) > 0
 
 
-@pytest.mark.parametrize("beside", [["--with-text", OTHER], ["--with-model", "own"]])
-def test_a_trace_is_compared_with_a_trace_alone(run, tmp_path, beside):
-    run("show", TEXT, "--keep", tmp_path / "a.trace")
-    run("compare", "--from", tmp_path / "a.trace", *beside).refuses("compare it with --with-trace")
-
-
 def test_the_next_look_that_is_named_is_one_at_the_trace(run, tmp_path):
     out = run("show", TEXT, "--keep", tmp_path / "a.trace").out
     assert f"attnscope show --from {tmp_path}/a.trace --head L0H7" in " ".join(out.split())
 
 
-def test_what_needs_the_model_says_so(run, tmp_path):
-    run("show", TEXT, "--keep", tmp_path / "a.trace")
-    for asked in (["ablate", "--head", "L0H1"], ["ablate", "--importance"]):
-        assert (
-            run(asked[0], "--from", tmp_path / "a.trace", *asked[1:])
-            .refuses("is a trace and predicts nothing: give the model itself")
-            .err.count("\n")
-            == 1
-        )
-
-
 def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
     ran = run("ablate", TEXT, "--importance", "--keep", tmp_path / "a.trace", "--json")
     assert numbers(ran) == numbers(run("ablate", TEXT, "--importance", "--json"))
-
-
-@pytest.mark.parametrize(
-    ("name", "told"), [("a.npz", "the name of a trace ends in .trace"), ("no/a.trace", "there is no folder")]
-)
-def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_loaded(run, tmp_path, name, told):
-    run("show", TEXT, "-m", "nowhere/nothing", "--keep", tmp_path / name).refuses(told)
-
-
-def test_a_corpus_is_kept_in_no_trace(run, tmp_path):
-    ran = run("stats", "--texts", "sample_inputs/sentences.txt", "--keep", tmp_path / "a.trace")
-    assert ran.code == 2
 
 
 def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path):

@@ -37,29 +37,6 @@ def test_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"curves-entropy.png", "curves-first.png"}
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        ([], "give the texts"),
-        (["--texts", "probe.txt"], "give folders, or -m and --revisions"),
-        (["x", "--texts", "probe.txt", "--watch"], "give --jsonl FILE"),
-        (["--texts", "probe.txt", "--revisions", "a,b"], "name the model with -m"),
-        (["x", "--texts", "probe.txt", "--measure", "entropie"], "entropy"),
-        (["nowhere-*", "--texts", "probe.txt"], "no checkpoint matches nowhere-*"),
-        (["empty", "--texts", "probe.txt"], "no checkpoint matches empty/*-[0-9]*"),
-        (["nowhere", "--texts", "probe.txt"], "nowhere is left out: no model 'nowhere'"),
-        (["nowhere", "--texts", "probe.txt"], "none of the 1 checkpoints can be read"),
-    ],
-)
-def test_wrong_usage_is_one_sentence(run, checkpoints, monkeypatch, more, sentence):
-    monkeypatch.chdir(checkpoints)
-    (checkpoints / "empty").mkdir(exist_ok=True)
-    shown = run("track", *more)
-    assert shown.code == 2
-    assert sentence in " ".join(shown.err.split())
-    assert "Traceback" not in shown.err
-
-
 def test_a_watch_waits_for_checkpoints_and_reads_those_that_were_being_written(
     run, checkpoints, tmp_path, monkeypatch
 ):

@@ -34,7 +34,6 @@ def test_a_gradient_is_of_the_prediction_that_is_named(run):
     seen = json.loads(run(*words, "--json").out)
     assert (seen["weigh"], seen["target"]) == ("gradient", "mat")
     assert any("the prediction: 'mat'" in note for note in seen["notes"])
-    run("show", TEXT, "--target", "mat").refuses("only valid with --weigh gradient")
 
 
 def test_a_corpus_is_weighed_by_the_prediction_of_each_text(run, tmp_path):
@@ -71,19 +70,6 @@ def test_sums_of_one_weighing_do_not_go_on_with_another(run, tmp_path):
     raw = run("stats", "--texts", corpus, "--checkpoint", sums)
     assert raw.code == 2
     assert "another weighing" in raw.err
-
-
-def test_what_keeps_no_values_is_refused(run, tmp_path):
-    kept = tmp_path / "pass.trace"
-    run("show", TEXT, "--keep", kept)
-    for words in [("--from", kept), (TEXT, "--keep", tmp_path / "other.trace")]:
-        run("show", *words, "--weigh", "norm").refuses("a file has no values")
-    assert (
-        run("compare", TEXT, "--with-trace", kept, "--weigh", "norm")
-        .refuses("no values to weigh by")
-        .err.count("\n")
-        == 1
-    )
 
 
 def test_a_weighing_explains_itself(run):

@@ -317,8 +317,3 @@ def test_the_tiles_of_a_picture_are_one_part_and_two_pictures_are_two(run, tmp_p
     parts = json.loads(run("spans", *given, "--by", "modality", "--json").out)["parts"]
     names = [part["name"] for part in parts if not part["name"].startswith("<")]
     assert names == ["image 1", "image 2", "text"]
-
-
-def test_a_text_alone_has_no_modalities_to_cut_by(run):
-    assert run("spans", "The cat sat.", "--by", "modality").code == 2
-    assert "the input is text only" in run("spans", "The cat sat.", "--by", "modality").err

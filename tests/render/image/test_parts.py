@@ -69,9 +69,3 @@ def test_commands_that_draw_them_save_them(run, tmp_path, suffix):
         path = tmp_path / f"{number}.{suffix}"
         assert run(*asked, "-o", str(path)).code == 0
         assert path.stat().st_size > 1000
-
-
-def test_a_picture_needs_something_that_is_drawn(run):
-    ran = run("stats", TEXT, "-o", "x.png")
-    assert ran.code == 2
-    assert "--by-position MEASURE" in ran.err.replace("\n", " ")

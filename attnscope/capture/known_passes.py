@@ -26,8 +26,8 @@ from attnscope.capture.rows.capture import Capture
 from attnscope.errors import AttnscopeError
 
 Result = TypeVar("Result")
-Shown: TypeAlias = tuple[tuple[bool, bool | None], ...]
-"""For each call: whether queries and keys are apart, and from different sequences, as far as known."""
+Shown: TypeAlias = tuple[tuple[bool, bool | None, int | None], ...]
+"""For each call, as far as known: whether queries and keys are apart, of two sequences, and the first row."""
 
 ITEMS = {"__getitem__", "__setitem__"}
 TAKING = ITEMS | {"gather", "index_select", "take", "take_along_dim", "masked_select"}
@@ -130,9 +130,9 @@ class PassTrace:
         """What observers get of a call; where the pass is not followed, from what earlier ones showed."""
         number = len(self.shown)
         if self.trusted and number < len(self.known.shown):
-            apart, crossed = self.known.shown[number]
-            capture = replace(capture, apart=apart, crossed=crossed)
-        self.shown = (*self.shown, (capture.apart, capture.crossed))
+            apart, crossed, offset = self.known.shown[number]
+            capture = replace(capture, apart=apart, crossed=crossed, offset=offset)
+        self.shown = (*self.shown, (capture.apart, capture.crossed, capture.offset))
         self.plain &= len(self.taken) == number + 1 and capture.read is self.taken[-1]
         return capture
 

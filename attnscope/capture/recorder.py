@@ -102,9 +102,10 @@ class Recorder(Pass):
             if concluded is None:
                 self.name(path, NO_FORMULA.format(frame.kernel))
             else:
-                origin = None if self.is_known else doubt_axes(self.of(Lineage), frame.query, frame.key)
+                query, key = (self.of(Lineage).of(states) for states in (frame.query, frame.key))
+                origin = None if self.is_known else doubt_axes(self.of(Lineage), query, key, len(frame.query))
                 if origin is None:
-                    self.of(AcrossTexts).ask(frame.query, path)
+                    self.of(AcrossTexts).ask(query, path)
                 self.take(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
         return result
 
@@ -162,7 +163,10 @@ class Recorder(Pass):
         self.note_compiled()
         if not self.frames:
             ask = capture.batch and not self.is_known
-            origin = origin_of_kernel(self.of(Lineage), args, kwargs, capture.batch) if ask else None
+            given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
+            lineage, axes = self.of(Lineage), given["query"].ndim
+            query, key = (lineage.of(given[name]) for name in ("query", "key"))
+            origin = origin_of_kernel(lineage, query, key, capture.batch, axes) if ask else None
             self.take(capture, self.owner, origin)
         elif isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)

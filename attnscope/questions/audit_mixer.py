@@ -10,7 +10,7 @@ from torch import nn
 
 from attnscope.attention import Site
 from attnscope.capture.lineage.functions import ELEMENTWISE
-from attnscope.capture.lineage.split_calls import CHANNELS
+from attnscope.capture.lineage.layout import CHANNELS
 from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD, is_torchs_own
 from attnscope.capture.record import pattern
 from attnscope.questions.sentences import number_ranges

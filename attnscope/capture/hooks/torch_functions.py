@@ -16,7 +16,8 @@ from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts
 from attnscope.capture.hooks.modules import Call, tensors_in
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.layout import origin_of_states
+from attnscope.capture.lineage.layout import project
+from attnscope.capture.lineage.standing import doubt_axes
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.without_attention import why_opaque
 from attnscope.capture.rows.capture import Capture
@@ -116,7 +117,6 @@ class AttentionFunctions(Tracker):
             self._take_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
         elif name == "flex_attention":
             recorder.take_kernel(capture_flex(args, kwargs, result[0]), args, kwargs)
-            recorder.of(Lineage).attend(seen, result[0])
         elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
             recorder.name(recorder.owner, DIRECT.format(name))
 
@@ -127,5 +127,10 @@ class AttentionFunctions(Tracker):
         states = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, Tensor)]
         query, key = states[0], states["encoder_layer" not in seen.name]
         fused, lineage = seen.name in FUSED_FUNCTIONS, self.recorder.of(Lineage)
-        origin = origin_of_states(lineage, query, key, capture.heads, len(capture.keys), fused)
+        origin = None
+        if not query.is_nested and key.shape[fused and key.ndim > 2] == len(capture.keys):  # none are added
+            asking, answering = (
+                project(lineage.of(states), states, capture.heads, fused) for states in (query, key)
+            )
+            origin = doubt_axes(lineage, asking, answering, capture.batch, projects=True)
         self.recorder.take(capture, path, origin)

@@ -21,20 +21,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned, is_parameter
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING, Seen
-from attnscope.capture.lineage.nodes import (
-    Contracted,
-    Moved,
-    Node,
-    Origin,
-    Root,
-    comes_from_projection,
-    nothing,
-)
+from attnscope.capture.lineage.nodes import Contracted, Moved, Node, Origin, Root, nothing
 from attnscope.capture.rows.weighing import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
-
-SPREADING = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "mul", "__mul__"})
-"""Functions that combine several entries with learned ones."""
 
 SDPA = "scaled_dot_product_attention"
 MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
@@ -57,9 +46,8 @@ class Lineage(Tracker):
     def begin(self) -> None:
         """Forget the last pass."""
         self._origins: Any = WeakTensorKeyDictionary()
-        self._numbers, self._states = count(1), count()
-        self._parameters: Any = WeakTensorKeyDictionary()  # by the number of each
-        self._projections: dict[Hashable, int] = {}  # parts of one have numbers of their own
+        self._numbers, self._projections, self._states = count(1), count(1), count()
+        self._parameters: Any = WeakTensorKeyDictionary()  # the numbers of each, by where its parts begin
         self.texts: tuple[int, ...] = ()  # the model's first input: texts, or positions and texts
 
     def of(self, tensor: object) -> Origin | None:
@@ -114,10 +102,6 @@ class Lineage(Tracker):
         elif name not in MIXING:
             self._keep(seen)
 
-    def attend(self, seen: Seen, output: Tensor) -> None:
-        """Follow the result of one of torch's kernels, which has a row for each query."""
-        self._multiply(replace(seen, name=SDPA, result=output))
-
     def place(self, result: Tensor, node: Node | None) -> None:
         """Set a tensor's origin, known from elsewhere; or clear it."""
         self._origins.pop(result, None)
@@ -139,10 +123,6 @@ class Lineage(Tracker):
         known = [self.of(arg) for arg in seen.args if isinstance(arg, Tensor) and arg.shape == shape]
         shaped = [origin for origin in known if origin is not None]
         if not shaped:
-            given = [arg for arg in seen.args if isinstance(arg, Tensor) and not self._learned.is_fixed(arg)]
-            if seen.name in SPREADING and len(seen.args) == 2 and len(given) == 1 and self.of(given[0]):
-                # several entries met what the model learned (scales of queries and keys)
-                self._move(replace(seen, name="expand", func=Tensor.expand), (given[0], shape), {})
             return
         scores = next((origin for origin in shaped if origin.right is not None), None)
         best = scores or min(shaped, key=lambda origin: origin.node.depth)
@@ -175,10 +155,9 @@ class Lineage(Tracker):
         axis, kept = axis % source.ndim, result.ndim == source.ndim
         if known.right is not None and axis >= source.ndim - 2:
             return  # of scores, only heads may be joined
-        axes = [place for place in range(source.ndim) if place != axis]
-        stay = tuple((place, place - (place > axis and not kept)) for place in axes)
-        right = None if known.right is None else Contracted(known.right, stay, result.shape)
-        self.set(result, Origin(Contracted(known.node, stay, result.shape), known.state, right))
+        axes = tuple(None if at == axis else at for at in range(source.ndim) if kept or at != axis)
+        right = None if known.right is None else Contracted(known.right, axes, result.shape)
+        self.set(result, Origin(Contracted(known.node, axes, result.shape), known.state, right))
 
     def _join(self, seen: Seen) -> None:
         """Concatenated tensors. Beside queries or keys (of a memory, a cache), others become roots here.
@@ -191,7 +170,7 @@ class Lineage(Tracker):
         known = [origin for origin in origins if origin is not None]
         scores = all(origin.right is not None for origin in known)
         if len(known) < len(parts) and not scores and seen.name != "stack":
-            if not all(comes_from_projection(origin.node) for origin in known):
+            if not all(origin.node.is_projected for origin in known):
                 self.start(seen.result)
                 return
             origins = [self.start(part, along=axis % part.ndim) for part in parts]
@@ -216,16 +195,17 @@ class Lineage(Tracker):
         if known is None or known.right is not None or source.shape[2:] != result.shape[2:]:
             self.start(result, 1 if result.ndim > 2 else 0)
             return
-        kept = tuple((axis, axis) for axis in range(result.ndim) if axis != channels)
-        node = Contracted(known.node, kept, result.shape, (channels,), self._number(weight))
+        axes = tuple(None if axis == channels else axis for axis in range(result.ndim))
+        node = Contracted(known.node, axes, result.shape, self._number(weight))
         self.set(result, Origin(node, known.state))
 
     def _number(self, weight: Tensor) -> int:
-        """The number of a parameter; parts of one have numbers of their own."""
-        whole = weight if weight._base is None else weight._base
-        parameter = self._parameters.setdefault(whole, len(self._parameters))
-        key = parameter, weight.storage_offset()
-        return self._projections.setdefault(key, len(self._projections) + 1)
+        """The number of a parameter, or of a part of one."""
+        parts = self._parameters.setdefault(weight if weight._base is None else weight._base, {})
+        if weight.storage_offset() not in parts:
+            parts[weight.storage_offset()] = next(self._projections)
+        number: int = parts[weight.storage_offset()]
+        return number
 
     def _multiply(self, seen: Seen) -> None:
         """A product: a projection by a parameter, scores of two activations, or weighed values."""
@@ -235,12 +215,11 @@ class Lineage(Tracker):
         (left, ours, right, theirs), turned = product.sides
         if self._is_fixed(left) and not self._is_fixed(right):
             left, ours, right, theirs = turned
-        kept = product.kept(ours)
+        axes = product.axes(ours)
         if self._is_fixed(right):
             known = self.start(left)
             if known is not None and known.right is None:
-                new = tuple(axis for axis, letter in enumerate(product.out) if letter not in ours)
-                node = Contracted(known.node, kept, result.shape, new, self._number(right))
+                node = Contracted(known.node, axes, result.shape, self._number(right))
                 self.set(result, Origin(node, known.state))
             return
         if is_mapped(left, right):  # what torch.vmap gives to a function is new
@@ -249,14 +228,14 @@ class Lineage(Tracker):
         known, other = self.of(left), self.of(right)
         if known is None:
             return
-        node = Contracted(known.node, kept, result.shape)
+        node = Contracted(known.node, axes, result.shape)
         if known.right is not None:  # weights met their values; or scores, which give scores again
             answering = None if other is None else other.right
         else:
             answering = None if other is None or other.right is not None or seen.name == SDPA else other.node
             if answering is None and seen.name != SDPA:
                 return
-        keys = None if answering is None else Contracted(answering, product.kept(theirs), result.shape)
+        keys = None if answering is None else Contracted(answering, product.axes(theirs), result.shape)
         asked = known.right is None and keys is not None
         self.set(result, Origin(node, known.state if asked else next(self._states), keys))
 

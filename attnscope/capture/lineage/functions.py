@@ -44,7 +44,9 @@ MOVING = (RESHAPING - {"contiguous", "clone", "detach"}) | {
 
 REDUCING = frozenset({"amax", "amin", "mean", "sum"})
 JOINING = frozenset({"cat", "concat", "concatenate", "stack"})
-MIXING = frozenset({"sort", "cumsum", "matrix_exp", "inverse", "multi_head_attention_forward", "fft", "ifft"})
+MIXING = {"sort", "cumsum", "matrix_exp", "inverse", "fft", "ifft"} | {
+    *("multi_head_attention_forward", "flex_attention"),
+}
 """Functions whose result may have its argument's shape, with other entries in it."""
 
 
@@ -64,9 +66,9 @@ class Product:
         left, right = (self.left, self.ours), (self.right, self.theirs)
         return (*left, *right), (*right, *left)
 
-    def kept(self, letters: str) -> tuple[tuple[int, int], ...]:
-        """The axes of a factor that stay, as (axis before, axis after)."""
-        return tuple((letters.index(each), self.out.index(each)) for each in letters if each in self.out)
+    def axes(self, letters: str) -> tuple[int | None, ...]:
+        """For each axis of the result that of a factor, or None."""
+        return tuple(letters.index(each) if each in letters else None for each in self.out)
 
 
 @dataclass(eq=False)

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import (
-    STRETCH,
-    Contracted,
-    Node,
-    Origin,
-    QueryKeyOrigin,
-    Root,
-    beginnings,
-    outputs,
-)
+from attnscope.capture.lineage.nodes import STRETCH, Contracted, Origin, QueryKeyOrigin, Root, is_constant
 from attnscope.capture.rows.weighing import Weighing
+from attnscope.capture.tracker import Taken
 
-Order: TypeAlias = Literal["order", "another order", "texts", "one position", "unknown"]
-"""The order of positions in a row: in order, in another order, of several texts, or all equal."""
-
-UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
-"""Exceptions of a function that can move numbers but not labels."""
+CHANNELS = "it attends from channel to channel, not from token to token"
+INSIDE = "it attends within one token (streams, heads, experts), not from token to token"
 
 
 def origin_of_kernel(
-    lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int
+    lineage: Lineage, query: Origin | None, key: Origin | None, batch: int, axes: int = 4
 ) -> QueryKeyOrigin:
-    """Query and key origins of torch's own kernel, whose arguments may come from anywhere."""
-    given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
-    query, key = (lineage.of(given[name]) for name in ("query", "key"))
-    axes = given["query"].ndim
+    """Query and key origins of a kernel on [..., position, size], whose arguments may come from anywhere."""
     scores = any(side is not None and side.right is not None for side in (query, key))
     # what was given as heads begins with torch's axes
     if key is None or scores or (axes > 3 and isinstance((query or key).node, Root)):
@@ -49,40 +34,13 @@ def origin_of_kernel(
     return QueryKeyOrigin(asking, key.node, state, arrange, False, axes, lineage.texts)
 
 
-def origin_of_states(
-    lineage: Lineage, query: Tensor, key: Tensor, heads: int, keys: int, batch_first: bool
-) -> QueryKeyOrigin | None:
-    """Query and key origins of one of torch's complete attentions, which projects states itself.
-
-    None if the origin of the states is unknown, or if the function adds keys of another origin.
-    """
-    asking, answering = lineage.of(query), lineage.of(key)
-    along = 1 if batch_first and key.ndim > 2 else 0
-    if answering is None or query.is_nested or key.shape[along] != keys:
+def project(origin: Origin | None, states: Tensor, heads: int, batch_first: bool) -> Origin | None:
+    """Where queries or keys come from that torch projects itself, [text, head, position, size]."""
+    if origin is None:
         return None
-    axes = ((0, 0), (1, 2)) if batch_first else ((1, 0), (0, 2))
-    rows = set()
-    for origin in (asking, answering):
-        places = None if origin is None else find_positions(origin.node)
-        if origin is not None and places is not None:
-            texts = places[..., 0] if batch_first or places.ndim < 3 else places[..., 0].mT
-            row = texts.reshape(-1, texts.shape[-1])[0]
-            rows.add(order_of(row, origin.node, len(texts) > 1).replace("another order", "order"))
-    if len(rows) != 1 or rows == {"unknown"}:
-        return None
-
-    def project(states: Tensor, origin: Origin) -> Node:
-        """[text, position, width] -> [text, head, position, size]"""
-        kept, *sizes = (axes if states.ndim > 2 else ((0, 2),)), 1, heads, 1, states.shape[-1] // heads
-        for before, after in kept:
-            sizes[after] = states.shape[before]
-        return Contracted(origin.node, kept, torch.Size(sizes), (1, 3))
-
-    query_node = None if asking is None else project(query, asking)
-    state = 0 if asking is None else asking.state
-    return QueryKeyOrigin(
-        query_node, project(key, answering), state, Tensor.detach, False, texts=lineage.texts
-    )
+    text, place = (None, 0) if states.ndim < 3 else (0, 1) if batch_first else (1, 0)
+    shape = 1 if text is None else states.shape[text], heads, states.shape[place], states.shape[-1] // heads
+    return replace(origin, node=Contracted(origin.node, (text, None, place, None), torch.Size(shape), 0))
 
 
 def origin_of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> QueryKeyOrigin:
@@ -95,9 +53,11 @@ def origin_of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: 
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """The places of a call's rows and slots, -1 for none; position numbers are unique within a text."""
+class Piece:
+    """A call, and the places of its rows and slots, -1 for none; positions are unique within a text."""
 
+    taken: Taken
+    state: int  # of the numbers that its queries come from
     text: Tensor  # [batch, head, query]
     head: Tensor  # [batch, head, query]: the first channel of its projection
     query: Tensor  # [batch, head, query]: position
@@ -105,109 +65,116 @@ class Layout:
     texts: int
     positions: int  # of one text
     outputs: int  # of the projection that the queries come from
-    channels: bool = False  # whether its queries are channels of one position
-    inside: bool = False  # whether each query and its keys are of one position: streams, heads, experts
 
-    @property
+    @cached_property
+    def lane(self) -> tuple[Tensor, Tensor]:
+        """The queries and keys of the first head of the first text."""
+        return self.query[0, 0], self.key[0, 0, 0]
+
+    @cached_property
     def usual(self) -> bool:
         """Whether it is [text, head, position, position], in order."""
-        lane, keys = self.query[:1, :1], self.key[:1, :1, :1]
-        texts = torch.arange(self.texts, device=lane.device)
+        rows, slots = self.lane
         return (
             len(self.text) == self.texts
-            and bool((self.text == texts[:, None, None]).all())
+            and bool((self.text == torch.arange(self.texts, device=rows.device)[:, None, None]).all())
             and bool((self.head[:1, :, :1] == self.head[:, :, :1]).all())
             and len(torch.unique(self.head[0, :, 0])) == self.head.shape[1]
             and self.key.shape[2] == 1
-            and all(in_order(row) for row in (lane[0, 0], keys[0, 0, 0]))
-            and bool((self.query == lane).all())
-            and bool((self.key == keys).all())
+            and in_order(rows)
+            and in_order(slots)
+            and bool((self.query == rows).all())
+            and bool((self.key == slots).all())
         )
 
     @property
-    def sequences(self) -> int:
-        """How many roots its keys have."""
-        return len(torch.unique(self.key[self.key >= 0] // STRETCH))
-
-    @property
-    def apart(self) -> bool:
-        """Whether queries and keys have different roots, so that no query has a place among the keys."""
-        return not bool(torch.isin(self.query // STRETCH, torch.unique(self.key // STRETCH)).any())
-
-    @property
-    def of_itself(self) -> bool:
-        """Whether the querying positions are exactly the key positions, in one order."""
-        return torch.equal(self.query[0, 0], self.key[0, 0, 0])
-
-    @property
     def whole(self) -> bool:
-        """Whether every position of every text has a query."""
-        return len(self.text) == self.texts and self.query.shape[-1] >= self.positions
+        """Whether it is usual, and every position has a query."""
+        return self.usual and self.query.shape[-1] >= self.positions
 
     @property
     def complete(self) -> bool:
         """Whether all key positions have queries, from all outputs of their projection or a third of them."""
-        heads, rows, slots = self.head[0, :, 0], self.query[0, 0], self.key[0, 0, 0]
+        heads, (rows, slots) = self.head[0, :, 0], self.lane
         if len(rows) != len(slots) and bool(torch.isin(rows // STRETCH, slots // STRETCH).any()):
             return False
         each = int(heads.diff().abs().min()) if len(heads) > 1 else 0
         return self.whole and len(heads) * each in (self.outputs, self.outputs / 3)
 
+    @property
+    def weighs_padding(self) -> bool:
+        """Whether a row leaves keys open that have no position."""
+        capture, padding = self.taken.capture, self.key[:, :1] < 0
+        padding = padding & (self.query[:, :1] >= 0)[..., None]  # [batch, 1, query, key]
+        if not bool(padding.any()):
+            return False
+        return bool((capture.read.allowed(0, len(capture.queries))[:, :1] & padding).any())
 
-def survey(origin: QueryKeyOrigin) -> Layout | None:
-    """The layout of a call, or None if its queries and keys cannot be followed."""
-    if origin.query is None or origin.key is None:
+
+def survey(taken: Taken) -> Piece | str | None:
+    """A call with its places; or why it is none of tokens; or None if queries or keys cannot be followed."""
+    origin, capture = taken.origin, taken.capture
+    if origin is None or origin.key is None or (origin.query is None and origin.scored):
         return None
-    query, key = origin.query.labels("position"), origin.key.labels("position")
-    channel = origin.query.labels("channel")
+    key = origin.key.labels("position")
+    if origin.query is None:  # as of learned queries; layers, or streams, may begin apart
+        places = origin.arrange(key[..., :1]) % STRETCH  # [batch, head, key, 1]
+        apart = places.shape[1] > 1 and not is_constant(places, 1)  # tokens where heads would be
+        inside = places.shape[2] > 1 and apart and is_constant(places, 2) and bool((key > 0).all())
+        return INSIDE if inside else None
+    query, channel = origin.query.labels("position"), origin.query.labels("channel")
     if origin.scored:
         if query.shape[-1] > 1 and not is_constant(query, -1) and is_constant(key, -1):
             query, key, channel = key, query, origin.key.labels("channel")
         if not is_constant(query, -1):
             return None
-        query, channel = origin.arrange(query[..., :1]), origin.arrange(channel[..., :1])
         key = origin.arrange(key[..., :1, :] if is_constant(key, -2) else key)
     else:
-        query, key, channel = (origin.arrange(labels[..., :1]) for labels in (query, key, channel))
-        key = key.mT
-        if key.shape[1] != query.shape[1]:
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    query, channel, single = query[..., 0], channel[..., 0], query % 1 == 0
-    alone = bool(single.all()) and bool((key % 1 == 0).all())
+        key = origin.arrange(key[..., :1]).mT
+    query, channel = (origin.arrange(labels[..., :1])[..., 0] for labels in (query, channel))
+    if key.shape[1] != query.shape[1]:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    if query.shape != (capture.batch, capture.heads, len(capture.queries)):
+        return None
+    alone = not bool((query % 1).any()) and not bool((key % 1).any())
     query, key = query.floor(), key.floor()
-    begun = {root.number: root for root in (*beginnings(origin.query), *beginnings(origin.key))}
+    begun = {root.number: root for root in (*origin.query.roots, *origin.key.roots)}
     texts, asked, swapped = _split(query, begun)
     if bool((channel[query > 0] == 0).any()) or not len(texts):
         return None
     if query.shape[-1] > 1 and is_constant(query, -1) and not is_constant(channel, -1):
-        return Layout(texts, channel, asked, key, 0, 0, 0, channels=True)
+        return CHANNELS
     answered, answering, _ = _split(key, begun, swapped)
     if key.shape[-1] > 1:
         here = (answering == asked[..., None]) & (answered == texts[..., None]) | (asked < 0)[..., None]
         if bool(here.all()) and alone and bool((query > 0).all()) and bool((key > 0).all()):
-            return Layout(texts, channel, asked, answering, 0, 0, 0, inside=True)
+            return INSIDE
         if is_constant(key, -1) and bool((key > 0).any()):
             return None  # each key is made of all tokens (Linformer), and has no position
     roots = [begun[int(number)] for number in torch.unique(query[query > 0] // STRETCH)]
-    if not roots or bool((texts[asked >= 0] < 0).any()):
+    if not roots or bool((texts[asked >= 0] < 0).any()) or key.shape[-1] != len(capture.keys):
         return None
     count = max(root.shape[1] if swapped else root.texts for root in roots)
     if origin.texts and count not in (1, *origin.texts):
         return None  # their root has more than texts in its first axis: heads, windows, frames
-    positions = sum(root.shape[0] if swapped else root.positions for root in roots)
-    return Layout(texts, channel, asked, answering, count, positions, outputs(origin.query))
+    positions = sum(root.shape[0] if swapped else root.length for root in roots)
+    outputs = origin.query.outputs
+    piece = Piece(taken, origin.state, texts, channel, asked, answering, count, positions, outputs)
+    return piece if piece.usual or not ask_again([piece]) else None
 
 
-def looks_inside(origin: QueryKeyOrigin) -> bool:
-    """Whether queries of unknown origin, such as learned ones, each attend within one position."""
-    if origin.query is not None or origin.key is None or origin.scored:
-        return False
-    labels = find_positions(origin.key)
-    if labels is None:
-        return False
-    places = origin.arrange(labels[..., :1]) % STRETCH  # [batch, head, key, 1]; layers may begin apart
-    apart = places.shape[1] > 1 and not is_constant(places, 1)  # tokens where heads would be
-    return places.shape[2] > 1 and apart and is_constant(places, 2) and bool((labels > 0).all())
+def ask_again(pieces: Sequence[Piece]) -> bool:
+    """Whether a head has two queries at one position of a text, other than by one softmax."""
+    pieces = list({piece.taken.softmax or -at: piece for at, piece in enumerate(pieces)}.values())
+    heads = torch.unique(torch.cat([piece.head.flatten() for piece in pieces]))
+    places = torch.unique(torch.cat([piece.query.flatten() for piece in pieces]))
+    asked = []
+    for piece in pieces:
+        lane = piece.text * len(heads) + torch.searchsorted(heads, piece.head.contiguous())
+        row = lane * len(places) + torch.searchsorted(places, piece.query.contiguous())
+        asked.append(row[piece.query >= 0])
+    rows = torch.cat(asked)
+    return len(torch.unique(rows)) < len(rows)
 
 
 def _split(
@@ -220,7 +187,7 @@ def _split(
         root, here = begun.get(int(one)), number == one
         if root is None:
             continue
-        first, second = root.split(labels - one * STRETCH)
+        first, second = root.split(labels)
         if swapped is None and len(root.shape) == 3 and labels.shape[-1] > 1:
             moving = bool((first.amax(-1) > first.amin(-1))[here.all(-1)].any())
             swapped = moving and bool((second.amax(-1) == second.amin(-1)).all())
@@ -228,40 +195,6 @@ def _split(
         text, place = torch.where(here, first, text), torch.where(here, second + one * STRETCH, place)
     text = torch.where(text < 0, text.amax(-1, keepdim=True), text)
     return text, place, bool(swapped)
-
-
-def find_positions(node: Node) -> Tensor | None:
-    """The positions of a tensor's entries; None if a function can move numbers but not labels."""
-    try:
-        return node.labels("position")
-    except UNMOVABLE:
-        return None
-
-
-def is_constant(labels: Tensor, axis: int) -> bool:
-    """Whether labels are alike along an axis."""
-    if labels.shape[axis] == 1 or labels.stride(axis) == 0:
-        return True
-    return bool((labels == labels.narrow(axis, 0, 1)).all())
-
-
-def order_of(row: Tensor, node: Node, several: bool) -> Order:
-    """The order of positions in a row; unknown if it holds only part of a text's.
-
-    Texts are only told apart if there are ``several``.
-    """
-    if bool(((row <= 0) | (row % 1 != 0)).any()):
-        return "unknown"
-    for root in beginnings(node) if several else ():
-        text, _ = root.split(row[row // STRETCH == root.number] - root.number * STRETCH)
-        if len(torch.unique(text)) > 1:
-            return "texts"
-    if len(row) > 1 and is_constant(row, 0):
-        return "one position"
-    steps = row.sort().values.diff()
-    if not bool(((steps == 1) | (steps > STRETCH / 2)).all()):
-        return "unknown"
-    return "order" if in_order(row) else "another order"
 
 
 def in_order(row: Tensor) -> bool:

@@ -9,22 +9,76 @@ model's own calls compute them. A mix of several positions gets the first of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 Which: TypeAlias = Literal["position", "channel"]
 
 STRETCH = float(2**40)
 """Positions of one root; float64 is exact over thousands of such stretches."""
 
+UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
+"""Exceptions of a function that can move numbers but not labels."""
+
+
+class Node:
+    """A tensor of a chain, whose labels follow from those of its ``parents``."""
+
+    shape: torch.Size
+
+    @cached_property
+    def parents(self) -> Sequence[Node]:
+        """What it was made of."""
+        return ()
+
+    @cached_property
+    def depth(self) -> int:
+        """The longest way to a root, in steps."""
+        return max((parent.depth + 1 for parent in self.parents), default=0)
+
+    @cached_property
+    def roots(self) -> tuple[Root, ...]:
+        """Where the chain begins."""
+        return tuple(dict.fromkeys(root for parent in self.parents for root in parent.roots))
+
+    @cached_property
+    def channels(self) -> Sequence[int]:
+        """The axes of a product that are the outputs of a parameter."""
+        return ()
+
+    @cached_property
+    def outputs(self) -> int:
+        """The number of outputs of the projection that it comes from; 0: unknown."""
+        if self.channels:
+            return math.prod(self.shape[axis] for axis in self.channels)
+        return max((parent.outputs for parent in self.parents), default=0)
+
+    @cached_property
+    def is_projected(self) -> bool:
+        """Whether it is a product with a parameter, or a sum or rearrangement of such."""
+        return bool(self.channels) or any(parent.is_projected for parent in self.parents)
+
+    def labels(self, which: Which) -> Tensor:
+        """The position or the channel of each entry; raises one of ``UNMOVABLE`` if nothing tells."""
+        raise NotImplementedError
+
+    @property
+    def positions(self) -> Tensor | None:
+        """The position of each entry; None if a function can move numbers but not labels."""
+        try:
+            return self.labels("position")
+        except UNMOVABLE:
+            return None
+
 
 @dataclass(frozen=True, eq=False)
-class Root:
+class Root(Node):
     """A tensor at which a chain begins, [text, ..., channel] or [text, channel, ...].
 
     Keys of a memory or a cache, [text, ...], have their positions along one axis.
@@ -35,13 +89,11 @@ class Root:
     channel_axis: int
     device: torch.device
     along: int | None = None
-    depth: int = 0
-    parents: Sequence[Node] = ()
 
-    @property
-    def signature(self) -> Hashable:
-        """Its number, unique in the pass, or its shape, to compare passes."""
-        return self.number, self.shape, self.channel_axis, self.along
+    @cached_property
+    def roots(self) -> tuple[Root, ...]:
+        """Itself."""
+        return (self,)
 
     @property
     def texts(self) -> int:
@@ -49,7 +101,7 @@ class Root:
         return self.shape[0] if len(self.shape) > 2 else 1
 
     @property
-    def positions(self) -> int:
+    def length(self) -> int:
         """Positions of one text."""
         if self.along is not None:
             return self.shape[self.along]
@@ -62,24 +114,24 @@ class Root:
 
     def split(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The text of each position, and its number there."""
-        each = self.shape.numel() // self.texts if self.is_picture else self.positions
-        return positions // each, positions % each
+        each = self.shape.numel() // self.texts if self.is_picture else self.length
+        places = positions - self.number * STRETCH
+        return places // each, places % each
 
     def labels(self, which: Which) -> Tensor:
         """Every entry numbered over all axes except the channels, or along the one axis."""
+        every = range(len(self.shape))
         channels = self.channel_axis % len(self.shape)
         if which == "channel":
-            count = torch.arange(1, self.shape[channels] + 1, dtype=torch.float64, device=self.device)
-            return count.view([-1] + [1] * (len(self.shape) - channels - 1)).expand(self.shape)
-        axes = [axis for axis in range(len(self.shape)) if axis != channels or self.is_picture]
-        axes = axes if self.along is None else [0, self.along]
-        sizes = [size if axis in axes else 1 for axis, size in enumerate(self.shape)]
-        count = torch.arange(math.prod(sizes), dtype=torch.float64, device=self.device)
-        return (count + self.number * STRETCH).view(sizes).expand(self.shape)
+            return numbered(self.shape, [channels], 1, self.device)
+        axes = [axis for axis in every if axis != channels or self.is_picture]
+        return numbered(
+            self.shape, axes if self.along is None else [0, self.along], self.number * STRETCH, self.device
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class Moved(Node):
     """The result of a function that moves, cuts or copies; ``args`` hold nodes for its tensors."""
 
     func: Callable[..., Any]
@@ -89,28 +141,16 @@ class Moved:
     part: int | None = None  # of a function with several results
 
     @cached_property
-    def parents(self) -> list[Node]:
+    def parents(self) -> Sequence[Node]:
         """What was moved."""
-        nested = [part for arg in self.args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
-        return [part for part in nested if isinstance(part, (Root, Moved, Contracted))]
-
-    @cached_property
-    def depth(self) -> int:
-        """One more than the deepest parent."""
-        return 1 + max((node.depth for node in self.parents), default=0)
-
-    @cached_property
-    def signature(self) -> Hashable:
-        """Equal signatures mean equal labels; None if that depends on contents."""
-        return _signature((self.name, self.part, *self.args, *sorted(self.kwargs.items())))
+        return [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Node)]
 
     def labels(self, which: Which) -> Tensor:
         """The function applied to the labels."""
         func = Tensor.reshape if self.name == "view" else self.func  # labels may have other strides
-        args = [_filled(arg, which) for arg in self.args]
-        if (self.name, len(args)) in (("roll", 3), ("cat", 2)) and type(args[-1]) is int:
-            # rotations of channels copy no labels
-            parts, axis = args[0] if self.name == "cat" else args[:1], args[-1]
+        args = tree_map_only(Node, lambda node: node.labels(which), self.args)
+        if self.name == "cat" and type(args[-1]) is int:  # halves of channels, turned: copies no labels
+            parts, axis = args
             first: Tensor = parts[0].narrow(axis, 0, 1)
             if all(part.stride(axis) == 0 and torch.equal(first, part.narrow(axis, 0, 1)) for part in parts):
                 shape = list(first.shape)
@@ -128,59 +168,42 @@ def nothing(tensor: Tensor) -> Moved:
 
 
 @dataclass(frozen=True, eq=False)
-class Contracted:
-    """One factor of a product: the axes that stay, ``kept`` as (axis before, axis after).
+class Contracted(Node):
+    """One factor of a product: for each axis of the result the factor's axis, or None.
 
-    ``channels`` are the axes of the result that come from a parameter, and ``projection`` its number.
+    If the other factor is a parameter, ``projection`` is its number, and those axes are its outputs.
     """
 
     parent: Node
-    kept: tuple[tuple[int, int], ...]
+    axes: tuple[int | None, ...]
     shape: torch.Size
-    channels: tuple[int, ...] = ()
-    projection: int = 0
+    projection: int | None = None
 
-    @property
-    def parents(self) -> list[Node]:
+    @cached_property
+    def parents(self) -> Sequence[Node]:
         """The factor."""
         return [self.parent]
 
     @cached_property
-    def depth(self) -> int:
-        """One more than the factor's."""
-        return self.parent.depth + 1
-
-    @cached_property
-    def signature(self) -> Hashable:
-        """The factor's signature, and the axes that stay."""
-        before = self.parent.signature
-        return None if before is None else (before, self.kept, self.shape, self.channels, self.projection)
+    def channels(self) -> Sequence[int]:
+        """The axes of a projection's outputs."""
+        return [] if self.projection is None else [at for at, axis in enumerate(self.axes) if axis is None]
 
     def labels(self, which: Which) -> Tensor:
         """The labels of the first entry along the summed axes."""
         if which == "channel" and self.channels:
-            sizes = [size if axis in self.channels else 1 for axis, size in enumerate(self.shape)]
-            device = beginnings(self.parent)[0].device
-            count = torch.arange(1, math.prod(sizes) + 1, dtype=torch.float64, device=device)
-            return (count + self.projection * STRETCH).view(sizes).expand(self.shape)
+            start = 1 + (self.projection or 0) * STRETCH
+            return numbered(self.shape, self.channels, start, self.roots[0].device)
         labels = self.parent.labels(which)
-        before = [axis for axis, _ in self.kept]
-        for axis in reversed(range(labels.ndim)):
-            if axis not in before:
-                labels = _first(labels, axis, marked=which == "position")
-        ranks = sorted(before)
-        labels = labels.permute(
-            [ranks.index(axis) for axis, _ in sorted(self.kept, key=lambda pair: pair[1])]
-        )
-        taken = {after for _, after in self.kept}
-        for axis in range(len(self.shape)):
-            if axis not in taken:
-                labels = labels.unsqueeze(axis)
+        gone = [axis for axis in range(labels.ndim) if axis not in self.axes]
+        for axis in reversed(gone):
+            labels = _first(labels, axis, marked=which == "position")
+        labels = labels.permute(*(axis for axis in self.axes if axis is not None), *gone)
+        for _ in gone:
+            labels = labels.select(-1, 0)
+        for at, kept in enumerate(self.axes):
+            labels = labels.unsqueeze(at) if kept is None else labels
         return labels.expand(self.shape)
-
-
-Node: TypeAlias = "Root | Moved | Contracted"
-"""A node that computes labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,65 +234,32 @@ class QueryKeyOrigin:
     axes: int = 4  # of a kernel's arguments
     texts: tuple[int, ...] = ()  # possible numbers of texts, as far as known
 
-    @property
-    def signature(self) -> Hashable:
-        """Equal for calls of one layout; None if that depends on the tensors."""
-        query, key = (None if side is None else side.signature for side in (self.query, self.key))
-        return None if query is None or key is None else (query, key)
+
+def numbered(shape: torch.Size, axes: Sequence[int], start: float, device: torch.device) -> Tensor:
+    """Running numbers over some axes of a shape, equal along the others."""
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
+    count = torch.arange(math.prod(sizes), dtype=torch.float64, device=device)
+    return (count + start).view(sizes).expand(shape)
 
 
 def _first(labels: Tensor, axis: int, marked: bool) -> Tensor:
-    """The labels at the start of an axis; ``marked``: plus a half if others follow.
+    """The labels at the start of an axis, which stays; ``marked``: plus a half if others follow.
 
     Raises ``ValueError`` if padding hides a position after it.
     """
-    first = labels.select(axis, 0)
+    first = labels.narrow(axis, 0, 1)
     if labels.stride(axis) == 0:
         return first
     hidden = first == 0
-    if bool(hidden.any()) and bool((labels.amax(axis) > 0)[hidden].any()):
+    if bool(hidden.any()) and bool((labels.amax(axis, keepdim=True) > 0)[hidden].any()):
         raise ValueError("what begins with padding may be anywhere")
     if not marked:
         return first
-    return torch.where((labels != first.unsqueeze(axis)).any(axis), first.floor() + 0.5, first)
+    return torch.where((labels != first).any(axis, keepdim=True), first.floor() + 0.5, first)
 
 
-def outputs(node: Node) -> int:
-    """The number of outputs of a tensor's projection; 0: unknown."""
-    if isinstance(node, Root):
-        return node.shape[node.channel_axis]
-    if isinstance(node, Contracted) and node.channels:
-        return math.prod(node.shape[axis] for axis in node.channels)
-    return max(map(outputs, node.parents), default=0)
-
-
-def comes_from_projection(node: Node | None) -> bool:
-    """Whether a tensor is a product with a parameter, or a sum or rearrangement of such."""
-    if isinstance(node, Contracted) and node.channels:
+def is_constant(labels: Tensor, axis: int) -> bool:
+    """Whether labels are alike along an axis."""
+    if labels.shape[axis] == 1 or labels.stride(axis) == 0:
         return True
-    return node is not None and any(map(comes_from_projection, node.parents))
-
-
-def beginnings(node: Node | None) -> list[Root]:
-    """The roots of a node."""
-    if isinstance(node, Root):
-        return [node]
-    return [] if node is None else [root for each in node.parents for root in beginnings(each)]
-
-
-def _filled(arg: Any, which: Which) -> Any:
-    """An argument with labels in place of nodes."""
-    if isinstance(arg, (list, tuple)):
-        parts = [_filled(part, which) for part in arg]
-        return parts if isinstance(arg, list) else tuple(parts)
-    return arg.labels(which) if isinstance(arg, (Root, Moved, Contracted)) else arg
-
-
-def _signature(arg: Any) -> Hashable:
-    """A comparable form of an argument; None if only its contents would tell."""
-    if isinstance(arg, (list, tuple)):
-        parts = tuple(map(_signature, arg))
-        return None if None in parts else parts
-    if isinstance(arg, (Root, Moved, Contracted)):
-        return arg.signature
-    return None if isinstance(arg, Tensor) else repr(arg)
+    return bool((labels == labels.narrow(axis, 0, 1)).all())

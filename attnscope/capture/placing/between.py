@@ -9,8 +9,7 @@ from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import PRODUCTS, Seen
-from attnscope.capture.lineage.layout import UNMOVABLE, find_positions, is_constant
-from attnscope.capture.lineage.nodes import STRETCH, Root, beginnings
+from attnscope.capture.lineage.nodes import STRETCH, UNMOVABLE, Origin, Root, is_constant
 from attnscope.capture.observer import quietly
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.weighing import Weighing, is_mapped
@@ -63,11 +62,10 @@ class AcrossTexts(Tracker):
             if not is_mapped(ids, *given) and any(same):
                 self._begin_at(seen.result)
 
-    def ask(self, query: Tensor, name: str) -> None:
+    def ask(self, query: Origin | None, name: str) -> None:
         """Whether a call of the usual axes, [text, head, position, size], tells which direction is which."""
-        origin = self._lineage.of(query) if self._given and not self._along and len(query) > 1 else None
-        labels = None if origin is None else find_positions(origin.node)
-        if labels is not None:
+        labels = query.node.positions if query is not None and self._given and not self._along else None
+        if labels is not None and len(labels) > 1:
             self._crosses(labels[:, 0, :, 0], labels[:, 0, :, 0], None, name)
 
     def take(self, taken: Taken) -> bool:
@@ -113,7 +111,7 @@ class AcrossTexts(Tracker):
         text, place = torch.full_like(labels, -1.0), torch.full_like(labels, -1.0)
         for number, root in self._given.items():
             here = labels // STRETCH == number
-            first, second = root.split(labels.floor() - number * STRETCH)
+            first, second = root.split(labels.floor())
             text, place = torch.where(here, first, text), torch.where(here, second, place)
         return text, place
 
@@ -167,8 +165,8 @@ class ChannelSoftmaxes(Tracker):
             made, origin = self._lineage.of(factor), self._lineage.of(other)
             if made is None or origin is None or origin.right is not None or self._learned.is_fixed(other):
                 continue
-            for number in {root.number for root in beginnings(made.node)} & self._held.keys():
-                places = find_positions(made.node)
+            for number in {root.number for root in made.node.roots} & self._held.keys():
+                places = made.node.positions
                 if places is None or all(is_constant(places, letters.index(each)) for each in gone):
                     continue
                 if not self._queries[number] & self._channels(other):  # else they give back what they took

@@ -20,15 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.lineage.follow import MULTIPLYING, Lineage
 from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, REDUCING, Product, Seen
-from attnscope.capture.lineage.layout import find_positions, is_constant
-from attnscope.capture.lineage.nodes import (
-    STRETCH,
-    Contracted,
-    Moved,
-    Node,
-    beginnings,
-    comes_from_projection,
-)
+from attnscope.capture.lineage.nodes import STRETCH, Contracted, Moved, Node, is_constant
 from attnscope.capture.placing.without_attention import POOLED, is_torchs_own
 from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Pass, Tracker
@@ -89,7 +81,7 @@ class PastAttention(Tracker):
             return
         if seen.name == "embedding":
             origin = self._lineage.of(seen.result)
-            self._embedded |= set() if origin is None else {root.number for root in beginnings(origin.node)}
+            self._embedded |= set() if origin is None else {root.number for root in origin.node.roots}
         elif (reason := self._way(seen)) is not None:
             calls = [call for call in self.recorder.stack.calls if not is_torchs_own(call.module)]
             name = calls[-1].name if calls else self.recorder.owner
@@ -110,7 +102,7 @@ class PastAttention(Tracker):
         if name == "cumsum" and given:
             axis: Any = seen.given("input", "dim").get("dim")
             node = self._node(given[0])
-            projected = type(axis) is int and comes_from_projection(node)
+            projected = type(axis) is int and node is not None and node.is_projected
             return RUNNING if projected and self._varies(given[0], axis) else None
         way = _known_way(name)
         if way is not None:
@@ -163,7 +155,7 @@ class PastAttention(Tracker):
         """Whether scores of one key belong to queries at other positions."""
         origin = self._lineage.of(scores)
         sides = (None, None) if origin is None or origin.right is None else (origin.node, origin.right)
-        asking, answering = (None if side is None else find_positions(side) for side in sides)
+        asking, answering = (None if side is None else side.positions for side in sides)
         return asking is not None and answering is not None and not bool((asking == answering).all())
 
     def _mixes(self, seen: Seen, given: Sequence[Tensor]) -> bool:
@@ -192,8 +184,8 @@ class PastAttention(Tracker):
         node = self._node(tensor)
         if node is None:
             return self.recorder.captured > 0
-        known = self.recorder.captured or (not picture and comes_from_projection(node))
-        return bool(known or any(root.number in self._embedded for root in beginnings(node)))
+        known = self.recorder.captured or (not picture and node.is_projected)
+        return bool(known or any(root.number in self._embedded for root in node.roots))
 
     def _varies(self, tensor: Tensor, axis: int, whole: bool = False) -> bool:
         """Whether a tensor, or a side of scores, has several positions along an axis.
@@ -203,7 +195,7 @@ class PastAttention(Tracker):
         origin = self._lineage.of(tensor) if tensor.numel() <= MOST else None
         nodes = [] if origin is None else [node for node in (origin.node, origin.right) if node is not None]
         for node in nodes:
-            places = None if any(root.is_picture for root in beginnings(node)) else find_positions(node)
+            places = None if any(root.is_picture for root in node.roots) else node.positions
             if (
                 places is None
                 or not -places.ndim <= axis < places.ndim
@@ -217,11 +209,11 @@ class PastAttention(Tracker):
 
     def _meets(self, left: Tensor, right: Tensor) -> str | None:
         """Whether entries of several positions meet in a sum or a product, entry by entry."""
-        nodes = [self._node(left), self._node(right)]
+        nodes = [node for node in (self._node(left), self._node(right)) if node is not None]
         spread = left.shape != right.shape or any(_was_moved(node, SHIFTING, True) for node in nodes)
-        if not spread or None in nodes or any(root.is_picture for node in nodes for root in beginnings(node)):
+        if not spread or len(nodes) < 2 or any(root.is_picture for node in nodes for root in node.roots):
             return None
-        mine, theirs = (find_positions(node) for node in nodes if node is not None)
+        mine, theirs = (node.positions for node in nodes)
         if mine is None or theirs is None:
             return None
         if not (self._are_tokens(left) or self._are_tokens(right)):

@@ -6,7 +6,7 @@ import transformers as hf
 from torch import nn
 
 from attnscope.capture import Keep, recording
-from attnscope.capture.lineage.split_calls import CHANNELS
+from attnscope.capture.lineage.layout import CHANNELS
 
 
 def big_bird():

@@ -250,16 +250,17 @@ class OneAfterTheOther(nn.Module):
 
 
 class HeadsOfTheirOwn(nn.Module):
-    """Heads with projections of their own, in the forward of one module."""
+    """Heads with projections of their own, in the forward of one module, cast when used."""
 
-    def __init__(self):
+    def __init__(self, dtype=torch.float32):
         super().__init__()
+        self.dtype = dtype
         self.parts = nn.ParameterList(torch.randn(3, SIZE, 4) for _ in range(HEADS))
 
     def forward(self, x):
         weights, outputs = [], []
         for part in self.parts:
-            query, key, value = (x @ matrix for matrix in part)
+            query, key, value = ((x.to(self.dtype) @ matrix.to(self.dtype)).float() for matrix in part)
             weights.append((query @ key.mT).softmax(-1))
             outputs.append(weights[-1] @ value)
         self.kept = [torch.stack(weights, 1)]
@@ -402,6 +403,13 @@ X, OTHER = (torch.randn(2, count, SIZE, generator=torch.Generator().manual_seed(
 KEEPING = {  # what a module is given, the kind of its attention, where it begins, and how many keys it has
     "layers in one forward stay apart": (OneAfterTheOther, [X], "encoder", 0, COUNT),
     "projections of one input are heads": (HeadsOfTheirOwn, [X], "encoder", 0, COUNT),
+    "cast projections of one input are heads": (
+        lambda: HeadsOfTheirOwn(torch.float64),
+        [X],
+        "encoder",
+        0,
+        COUNT,
+    ),
     "a class token in front asks alone": (lambda: ClassToken(True), [X], "encoder", 0, COUNT + 1),
     "a class token in front": (lambda: ClassToken(False), [X], "encoder", 0, COUNT + 1),
     "two sequences attend as one": (Joint, [X, OTHER], "encoder", 0, COUNT + 5),

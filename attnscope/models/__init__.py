@@ -84,7 +84,7 @@ def load(
         raise ModelError(f"no model folder {name}")
     from attnscope.models.huggingface.load import load_huggingface
 
-    return load_huggingface(
+    found = load_huggingface(
         name,
         device=place,
         dtype=kind,
@@ -95,6 +95,8 @@ def load(
         predicting=predicting,
         device_map=device_map,
     )
+    found.forkable = device_map is None
+    return found
 
 
 def choose_device(device: str) -> torch.device:

@@ -107,7 +107,7 @@ class Model:
     ("untrained: ..."), ``positions`` is the most tokens that it can read (``None``: no known limit).
     """
 
-    stateless = False  # known to store nothing during a pass, so that several threads may run it at once
+    forkable = False  # nothing but attnscope sees its passes, so that forked processes may run some of them
     weigh: Weigh = "raw"  # the weighing of its attention
     weighing: RunsWeighed | None = None
     trains = False  # what a pass stores on the module (a table of rotations) must then allow gradients

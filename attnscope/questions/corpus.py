@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, zip_longest
@@ -18,7 +17,7 @@ from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Limit
 from attnscope.models.text.tokens import read_unknown, say_unknown
-from attnscope.questions.processes import Processes, together
+from attnscope.questions.processes import Processes, in_order, together, workers
 from attnscope.questions.selection import Selection
 from attnscope.records import read
 from attnscope.storage.checkpoint import fingerprint, read_checkpoint, write_checkpoint
@@ -192,44 +191,6 @@ def join_texts(texts: Sequence[ModelInput]) -> Batch:
     return Batch(prepared, labels, len(texts), len(tokens))
 
 
-Work = TypeVar("Work")
-Result = TypeVar("Result")
-
-
-def workers(model: Model) -> int:
-    """How many batches may go through a model at a time.
-
-    Small batches give torch's inner threads little to do, so each thread takes its own batches, if the
-    model is on the CPU and stores nothing during a pass.
-    """
-    import torch
-
-    return torch.get_num_threads() if model.stateless and model.device.type == "cpu" else 1
-
-
-def in_order(
-    work: Callable[[Work], Result], items: Sequence[Work], threads: int
-) -> Generator[Result, None, None]:
-    """The results of ``work``, computed by threads with one inner thread each, in the order of the items.
-
-    An error is raised at its place in that order; items not yet begun are dropped.
-    """
-    import torch
-
-    threads = min(threads, len(items))
-    if threads < 2:
-        yield from map(work, items)
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(threads, "attnscope", initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        yield from pool.map(work, items)
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
-
-
 ROUND = 4
 """Batches per process after which several processes combine their sums."""
 
@@ -270,15 +231,10 @@ class CorpusWork(ABC, Generic[Item]):
     total: Any
     progress: Progress = field(default_factory=Progress, init=False)
     known: KnownPasses = field(default_factory=KnownPasses, init=False)
-    threads = property(lambda self: workers(self.model))
 
     @abstractmethod
-    def forward(self, batch: Batch, asked: Any) -> Any:
-        """One forward pass of a batch, on one of the ``threads``."""
-
-    @abstractmethod
-    def share(self, batch: Batch, result: Any) -> Any:
-        """What a batch adds to the sums."""
+    def share(self, batch: Batch, asked: Any) -> Any:
+        """One forward pass of a batch, and what it adds to the sums, computed in any process."""
 
     @abstractmethod
     def add(self, share: Any) -> None:
@@ -350,14 +306,12 @@ class CorpusWork(ABC, Generic[Item]):
         left = jobs[begun.batches :]
         mine = left[processes.number :: processes.count]
         round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        with closing(
-            in_order(lambda job: self.known.run(lambda: self.forward(*job)), mine, self.threads)
-        ) as results:
+        with closing(in_order(lambda job: self.share(*job), mine, workers(self.model))) as results:
             for start in range(0, len(left), round_):
                 shares = []
                 for number, (batch, _) in enumerate(left[start : start + round_]):
                     if number % processes.count == processes.number:
-                        shares.append(self.share(batch, next(results)))
+                        shares.append(next(results))
                     passed += batch.tokens
                     progress.texts += batch.texts
                     progress.tokens += batch.tokens

@@ -14,7 +14,7 @@ from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model
 from attnscope.models.inputs import Limit
 from attnscope.questions.ablate import MeanOutputs, Removals, Way, corpus_means, describe_way
-from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, workers
+from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork
 from attnscope.questions.importance import Importances
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
@@ -119,23 +119,9 @@ class _StatsWork(CorpusWork[CorpusText]):
     exact_kernel: bool
     means: MeanOutputs | None = None
 
-    @property
-    def threads(self) -> int:
-        return 1 if self.importance or self.ablation else workers(self.model)
-
-    def forward(self, batch: Batch, asked: None) -> tuple[Measurement, Record]:
-        """One forward pass of a batch, measured."""
-        measured = Measurement(tuple(self.total.measured.measures))
-        measured.label(batch.labels)
-        sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
-        record = measuring_pass(
-            self.model, batch.prepared, measured, self.selection, sides[0], exact_kernel=self.exact_kernel
-        )
-        return measured, record
-
-    def share(self, batch: Batch, result: tuple[Measurement, Record]) -> _Share:
-        """What a batch adds."""
-        measured, record = result
+    def share(self, batch: Batch, asked: None) -> _Share:
+        """One forward pass of a batch, measured, and those that importance and ablation take."""
+        measured, record = self.known.run(lambda: self._measure(batch))
         sums = Totals(measured, Importances(), Removals(self.means))
         with suppress(InputError):  # nothing to predict: such texts do not count
             if self.importance:
@@ -147,6 +133,15 @@ class _StatsWork(CorpusWork[CorpusText]):
             self.progress.layout = extent(record.sites), describe_kernels(record.sites)
         taken = sum(call.kernel == FUSED for call in record.sites)
         return sums, taken, len(record.sites), record.notes
+
+    def _measure(self, batch: Batch) -> tuple[Measurement, Record]:
+        measured = Measurement(tuple(self.total.measured.measures))
+        measured.label(batch.labels)
+        sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
+        record = measuring_pass(
+            self.model, batch.prepared, measured, self.selection, sides[0], exact_kernel=self.exact_kernel
+        )
+        return measured, record
 
     def add(self, share: _Share) -> None:
         """Add it."""

@@ -215,18 +215,18 @@ class _GoldWork(CorpusWork[GoldText]):
             raise InputError(f"{self.model.name} is not an encoder-decoder: it reads no text and its target")
         return ask_batch([self._meant(text) for text in texts], self.source, self.total.slots)
 
-    def forward(self, batch: Batch, asked: dict[Kind, GoldQuestions]) -> tuple[GoldReading, Record]:
+    def share(self, batch: Batch, asked: dict[Kind, GoldQuestions]) -> _Share:
         """One forward pass of a batch, with all its questions."""
-        reading = GoldReading(asked, self.total.slots.count, self.selection)
-        return reading, self.model.run(batch.prepared, [reading])
 
-    def share(self, batch: Batch, result: tuple[GoldReading, Record]) -> _Share:
-        """What a batch adds."""
-        reading, record = result
+        def read() -> tuple[GoldReading, Record]:
+            reading = GoldReading(asked, self.total.slots.count, self.selection)
+            return reading, self.model.run(batch.prepared, [reading])
+
+        reading, record = self.known.run(read)
         if not self.progress.layout:
             selected_sites(record, self.selection)
             self.progress.layout = extent(record.sites), ""
-        lost = max((asked.lost for asked in reading.asked.values()), default=0)
+        lost = max((each.lost for each in asked.values()), default=0)
         return reading.sums, reading.skipped, lost
 
     def add(self, share: _Share) -> None:

@@ -1,18 +1,28 @@
-"""Several processes, on one machine or many, that share the texts of a corpus: torch.distributed.
+"""Several processes that share the texts of a corpus: those that torchrun started, on one machine or many,
+and those that each of them forks, a processor each.
 
 A separate file, so that asking for the number of processes imports no model.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
 
-from attnscope.errors import ModelError
+from attnscope.errors import AttnscopeError, ModelError, first_line
+from attnscope.limits import memory_shared
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -85,3 +95,99 @@ def _lost() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise ModelError("another process of this job failed: see its message") from error
+
+
+def workers(model: Any) -> int:
+    """How many processes may put batches through a model at a time: one for each of torch's threads.
+
+    Small batches give torch's threads little to do, and threads of Python wait for each other. The model is
+    on the CPU, and nothing but attnscope sees its passes; elsewhere than on Linux, forking is not safe.
+    """
+    import torch
+
+    daemon = multiprocessing.current_process().daemon  # it may have no children
+    alone = sys.platform != "linux" or daemon
+    return 1 if alone or not model.forkable or model.device.type != "cpu" else torch.get_num_threads()
+
+
+def in_order(
+    work: Callable[[Work], Result], items: Sequence[Work], count: int
+) -> Generator[Result, None, None]:
+    """The results of ``work`` in the order of the items, by this process and others forked from it.
+
+    Each has one thread, and takes every ``count``-th item. Results are pickled; an error is raised at its
+    place in the order. Whatever ``work`` changes in its process, the others do not see.
+    """
+    import torch
+
+    count = min(count, len(items))
+    if count < 2:
+        yield from map(work, items)
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    forked = []
+    try:
+        with memory_shared(count):
+            forked = [_fork(work, items[number::count]) for number in range(1, count)]
+            for number, item in enumerate(items):
+                yield _receive(forked[number % count - 1][1]) if number % count else work(item)
+    finally:
+        for process, results in forked:
+            results.close()
+            process.kill()
+            process.join()
+        torch.set_num_threads(before)
+
+
+PIPE_BYTES = 1 << 20
+"""Bytes of results that wait in a pipe, so that a process need not wait until the last one was read."""
+
+
+def _fork(work: Callable[[Any], Any], items: Sequence[Any]) -> tuple[BaseProcess, Connection]:
+    """Start a process that sends the result of each item; after an error it sends no more."""
+    import fcntl
+
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    process = context.Process(target=_send, args=(work, items, receiver, sender), daemon=True)
+    with warnings.catch_warnings():
+        # Python warns that a lock of another thread stays closed in the new process. The other thread here
+        # draws the progress, and the new process prints nothing
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    sender.close()
+    return process, receiver
+
+
+def _send(work: Callable[[Any], Any], items: Sequence[Any], receiver: Connection, sender: Connection) -> None:
+    """What a forked process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends this
+    receiver.close()  # so that sending fails once the first process is gone
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for item in items:
+        try:
+            result, error = work(item), None
+        except Exception as raised:
+            known = isinstance(raised, AttnscopeError) or type(raised).__module__ == "builtins"
+            result, error = (
+                None,
+                raised if known else RuntimeError(first_line(raised)),
+            )  # others may not pickle
+        sender.send((result, error))
+        if error is not None:
+            return
+
+
+def _receive(results: Connection) -> Any:
+    try:
+        result, error = results.recv()
+    except EOFError:
+        raise ModelError(
+            "a process that computed some of the texts ended, perhaps for lack of memory: "
+            "set OMP_NUM_THREADS=1 to compute all in one process"
+        ) from None
+    if error is not None:
+        raise error
+    return result

@@ -103,21 +103,21 @@ def long_text(shape: str, tokens: int) -> float:
 
 
 def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
-    """500 sentences through the bundled encoder, on two threads."""
+    """500 sentences through MiniLM, on two threads."""
     import torch
 
     from attnscope.models import load
 
     torch.set_num_threads(2)
-    model = load("own")
+    model = load(minilm())
     found = re.split(r"(?<=[.?!])\s+", " ".join(" ".join(topics.values()).split()))
     sentences = [sentence for sentence in found if 20 < len(sentence) < 300][:500]
     batches = corpus.batched(model, sentences)
     ours = partial(clock, partial(corpus.measure, model, sentences))
-    loop = partial(clock, partial(corpus.eager_loop, model, sentences))
-    yield "corpus of 500 sentences, to the eager loop", paired(ours, loop, rounds)
+    loop = partial(clock, partial(corpus.by_loop, model, sentences))
+    yield "500 sentences, MiniLM, to the eager loop", paired(ours, loop, rounds)
     yield (
-        "corpus of 500 sentences, to the bare pass in batches",
+        "500 sentences, MiniLM, to the bare pass in batches",
         paired(ours, partial(clock, batches), rounds),
     )
 

@@ -82,9 +82,12 @@ def runs_as_written() -> bool:
     """
     frame = sys._getframe() if "torch._dynamo" in sys.modules else None
     while frame is not None and frame.f_back is not None:
-        running = _module(frame), frame.f_code.co_name
-        frame = frame.f_back
-        if running == ("torch._dynamo.eval_frame", "compile_wrapper") and _module(frame) != FLEX:
+        inside, frame = frame, frame.f_back
+        if (
+            inside.f_code.co_name == "compile_wrapper"
+            and _module(inside) == "torch._dynamo.eval_frame"
+            and _module(frame) != FLEX
+        ):
             return True
     return False
 

@@ -378,7 +378,12 @@ class HuggingFaceModel(Model):
         return {end for one in ends for end in (one if isinstance(one, list) else [one]) if end is not None}
 
     def _tensors(self, fields: Mapping[str, list[int]], entry: str = "__call__") -> dict[str, Tensor]:
-        return {name: self._tensor(ids) for name, ids in fields.items() if accepts(self.module, name, entry)}
+        device = self.device  # once, because it searches the module
+        return {
+            name: self._tensor(ids, device)
+            for name, ids in fields.items()
+            if accepts(self.module, name, entry)
+        }
 
-    def _tensor(self, ids: Sequence[int]) -> Tensor:
-        return torch.tensor([list(ids)], device=self.device)  # [1, token]
+    def _tensor(self, ids: Sequence[int], device: torch.device | None = None) -> Tensor:
+        return torch.tensor([list(ids)], device=device or self.device)  # [1, token]

@@ -159,7 +159,7 @@ class ReaderModel(Model):
 class OwnModel(ReaderModel):
     """attnscope's own encoder with its tokenizer."""
 
-    stateless = True
+    forkable = True
 
     def __init__(self, name: str, module: Encoder, tokenizer: Tokenizer, notes: Sequence[str] = ()) -> None:
         super().__init__(name, module, TextReader(tokenizer, name), module.config.max_positions, notes)

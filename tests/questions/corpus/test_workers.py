@@ -1,15 +1,19 @@
-"""Threads that share the batches of a corpus change nothing but the time."""
+"""Processes that share the batches of a corpus change nothing but the time."""
 
-import threading
+import os
 import time
+import warnings
 
 import pytest
 import torch
 
+from attnscope.errors import InputError, ModelError
+from attnscope.limits import memory_shared
 from attnscope.models import load
-from attnscope.questions.corpus import in_order, workers
 from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.processes import in_order, workers
 from attnscope.storage.corpus import ListedTexts
+from tests.models.folders import minilm
 
 TEXTS = [" ".join(["a cat saw the dog"] * (1 + number % 5)) + f" {number}" for number in range(40)]
 
@@ -23,51 +27,79 @@ def two_threads():
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_two_threads_give_bit_identical_figures():
-    model = load("own")
-    together = corpus_stats(model, ListedTexts(TEXTS)).heads
+@pytest.mark.parametrize("name", ["own", minilm()], ids=["the bundled encoder", "MiniLM"])
+def test_two_processes_give_bit_identical_figures(name):
+    model = load(name)
+    together = corpus_stats(model, ListedTexts(TEXTS))
     assert workers(model) == torch.get_num_threads() == 2
     torch.set_num_threads(1)
-    assert corpus_stats(model, ListedTexts(TEXTS)).heads == together
+    alone = corpus_stats(model, ListedTexts(TEXTS))
+    assert (alone.heads, alone.title, alone.ran) == (together.heads, together.title, together.ran)
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_results_come_in_the_order_of_the_items_though_both_threads_work():
-    both = threading.Barrier(2, timeout=30)
-    seen = set()
-
-    def work(item: int) -> tuple[int, int]:
-        if item < 2:
-            both.wait()  # passes only if two threads work
-        seen.add(threading.get_ident())
-        return item, torch.get_num_threads()
-
-    assert list(in_order(work, range(9), 2)) == [(item, 1) for item in range(9)]
-    assert len(seen) == 2
+def test_results_come_in_the_order_of_the_items_though_two_processes_work():
+    results = list(in_order(lambda item: (item, os.getpid(), torch.get_num_threads()), range(9), 2))
+    assert [item for item, _, _ in results] == list(range(9))
+    assert {process for _, process, _ in results[::2]} == {os.getpid()}
+    assert len({process for _, process, _ in results}) == 2
+    assert {threads for _, _, threads in results} == {1}
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_an_error_comes_out_where_its_result_would_and_ends_the_work():
-    begun = []
-
+@pytest.mark.parametrize("place", [2, 3], ids=["of this process", "of the other process"])
+def test_an_error_comes_out_where_its_result_would_and_ends_the_work(place, tmp_path):
     def work(item: int) -> int:
-        begun.append(item)
-        if item == 3:
-            raise ValueError("three")
-        if item > 3:
+        (tmp_path / str(item)).touch()
+        if item == place:
+            raise InputError("this text is empty")
+        if item > place:
             time.sleep(0.005)  # all of them would take far longer than anybody needs to see the error
         return item
 
     results = in_order(work, range(10_000), 2)
-    assert [next(results) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="three"):
+    assert [next(results) for _ in range(place)] == list(range(place))
+    with pytest.raises(InputError, match="this text is empty"):
         next(results)
-    assert len(begun) < 10_000
+    begun = len(list(tmp_path.iterdir()))
+    time.sleep(0.05)
+    assert len(list(tmp_path.iterdir())) == begun < 10_000
     assert torch.get_num_threads() == 2
 
 
-def test_a_model_that_may_keep_something_of_a_pass_has_one_worker(monkeypatch):
+@pytest.mark.usefixtures("two_threads")
+def test_a_process_that_the_system_ended_is_reported_with_what_to_do():
+    results = in_order(lambda item: os._exit(9) if item else item, range(4), 2)
+    assert next(results) == 0
+    with pytest.raises(ModelError, match="lack of memory: set OMP_NUM_THREADS=1"):
+        next(results)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_forking_beside_other_threads_warns_nobody():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(in_order(lambda item: item, range(4), 2)) == [0, 1, 2, 3]
+
+
+def test_processes_share_the_memory_that_the_limit_leaves():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = 64 << 30
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        with memory_shared(2):
+            limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            assert most // 2 <= limit < most
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == most
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_model_whose_passes_others_see_is_run_in_one_process(monkeypatch):
     model = load("own")
-    monkeypatch.setattr(model, "stateless", False)
+    monkeypatch.setattr(model, "forkable", False)
     assert workers(model) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import warnings
@@ -175,14 +176,14 @@ def _send(work: Callable[[Any], Any], items: Sequence[Any], receiver: Connection
                 None,
                 raised if known else RuntimeError(first_line(raised)),
             )  # others may not pickle
-        sender.send((result, error))
+        sender.send_bytes(pickle.dumps((result, error)))  # as bytes: torch would pass tensors by descriptors
         if error is not None:
             return
 
 
 def _receive(results: Connection) -> Any:
     try:
-        result, error = results.recv()
+        result, error = pickle.loads(results.recv_bytes())
     except EOFError:
         raise ModelError(
             "a process that computed some of the texts ended, perhaps for lack of memory: "

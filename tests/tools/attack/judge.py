@@ -138,7 +138,7 @@ def _verdict(place: Path, status: int, usage: Any) -> str:
         return f"ended with {code}: {end}"
     if usage.ru_maxrss << 10 > MEMORY + SHARED:
         return f"took {usage.ru_maxrss / 1e6:.1f} GB"
-    for bad in ("Traceback", "unexpected", "Warning:", "warnings.warn"):
+    for bad in ("Traceback", "please report it", "Warning:", "warnings.warn"):
         if bad in said:
             return f"{bad}: {end}"
     lines = [

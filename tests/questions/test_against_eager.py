@@ -168,29 +168,6 @@ def test_a_token_is_found_whatever_its_capitals(model, prepared):
     assert one_token(model, prepared, Selection(Head("L0H0"), token="TIRED")).label == "tired"
 
 
-def test_a_token_that_is_not_there_is_met_with_those_that_are(model, prepared):
-    with pytest.raises(
-        SelectionError, match=r"no token 'dog': the text has the tokens 0-\d+, which read \[CLS\]"
-    ):
-        one_token(model, prepared, Selection(token="dog"))
-
-
-@pytest.mark.parametrize(
-    ("selection", "sentence"),
-    [
-        (Selection(Head("L7H0")), "no head L7H0: this model has layers 0-5, heads 0-11"),
-        (Selection(Head("L2H12")), "no head L2H12: this model has layers 0-5, heads 0-11"),
-        (Selection(layers=(9,)), "no layer 9: this model has layers 0-5, heads 0-11"),
-        (Selection(kind="cross"), "no cross-attention: this model has encoder attention"),
-        (Selection(kind="sideways"), "no kind 'sideways': this model has encoder attention"),
-    ],
-)
-def test_what_does_not_exist_is_met_with_what_does(model, prepared, selection, sentence):
-    look = overview if selection.head is None else one_head
-    with pytest.raises(SelectionError, match=sentence):
-        look(model, prepared, selection)
-
-
 def test_a_causal_model_shows_what_its_mask_closes(tmp_path):
     model = load(gpt2(tmp_path))
     picture = one_head(model, model.prepare("The cat sat on the mat."), "L1H2").heatmap

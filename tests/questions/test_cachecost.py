@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.module import wrap_module
@@ -218,21 +217,6 @@ def test_needles_are_recalled_by_heads_that_retrieve_and_by_none_that_are_limite
     assert (1, 0) in retrieving  # its induction head
     assert all(each.retrieval is not None and 0 <= each.retrieval <= 1 for each in result.heads)
     assert all((each.role == "retrieval") == (each.retrieval >= 0.1) for each in result.heads)
-
-
-@pytest.mark.parametrize(
-    ("name", "window", "depths", "sentence"),
-    [
-        ("own-causal", (4, 256), (), r"a window of 260 tokens holds all of the longest text, \d+ tokens"),
-        ("own", (1, 2), (), "own predicts masked tokens and keeps no cache"),
-        ("own-causal", (1, 2), (0.5,), "a needle is 16 tokens, and the longest text has 10"),
-    ],
-)
-def test_what_cannot_be_asked_is_a_sentence(name, window, depths, sentence):
-    model = load(name, predicting=True)
-    text = model.prepare("the cat sat on the mat in the park")
-    with pytest.raises((InputError, ModelError), match=sentence):
-        cachecost(model, [text], *window, depths=depths)
 
 
 def test_texts_that_fit_the_window_are_left_out_and_counted(planted):

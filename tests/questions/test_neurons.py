@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 from attnscope.attention import Head
-from attnscope.errors import ModelError, SelectionError
+from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.neurons import of_neurons, take_apart
@@ -153,22 +153,6 @@ def test_the_picture_lists_the_largest_products_and_maps_them_all() -> None:
         assert sum(term.value for term in block) == pytest.approx(sum(products), abs=1e-9)
     assert map_.values.ravel().tolist() == products
     assert [*map_.rows, *map_.columns] == ["0", "8", "16", "24", *(f"+{at}" for at in range(8))]
-
-
-@pytest.mark.parametrize(
-    ("head", "pair", "said"),
-    [
-        ("L1H1", "cat -> sat", "cat 2 cannot look at sat 3: the mask hides it"),
-        ("L1H1", "cat sat", 'write two tokens of the text, such as "it -> cat"'),
-        ("L1H1", "sat -> dog", "no token 'dog': the text has"),
-        ("L1H9", "sat -> cat", "no head L1H9: this model has layers 0-2, heads 0-3"),
-        ("L7H1", "sat -> cat", "no head L7H1: this model has layers 0-2, heads 0-3"),
-    ],
-)
-def test_what_cannot_be_taken_apart_is_said(head, pair, said) -> None:
-    model = load("own-causal")
-    with pytest.raises(SelectionError, match=said.replace("(", r"\(")):
-        take_apart(model, model.prepare(TEXT), chosen(head), pair)
 
 
 def test_a_head_whose_queries_nobody_saw_is_not_taken_apart(tmp_path) -> None:

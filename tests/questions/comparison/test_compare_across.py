@@ -8,7 +8,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 
 from attnscope.attention import Head
-from attnscope.errors import InputError, SelectionError
+from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.questions import across as partners
 from attnscope.questions.across import compare_models, compare_texts
@@ -132,11 +132,6 @@ def test_small_drifts_are_drawn_in_thousandths_and_heads_that_were_not_compared_
     assert np.isnan(seen.view.values[:, :2]).all()
 
 
-def test_models_without_a_common_kind_say_what_they_have(own, causal):
-    with pytest.raises(SelectionError, match=r"own has encoder attention, .* has decoder attention"):
-        compare_models(own, causal, [(own.prepare(TEXT), causal.prepare(TEXT))])
-
-
 def test_models_that_read_no_word_alike_are_refused(own):
     with pytest.raises(InputError, match="share no word"):
         compare_models(own, own, [(own.prepare("Cats sleep"), own.prepare("Nobody knows why"))])
@@ -191,16 +186,3 @@ def test_a_causal_head_keeps_its_past(causal):
     )
     assert values[:same] == pytest.approx(np.zeros_like(values[:same]), abs=1e-6)
     assert np.triu(~seen.difference.masked, 1).sum() == 0
-
-
-@pytest.mark.parametrize(
-    ("other", "selection", "sentence"),
-    [
-        ("Nobody knows why", Selection(), "no token in common: one begins 'The cat sat"),
-        (LONGER, Selection(Head("L7H1")), "no head L7H1"),
-        (LONGER, Selection(kind="cross"), "no cross-attention"),
-    ],
-)
-def test_what_cannot_be_compared_is_one_sentence(own, other, selection, sentence):
-    with pytest.raises((InputError, SelectionError), match=sentence):
-        compare_texts(own, own.prepare(TEXT), own.prepare(other), selection)

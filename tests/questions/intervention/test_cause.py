@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from attnscope.attention import Head
-from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
 from attnscope.questions.ablate import measure_ablation
@@ -245,24 +245,6 @@ def test_a_target_and_a_rival_make_a_logit_difference():
     }
     assert result.unit == "logit difference"
     assert result.score == pytest.approx(best["mat"] - best["door"], abs=1e-4)
-
-
-REFUSED = {
-    "a part that is not there": ("dog -> cat", {}, "no 'dog' among the queries"),
-    "a key that is masked": ("cat -> mat", {}, "those keys are masked"),
-    "a row with no other key": ("0 -> 0", {}, "pass --how zero"),
-    "a head that is not there": ("mat -> cat", {"heads": [Head("L9H0")]}, "no layer|no head"),
-    "a word that is not there": ("mat -> cat", {"target": "qqqqq"}, "no token 'qqqqq'"),
-    "a target of several tokens": ("mat -> cat", {"target": "xylophone"}, "it is 6 tokens .*name one token"),
-    "a corpus without the edge": ("mat -> cat", {"how": "mean"}, "no text of the corpus has mat -> cat"),
-}
-
-
-@pytest.mark.parametrize(("edge", "more", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_cut_is_a_sentence(edge, more, sentence):
-    model = load("own-causal", predicting=True)
-    with pytest.raises((SelectionError, InputError), match=sentence):
-        cut(model, model.prepare("The cat sat on the mat"), parse_questions(edge), **more)
 
 
 def test_a_model_without_heads_has_no_edges(tmp_path):

@@ -223,21 +223,6 @@ def test_a_layer_that_returns_less_than_the_stream_is_not_traced():
         trace_tokens(model, pair)
 
 
-REFUSED = {
-    "no part": ("L1H1:x", SelectionError, "no part 'x' of a head"),
-    "no head": ("L9H1:q", SelectionError, "L9H1 is 0 attention calls"),
-    "nothing before": ("L0H1:q", SelectionError, "none of these heads comes before L0H1:q"),
-}
-
-
-@pytest.mark.parametrize(("to", "error", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_a_path_that_is_none_is_a_sentence(to, error, sentence):
-    model = load("own-causal", predicting=True)
-    pair = TextPair(model.prepare("The cat sat on the"), model.prepare("The dog sat on the"))
-    with pytest.raises(error, match=sentence):
-        patch(model, [pair], to=Receiver.parse(to))
-
-
 WHAT = {"q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
 
 
@@ -319,12 +304,3 @@ def test_a_word_of_several_pieces_is_named(ask, other, target, sentence):
     pair = TextPair(model.prepare("The cat sat on the"), model.prepare(other), target, where="pair 3")
     with pytest.raises((InputError, SelectionError), match=f"^pair 3: .*{sentence}"):
         ask(pair, model)
-
-
-def test_texts_that_cannot_be_patched_are_a_sentence():
-    model = load("own-causal", predicting=True)
-    text = model.prepare("The cat sat on the")
-    with pytest.raises(InputError, match="differ in their number of tokens, 7 and 9"):
-        patch(model, [TextPair(text, model.prepare("The cat sat on the big mat"))])
-    with pytest.raises(InputError, match="the same score"):
-        patch(model, [TextPair(text, model.prepare("The cat sat on the"))])

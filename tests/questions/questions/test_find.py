@@ -1,6 +1,5 @@
 """Which heads look from here to there, against NumPy on the model's own eager weights."""
 
-import re
 from itertools import groupby
 
 import numpy as np
@@ -123,12 +122,6 @@ def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():
     assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
 
 
-def test_what_does_not_exist_is_named_with_what_does():
-    model = load("own")
-    with pytest.raises(SelectionError, match=r"no 'dog' among the keys: they read .*cat, sat"):
-        find_heads(model, model.prepare(TEXT), parse_questions("it -> dog"))
-
-
 MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?"
 
 
@@ -151,24 +144,6 @@ def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(part
         "".join(prepared.tokens[number].text.replace(" [UNK]", "") for number in group) for group in groups
     ]
     assert [each.casefold() for each in read] == [spelled.casefold()]
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("it -> catt", "no 'catt' among the keys: did you mean 'cat'? they read [CLS], The, cat"),
-        ("it -> cat#3", "no 'cat#3' among the keys: cat stands at 2 places"),
-        ("it -> cat#0", "no 'cat#0' among the keys: the first is cat#1"),
-        ("400 -> cat", "no token 400 among the queries, which are 0 to 17"),
-        ("it -> +400", "no token stands 400 behind 'it'"),
-        ("it -> -40", "no token stands 40 before 'it'"),
-        ("+400 -> it", "no token stands 400 behind 'it'"),
-    ],
-)
-def test_what_is_not_there_is_answered_with_what_is_near(asked, said):
-    model = load(folders.minilm())
-    with pytest.raises(SelectionError, match=re.escape(said)):
-        find_heads(model, model.prepare(TEXT), parse_questions(asked))
 
 
 ARROWS = 'He wrote "a -> b" twice: the a <-> b, and a -> b of the cat.'
@@ -223,19 +198,3 @@ def test_several_places_are_averaged_and_summed_and_said():
     for looking in both.heads:
         assert looking.weight == pytest.approx(ones[looking.head] + twos[looking.head], abs=1e-6)
     assert both.notes == ("cat stands at 2 places (2, 14): summed",)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "* -> -999999999",
-        "it -> +999999999",
-        f"it -> -{10**30}",
-        "9" * 5000 + " -> it",
-        f"it#{'9' * 5000} -> it",
-    ],
-)
-def test_numbers_beyond_any_text_are_met_with_a_sentence(asked):
-    model = load("own")
-    with pytest.raises(SelectionError, match=r"cannot look at|^no "):
-        find_heads(model, model.prepare(TEXT), parse_questions(asked))

@@ -45,6 +45,8 @@ class Node:
     @cached_property
     def roots(self) -> tuple[Root, ...]:
         """Where the chain begins."""
+        if isinstance(self, Root):
+            return (self,)
         return tuple(dict.fromkeys(root for parent in self.parents for root in parent.roots))
 
     @cached_property
@@ -90,11 +92,6 @@ class Root(Node):
     device: torch.device
     along: int | None = None
 
-    @cached_property
-    def roots(self) -> tuple[Root, ...]:
-        """Itself."""
-        return (self,)
-
     @property
     def texts(self) -> int:
         """Entries of the batch; two-dimensional states are one text."""
@@ -120,14 +117,12 @@ class Root(Node):
 
     def labels(self, which: Which) -> Tensor:
         """Every entry numbered over all axes except the channels, or along the one axis."""
-        every = range(len(self.shape))
         channels = self.channel_axis % len(self.shape)
         if which == "channel":
             return numbered(self.shape, [channels], 1, self.device)
-        axes = [axis for axis in every if axis != channels or self.is_picture]
-        return numbered(
-            self.shape, axes if self.along is None else [0, self.along], self.number * STRETCH, self.device
-        )
+        axes = [axis for axis in range(len(self.shape)) if axis != channels or self.is_picture]
+        axes = axes if self.along is None else [0, self.along]
+        return numbered(self.shape, axes, self.number * STRETCH, self.device)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ attends, the module around them ends, or queries repeat.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -67,7 +68,7 @@ class SplitCalls(Tracker):
 
     def take(self, taken: Taken) -> bool:
         """Whether a call is part of one attention, or has unusual axes, and is held."""
-        piece = self._survey(taken)
+        piece = None if taken.origin is None else self._survey(taken)
         if not isinstance(piece, Piece):
             self.flush()
             return taken.origin is not None and self._is_named(taken, taken.origin, piece)
@@ -81,14 +82,12 @@ class SplitCalls(Tracker):
 
     def _survey(self, taken: Taken) -> Piece | str | None:
         capture = taken.capture
-        if taken.origin is None or len(capture.queries) * capture.batch * capture.heads > MOST:
-            if taken.origin is not None:
-                self.recorder.record.note_change(LARGE)
+        if len(capture.queries) * capture.batch * capture.heads > MOST:
+            self.recorder.record.note_change(LARGE)
             return None
-        try:
+        with suppress(*UNMOVABLE):
             return survey(taken)
-        except UNMOVABLE:
-            return None
+        return None
 
     def _is_named(self, taken: Taken, origin: QueryKeyOrigin, reason: str | None) -> bool:
         """Name a call that is not over tokens, or would have wrong axes; returns whether it was one."""

@@ -75,12 +75,6 @@ def test_a_second_look_has_the_title_of_the_first_with_what_was_found(run, looks
         assert "own · weighed by norm-residual, no norm follows" in " ".join(ran.out.split())
 
 
-def test_a_table_of_the_second_look_is_that_of_the_first_byte_for_byte(run, looks, folder):
-    given = ["stats", TEXT, "-m", folder, "--csv"]
-    first, second, fresh = run(*given), run(*given), run(*given, "--no-cache")
-    assert first.out == second.out == fresh.out
-
-
 def answers(ran) -> dict:
     """The JSON of an answer, but for what says where it came from and when it was made."""
     assert ran.code == 0, ran.err
@@ -153,14 +147,6 @@ def test_a_long_text_whose_pass_is_large_is_not_kept(run, monkeypatch, looks, lo
     assert not looks.exists()
 
 
-def test_another_weighing_runs_again_and_stands_in_the_title(run, looks, folder):
-    assert not came_from_there(run("show", TEXT, "-m", folder))
-    assert not came_from_there(run("show", TEXT, "-m", folder, "--weigh", "norm"))
-    again = run("show", TEXT, "-m", folder, "--weigh", "norm")
-    assert came_from_there(again)
-    assert "weighed by norm" in " ".join(again.out.split())
-
-
 def test_an_export_of_the_second_look_is_that_of_the_first(run, monkeypatch, looks, folder, tmp_path):
     live = run("export", TEXT, "-m", folder, "-o", tmp_path / "one", "--format", "svg")
     run("show", TEXT, "-m", folder)
@@ -171,14 +157,6 @@ def test_an_export_of_the_second_look_is_that_of_the_first(run, monkeypatch, loo
         other = tmp_path / "two" / file.relative_to(tmp_path / "one")
         assert other.exists()
         assert "cached " not in other.read_text()
-
-
-def test_what_a_model_writes_is_kept_with_it(run, looks):
-    given = ["show", "The cat", "-m", "own-causal", "--generate", "4", "--head", "L0H0"]
-    first, second = run(*given), run(*given)
-    assert came_from_there(second)
-    assert "│" in second.out
-    assert first.out.splitlines()[0] == second.out.splitlines()[0]
 
 
 def test_a_picture_does_not_say_when_the_pass_ran(run, looks, folder, tmp_path):
@@ -367,14 +345,6 @@ def test_the_same_model_elsewhere_has_another_key(source, folder, tmp_path):
     other = shutil.copytree(folder, tmp_path / "elsewhere")
     elsewhere = replace(source, model=replace(source.model, model=str(other)))
     assert elsewhere.key not in (source.key, None)
-
-
-def test_a_changed_file_runs_the_model_again(run, looks, folder):
-    run("show", TEXT, "-m", folder)
-    weights = folder / "model.safetensors"
-    change_byte(weights)
-    assert not came_from_there(run("show", TEXT, "-m", folder))
-    assert came_from_there(run("show", TEXT, "-m", folder))
 
 
 # what is never kept

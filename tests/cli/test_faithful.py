@@ -26,6 +26,8 @@ def test_stats_lists_heads_and_what_they_are_weighed_by(run):
     seen = json.loads(run("stats", TEXT, *OWN, "--faithful", "--weigh", "norm", "--layer", "1", "--json").out)
     assert {each["name"] for each in seen["ranked"]} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
     assert seen["weigh"] == "norm"
+    areas = [each["deletion_area"] for each in seen["ranked"]]
+    assert areas == sorted(areas)
     printed = run("stats", TEXT, *OWN, "--faithful", "--top", "2", "--target", "mat").out
     assert "and 11 more" in printed
     assert "'mat'" in printed.splitlines()[1]

@@ -47,50 +47,34 @@ def test_one_line_can_be_picked_and_a_tab_in_it_parts_a_pair(written):
     assert read(None, None, path, 2) == ("left", "right")
 
 
-@pytest.mark.parametrize("line", [0, 3, -1])
-def test_a_line_that_does_not_exist_is_met_with_those_that_do(written, line):
-    with pytest.raises(InputError, match="the input has lines 1 to 2"):
-        read(None, None, written(b"a\nb\n"), line)
+LATIN = "cafe\u00e9".encode("latin-1")
+UNREAD = [  # a text, a second one, what is in a file, a line of it, and what is said
+    ("  ", None, None, None, "the text is empty: give at least one word"),
+    ("one", "", None, None, "the second text is empty"),
+    ("caf\udce9", None, None, None, "the text is not UTF-8"),
+    (None, None, None, None, "give a text, --file FILE, or -"),
+    ("text", None, b"text", None, "not both"),
+    (None, None, b"", None, r"the text is empty: .*text\.txt: give at least one word"),
+    (None, None, b" \n\t\n", None, r"the text is empty: .*text\.txt: give at least one word"),
+    (None, None, LATIN, None, "is not UTF-8 text: byte 4 is 0xe9"),
+    *((None, None, b"a\nb\n", line, "the input has lines 1 to 2") for line in (0, 3, -1)),
+]
 
 
-@pytest.mark.parametrize("content", [b"", b" \n\t\n"])
-def test_an_empty_file_is_named(written, content):
-    with pytest.raises(InputError, match=r"the text is empty: .*text\.txt: give at least one word"):
-        read(None, None, written(content), None)
+@pytest.mark.parametrize(("text", "second", "content", "line", "sentence"), UNREAD)
+def test_what_cannot_be_read_is_said(written, text, second, content, line, sentence):
+    file = None if content is None else written(content)
+    with pytest.raises((InputError, click.BadParameter), match=sentence):
+        read(text, second, file, line)
 
 
-def test_an_empty_argument_is_refused():
-    with pytest.raises(InputError, match="the text is empty: give at least one word"):
-        read("  ", None, None, None)
-    with pytest.raises(InputError, match="the second text is empty"):
-        read("one", "", None, None)
-
-
-def test_a_file_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"no such file: .*nothing\.txt"):
-        read(None, None, tmp_path / "nothing.txt", None)
-
-
-def test_a_folder_is_no_text(tmp_path):
-    with pytest.raises(InputError, match="is a folder: give a text file"):
-        read(None, None, tmp_path, None)
-
-
-def test_bytes_that_are_not_utf8_are_pointed_at(written):
-    with pytest.raises(InputError, match="is not UTF-8 text: byte 4 is 0xe9"):
-        read(None, None, written("caf\u00e9".encode("latin-1").replace(b"caf", b"cafe")), None)
-
-
-def test_an_argument_of_stray_bytes_is_refused_before_a_tokenizer_sees_it():
-    with pytest.raises(InputError, match="the text is not UTF-8"):
-        read("caf\udce9", None, None, None)
-
-
-def test_a_text_and_a_file_at_once_is_wrong_usage(written):
-    with pytest.raises(click.BadParameter, match="not both"):
-        read("text", None, written(b"text"), None)
-    with pytest.raises(click.BadParameter, match="give a text, --file FILE, or -"):
-        read(None, None, None, None)
+def test_what_is_no_file_is_named(tmp_path):
+    for file, sentence in (
+        (tmp_path / "nothing.txt", r"no such file: .*nothing\.txt"),
+        (tmp_path, "is a folder"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            read(None, None, file, None)
 
 
 def test_a_closed_standard_input_is_a_sentence(monkeypatch):

@@ -13,12 +13,10 @@ from attnscope.models import load
 from attnscope.models.module import ModuleModel
 from attnscope.questions.faithful import (
     compare_methods,
-    compare_weighed_heads,
     measure_orders,
     open_deletion,
     rows_of_prediction,
 )
-from attnscope.questions.selection import Selection
 from tests.models.folders import gpt2, minilm, save, t5
 from tests.models.images import VIT, WHOLE, picture, save_images
 
@@ -175,15 +173,6 @@ def test_rows_of_a_classifier_are_those_that_its_head_reads(tmp_path):
     counts = rows_of_prediction(model, prepared, None, None)
     assert counts[0] == 1
     assert not counts[1:].any()
-
-
-def test_heads_are_ranked_too_and_the_head_that_is_named_alone():
-    model = load("own-causal")
-    prepared = model.prepare("The cat sat on the mat because the")
-    seen = compare_weighed_heads(model, prepared, "norm", None, Selection(layers=(1,)))
-    assert {each.name for each in seen.ranked} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
-    areas = [each.deletion_area for each in seen.ranked]
-    assert areas == sorted(areas)
 
 
 def test_a_model_that_reads_two_texts_is_refused(tmp_path):

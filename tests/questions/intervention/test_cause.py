@@ -17,7 +17,7 @@ from attnscope.questions.circuit import find_circuit
 from attnscope.questions.find import parse_questions
 from attnscope.questions.patching import Receiver, TextPair, patch
 from attnscope.questions.selection import Selection
-from tests.models.folders import mamba, t5
+from tests.models.folders import mamba
 from tests.questions.intervention import shapes
 from tests.questions.intervention.shapes import Hooked, close, sent
 from tests.questions.planted import WORDS, Planted, wrap_planted
@@ -251,11 +251,3 @@ def test_a_model_without_heads_has_no_edges(tmp_path):
     other = load(mamba(tmp_path / "mamba"), predicting=True)
     with pytest.raises(ModelError, match="no attention"):
         cut(other, other.prepare("The cat sat"), parse_questions("sat -> cat"))
-
-
-def test_an_encoder_decoder_is_cut_in_its_cross_attention(tmp_path):
-    model = load(t5(tmp_path / "t5"), predicting=True)
-    prepared = model.prepare("the cat sat on the mat", "the cat sat")
-    result = cut(model, prepared, parse_questions("sat -> cat"))
-    assert {each.head.kind for each in result.heads} == {"encoder", "decoder", "cross"}
-    assert any(each.effect for each in result.heads if each.head.kind == "cross")

@@ -4,14 +4,11 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-import torch
 
-from attnscope.capture import Keep, recording
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.find import find_heads, parse_questions
-from attnscope.questions.selection import Selection
 from tests.models import folders
 from tests.questions.gold.plain import weights_of
 
@@ -67,15 +64,6 @@ def test_where_each_row_of_a_long_text_is_asked_about_one_key_the_fused_pass_ans
         assert each.rows == len(rows)
 
 
-def test_the_trained_heads_that_look_one_token_back_are_found():
-    model = load("own")
-    prepared = model.prepare("The cat sat on the mat because it was tired.")
-    (answer,) = find_heads(model, prepared, parse_questions("* -> -1")).answers
-    assert [looking.head.name for looking in answer.heads[:2]] == ["L2H1", "L1H3"]
-    assert all(looking.weight > 0.9 and looking.rank == 1 for looking in answer.heads[:2])
-    assert answer.notes == ("1 of 13 rows cannot look there and are left out",)
-
-
 def test_a_phrase_is_all_its_words(model):
     prepared = model.prepare(TEXT)
     at = [
@@ -93,25 +81,6 @@ def test_a_phrase_is_all_its_words(model):
     assert len(numbers) >= 3
     for looking in phrase.heads:
         assert looking.weight == pytest.approx(sums[looking.head], abs=1e-6)
-
-
-def test_cross_attention_is_asked_from_the_decoder_to_the_encoder(tmp_path):
-    model = load(folders.t5(tmp_path))
-    prepared = model.prepare("The cat sat on the mat.", "A small tokenizer.")
-    keep = Keep(lambda site: range(4))
-    with torch.inference_mode(), recording(model.module, [keep]):
-        model.module(**prepared.inputs)
-    answer = find_heads(model, prepared, parse_questions("small -> mat"), Selection(kind="cross")).answers[0]
-    queries, keys = prepared.axes["cross"]
-    rows = [i for i, token in enumerate(queries) if token.word == 1]
-    columns = [i for i, token in enumerate(keys) if token.word == 5]
-    crossed = [kept for kept in keep.maps if kept.site.kind == "cross"]
-    assert rows
-    assert columns
-    assert len(answer.heads) == 8
-    for looking in answer.heads:
-        weights = crossed[looking.head.layer].weights[0, looking.head.head]
-        assert looking.weight == pytest.approx(float(weights[rows][:, columns].sum(1).mean()), abs=1e-6)
 
 
 def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():

@@ -178,21 +178,6 @@ def test_random_questions_have_the_answers_of_brute_force(name, tmp_path):
     assert answered > 50
 
 
-def test_a_piece_is_not_its_whole_word():
-    """Of a word in pieces, the first one alone gets what it gets."""
-    model, prepared, own = made("bert")
-    (first, whole) = find_heads(
-        model, prepared, parse_questions("cat#1 -> 2") + parse_questions("cat#1 -> untired")
-    ).answers
-    weights = own["self"]
-    for looking in first.heads:
-        row = weights[looking.head.layer][0, looking.head.head, 4]
-        assert looking.weight == pytest.approx(float(row[2]), abs=NEAR)
-    for looking in whole.heads:
-        row = weights[looking.head.layer][0, looking.head.head, 4]
-        assert looking.weight == pytest.approx(float(row[2] + row[3]), abs=NEAR)
-
-
 def test_parts_are_looked_for_once_for_all_layers(monkeypatch):
     asked = []
     tokens = TextPart.tokens

@@ -215,7 +215,7 @@ def _explain_usage(error: click.ClickException) -> str:
         near = " or ".join(sorted(error.possibilities or ()))
         more = f"did you mean {near}?" if near else "--help-all lists every one"
         sentence = f"no option {error.option_name}: {more}"
-    if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence):
+    if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence, re.DOTALL):
         sentence = f"{extra[1]!r} is one argument too many: quote a text of several words"
     return sentence
 

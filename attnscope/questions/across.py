@@ -48,11 +48,17 @@ def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pai
     return pairs
 
 
-def paired_rows(pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
-    """The rows and keys that have a partner, on one side (0 or 1); many rows are sampled evenly."""
+def paired_rows(text: ModelInput, pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
+    """The rows and keys of a text that have a partner, which is side 0 or 1; many rows are sampled evenly."""
 
     def choose(attention: Attention) -> Rows:
         queries, keys = ([pair[side] for pair in axis] for axis in pairs(attention.site.kind))
+        has, sees = text.axes[attention.site.kind], (attention.queries, attention.keys)
+        if [len(axis) for axis in has] != [len(axis) for axis in sees]:
+            raise SelectionError(
+                f"layer {attention.site.layer} sees {len(sees[0])} × {len(sees[1])} tokens of "
+                f"{len(has[0])} × {len(has[1])}, which cannot be aligned: choose others with --layer"
+            )
         across = np.zeros((len(keys), len(attention.keys)), np.float32)
         for row, tokens in enumerate(keys):
             across[row, list(tokens)] = 1
@@ -187,9 +193,9 @@ def compare_texts(
     pairs = pairing(prepared, other, by_place(selection))
     results, chosen = [], []
     for side, text in enumerate((prepared, other)):
-        whole = Sample(paired_rows(pairs, side, LARGEST * LARGEST))
+        whole = Sample(paired_rows(text, pairs, side, LARGEST * LARGEST))
         beside = [SharedRows([whole], selection.heads)] if selection.head is not None else []
-        results.append(head_rows(model, text, every, paired_rows(pairs, side), beside=beside))
+        results.append(head_rows(model, text, every, paired_rows(text, pairs, side), beside=beside))
         chosen += [
             kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == results[0].kind
         ]
@@ -387,8 +393,8 @@ def _one_text(
         of, tokens = one.of, True
     else:
         pairs = pairing(mine, theirs, by_word)
-        one = head_rows(model, mine, selection, paired_rows(pairs, 0))
-        two = head_rows(other, theirs, selection, paired_rows(pairs, 1))
+        one = head_rows(model, mine, selection, paired_rows(mine, pairs, 0))
+        two = head_rows(other, theirs, selection, paired_rows(theirs, pairs, 1))
         of, tokens = len(pairs(kind)[0]), False
     notes = (*mine.notes, *theirs.notes, *one.notes, *two.notes)
     spread = comparison.measure_distances(one.rows, two.rows)

@@ -29,6 +29,16 @@ def whole(own):
     return compare_all_heads(own, own.prepare(TEXT))
 
 
+def test_a_layer_that_sees_other_tokens_than_the_texts_cannot_be_aligned(run, tmp_path):
+    even = {f"encoder.0{layer}": np.full((2, n, n), 1 / n, np.float32) for layer, n in enumerate((6, 3))}
+    np.savez(tmp_path / "pooled.npz", **even)
+    both = [str(tmp_path / "pooled.npz"), "--with-trace", str(tmp_path / "pooled.npz")]
+    refused = run("compare", "--from", *both)
+    assert (refused.code, refused.out) == (2, "")
+    assert "layer 1 sees 3 × 3 tokens of 6 × 6, which cannot be aligned: choose others" in refused.err
+    assert run("compare", "--from", *both, "--layer", "0").code == 0
+
+
 def numbers(run, *arguments):
     ran = run("compare", *arguments, "--json")
     assert (ran.code, ran.err) == (0, "")

@@ -27,6 +27,10 @@ def failing(monkeypatch, capsys, error):
     return ended.value.code, capsys.readouterr().err
 
 
+def test_a_text_of_several_lines_that_is_not_quoted_is_one_argument_too_many(run):
+    assert "'two\\nlines' is one argument too many" in run("show", "a", "b", "two\nlines").err
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [

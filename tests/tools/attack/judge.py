@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import unicodedata
@@ -57,7 +58,7 @@ def _run(kind: str, number: int, bases: Path, place: Path) -> None:
         work = place / "work"
         work.mkdir()
         os.chdir(work)
-        os.environ["TMPDIR"] = str(place)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(place)
         case = KINDS[kind][0](Random(f"{kind} {number}"), bases)
         (place / "case").write_text(repr(case), "utf-8", "backslashreplace")
         for stream, name in ((1, "stdout"), (2, "stderr")):

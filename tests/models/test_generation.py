@@ -64,9 +64,7 @@ def maps(model, prepared):
 
 def eager(folder, factory, **inputs):
     """What the model itself reports of one uncached eager pass."""
-    model = factory.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        return model(**inputs, use_cache=False, output_attentions=True)
+    return folders.eager(folder, factory, **inputs, use_cache=False)
 
 
 @pytest.mark.parametrize("name", DECODERS)

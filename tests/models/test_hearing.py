@@ -13,8 +13,9 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.sounds import find_frames
 from attnscope.storage.sound import Sound
+from tests.capture.tiny import own_attentions
 from tests.models import speech
-from tests.models.folders import maps
+from tests.models.folders import eager, maps
 from tests.tools import sound_folders
 
 
@@ -48,14 +49,8 @@ def test_what_hears_and_writes_is_seen_whole(tmp_path, tone, name, frames, secon
     heard = prepared.axes["cross"][1]
     assert all(kept.keys == heard for kept in found if kept.site.kind == "cross")
     assert heard == prepared.tokens or heard[1].text == "0.16 s"  # eight neighbours are joined
-    theirs = type(model.module).from_pretrained(tmp_path, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        output = theirs(**prepared.inputs, output_attentions=True, use_cache=False)
-    expected = {
-        "encoder": output.encoder_attentions,
-        "decoder": output.decoder_attentions,
-        "cross": output.cross_attentions,
-    }
+    output = eager(tmp_path, type(model.module), **prepared.inputs, use_cache=False)
+    expected = own_attentions(output)
     compared = 0
     for kept in found:
         layers = expected[kept.site.kind]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from PIL import Image
 
@@ -11,6 +10,7 @@ from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
+from tests.models.folders import eager
 from tests.models.images import save_noise
 from tests.models.vision_recipes import make_folder
 
@@ -58,9 +58,8 @@ def test_its_tokens_have_places_and_its_weights_are_those_of_the_eager_model(nam
     prepared = model.prepare_image(picture, TEXT)
     assert names_of(prepared)[-6:] == TEXT.split()
     assert "image 1 · 0,1" in names_of(prepared)
-    whole = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
-    with torch.inference_mode():
-        weights = whole.eval()(**prepared.inputs, output_attentions=True).attentions[0][0, 1]
+    whole = eager(folder, transformers.AutoModelForImageTextToText, **prepared.inputs)
+    weights = whole.attentions[0][0, 1]
     seen = one_head(model, prepared, Selection(Head(0, 1), kind="decoder"))
     np.testing.assert_allclose(seen.heatmap.values, weights.numpy(), atol=1e-5)
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from attnscope.attention import Head
@@ -10,6 +9,7 @@ from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
+from tests.models.folders import eager
 from tests.models.vision_recipes import make_folder, vision_encoder_decoder
 
 TEXT = "what is on the mat"
@@ -27,9 +27,7 @@ def test_what_a_decoder_writes_of_a_picture_looks_at_its_patches(tmp_path, pictu
     queries, keys = prepared.axes["cross"]
     assert names(queries) == ["<s>", "what", "is", "on", "the"]  # what it read when it wrote the text
     assert names(keys) == ["[CLS]", *PATCHES]
-    whole = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
-    with torch.inference_mode():
-        output = whole.eval()(**prepared.inputs, output_attentions=True)
+    output = eager(folder, transformers.AutoModelForImageTextToText, **prepared.inputs)
     for kind, weights in (
         ("cross", output.cross_attentions),
         ("encoder", output.encoder_attentions),

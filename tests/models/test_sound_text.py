@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-import transformers
 
 from attnscope.errors import InputError
 from attnscope.models import load
@@ -87,9 +86,7 @@ def test_weights_are_the_eager_ones(folder_of, tone, maker):
     model = load(folder_of(maker))
     hearing.require_weights(model)
     prepared = model.prepare_audio(tone, "the cat")
-    theirs = transformers.AutoModel.from_pretrained(folder_of(maker), attn_implementation="eager").eval()
-    with torch.inference_mode():
-        expected = theirs(**prepared.inputs, output_attentions=True, use_cache=False).attentions
+    expected = folders.eager(folder_of(maker), **prepared.inputs, use_cache=False).attentions
     kept_maps = [kept for kept in folders.maps(model, prepared) if kept.site.kind == "decoder"]
     assert len(kept_maps) == len(expected) == 2
     for kept, weights in zip(kept_maps, expected, strict=True):
@@ -105,11 +102,7 @@ def test_a_processor_that_reads_sounds_in_chats_alone_is_done_without(folder_of,
     assert list(named.values()) == [round(0.08 * number, 2) for number in range(50)]  # four seconds, padded
     assert [prepared.tokens[position].special for position in named] == [number >= 25 for number in range(50)]
     assert any("50 tokens stand for it" in note for note in prepared.notes)
-    theirs = transformers.AutoModel.from_pretrained(
-        folder_of(hearing.voxtral), attn_implementation="eager"
-    ).eval()
-    with torch.inference_mode():
-        expected = theirs(**prepared.inputs, output_attentions=True, use_cache=False).attentions
+    expected = folders.eager(folder_of(hearing.voxtral), **prepared.inputs, use_cache=False).attentions
     kept_maps = [kept for kept in folders.maps(model, prepared) if kept.site.kind == "decoder"]
     for kept, weights in zip(kept_maps, expected, strict=True):
         torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)

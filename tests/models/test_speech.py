@@ -17,6 +17,7 @@ from attnscope.models import load
 from attnscope.models.inputs import SoundPart
 from attnscope.storage import sound as reading
 from attnscope.storage.sound import Sound, read_sound
+from tests.capture.tiny import own_attentions
 from tests.models import folders, hostile, speech
 from tests.models.folders import made_once, maps
 
@@ -49,9 +50,7 @@ def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, tone, name)
     values = transformers.AutoFeatureExtractor.from_pretrained(folder)(
         samples, sampling_rate=rate, return_tensors="pt"
     )
-    theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        expected = theirs(values["input_values"], output_attentions=True).attentions
+    expected = folders.eager(folder, input_values=values["input_values"]).attentions
     found = maps(model, prepared)
     assert len(found) == len(expected) == speech.LAYERS
     for kept, weights in zip(found, expected, strict=True):
@@ -86,17 +85,9 @@ def test_whisper_hears_the_sound_and_reads_what_is_said(folder_of, tone):
     features = transformers.AutoFeatureExtractor.from_pretrained(folder)(
         samples, sampling_rate=rate, return_tensors="pt"
     )
-    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(
-        folder, attn_implementation="eager"
-    ).eval()
     ids = torch.tensor([[token.id for token in said]])
-    with torch.inference_mode():
-        expected = theirs(**features, decoder_input_ids=ids, output_attentions=True)
-    expected = {
-        "encoder": expected.encoder_attentions,
-        "decoder": expected.decoder_attentions,
-        "cross": expected.cross_attentions,
-    }
+    kind = transformers.WhisperForConditionalGeneration
+    expected = own_attentions(folders.eager(folder, kind, **features, decoder_input_ids=ids))
     found = maps(model, prepared)
     assert len(found) == 3 * speech.LAYERS
     for kept in found:

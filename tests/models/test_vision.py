@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.images import _patch_grid, open_image
 from tests.models import folders, hostile, images
-from tests.models.folders import made_once, maps
+from tests.models.folders import eager, made_once, maps
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,6 @@ def folder_of(tmp_path_factory):
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory):
     return images.picture(tmp_path_factory.mktemp("images") / "corner.png")
-
-
-def eager(folder, **inputs):
-    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        return model(**inputs, output_attentions=True)
 
 
 BEFORE = {

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from attnscope.attention import Head
 from attnscope.models import load
@@ -12,6 +11,7 @@ from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.questions.token import one_token
+from tests.models.folders import eager
 from tests.models.test_generation import DECODERS, writer_folder
 
 TEXT = "The cat sat on the mat"
@@ -23,9 +23,7 @@ def seen(tmp_path_factory):
     folder = writer_folder(tmp_path_factory.mktemp("gemma3"), DECODERS["gemma3"]())
     model = load(folder, generative=True)
     text = model.generate(model.prepare(TEXT), 9)
-    plain = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        out = plain(input_ids=text.inputs["input_ids"], use_cache=False, output_attentions=True)
+    out = eager(folder, input_ids=text.inputs["input_ids"], use_cache=False)
     return model, text, torch.cat(out.attentions).numpy()
 
 

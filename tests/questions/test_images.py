@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
@@ -17,6 +16,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.questions.token import hold_mass, one_token, see_token
 from tests.models import images
+from tests.models.folders import eager
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,7 @@ def seen(tmp_path_factory, picture):
     folder = images.vision(tmp_path_factory.mktemp("registers"), "dinov2-with-registers")
     model = load(folder)
     prepared = model.prepare_image(picture)
-    eager = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        weights = torch.cat(eager(**prepared.inputs, output_attentions=True).attentions).numpy()
-    return model, prepared, weights
+    return model, prepared, torch.cat(eager(folder, **prepared.inputs).attentions).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +38,7 @@ def windows(tmp_path_factory, picture):
     folder = images.vision(tmp_path_factory.mktemp("swin"), "swin")
     model = load(folder)
     prepared = model.prepare_image(picture)
-    eager = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        weights = eager(**prepared.inputs, output_attentions=True).attentions
-    return model, prepared, [each.numpy() for each in weights]
+    return model, prepared, [each.numpy() for each in eager(folder, **prepared.inputs).attentions]
 
 
 def test_a_patch_is_drawn_over_the_picture_both_ways(seen):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from attnscope.axes import group_places, places
 from attnscope.models import load
@@ -12,7 +11,7 @@ from attnscope.models.kept import WeightsFile
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.models.folders import gpt2
+from tests.models.folders import eager, gpt2
 
 TOKENS = 700
 WORDS = "The cat sat on the mat because it was tired, and words look back at words. " * 90
@@ -36,10 +35,8 @@ def prepared(model):
 @pytest.fixture(scope="module")
 def whole(folder, prepared):
     """The model's own eager attention.  [layer, head, query, key]"""
-    eager = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     ids = torch.tensor([[token.id for token in prepared.tokens]])
-    with torch.inference_mode():
-        return torch.cat(eager(input_ids=ids, output_attentions=True).attentions).numpy()
+    return torch.cat(eager(folder, input_ids=ids).attentions).numpy()
 
 
 def cells(whole, reduce):

@@ -7,7 +7,6 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
@@ -15,6 +14,7 @@ from attnscope.models import Model, ModelInput, load
 from attnscope.questions.find import find_heads, parse_questions
 from attnscope.questions.parts import TextPart
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
+from tests.models.folders import eager
 from tests.models.images import picture, vision
 
 IMAGES = ("deit", "beit", "dinov2", "dinov2-with-registers", "dinov3", "clip-vision", "siglip-vision")
@@ -64,9 +64,7 @@ def made_of_images(name, folder):
     """A random model of images, a picture as it reads it, and the model's own eager attention."""
     model = load(vision(folder / name, name))
     prepared = model.prepare_image(picture(folder / "picture.png"))
-    eager = transformers.AutoModel.from_pretrained(folder / name, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        return model, prepared, {"self": list(eager(**prepared.inputs, output_attentions=True).attentions)}
+    return model, prepared, {"self": list(eager(folder / name, **prepared.inputs).attentions)}
 
 
 def groups_of(tokens):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.run import Loader
-from tests.models.folders import gpt2, mamba, t5
+from tests.models.folders import gpt2, t5
 
 LOADER = Loader()
 
@@ -23,8 +23,3 @@ def causal_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def pair_folder(tmp_path_factory):
     return t5(tmp_path_factory.mktemp("t5"))
-
-
-@pytest.fixture(scope="session")
-def mamba_folder(tmp_path_factory):
-    return mamba(tmp_path_factory.mktemp("mamba"))

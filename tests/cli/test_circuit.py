@@ -9,7 +9,6 @@ from attnscope.render.page.graph import graph_page
 from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
 
 SAMPLE = Path(__file__).parents[2] / "sample_inputs" / "repeats.tsv"
-PAIRS = SAMPLE.read_text("utf-8")
 
 
 def test_the_induction_circuit_of_the_bundled_model_is_listed_drawn_and_saved(run, tmp_path):

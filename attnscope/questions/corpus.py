@@ -306,7 +306,9 @@ class CorpusWork(ABC, Generic[Item]):
         left = jobs[begun.batches :]
         mine = left[processes.number :: processes.count]
         round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        with closing(in_order(lambda job: self.share(*job), mine, workers(self.model))) as results:
+        whole = all(batch.tokens <= BATCH_TOKENS for batch in made)  # a longer text is work for all threads
+        count = workers(self.model, len(mine)) if whole else 1
+        with closing(in_order(lambda job: self.share(*job), mine, count)) as results:
             for start in range(0, len(left), round_):
                 shares = []
                 for number, (batch, _) in enumerate(left[start : start + round_]):

@@ -98,17 +98,28 @@ def _lost() -> Iterator[None]:
         raise ModelError("another process of this job failed: see its message") from error
 
 
-def workers(model: Any) -> int:
+LARGE_MODEL = 1 << 28
+"""Weights from which on a model's products give all of torch's threads enough to do."""
+
+FEW = 4
+"""Batches for each process from which on none waits long for another."""
+
+
+def workers(model: Any, batches: int) -> int:
     """How many processes may put batches through a model at a time: one for each of torch's threads.
 
-    Small batches give torch's threads little to do, and threads of Python wait for each other. The model is
-    on the CPU, and nothing but attnscope sees its passes; elsewhere than on Linux, forking is not safe.
+    The batches of a small model give torch's threads little to do, and threads of Python wait for each
+    other. The model is on the CPU, and nothing but attnscope sees its passes; elsewhere than on Linux,
+    forking is not safe.
     """
     import torch
 
+    count = torch.get_num_threads()
     daemon = multiprocessing.current_process().daemon  # it may have no children
-    alone = sys.platform != "linux" or daemon
-    return 1 if alone or not model.forkable or model.device.type != "cpu" else torch.get_num_threads()
+    if sys.platform != "linux" or daemon or not model.forkable or model.device.type != "cpu":
+        return 1
+    large = sum(weights.numel() for weights in model.module.parameters()) >= LARGE_MODEL
+    return 1 if large or batches < FEW * count else count
 
 
 def in_order(

@@ -10,12 +10,13 @@ import torch
 from attnscope.errors import InputError, ModelError
 from attnscope.limits import memory_shared
 from attnscope.models import load
+from attnscope.questions import corpus
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.processes import in_order, workers
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import minilm
 
-TEXTS = [" ".join(["a cat saw the dog"] * (1 + number % 5)) + f" {number}" for number in range(40)]
+TEXTS = ["a cat saw the dog " * (1 + number // 2) for number in range(20)]
 
 
 @pytest.fixture
@@ -28,13 +29,14 @@ def two_threads():
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("name", ["own", minilm()], ids=["the bundled encoder", "MiniLM"])
-def test_two_processes_give_bit_identical_figures(name):
-    model = load(name)
+def test_two_processes_give_bit_identical_figures(name, monkeypatch):
+    model, counts = load(name), []
+    monkeypatch.setattr(corpus, "in_order", lambda *given: counts.append(given[2]) or in_order(*given))
     together = corpus_stats(model, ListedTexts(TEXTS))
-    assert workers(model) == torch.get_num_threads() == 2
     torch.set_num_threads(1)
     alone = corpus_stats(model, ListedTexts(TEXTS))
     assert (alone.heads, alone.title, alone.ran) == (together.heads, together.title, together.ran)
+    assert counts == [2, 1]
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -99,7 +101,20 @@ def test_processes_share_the_memory_that_the_limit_leaves():
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_model_whose_passes_others_see_is_run_in_one_process(monkeypatch):
+def test_only_many_batches_of_a_small_model_whose_passes_nobody_else_sees_are_shared(monkeypatch):
     model = load("own")
+    assert (workers(model, 8), workers(model, 7)) == (2, 1)
+    monkeypatch.setattr("attnscope.questions.processes.LARGE_MODEL", 1000)
+    assert workers(model, 8) == 1
+    monkeypatch.undo()
     monkeypatch.setattr(model, "forkable", False)
-    assert workers(model) == 1
+    assert workers(model, 8) == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_text_that_is_longer_than_a_batch_has_all_threads(monkeypatch):
+    model, counts = load("own"), []
+    monkeypatch.setattr(corpus, "in_order", lambda *given: counts.append(given[2]) or in_order(*given))
+    monkeypatch.setattr(corpus, "BATCH_TOKENS", 40)
+    corpus_stats(model, ListedTexts(TEXTS))
+    assert counts == [1]

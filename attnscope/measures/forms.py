@@ -228,10 +228,12 @@ class AtKey(Form):
     needs = ("positions",)
     rows = "rows whose key exists"
 
-    def of_block(self, block: Block) -> PerRow | KeySum:
+    def of_block(self, block: Block) -> PerRow:
         """Measure the rows of a block."""
-        there = block.gaps == (self.function(block.positions) - block.positions)[:, None]  # [row, key]
-        return KeySum(there[None], there.any(-1).expand(block.open_keys.shape))
+        size, key = block.rows.shape[-1], self.function(block.positions)  # [row]
+        there = (key >= 0) & (key < size)
+        place = key.clamp(0, size - 1)[:, None].expand(*block.rows.shape[:-1], 1)
+        return PerRow(block.rows.gather(-1, place)[..., 0], there.expand(block.open_keys.shape))
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
         """Ask for the weight on that key."""
@@ -281,9 +283,8 @@ class IsPeak(AtKey):
 
     def of_block(self, block: Block) -> PerRow:
         """Measure the rows of a block."""
-        there, counts = super().of_block(block)
-        weight = (block.rows * there[:, None]).sum(-1)
-        return PerRow(_is_peak(weight, block.largest).to(weight.dtype), counts)
+        at = super().of_block(block)
+        return at._replace(value=_is_peak(at.value, block.largest).to(at.value.dtype))
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""

@@ -20,20 +20,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-PICTURED = 1 << 20
-"""The first id of tokens that stand for a part of a picture; above any vocabulary's size."""
-
-SEPARATOR = PICTURED // 2
-"""The first id of separator tokens of a picture."""
-
-HEARD = PICTURED << 1
-"""The first id of tokens that stand for a moment of a sound."""
-
-GROUPED = " · "
-"""Separates the group of a position, a camera or a column from its own label."""
-
-READ = " s · "
-"""Separates the time of a moment from its text, as in ``0.42 s · h``."""
+PICTURED = 1 << 20  # the first id of tokens that stand for a part of a picture; above any vocabulary's size
+SEPARATOR = PICTURED // 2  # the first id of separator tokens of a picture
+HEARD = PICTURED << 1  # the first id of tokens that stand for a moment of a sound
+GROUPED = " · "  # separates the group of a position, a camera or a column from its own label
+READ = " s · "  # separates the time of a moment from its text, as in ``0.42 s · h``
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,7 @@ def after(one: T, options: Sequence[T]) -> T:
     return options[(options.index(one) + 1) % len(options)] if one in options else options[0]
 
 
-BESIDE = 110
-"""From this many columns on, a pinned token's lists stand beside the map instead of below it."""
+BESIDE = 110  # from this many columns on, a pinned token's lists stand beside the map instead of below it
 
 
 class Browser(App[None]):

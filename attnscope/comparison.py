@@ -26,14 +26,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LARGEST = math.log(2)
-"""The divergence of two rows that share no key."""
+LARGEST = math.log(2)  # the divergence of two rows that share no key
 
 BLOCK = 1 << 18
 """Weights compared with one head at a time: they and their logarithms stay in the processor's cache."""
 
-TINY = 1e-30
-"""Stands for zero: its ``p log p`` is below float32's resolution."""
+TINY = 1e-30  # stands for zero: its ``p log p`` is below float32's resolution
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,8 +206,7 @@ def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> f
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-CUT = 0.75
-"""Heads form a group if their average distance is below this share of the median of all pairs."""
+CUT = 0.75  # heads form a group if their average distance is below this share of the median of all pairs
 
 ORDERED = 600
 """With at most this many heads, the tree's neighbours are ordered optimally: time grows with the square."""

@@ -38,8 +38,7 @@ class Figure:
         return self.value - self.baseline
 
 
-WEAK = "weak "
-"""The prefix of a role that passes no threshold but stands out among the model's heads."""
+WEAK = "weak "  # the prefix of a role that passes no threshold but stands out among the model's heads
 
 
 @record("the strongest pattern of a head", slots=True)

@@ -28,32 +28,18 @@ LARGEST_VOCABULARY = 128 << 20
 HASHED_BYTES = 16 << 20
 """Bytes of a model's files, smallest first, that are hashed to identify it: some 20 ms."""
 
-MOST_MODEL_FILES = 2000
-"""Most files of a folder that are hashed; no model has as many."""
-
-MEASURED_WEIGHTS = 1 << 26
-"""Weights of a short pass that are measured in advance: 256 heads of 512 tokens."""
-
-MOST_VIDEO_FRAMES = 16
-"""Most frames of a video shown to a model; longer videos are sampled evenly."""
-
-HUB_SECONDS = 10.0
-"""Seconds to wait for the hub's first answer."""
-
-DEADLINE = 30.0
-"""Seconds of thread processor time that foreign work may take; a normal file takes a few."""
-
-TICK = 0.1
-"""Seconds of processor time between two checks of the clock."""
-
-SHARE = 0.9
-"""The share of free memory that a command may take."""
+MOST_MODEL_FILES = 2000  # most files of a folder that are hashed; no model has as many
+MEASURED_WEIGHTS = 1 << 26  # weights of a short pass that are measured in advance: 256 heads of 512 tokens
+MOST_VIDEO_FRAMES = 16  # most frames of a video shown to a model; longer videos are sampled evenly
+HUB_SECONDS = 10.0  # seconds to wait for the hub's first answer
+DEADLINE = 30.0  # seconds of thread processor time that foreign work may take; a normal file takes a few
+TICK = 0.1  # seconds of processor time between two checks of the clock
+SHARE = 0.9  # the share of free memory that a command may take
 
 LEAST_MEMORY = 1 << 29
 """Bytes that a command may always take: importing torch reserves some that it never uses."""
 
-MOST_CALLS = 1000
-"""Most attention calls of one module in one pass: no real model repeats a layer as often."""
+MOST_CALLS = 1000  # most attention calls of one module in one pass: no real model repeats a layer as often
 
 SIZE = re.compile(r"(\d{1,15}) ?([kMGT]?)B?", re.IGNORECASE)
 SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

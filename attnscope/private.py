@@ -6,8 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-VARIABLE = "ATTNSCOPE_CACHE"
-"""The environment variable that sets another folder, or ``off``."""
+VARIABLE = "ATTNSCOPE_CACHE"  # the environment variable that sets another folder, or ``off``
 
 
 def private_path(name: str) -> Path | None:

@@ -47,8 +47,7 @@ PLAIN: Mapping[Any, Shape] = {
     type(None): {"type": "null"},
     Any: {},
 }
-LARGEST = 1 << 40
-"""The largest whole number that is read."""
+LARGEST = 1 << 40  # the largest whole number that is read
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ class Parts:
         }
 
 
-MATRIX: Any = Sequence[Sequence[float]]
-"""The schema of a two-dimensional array."""
+MATRIX: Any = Sequence[Sequence[float]]  # the schema of a two-dimensional array
 
 ADDRESS = Parts(
     layer="its layer",

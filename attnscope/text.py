@@ -9,23 +9,15 @@ import unicodedata
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-LONGEST = 1000
-"""Most characters of a token's label."""
-
-LONGEST_SENTENCE = 500
-"""Most characters of a printed error."""
+LONGEST = 1000  # most characters of a token's label
+LONGEST_SENTENCE = 500  # most characters of a printed error
 
 MOST_CHARACTERS = 1 << 20
 """Most characters of one text that are read: more than a book, and more tokens than any pass takes."""
 
-MOST_DIGITS = 9
-"""Most digits of a number that counts something."""
-
-LARGEST = 10**MOST_DIGITS - 1
-"""The largest number of that many digits."""
-
-LARGEST_SEED = 2**64 - 1
-"""The largest seed: any number of 64 bits, as torch takes it."""
+MOST_DIGITS = 9  # most digits of a number that counts something
+LARGEST = 10**MOST_DIGITS - 1  # the largest number of that many digits
+LARGEST_SEED = 2**64 - 1  # the largest seed: any number of 64 bits, as torch takes it
 
 ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: keeps right-to-left text from moving its neighbours
 _JOINERS = "\u200c\u200d"  # joiners shape letters and emoji; harmless inside a text

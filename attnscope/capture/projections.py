@@ -26,8 +26,7 @@ from attnscope.capture.rows.scores import ScoredRows
 PROOF = 1e-5
 """Tolerance between the sum over heads and keys and the module's output, relative to its largest number."""
 
-RECENT = 8
-"""Most modules that may run between an attention and the moment at which it is shown."""
+RECENT = 8  # most modules that may run between an attention and the moment at which it is shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +193,7 @@ def _through(projection: Projection, slope: Tensor) -> Tensor:
     return torch.einsum("bqw,hsw->bhqs", slope, projection.weight.to(slope))
 
 
-ALIKE = 1e-4
-"""How far two equal directions may be apart."""
+ALIKE = 1e-4  # how far two equal directions may be apart
 
 
 @dataclass(frozen=True, eq=False)

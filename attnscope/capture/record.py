@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from attnscope.capture.observer import Observer
 
 
-FUSED = "fused pass"
-"""The fused pass's name in place of a kernel's."""
+FUSED = "fused pass"  # the fused pass's name in place of a kernel's
 
 TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}
 TOLERANCE = 1e-4

@@ -22,17 +22,10 @@ from attnscope.capture.hooks.modules import Call
 from attnscope.capture.projections import RECENT, Projections, first_tensor, weight_of
 from attnscope.capture.record import tolerance
 
-NEAR = 1e-4
-"""How far a norm may be from its formula, relative to its largest number, in float32."""
-
-EPS = "eps", "variance_epsilon"
-"""Names of a norm's epsilon."""
-
-ROUNDINGS = 4
-"""Roundings by which a sum may be off."""
-
-TINY = 1e-30
-"""Numbers below this count as 0."""
+NEAR = 1e-4  # how far a norm may be from its formula, relative to its largest number, in float32
+EPS = "eps", "variance_epsilon"  # names of a norm's epsilon
+ROUNDINGS = 4  # roundings by which a sum may be off
+TINY = 1e-30  # numbers below this count as 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,17 +29,10 @@ from attnscope.errors import AttnscopeError
 from attnscope.limits import memory_limited
 from attnscope.text import shorten
 
-TWICE = 1.0
-"""Seconds after a Ctrl-C during which another one counts as the same."""
-
-AGAIN = 0.05
-"""Seconds until a swallowed Ctrl-C is raised again."""
-
-READ_ENOUGH = 141
-"""The exit code of a command whose output is closed early, as shells count SIGPIPE."""
-
-COMPLETE = "_ATTNSCOPE_COMPLETE"
-"""The variable with which a shell asks for completions."""
+TWICE = 1.0  # seconds after a Ctrl-C during which another one counts as the same
+AGAIN = 0.05  # seconds until a swallowed Ctrl-C is raised again
+READ_ENOUGH = 141  # the exit code of a command whose output is closed early, as shells count SIGPIPE
+COMPLETE = "_ATTNSCOPE_COMPLETE"  # the variable with which a shell asks for completions
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -38,8 +38,7 @@ MOST_USED = "Options"
 TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
 """The panels of the options."""
 
-REQUIRED: Any = MISSING
-"""The default of a required parameter."""
+REQUIRED: Any = MISSING  # the default of a required parameter
 
 KINDS: Mapping[Any, tuple[str, Any]] = {
     bool: ("", click.BOOL),
@@ -50,14 +49,9 @@ KINDS: Mapping[Any, tuple[str, Any]] = {
 }
 """The help's word for a value, and its reader."""
 
-WIDEST = 24
-"""Columns of the names in the help."""
-
-LONGEST_CHOICES = 22
-"""If all choices together have more letters, the help's text lists them."""
-
-LONGEST = 240
-"""Most characters of a command worth copying."""
+WIDEST = 24  # columns of the names in the help
+LONGEST_CHOICES = 22  # if all choices together have more letters, the help's text lists them
+LONGEST = 240  # most characters of a command worth copying
 
 OPTION = re.compile(r"--?[^\W\d_]")
 """How an option begins; -2, "-2 -> cat" and "- a line of a list" are not options."""
@@ -68,8 +62,7 @@ ALWAYS = (
 )
 """Options of every command."""
 
-SETTINGS = "attnscope.settings"
-"""Where a command's context keeps the user's settings."""
+SETTINGS = "attnscope.settings"  # where a command's context keeps the user's settings
 
 CONTEXT: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Prepared = TypeVar("Prepared")
 
-MOST_REPORTED = 20
-"""Unreadable texts that are reported one by one; further ones are only counted."""
+MOST_REPORTED = 20  # unreadable texts that are reported one by one; further ones are only counted
 
 
 def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from attnscope.questions.answer import Answer
     from attnscope.views import Drawable
 
-PLAIN = PrintedOptions()
-"""Print options of a command without picture options."""
+PLAIN = PrintedOptions()  # print options of a command without picture options
 
 
 def deliver(

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
-MOST = 9999
-"""The largest layer or head number in a list."""
+MOST = 9999  # the largest layer or head number in a list
 
 
 def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:

@@ -77,8 +77,7 @@ class ShownHeads(HeadOptions):
     token: str | None = option("One token: a word, its number, or a patch as row,column.")
 
 
-Metadata: TypeAlias = dict[str, Any]
-"""What JSON says about all its numbers."""
+Metadata: TypeAlias = dict[str, Any]  # what JSON says about all its numbers
 
 
 @dataclass(frozen=True, kw_only=True)

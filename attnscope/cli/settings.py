@@ -30,8 +30,7 @@ VARIABLE = "ATTNSCOPE_MODEL"
 USERS_OWN = ("trust-remote-code", "allow-pickle", "out", "keep", "checkpoint", "pooled", "save")
 """Options that run code or write files."""
 
-LARGEST = 1 << 20
-"""Most bytes of a settings file."""
+LARGEST = 1 << 20  # most bytes of a settings file
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from attnscope.questions.prompts import Prompt
 
 
-MOST = 1 << 26
-"""Bytes of a file that are read to find the text, or one line of it."""
+MOST = 1 << 26  # bytes of a file that are read to find the text, or one line of it
 
 HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
 

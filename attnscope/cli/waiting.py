@@ -15,11 +15,8 @@ from attnscope.text import clean
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-STOPPED = 130
-"""The exit code of a command that Ctrl-C stopped, as in shells."""
-
-LONG = 600.0
-"""Seconds over which the speed is averaged: the layers of a long text are minutes apart."""
+STOPPED = 130  # the exit code of a command that Ctrl-C stopped, as in shells
+LONG = 600.0  # seconds over which the speed is averaged: the layers of a long text are minutes apart
 
 _verbosity = ContextVar("verbosity", default=0)
 

@@ -24,8 +24,7 @@ SOURCE = Path(__file__).with_name("weigh_tile.cpp")
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 
-SECONDS = 60
-"""The longest that compiling may take."""
+SECONDS = 60  # the longest that compiling may take
 
 
 @lru_cache(1)

@@ -247,14 +247,9 @@ def open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...
     return pairs
 
 
-MOST_CELLS = 48
-"""Above this many key cells, tiles cost less."""
-
-LANES = 16
-"""Rows are faster if their width is a multiple of this."""
-
-NUMBERS = 1 << 17
-"""Numbers per widened tensor, at least one head's: half a megabyte stays in the cache."""
+MOST_CELLS = 48  # above this many key cells, tiles cost less
+LANES = 16  # rows are faster if their width is a multiple of this
+NUMBERS = 1 << 17  # numbers per widened tensor, at least one head's: half a megabyte stays in the cache
 
 
 def is_widened(call: AttentionCall, cells: int) -> bool:

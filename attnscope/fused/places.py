@@ -12,8 +12,7 @@ from torch import Tensor
 from attnscope.fused.request import Pairs
 from attnscope.fused.runs import Runs
 
-Places = tuple[Tensor, Tensor]
-"""Places in [tile, row] and among the weights of all tiles, both [pair]."""
+Places = tuple[Tensor, Tensor]  # places in [tile, row] and among the weights of all tiles, both [pair]
 
 
 def find_places(row: Tensor, key: Tensor, rows: slice, keys: slice, width: int) -> Places:
@@ -88,8 +87,7 @@ class Gaps:
         return self.numbers[first : first + rows.stop - rows.start + keys.stop - keys.start - 1].to(dtype)
 
 
-KEPT = 256
-"""Up to this many pairs per row on average, all pairs of a text are kept: a kilobyte per row."""
+KEPT = 256  # up to this many pairs per row on average, all pairs of a text are kept: a kilobyte per row
 
 
 @dataclass(frozen=True, eq=False)

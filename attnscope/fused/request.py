@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-SHORTEST = 512
-"""Below this many keys the kernel runs, and reading its rows beside it is cheap."""
+SHORTEST = 512  # below this many keys the kernel runs, and reading its rows beside it is cheap
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-WORDS = 1 << 16
-"""Words of 64 bits in a row of those that are added up."""
+WORDS = 1 << 16  # words of 64 bits in a row of those that are added up
 
 
 def digest(tensor: Tensor) -> tuple[object, ...]:

@@ -27,11 +27,8 @@ from torch import Tensor
 from attnscope.fused.compiled import load_compiled
 from attnscope.fused.runs import Runs
 
-ROWS = 256
-"""Rows of a block; their tiles are merged."""
-
-KEYS = 512
-"""Keys of a tile: with 256 rows its scores are half a megabyte in float32."""
+ROWS = 256  # rows of a block; their tiles are merged
+KEYS = 512  # keys of a tile: with 256 rows its scores are half a megabyte in float32
 
 
 class Tile(NamedTuple):
@@ -100,14 +97,12 @@ def _cells(edges: Sequence[int], start: int, stop: int) -> tuple[int, Tensor]:
     return first, torch.tensor([max(0, edge - start) for edge in edges[first:last]])
 
 
-MASKED = -1e30
-"""The score of a masked key: its weight is 0, and no sum of it overflows."""
+MASKED = -1e30  # the score of a masked key: its weight is 0, and no sum of it overflows
 
 LOWEST = -125.0
 """Weights below 2 to this power count as 0: products with denormals take a hundred times as long."""
 
-BITS = math.log2(math.e)
-"""The factor from the softmax's scores to scores in powers of 2."""
+BITS = math.log2(math.e)  # the factor from the softmax's scores to scores in powers of 2
 
 
 class HeadInputs(NamedTuple):

@@ -23,8 +23,7 @@ from torch import Tensor
 from attnscope.capture.residuals import Norm, Residual
 from attnscope.measures.weighing import Amounts, Values
 
-ROWS = 32
-"""Rows that are computed at a time."""
+ROWS = 32  # rows that are computed at a time
 
 TILE, LARGE_TILE = 1 << 18, 1 << 24
 """Numbers in a tile of vectors: 1 MB of float32 stays in a processor's cache, 64 MB keep a GPU busy."""

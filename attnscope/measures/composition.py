@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-DRAWS = 32
-"""The baseline is the mean over this many random matrices."""
+DRAWS = 32  # the baseline is the mean over this many random matrices
 
 
 @dataclass(frozen=True, eq=False)

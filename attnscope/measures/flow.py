@@ -42,8 +42,7 @@ METHODS: dict[str, Explanation] = {
 }
 """How each method computes a cell."""
 
-CAPACITY = 1 << 24
-"""The capacity, as a whole number, of an edge with all of a row's weight."""
+CAPACITY = 1 << 24  # the capacity, as a whole number, of an edge with all of a row's weight
 
 
 def with_residual(weights: Array, crossed: bool = False) -> Array:

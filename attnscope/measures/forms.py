@@ -295,16 +295,14 @@ class IsPeak(AtKey):
         return by_rows(value, at.counts, _is_peak(at.baseline, at.baseline).double())
 
 
-LEAST_PEAK = 0.3
-"""A row's weight on an attention sink is larger than this."""
+LEAST_PEAK = 0.3  # a row's weight on an attention sink is larger than this
 
 
 def _is_peak(weight: Tensor, largest: Tensor) -> Tensor:
     return (weight >= largest * (1 - ROUNDING)) & (weight > LEAST_PEAK)
 
 
-ROUNDING = 1e-6
-"""The share of a weight, or of a row, that rounding may cost."""
+ROUNDING = 1e-6  # the share of a weight, or of a row, that rounding may cost
 
 
 class InWindow(Form):

@@ -135,8 +135,7 @@ DEFAULT = (*USUAL, *TWO_AWAY)
 BLOCK_ELEMENTS = 1 << 21
 """Weights that are processed together: 8 MB in float32. Memory stays a small multiple of it at any length."""
 
-KEPT = 1 << 22
-"""Numbers kept from one layer to the next, for the blocks of one text: 16 MB in float32."""
+KEPT = 1 << 22  # numbers kept from one layer to the next, for the blocks of one text: 16 MB in float32
 
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 

@@ -45,30 +45,21 @@ from statistics import fmean, median
 from attnscope.figures import WEAK, Figure, HeadFigures, Role
 from attnscope.text import round_short
 
-POSITION = 0.5
-"""Threshold of previous, next and self."""
-
-TARGET = 0.6
-"""Threshold of first, special and punctuation: attention sinks, for which the bar is higher."""
-
-REPEAT = 0.4
-"""Threshold of duplicate and induction."""
-
-BROAD = 0.9
-"""A head without a pattern is broad when its normalized entropy exceeds this."""
+POSITION = 0.5  # threshold of previous, next and self
+TARGET = 0.6  # threshold of first, special and punctuation: attention sinks, for which the bar is higher
+REPEAT = 0.4  # threshold of duplicate and induction
+BROAD = 0.9  # a head without a pattern is broad when its normalized entropy exceeds this
 
 SHARP, SHARP_ROLE = 0.25, "sharp"
 """A head without a pattern is sharp when its normalized entropy is below this; even attention has 1."""
 
-LEAST_LIFT = 0.1
-"""A pattern's score must stand this far above its baseline."""
+LEAST_LIFT = 0.1  # a pattern's score must stand this far above its baseline
 
 CHANCE = 5
 """And by this many standard errors of chance: for rows between 0 and 1 with mean b, the baseline, the error
 is at most sqrt(b (1 - b) / rows)."""
 
-FEWEST_ROWS = 3
-"""A pattern must count in at least this many rows."""
+FEWEST_ROWS = 3  # a pattern must count in at least this many rows
 
 SHOULDER = 3
 """A head's pattern must hold a third of its largest weights; otherwise the head does something else that is
@@ -78,8 +69,7 @@ RETRIEVES, STREAMS = 0.1, 0.95
 """``cachecost``: a retrieval head copies from a needle at least this often; a streaming head keeps this much
 of its weight in the window."""
 
-NONE = "none"
-"""The role of a head without a pattern."""
+NONE = "none"  # the role of a head without a pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +92,13 @@ PATTERNS: Mapping[str, Pattern] = {
 }
 """Every pattern, by the name of its measure."""
 
-POSITIONAL = "positional"
-"""The role of a head at another fixed distance, if measured: ``offset=-2``."""
-
-ROLE_MEASURES = (*PATTERNS, "normalized_entropy")
-"""The measures that make up roles."""
+POSITIONAL = "positional"  # the role of a head at another fixed distance, if measured: ``offset=-2``
+ROLE_MEASURES = (*PATTERNS, "normalized_entropy")  # the measures that make up roles
 
 SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
 """The patterns of an attention sink: all rows look at one place."""
 
-WORTH = 5
-"""How many heads are recommended."""
+WORTH = 5  # how many heads are recommended
 
 
 def role(figures: Mapping[str, Figure]) -> Role | None:
@@ -230,31 +216,20 @@ def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadF
 WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in SINK_PATTERNS)
 """Every weak role."""
 
-ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, SHARP_ROLE, "broad", NONE)
-"""Every role."""
+ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, SHARP_ROLE, "broad", NONE)  # every role
 
 PATTERNLESS = (SHARP_ROLE, "broad", NONE)
 """The roles of heads without a pattern; their figure is the normalized entropy."""
 
-NEAR = 0.75
-"""From this share of the threshold on a head is weak at a pattern, however many others are."""
-
-PART = 0.25
-"""A weak head reaches at least this share of a pattern's threshold."""
-
-TIMES = 3
-"""And this many times its baseline."""
-
-OUTLYING = 7
-"""And this many median deviations above the median head. A deviation is at least ``FINEST``."""
+NEAR = 0.75  # from this share of the threshold on a head is weak at a pattern, however many others are
+PART = 0.25  # a weak head reaches at least this share of a pattern's threshold
+TIMES = 3  # and this many times its baseline
+OUTLYING = 7  # and this many median deviations above the median head. A deviation is at least ``FINEST``.
 
 FINEST = 0.01
 
-FEWEST_HEADS = 8
-"""With fewer heads, none is called an outlier."""
-
-BEST = 0.1
-"""At most this share of the heads may be weak at one pattern, but always at least one."""
+FEWEST_HEADS = 8  # with fewer heads, none is called an outlier
+BEST = 0.1  # at most this share of the heads may be weak at one pattern, but always at least one
 
 
 def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
@@ -301,11 +276,8 @@ def _ordinal(number: int) -> str:
     return f"{number:,}{ending}"
 
 
-LEVEL = 0.05
-"""One of twenty models."""
-
-HARDLY = 0.01
-"""One of a hundred heads."""
+LEVEL = 0.05  # one of twenty models
+HARDLY = 0.01  # one of a hundred heads
 
 
 def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:

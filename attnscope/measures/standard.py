@@ -17,8 +17,7 @@ CLARK = "Clark et al. 2019, What Does BERT Look At?"
 VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
 OFF_KEYS = "sink logits: gpt-oss; softmax plus one: Miller 2023, Attention Is Off By One"
 
-COVERED = 0.9
-"""The share of a row that ``coverage90`` counts up to."""
+COVERED = 0.9  # the share of a row that ``coverage90`` counts up to
 
 
 @measure("entropy", forms.OfRow, unit="nats", bounds="0 to log n", formula="-Σ_j A log A", source=CLARK)
@@ -315,8 +314,7 @@ def retrieval(rows: Tensor, match: Tensor) -> Tensor:
     return (largest & match).sum(-1).to(rows.dtype) / largest.sum(-1)
 
 
-NO_TOKEN = -(1 << 63)
-"""The label of a key that follows no token; not a valid id."""
+NO_TOKEN = -(1 << 63)  # the label of a key that follows no token; not a valid id
 
 
 @measure(

@@ -16,8 +16,7 @@ from attnscope.attention import RowSource
 if TYPE_CHECKING:
     from torch import Tensor
 
-STILL = 1e-6
-"""A cosine distance below this is rounding."""
+STILL = 1e-6  # a cosine distance below this is rounding
 
 
 @dataclass(frozen=True)

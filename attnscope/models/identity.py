@@ -21,8 +21,7 @@ from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
 from attnscope.plugins import GROUPS, entry_points_of, package_of
 from attnscope.storage.files import hash_file
 
-SETTLED = 2.0
-"""Seconds after which a change of a file changes its time stamp, on any disk."""
+SETTLED = 2.0  # seconds after which a change of a file changes its time stamp, on any disk
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = (

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from attnscope.capture import Replay
 
 
-Paths: TypeAlias = Path | Sequence[Path]
-"""One file, or several."""
+Paths: TypeAlias = Path | Sequence[Path]  # one file, or several
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +49,7 @@ class Limit(NamedTuple):
     truncate: bool = False
 
 
-WHOLE = Limit()
-"""Whole texts are read, and those that are too long refused."""
+WHOLE = Limit()  # whole texts are read, and those that are too long refused
 
 
 class SoundPart(NamedTuple):

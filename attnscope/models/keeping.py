@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-MOST_PASSES = 16
-"""Most passes of one recording that are held: training may run thousands."""
+MOST_PASSES = 16  # most passes of one recording that are held: training may run thousands
 
 
 class UnkeptPass(ModelError):

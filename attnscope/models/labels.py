@@ -16,8 +16,7 @@ from attnscope.errors import InputError
 from attnscope.models.inputs import ModelInput, Picture, text_axes
 from attnscope.storage.files import read_lines
 
-COLUMNS = ("label", "group", "special")
-"""The columns of a table of labels; only the first is required."""
+COLUMNS = ("label", "group", "special")  # the columns of a table of labels; only the first is required
 
 YES = ("1", "true", "yes", "special")
 

@@ -66,8 +66,7 @@ def takes(function: Callable[..., object], argument: str) -> bool:
     return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
-SOUNDS = ("input_features", "input_values")
-"""Names of the sound input in transformers modules."""
+SOUNDS = ("input_features", "input_values")  # names of the sound input in transformers modules
 
 
 def find_sound_input(module: nn.Module) -> str | None:
@@ -93,11 +92,8 @@ class RunsWeighed(Protocol):
         """One pass, seen by ``observers``."""
 
 
-_kinds_shown: WeakSet[nn.Module] = WeakSet()
-"""Modules whose kinds a text of one token has already shown."""
-
-SMALL_PASS = 4e9
-"""Below this many floating-point operations per pass, threads cost more than they save."""
+_kinds_shown: WeakSet[nn.Module] = WeakSet()  # modules whose kinds a text of one token has already shown
+SMALL_PASS = 4e9  # below this many floating-point operations per pass, threads cost more than they save
 
 
 class Model:

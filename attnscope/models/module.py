@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from attnscope.fused.fused_pass import FusedPass
 
 
-PROBED = (8, 3, 2)
-"""Length of the text that tests whether a module is causal; shorter for a short context."""
-
-FAILING = (IndexError, RuntimeError, ValueError)
-"""What a module raises for more tokens than it has positions."""
+PROBED = (8, 3, 2)  # length of the text that tests whether a module is causal; shorter for a short context
+FAILING = (IndexError, RuntimeError, ValueError)  # what a module raises for more tokens than it has positions
 
 
 NUMBERED = "tokens are shown by their numbers: no tokenizer has read them"

@@ -64,17 +64,13 @@ def find_coordinates(
     return found
 
 
-COARSER = 1.15
-"""Tokens with pixels this many times larger belong to a coarser version of the same picture."""
-
-SAME_LINE = 0.25
-"""Centres closer than this share of a token's width are in one row or column."""
+COARSER = 1.15  # tokens with pixels this many times larger belong to a coarser version of the same picture
+SAME_LINE = 0.25  # centres closer than this share of a token's width are in one row or column
 
 LEAST_OWNED = 0.5
 """If less than this share of a picture's numbers ends in exactly one token, no token has a place in it."""
 
-EDGE_SNAP = 0.1
-"""An edge this close to the picture's own, in token widths, is the picture's."""
+EDGE_SNAP = 0.1  # an edge this close to the picture's own, in token widths, is the picture's
 
 
 @dataclass(frozen=True)
@@ -201,14 +197,9 @@ def _edges(cells: Sequence[_Cell], axis: int, end: int) -> tuple[list[int], list
     return numbers.tolist(), edges.tolist()
 
 
-DIGIT_BASE = 8
-"""The base of the digits that identify tokens: small enough for bfloat16."""
-
-DIGIT_CHECKS = 4
-"""Additional random digits per token: a mixture may give whole digits, but hardly these."""
-
-DIGIT_TOLERANCE = 0.2
-"""How far a digit may be from a whole number."""
+DIGIT_BASE = 8  # the base of the digits that identify tokens: small enough for bfloat16
+DIGIT_CHECKS = 4  # additional random digits per token: a mixture may give whole digits, but hardly these
+DIGIT_TOLERANCE = 0.2  # how far a digit may be from a whole number
 
 GRADIENT_NOISE = 40
 """Gradients below this many roundings of a typical one are ignored: their digits would be wrong."""
@@ -391,8 +382,7 @@ def _read_off(states: Tensor, pixels: Tensor) -> Tensor:
     return tokens.masked_fill(~known, SEVERAL).masked_fill(~ends, NONE)
 
 
-MIDDLES = 12
-"""At least this many gradients are taken: with few tokens, several in different directions."""
+MIDDLES = 12  # at least this many gradients are taken: with few tokens, several in different directions
 
 
 def find_middles(

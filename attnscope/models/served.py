@@ -41,17 +41,13 @@ from attnscope.text import clean
 PART = re.compile(r"(.*)[./:_](q|k|query|key)(?:_(?:states|rot|out|output))?", re.DOTALL)
 """Tensor names: the module, and query or key."""
 
-NUMBERED = ("layers", "layer", "h", "blocks", "block", "blk")
-"""What precedes the number of a layer."""
+NUMBERED = ("layers", "layer", "h", "blocks", "block", "blk")  # what precedes the number of a layer
 
 AROUND = {"model", "transformer", "decoder", "language", "module"}
 """Names of modules around the layers: any other prefix names a request."""
 
-LONGEST_NAME, MOST = 200, 1 << 20
-"""Most letters of a name that is parsed, and most tokens of a request."""
-
-IDS = ("input_ids", "token_ids", "ids")
-"""Servers' names for the token ids."""
+LONGEST_NAME, MOST = 200, 1 << 20  # most letters of a name that is parsed, and most tokens of a request
+IDS = ("input_ids", "token_ids", "ids")  # servers' names for the token ids
 
 ENDS = {"q": ("cu_seqlens", "cu_seqlens_q", "query_start_loc"), "k": ("cu_seqlens_k", "cu_seqlens_kv")}
 """Servers' names for where the requests of a packed batch begin and end."""
@@ -59,8 +55,7 @@ ENDS = {"q": ("cu_seqlens", "cu_seqlens_q", "query_start_loc"), "k": ("cu_seqlen
 LAYOUTS = {"token head size": (1, 0, 2), "head token size": (0, 1, 2), "token width": (1, 0, 2)}
 """Possible layouts of a tensor, and its axes as [head, token, size] once a width is split into heads."""
 
-MOST_IDS = 1 << 31
-"""Most ids of a vocabulary."""
+MOST_IDS = 1 << 31  # most ids of a vocabulary
 
 UNSEEN = {"gpt_oss": "attention sinks", "bloom": "ALiBi", "mpt": "ALiBi"}
 """Model types whose rows depend on more than queries and keys, and on what."""

@@ -24,11 +24,8 @@ from attnscope.text import per_cent, read_number, visible
 TURNS = 7
 """A masked model reads this many copies of a text, each with every seventh token masked: all are, once."""
 
-BATCH_TOKENS = 2048
-"""Tokens of copies that go through a model at once."""
-
-SCORED_ROWS = 512
-"""Targets of one text whose scores over the vocabulary are held at a time."""
+BATCH_TOKENS = 2048  # tokens of copies that go through a model at once
+SCORED_ROWS = 512  # targets of one text whose scores over the vocabulary are held at a time
 
 
 class Target(NamedTuple):
@@ -147,11 +144,8 @@ class Prediction(NamedTuple):
         return model.logits(prepared, texts, torch.full_like(texts, self.at))
 
 
-NAMED_CLASSES = 8
-"""Classes named in a message."""
-
-MARKS = "Ġ▁"
-"""Word-start marks of vocabularies."""
+NAMED_CLASSES = 8  # classes named in a message
+MARKS = "Ġ▁"  # word-start marks of vocabularies
 
 
 def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> int:

@@ -21,8 +21,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
     example for relative attention. Raises ``ValueError`` if sizes or a mask's shape do not fit.
     """
 
-    use_kernel = True
-    """False: plain products, whose backward pass is faster on a CPU."""
+    use_kernel = True  # false: plain products, whose backward pass is faster on a CPU
 
     def __init__(self, embed_dim: int, num_heads: int, *args: Any, **options: Any) -> None:
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:

@@ -19,8 +19,7 @@ from attnscope.notebook.shown import as_text
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
-HELD = 2
-"""Most models in memory: the last ones used."""
+HELD = 2  # most models in memory: the last ones used
 
 INSTRUCTIONS = """Shows what the attention heads of a transformer do on a text. Begin with stats or show.
 A head is named by its address, L2H1. Every figure stands beside its baseline, what even attention would give.

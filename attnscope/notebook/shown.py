@@ -155,8 +155,7 @@ def as_text(draw: Callable[[Console], object]) -> str:
     return file.getvalue().rstrip("\n")
 
 
-FRAME = 640
-"""Height of a page in a notebook, in pixels."""
+FRAME = 640  # height of a page in a notebook, in pixels
 
 
 class FigureTable(Drawing):

@@ -31,8 +31,7 @@ from attnscope.storage.corpus import CorpusText
 from attnscope.text import per_cent, visible
 from attnscope.views.table import Cell, Column, Table
 
-LIKELIEST = 3
-"""Predictions named at each token."""
+LIKELIEST = 3  # predictions named at each token
 
 
 Likeliest: TypeAlias = tuple[tuple[str, float], ...]
@@ -72,8 +71,7 @@ class Ablation:
     notes: Notes
 
 
-MeanOutputs: TypeAlias = Mapping[Site, Tensor]
-"""The mean output of the heads of a site: [head, size]."""
+MeanOutputs: TypeAlias = Mapping[Site, Tensor]  # the mean output of the heads of a site: [head, size]
 
 
 def take_away(first: PlainPass, means: MeanOutputs | None = None) -> PlainPass:
@@ -155,8 +153,7 @@ def measure_ablation(
     return summarize_effects(scored, swept, "set heads to zero", name_pass(model, prepared))
 
 
-LISTED = 8
-"""Tokens listed whose prediction changed most."""
+LISTED = 8  # tokens listed whose prediction changed most
 
 
 def of_ablation(result: Ablation) -> Answer:
@@ -213,11 +210,8 @@ def read_token(vocabulary: Vocabulary, id_: int) -> str:
     return spelled if spelled.startswith("##") else without_marks(vocabulary.decode([id_])) or spelled
 
 
-Way: TypeAlias = Literal["zero", "mean"]
-"""What replaces the output of an ablated head."""
-
-MEAN_TEXTS = 1000
-"""Texts at the beginning of a corpus for the mean outputs of heads."""
+Way: TypeAlias = Literal["zero", "mean"]  # what replaces the output of an ablated head
+MEAN_TEXTS = 1000  # texts at the beginning of a corpus for the mean outputs of heads
 
 
 class Removals(HeadSums):

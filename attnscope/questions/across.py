@@ -110,8 +110,7 @@ def _beginning(axis: Coarsening) -> str:
     return repr(" ".join(place.label for place in axis.places if not place.special)[:40])
 
 
-LARGEST = 1024
-"""Most tokens of a difference map."""
+LARGEST = 1024  # most tokens of a difference map
 
 
 def _open_cells(view: Heatmap) -> Array:
@@ -428,8 +427,7 @@ def _reads_alike(mine: ModelInput, theirs: ModelInput, kind: Kind) -> bool:
     )
 
 
-LISTED = 8
-"""Heads that are listed; --csv has all of them."""
+LISTED = 8  # heads that are listed; --csv has all of them
 
 
 def of_texts(result: TextComparison, command: str | None) -> Answer:

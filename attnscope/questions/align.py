@@ -32,11 +32,8 @@ from attnscope.text import visible
 from attnscope.views.charts import SoundMap
 from attnscope.views.table import Column, Table
 
-MARK = "▁"
-"""Word-start marks of vocabulary entries whose decoded text has lost the space."""
-
-WIDTH = 7
-"""Frames of the median filter, by default."""
+MARK = "▁"  # word-start marks of vocabulary entries whose decoded text has lost the space
+WIDTH = 7  # frames of the median filter, by default
 
 WIDEST = 99
 
@@ -50,8 +47,7 @@ Confidence = Annotated[
 PAUSE = 0.1
 """A quiet stretch at the edge of a word that is at least this many seconds is a pause, not part of it."""
 
-QUIET = 0.25
-"""Quiet is below this point between the 5 % faintest and the 5 % loudest frames."""
+QUIET = 0.25  # quiet is below this point between the 5 % faintest and the 5 % loudest frames
 
 
 @record("a token")

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from attnscope.views import Drawable
 
 
-VERSION = 1
-"""Raised by any release that removes a field from an answer, or changes its meaning."""
+VERSION = 1  # raised by any release that removes a field from an answer, or changes its meaning
 
 
 def name_schema(command: str) -> str:

@@ -36,8 +36,7 @@ NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|sha
 SOUND = re.compile(r"feature|value|audio|spec|mel", re.I)
 """Names of inputs whose last axis may be time; with three axes, any other's is a token's state."""
 
-SMALL = 4
-"""An axis no longer than this is texts or colours: a change applies to all of them."""
+SMALL = 4  # an axis no longer than this is texts or colours: a change applies to all of them
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ def _ordinary(field: Tensor, prepared: ModelInput) -> list[int]:
     return [place for place, token in enumerate(tokens) if not token.special]
 
 
-MOST = 8
-"""Most tokens of an input that are changed."""
+MOST = 8  # most tokens of an input that are changed
 
 
 NUMBER_OR_NONE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}

@@ -76,15 +76,11 @@ def share_out(shares: Mapping[int, Share]) -> Tensor:
     return passes[strength.argmax(0)].expand_as(owners) if places else owners
 
 
-ROUNDING = 64
-"""Rounding error, in smallest steps of single or double precision."""
-
-COARSE_ROUNDING = 4
-"""The same for 16-bit types, which sum in single precision and round once."""
+ROUNDING = 64  # rounding error, in smallest steps of single or double precision
+COARSE_ROUNDING = 4  # the same for 16-bit types, which sum in single precision and round once
 
 
-CallKey: TypeAlias = tuple[str, int]
-"""An attention call: the path of its module, and its count there."""
+CallKey: TypeAlias = tuple[str, int]  # an attention call: the path of its module, and its count there
 
 
 class CallEnd(NamedTuple):
@@ -275,8 +271,7 @@ class FirstPass:
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward"}
 """Torch functions whose first argument is the queries, with a result row for each."""
 
-RowOf = Callable[[Tensor], Tensor]
-"""From changed queries, [..., query], to the rows of the result."""
+RowOf = Callable[[Tensor], Tensor]  # from changed queries, [..., query], to the rows of the result
 
 
 def _row(tensor: Tensor, axis: int, number: int) -> Tensor:

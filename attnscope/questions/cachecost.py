@@ -38,15 +38,13 @@ from attnscope.views.charts import Curve, Curves
 from attnscope.views.heads import head_map
 from attnscope.views.table import Column, Table
 
-LISTED = 10
-"""Heads that are listed; the map and the numbers have all of them."""
+LISTED = 10  # heads that are listed; the map and the numbers have all of them
 
 NEEDLE = 8
 """Random tokens of a needle: at the end of the text the first half is repeated, the rest is predicted."""
 
 
-WAYS = ("loss", "mass", "even", "random")
-"""How unlimited heads are chosen."""
+WAYS = ("loss", "mass", "even", "random")  # how unlimited heads are chosen
 
 
 class KeyHead(NamedTuple):
@@ -136,8 +134,7 @@ def limit_windows(sink: int, recent: int) -> Change:
     return change
 
 
-Pass: TypeAlias = tuple[ModelInput, Callable[[], Tensor]]
-"""A model's inputs, and the function that runs it."""
+Pass: TypeAlias = tuple[ModelInput, Callable[[], Tensor]]  # a model's inputs, and the function that runs it
 
 
 def _predicting(model: Model, text: ModelInput, copies: int = 1, last: int = 0) -> Pass:

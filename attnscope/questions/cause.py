@@ -41,14 +41,12 @@ How: TypeAlias = Literal["renormalize", "zero", "mean"]
 With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to zero.
 """
 
-LISTED = 8
-"""Heads that are listed; the map and the numbers have all of them."""
+LISTED = 8  # heads that are listed; the map and the numbers have all of them
 
 Columns: TypeAlias = Mapping[str, Callable[[Any], str]]
 """The columns of a table: each with its part of an entry."""
 
-SAME = 1e-5
-"""Least difference between two texts, in nats or logits, for a share of it to mean anything."""
+SAME = 1e-5  # least difference between two texts, in nats or logits, for a share of it to mean anything
 
 
 @record("a head, changed alone")
@@ -207,8 +205,7 @@ def _correlate(heads: Sequence[ChangedHead]) -> float | None:
 FindPairs: TypeAlias = Callable[[Axis, Axis], Tensor]
 """Finds the pairs of tokens of a call, bool, [query, key]."""
 
-Means: TypeAlias = Mapping[Site, Tensor]
-"""The mean weight of some pairs in each head of a call: [head]."""
+Means: TypeAlias = Mapping[Site, Tensor]  # the mean weight of some pairs in each head of a call: [head]
 
 
 @dataclass(eq=False)

@@ -179,8 +179,7 @@ def _figures(stats: Stats) -> dict[str, Any]:
     }
 
 
-ROWS = 256
-"""Rows that are compared at a time."""
+ROWS = 256  # rows that are compared at a time
 
 
 def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
@@ -221,8 +220,7 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
     return (*found, *(Verdict(said, False, "the model shows no such layer") for said in lost))
 
 
-MOST = 10
-"""Changed figures that are listed."""
+MOST = 10  # changed figures that are listed
 
 
 def of_checked(result: Checked, tolerance: float) -> Answer:

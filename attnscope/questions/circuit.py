@@ -34,8 +34,7 @@ from attnscope.views.table import Column, Table
 
 EMBEDDINGS, PREDICTION = "embeddings", "prediction"
 
-COLUMNS = "source", "target", "effect", "way", "composition", "baseline"
-"""Of an edge, in a CSV file."""
+COLUMNS = "source", "target", "effect", "way", "composition", "baseline"  # of an edge, in a CSV file
 
 
 @record("a head of the circuit")

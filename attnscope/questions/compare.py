@@ -29,8 +29,7 @@ from attnscope.views import Ranked, Ranking, View
 from attnscope.views.distances import HeadDistances, distance_map
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
 
-NEAREST = 5
-"""Pairs that are listed; --csv has all of them."""
+NEAREST = 5  # pairs that are listed; --csv has all of them
 
 NATS = "Jensen-Shannon divergence, in nats"
 Compared: TypeAlias = Annotated[str, Meaning("the kind of attention that is compared", shape=Kind)]
@@ -312,19 +311,15 @@ def addresses(heads: Iterable[Head]) -> Array:
     return np.array([(head.layer, head.head) for head in heads])
 
 
-SAMPLED = 1 << 24
-"""Weights of each compared head: every row up to 4,096 tokens."""
-
-PARTINGS = 6
-"""Tokens that are listed."""
+SAMPLED = 1 << 24  # weights of each compared head: every row up to 4,096 tokens
+PARTINGS = 6  # tokens that are listed
 
 
 def _values_of_both(weights: tuple[Weights, Weights]) -> list[Any]:
     return [rounded(each.values) for each in weights]
 
 
-MASKED: Any = Sequence[Sequence[float | None]]
-"""The shape of weights, null where masked."""
+MASKED: Any = Sequence[Sequence[float | None]]  # the shape of weights, null where masked
 
 
 @record("a row")

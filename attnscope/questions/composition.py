@@ -137,8 +137,7 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
     )
 
 
-LISTED = 4
-"""Pairs listed for each composition, since scores of different ones do not compare; --csv has all."""
+LISTED = 4  # pairs listed for each composition, since scores of different ones do not compare; --csv has all
 
 EXPLAINED = (
     "score: how much of what a head writes is what the later one reads, from the weights alone; norms "

@@ -37,8 +37,7 @@ from attnscope.views.table import Column, Table
 MOST, CHUNK = 4096, 256
 """Tokens tried of a larger vocabulary, evenly spread over it, and tokens tried at a time."""
 
-LISTED = 8
-"""Heads that are listed; the map and the numbers have all of them."""
+LISTED = 8  # heads that are listed; the map and the numbers have all of them
 
 
 @record("a head, and how it copies")

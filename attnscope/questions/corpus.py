@@ -24,8 +24,7 @@ from attnscope.storage.checkpoint import fingerprint, read_checkpoint, write_che
 from attnscope.storage.corpus import CorpusText
 from attnscope.storage.gold import GoldText
 
-NAMED = 3
-"""Places of omitted texts that a note names."""
+NAMED = 3  # places of omitted texts that a note names
 
 
 @dataclass
@@ -122,8 +121,7 @@ WINDOW_TEXTS = 8192
 WINDOW_CHARACTERS = 1 << 20
 """Texts per window, among which equal lengths are batched, limited by number and size."""
 
-BATCH_TOKENS = 4096
-"""Tokens per pass: enough to keep the processor busy, few enough for its caches."""
+BATCH_TOKENS = 4096  # tokens per pass: enough to keep the processor busy, few enough for its caches
 
 
 Item = TypeVar("Item", CorpusText, GoldText)
@@ -191,11 +189,8 @@ def join_texts(texts: Sequence[ModelInput]) -> Batch:
     return Batch(prepared, labels, len(texts), len(tokens))
 
 
-ROUND = 4
-"""Batches per process after which several processes combine their sums."""
-
-EVERY = 20.0
-"""Seconds after which the sums are saved again, once the running batches have ended."""
+ROUND = 4  # batches per process after which several processes combine their sums
+EVERY = 20.0  # seconds after which the sums are saved again, once the running batches have ended
 
 
 class ReadText(NamedTuple, Generic[Item]):

@@ -27,14 +27,9 @@ from attnscope.questions.answer import Answer
 from attnscope.records import Meaning, Notes, record
 from attnscope.views.table import Column, Table
 
-OWN = 64 << 20
-"""Bytes of rows that are processed together, with what is computed from them."""
-
-HEADS = 2 / 3
-"""A pass with one changed head begins at the head's layer: on average this share of a pass."""
-
-WITH_GRADIENT = 3.0
-"""The cost of a pass with its gradient, in passes."""
+OWN = 64 << 20  # bytes of rows that are processed together, with what is computed from them
+HEADS = 2 / 3  # a pass with one changed head begins at the head's layer: on average this share of a pass
+WITH_GRADIENT = 3.0  # the cost of a pass with its gradient, in passes
 
 
 @record("what a command takes")

@@ -26,14 +26,9 @@ from attnscope.models import Model
 from attnscope.questions.intervention import Scored, SeenPass
 from attnscope.questions.patching import TextPair, TwoPasses
 
-STEPS = 5
-"""Points on the path from one text's embeddings to the other's at which gradients are taken."""
-
-ROUNDING = 1e-4
-"""Tolerance of a share."""
-
-PASSES = 4000
-"""Passes after which edges are no longer tested for being necessary."""
+STEPS = 5  # points on the path from one text's embeddings to the other's at which gradients are taken
+ROUNDING = 1e-4  # tolerance of a share
+PASSES = 4000  # passes after which edges are no longer tested for being necessary
 
 Edge: TypeAlias = tuple[int, int]
 """Two nodes by number: 0 is the embeddings, then every head, last the prediction."""

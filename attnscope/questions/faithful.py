@@ -120,11 +120,8 @@ def _copies(prepared: ModelInput, kept: Tensor, changed: Mapping[str | int, Tens
     return replace(prepared, inputs=inputs, arguments=arguments, replay=None, figures=None, arrays=None)
 
 
-BLOCK = 1 << 22
-"""Weights that are read at a time."""
-
-NOTHING = 1e-6
-"""A prediction does not depend on a row whose gradient is below this share of the largest."""
+BLOCK = 1 << 22  # weights that are read at a time
+NOTHING = 1e-6  # a prediction does not depend on a row whose gradient is below this share of the largest
 
 
 @dataclass(eq=False)
@@ -215,17 +212,10 @@ def rank_tokens(
                 yield f"{option} {name}", error
 
 
-STEPS = 24
-"""Most steps in which tokens are removed."""
-
-ORDERS = 10
-"""Random orders, each from its own seed."""
-
-FIRST = 3
-"""Tokens named for each order."""
-
-ALONE = "one at a time"
-"""The order by how much the prediction falls when a token is removed alone."""
+STEPS = 24  # most steps in which tokens are removed
+ORDERS = 10  # random orders, each from its own seed
+FIRST = 3  # tokens named for each order
+ALONE = "one at a time"  # the order by how much the prediction falls when a token is removed alone
 
 
 class OrderCurves(NamedTuple):
@@ -334,8 +324,7 @@ def _rank(name: str, first: tuple[str, ...], curves: OrderCurves, taken: Array) 
     return TokenOrder(name, first, deleted, inserted, float(areas[0].mean()), float(areas[1].mean()), *errors)
 
 
-CURVE = 24
-"""Most columns of a curve in a table."""
+CURVE = 24  # most columns of a curve in a table
 
 
 def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:

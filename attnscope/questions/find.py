@@ -211,8 +211,7 @@ class QuestionSums:
         ]
 
 
-NAMED = 6
-"""Places of a part, or runs of them, that a note names."""
+NAMED = 6  # places of a part, or runs of them, that a note names
 
 
 @record("a question")
@@ -263,8 +262,7 @@ class FindResult:
     notes: Notes
 
 
-LISTED = 8
-"""Heads that are listed of each question."""
+LISTED = 8  # heads that are listed of each question
 
 
 def of_found(result: FindResult, top: int = LISTED, opening: str | None = None) -> Answer:

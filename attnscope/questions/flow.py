@@ -31,8 +31,7 @@ from attnscope.views import Grid, Scale, TokenView, grid, heatmap, rank_places
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
 
-BLOCK = 1 << 23
-"""Numbers computed at a time: 32 MB of float32."""
+BLOCK = 1 << 23  # numbers computed at a time: 32 MB of float32
 
 
 @dataclass(eq=False)
@@ -113,11 +112,8 @@ class Mixing:
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
 
-Rows: TypeAlias = "Sequence[int] | None"
-"""Requested rows, ``None`` for all."""
-
-MOST_FLOWS = 64
-"""Most tokens with maximum flows between all of them; a single token's have no such limit."""
+Rows: TypeAlias = "Sequence[int] | None"  # requested rows, ``None`` for all
+MOST_FLOWS = 64  # most tokens with maximum flows between all of them; a single token's have no such limit
 
 
 @record("the map of a layer", eq=False)
@@ -299,8 +295,7 @@ def _through(
     return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
 
 
-TOP = 10
-"""Tokens that are listed."""
+TOP = 10  # tokens that are listed
 
 VERBS = "is made of", "goes into"
 

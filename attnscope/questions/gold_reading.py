@@ -21,11 +21,8 @@ from attnscope.questions.scene import locate_tokens
 from attnscope.questions.selection import Selection
 from attnscope.storage.gold import GoldFile, GoldPair, GoldText, Span
 
-REACH = 100
-"""Most words of a fixed offset that is tried as a baseline."""
-
-COUNTS = 4 + 2 * REACH + 1
-"""Numbers of a slot that are the same for all heads."""
+REACH = 100  # most words of a fixed offset that is tried as a baseline
+COUNTS = 4 + 2 * REACH + 1  # numbers of a slot that are the same for all heads
 
 
 class Ratio(NamedTuple):
@@ -114,8 +111,7 @@ def read_sums(state: Sequence[Mapping[str, Any]], slots: int) -> GoldSums:
     return sums
 
 
-MOST_LABELS = 1000
-"""Most labels of a file; there are figures of every head for each."""
+MOST_LABELS = 1000  # most labels of a file; there are figures of every head for each
 
 Slot: TypeAlias = "tuple[str, int] | None"
 """A label and a direction (0: left to right); ``None`` is the agreement with a full alignment."""
@@ -297,8 +293,7 @@ def ask_batch(texts: Sequence[ReadText[GoldText]], file: GoldFile, slots: Slots)
     return kinds
 
 
-BLOCK = 1 << 22
-"""Weights that are processed together: 16 MB in float32."""
+BLOCK = 1 << 22  # weights that are processed together: 16 MB in float32
 
 
 @dataclass(eq=False)

@@ -44,8 +44,7 @@ def pick_figures(
     )
 
 
-LARGEST = 1024
-"""Rows and columns of a head that are kept; a longer text is pooled."""
+LARGEST = 1024  # rows and columns of a head that are kept; a longer text is pooled
 
 READINGS = (
     "entropy", "effective_keys", "confidence",

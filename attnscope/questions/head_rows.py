@@ -21,14 +21,9 @@ from attnscope.questions.sentences import kind_title, kinds_of, require_selected
 from attnscope.views import HeadMap, head_map
 from attnscope.views.heads import layer_rows
 
-CELLS = 3 << 14
-"""Weights compared per head: 221 rows of 221 keys, or 96 of 512. More rows are sampled."""
-
-SMALL = 0.1
-"""Below this many nats, a map of heads counts in thousandths."""
-
-FEWEST = 32
-"""Least rows compared, however long they are."""
+CELLS = 3 << 14  # weights compared per head: 221 rows of 221 keys, or 96 of 512. More rows are sampled.
+SMALL = 0.1  # below this many nats, a map of heads counts in thousandths
+FEWEST = 32  # least rows compared, however long they are
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,8 @@ from attnscope.questions.sentences import note_differences, note_unproved, numbe
 from attnscope.records import Meaning, Notes, Parts, derived, record
 from attnscope.views.table import BREAK, Cell, Column, Table
 
-SAME = 1e-3
-"""Row sums may differ by this much."""
-
-ROUNDING = 1e-4
-"""Two computations of one weight in float32 may differ by this much."""
+SAME = 1e-3  # row sums may differ by this much
+ROUNDING = 1e-4  # two computations of one weight in float32 may differ by this much
 
 
 def fault(own: Tensor, weights: Tensor, alive: Tensor) -> str | None:

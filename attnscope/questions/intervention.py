@@ -37,8 +37,7 @@ from attnscope.records import Meaning, record
 Forward = Callable[..., Any]
 Predicted = TypeVar("Predicted")
 
-BLOCK = 512
-"""Rows that are computed at a time."""
+BLOCK = 512  # rows that are computed at a time
 
 
 class RanLayer(NamedTuple):
@@ -186,11 +185,8 @@ def attending_layers(model: Model, kept: KeptLayers, seen: Record) -> list[tuple
     return found
 
 
-Calls: TypeAlias = Mapping[Head, Sequence[int]]
-"""The attention calls of every selected head, by number."""
-
-NEAR = 1e-3
-"""Most nats by which a loss may differ when stored layers are reused; rounding is far below it."""
+Calls: TypeAlias = Mapping[Head, Sequence[int]]  # the attention calls of every selected head, by number
+NEAR = 1e-3  # most nats by which a loss may differ when stored layers are reused; rounding is far below it
 
 
 def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -> Calls:

@@ -28,8 +28,7 @@ from attnscope.views.token import Scene, place_of
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
 
-LARGEST = 512
-"""Rows and columns of each head; a longer text is pooled."""
+LARGEST = 512  # rows and columns of each head; a longer text is pooled
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +91,7 @@ def whole_layers(
     return layers_of_maps(coarse, model, prepared, record, selection)
 
 
-CELLS = 256
-"""Rows and columns of a map, at most."""
+CELLS = 256  # rows and columns of a map, at most
 
 
 def layers_of_maps(

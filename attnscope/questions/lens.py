@@ -22,8 +22,7 @@ from attnscope.questions.sentences import name_pass
 from attnscope.records import Meaning, Notes, record
 from attnscope.views.table import Column, Table
 
-LIKELIEST = 5
-"""Tokens named for each layer."""
+LIKELIEST = 5  # tokens named for each layer
 
 
 @record("a prediction read off after a layer")

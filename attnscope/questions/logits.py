@@ -29,11 +29,8 @@ from attnscope.views import View
 from attnscope.views.charts import MovedWords, Term, Terms
 from attnscope.views.heads import maps_by_kind
 
-HEADS = 5
-"""Heads whose words are listed, unless one is named."""
-
-WORDS = 8
-"""Words of each head, in each direction."""
+HEADS = 5  # heads whose words are listed, unless one is named
+WORDS = 8  # words of each head, in each direction
 
 
 @record("a word")
@@ -198,8 +195,7 @@ def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
     return Favours(head, spell(1), spell(-1))
 
 
-MOST = 10
-"""Parts that are listed; the numbers have all of them."""
+MOST = 10  # parts that are listed; the numbers have all of them
 
 
 def of_writes(result: Writes, head: Head | None = None) -> Answer:

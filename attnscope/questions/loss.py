@@ -18,8 +18,7 @@ from attnscope.questions.corpus import batches, join_texts
 from attnscope.questions.importance import predicted_side
 from attnscope.questions.token_loss import TokenLoss
 
-WINDOW = 1024
-"""Lines among which equal lengths are batched."""
+WINDOW = 1024  # lines among which equal lengths are batched
 
 
 @dataclass(frozen=True)

@@ -166,8 +166,7 @@ def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: s
     return replace(result, notes=notes)
 
 
-LISTED = 8
-"""Dimensions that are listed; the map has all of them."""
+LISTED = 8  # dimensions that are listed; the map has all of them
 
 
 def of_neurons(result: Neurons) -> Answer:

@@ -22,8 +22,7 @@ from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.views import Grid, Ranked, Ranking, grid
 from attnscope.views.grid import CELLS
 
-FEWEST = 6
-"""Least tokens for naming patterns."""
+FEWEST = 6  # least tokens for naming patterns
 
 
 @record("every head", "show", eq=False)

@@ -22,22 +22,14 @@ from attnscope.records import Meaning, record
 from attnscope.storage.trace.layout import DOCUMENT, Message
 from attnscope.text import MOST_CHARACTERS, read_number
 
-Group: TypeAlias = tuple[int, ...]
-"""Tokens that count as one: the pieces of a word, or a phrase."""
-
-QUOTE = re.compile(r"\\([\"'])")
-"""A quote inside a quoted phrase."""
+Group: TypeAlias = tuple[int, ...]  # tokens that count as one: the pieces of a word, or a phrase
+QUOTE = re.compile(r"\\([\"'])")  # a quote inside a quoted phrase
 
 CLASSES = ("special", "punctuation")
 
-PICTURES = ("image", "video")
-"""Names of any part of a picture; without a picture, ordinary words."""
-
-SOUND = "sound"
-"""Names of any moment of a sound; likewise."""
-
-FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")
-"""The first picture, the default for a row and a column."""
+PICTURES = ("image", "video")  # names of any part of a picture; without a picture, ordinary words
+SOUND = "sound"  # names of any moment of a sound; likewise
+FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")  # the first picture, the default for a row and a column
 
 
 @dataclass(frozen=True, slots=True)

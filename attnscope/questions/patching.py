@@ -43,8 +43,7 @@ from attnscope.questions.intervention import (
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, quote_text
 
-What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]
-"""What can be patched."""
+What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]  # what can be patched
 
 PARTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "output": ("outputs", ()),
@@ -55,8 +54,7 @@ PARTS: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 """Each in words, and the terms of the call that it is."""
 
-LOGITS = "logits"
-"""The end of a path that leads to no head."""
+LOGITS = "logits"  # the end of a path that leads to no head
 
 
 @dataclass(frozen=True, eq=False)

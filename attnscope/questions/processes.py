@@ -98,11 +98,8 @@ def _lost() -> Iterator[None]:
         raise ModelError("another process of this job failed: see its message") from error
 
 
-LARGE_MODEL = 1 << 28
-"""Weights from which on a model's products give all of torch's threads enough to do."""
-
-FEW = 4
-"""Batches for each process from which on none waits long for another."""
+LARGE_MODEL = 1 << 28  # weights from which on a model's products give all of torch's threads enough to do
+FEW = 4  # batches for each process from which on none waits long for another
 
 
 def workers(model: Any, batches: int) -> int:

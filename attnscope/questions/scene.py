@@ -16,8 +16,7 @@ from attnscope.views.token import Scene, SceneRegion
 
 SPACE = re.compile(r"\s*")
 
-NEAR = 16
-"""Characters that may separate a token from the next, per token not found."""
+NEAR = 16  # characters that may separate a token from the next, per token not found
 
 
 def locate_tokens(tokens: Sequence[Token], text: str) -> list[tuple[int, int] | None]:
@@ -47,8 +46,7 @@ def locate_tokens(tokens: Sequence[Token], text: str) -> list[tuple[int, int] | 
     return places
 
 
-BETWEEN = 0.03
-"""Pixels between pictures, as a share of the largest."""
+BETWEEN = 0.03  # pixels between pictures, as a share of the largest
 
 
 def pictures_of(prepared: ModelInput) -> tuple[Picture, ...]:

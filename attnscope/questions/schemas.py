@@ -13,8 +13,7 @@ from attnscope.records import PRINTED, Meaning, schema, shaped
 for module in iter_modules(attnscope.questions.__path__):
     import_module(f"attnscope.questions.{module.name}")
 
-ANSWERS = dict(sorted(PRINTED.items()))
-"""The records that each command may print with ``--json``."""
+ANSWERS = dict(sorted(PRINTED.items()))  # the records that each command may print with ``--json``
 
 UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")
 """The commands that never show weighed attention."""

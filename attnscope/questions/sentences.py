@@ -19,8 +19,7 @@ from attnscope.registry import nearest_name
 
 KINDS = ("encoder", "decoder", "cross")
 
-QUOTED = 32
-"""Most characters of a text in a title."""
+QUOTED = 32  # most characters of a text in a title
 
 
 def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[str, ...]:

@@ -48,8 +48,7 @@ def fit_loosely(places: Sequence[Place], wanted: str) -> list[int]:
     return [i for i, place in enumerate(places) if folded in place_names(place)]
 
 
-MOST = 4
-"""Most pictures drawn side by side."""
+MOST = 4  # most pictures drawn side by side
 
 
 def lay_over(
@@ -87,14 +86,9 @@ def boxes_of(pictures: Sequence[Picture]) -> Mapping[int, Edges]:
     return {id_: edges for picture in pictures for id_, edges in picture.boxes.items()}
 
 
-TOP, SPARE = 10, 3
-"""Tokens listed on each side, and as many more if those are all."""
-
-BESIDE = 5
-"""Tokens listed beside a picture that shows them all."""
-
-MOST_TRIED = 1000
-"""Tokens among which the nearest to an unknown name is searched for."""
+TOP, SPARE = 10, 3  # tokens listed on each side, and as many more if those are all
+BESIDE = 5  # tokens listed beside a picture that shows them all
+MOST_TRIED = 1000  # tokens among which the nearest to an unknown name is searched for
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,8 +33,7 @@ from attnscope.questions.sentences import name_pass, quote_text
 from attnscope.records import Meaning, record
 from attnscope.views.heads import head_map, number
 
-COLUMNS = "kind", "layer", "position", "token", "effect", "score", "divergence"
-"""Of a state, in a CSV file."""
+COLUMNS = "kind", "layer", "position", "token", "effect", "score", "divergence"  # of a state, in a CSV file
 
 
 @record("a layer's residual stream at a token, patched alone")

@@ -27,14 +27,12 @@ from attnscope.views import HeadMap, head_map
 from attnscope.views.charts import Curve, Curves
 from attnscope.views.table import Column, Table
 
-LISTED = 6
-"""Heads of each measure that are listed and drawn; --csv and --json have all."""
+LISTED = 6  # heads of each measure that are listed and drawn; --csv and --json have all
 
 HALF = 0.5
 """A figure has appeared once it has covered this share of the way from its baseline to its last value."""
 
-NEAR = 0.005
-"""A figure closer than this to even attention is printed as the same."""
+NEAR = 0.005  # a figure closer than this to even attention is printed as the same
 
 
 @record("a head over the checkpoints")

@@ -7,8 +7,7 @@ from functools import cache
 
 from attnscope.text import title_words
 
-Measure = Callable[[str], float]
-"""How wide a text is."""
+Measure = Callable[[str], float]  # how wide a text is
 
 FINEST = 0.5  # how much narrower a line must become to be tried: half a column, or half a letter
 

@@ -41,8 +41,7 @@ from attnscope.storage.tensors import (
 )
 from attnscope.text import Untrusted, csv_cell
 
-OVER = 5e-3
-"""How far a row's sum may exceed 1; half precision needs it."""
+OVER = 5e-3  # how far a row's sum may exceed 1; half precision needs it
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -55,11 +54,8 @@ SOFTMAX = re.compile(r"kq_soft_max(?:_ext)?-\d+")
 Kinds = Mapping[str, Layers]
 Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]
 
-FORMATS: Registry[Writer] = Registry("data format")
-"""The formats of attention weights, by suffix."""
-
-PADDED = 1 << 24
-"""Most characters in the array of tokens: every token takes the space of the longest."""
+FORMATS: Registry[Writer] = Registry("data format")  # the formats of attention weights, by suffix
+PADDED = 1 << 24  # most characters in the array of tokens: every token takes the space of the longest
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,25 +24,17 @@ from attnscope.private import is_private, private_folder, private_path
 from attnscope.storage.files import write_whole
 from attnscope.storage.trace.file import SUFFIX, Trace, read_trace, trace_bytes
 
-LARGEST, FULL = 64 << 20, 300 << 20
-"""Most bytes of an entry, and of all together; the oldest go first."""
-
-MOST = 1000
-"""Most entries, so that listing them takes no noticeable time."""
-
-LOOKS = "looks"
-"""The folder of the entries, inside the configured one."""
-
-KEY = "attnscope cache key"
-"""The metadata field with an entry's key."""
+LARGEST, FULL = 64 << 20, 300 << 20  # most bytes of an entry, and of all together; the oldest go first
+MOST = 1000  # most entries, so that listing them takes no noticeable time
+LOOKS = "looks"  # the folder of the entries, inside the configured one
+KEY = "attnscope cache key"  # the metadata field with an entry's key
 
 _OURS = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}{re.escape(SUFFIX)}|\.attnscope-\w+{re.escape(SUFFIX)}")
 """Names of entries, and of unfinished ones: no other file of the folder is touched."""
 
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
-LEFT = 3600
-"""Seconds after which an unfinished file is removed."""
+LEFT = 3600  # seconds after which an unfinished file is removed
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FORMAT = 2
-SAMPLED = 64
-"""Numbers taken from each weight for a model's fingerprint."""
+SAMPLED = 64  # numbers taken from each weight for a model's fingerprint
 
 
 def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:

@@ -14,14 +14,9 @@ from typing import Any, NamedTuple
 from attnscope.errors import InputError
 from attnscope.storage.files import LONGEST, parse_json, read_lines
 
-HASHED = 1 << 20
-"""Bytes at the beginning of a file that, with its size, are its fingerprint."""
-
-FEW = 20
-"""Most fields of a line that a message names."""
-
-ROWS = 1024
-"""Rows of a Parquet file that are read together."""
+HASHED = 1 << 20  # bytes at the beginning of a file that, with its size, are its fingerprint
+FEW = 20  # most fields of a line that a message names
+ROWS = 1024  # rows of a Parquet file that are read together
 
 
 class CorpusText(NamedTuple):

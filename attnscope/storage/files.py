@@ -18,11 +18,8 @@ from attnscope.text import clean
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-LONGEST = 1 << 23
-"""Most bytes of a line: more than any text with all its annotations."""
-
-PART = 1 << 20
-"""Bytes of a file that are hashed at once."""
+LONGEST = 1 << 23  # most bytes of a line: more than any text with all its annotations
+PART = 1 << 20  # bytes of a file that are hashed at once
 
 
 class Line(NamedTuple):

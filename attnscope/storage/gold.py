@@ -17,8 +17,7 @@ from attnscope.errors import InputError
 from attnscope.storage.files import Line, hash_file, parse_json, read_lines
 from attnscope.text import MOST_CHARACTERS, read_number
 
-Span: TypeAlias = tuple[int, int]
-"""The first character of a text, and the one after the last."""
+Span: TypeAlias = tuple[int, int]  # the first character of a text, and the one after the last
 
 LONGEST_LABEL = 60
 
@@ -108,8 +107,7 @@ def clean_label(label: str) -> str:
 
 
 MARK = re.compile(r"\((?P<opened>[^()]*)(?P<alone>\))?|(?P<closed>[^()]+)\)")
-NAMES = ("eid", "GRP")
-"""The name of the entity field in ``# global.Entity``."""
+NAMES = ("eid", "GRP")  # the name of the entity field in ``# global.Entity``
 
 
 class Mention(NamedTuple):
@@ -160,13 +158,11 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
 COLUMNS = 10
 FORM, HEAD, RELATION, MISC = 1, 6, 7, 9
 
-WORDS = 128
-"""Words of a document that are read together for coreference, as in Clark et al. 2019."""
+WORDS = 128  # words of a document that are read together for coreference, as in Clark et al. 2019.
 
 COREFERENCE = "coreference"
 
-LONGEST = 2000
-"""Most words of a sentence."""
+LONGEST = 2000  # most words of a sentence
 
 
 @dataclass(frozen=True)
@@ -336,14 +332,9 @@ def _join(sentences: list[Sentence]) -> GoldText:
 
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
 
-LONGEST_SIDE = 400
-"""Most characters of one side of a pair: a phrase, not a text."""
-
-_Words: TypeAlias = tuple[str, tuple[Span, ...]]
-"""A text, and the places of its words."""
-
-UNNAMED = "all"
-"""The label of an unlabelled pair."""
+LONGEST_SIDE = 400  # most characters of one side of a pair: a phrase, not a text
+_Words: TypeAlias = tuple[str, tuple[Span, ...]]  # a text, and the places of its words
+UNNAMED = "all"  # the label of an unlabelled pair
 
 
 class JsonLines(GoldFile):

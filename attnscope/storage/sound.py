@@ -18,17 +18,10 @@ from attnscope.storage.files import reading
 BEGINS = ((b"RIFF", b"WAVE"), (b"RIFX", b"WAVE"), (b"RF64", b"WAVE"), (b"fLaC", b""))
 """A file's first four bytes, and those from the ninth on; nothing else goes to a decoder."""
 
-LONGEST = 1800
-"""Most seconds that are read."""
-
-RATES = range(1000, 768_001)
-"""Allowed samples per second."""
-
-CHANNELS = 64
-"""Most channels."""
-
-DENSE = 48_000
-"""Most samples per second for that duration: a denser sound may have as many samples, no more."""
+LONGEST = 1800  # most seconds that are read
+RATES = range(1000, 768_001)  # allowed samples per second
+CHANNELS = 64  # most channels
+DENSE = 48_000  # most samples per second for that duration: a denser sound may have as many samples, no more
 
 FINE = 4096
 """Most samples in a ratio of rates; unusual rates are off by at most two thousandths of a second.
@@ -36,11 +29,8 @@ FINE = 4096
 The filter between two coprime rates has as many numbers, up to a gigabyte.
 """
 
-LOUDEST = 1e12
-"""No valid sample exceeds this: the maximum is 1, or that of an integer type."""
-
-BLOCK = 1 << 16
-"""Samples per channel decoded at once."""
+LOUDEST = 1e12  # no valid sample exceeds this: the maximum is 1, or that of an integer type
+BLOCK = 1 << 16  # samples per channel decoded at once
 
 
 @dataclass(frozen=True, eq=False)

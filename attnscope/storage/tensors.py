@@ -27,14 +27,9 @@ if TYPE_CHECKING:
 Layers = Iterable[tuple[int, Weights]]
 
 FORMAT = 1
-LONGEST = 1 << 17
-"""Most rows or columns in a file; each takes kilobytes once it is labelled and drawn."""
-
-FARTHEST = 1 << 31
-"""The largest token number or vocabulary id in a description."""
-
-DESCRIPTION = "attnscope"
-"""The name of the description among the arrays, or in a file's metadata."""
+LONGEST = 1 << 17  # most rows or columns in a file; each takes kilobytes once it is labelled and drawn
+FARTHEST = 1 << 31  # the largest token number or vocabulary id in a description
+DESCRIPTION = "attnscope"  # the name of the description among the arrays, or in a file's metadata
 
 
 @dataclass(eq=False)
@@ -104,14 +99,12 @@ def is_number(value: Any, most: int = FARTHEST) -> bool:
     return type(value) is int and -most <= value <= most
 
 
-UNNOTICED = 1 << 28
-"""Most bytes of an unpacked file."""
+UNNOTICED = 1 << 28  # most bytes of an unpacked file
 
 PACKED = 100
 """Most unpacked bytes per byte of a large file: weights pack at most 20 to 1, a zip bomb 1,000 to 1."""
 
-PICKLED = b"\x80"
-"""The first bytes of a pickle."""
+PICKLED = b"\x80"  # the first bytes of a pickle
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -158,8 +151,7 @@ TYPES = {
 NARROW = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Types that only torch has."""
 
-LONGEST_HEADER = 100_000_000
-"""Most bytes of a header that the safetensors library itself reads."""
+LONGEST_HEADER = 100_000_000  # most bytes of a header that the safetensors library itself reads
 
 READ_WHOLE = 64 << 20
 """Files up to this size are read when opened, so that nobody can change them under their reader."""

@@ -116,11 +116,8 @@ def _word_pieces(lines: Iterable[str], vocabulary: int, lowercase: bool) -> Toke
 Ids = npt.NDArray[np.int64]
 IGNORED = -1  # the target of a position without a prediction
 
-LONGEST = 1 << 16
-"""Characters per line; longer lines are split to bound memory."""
-
-TOGETHER = 1 << 19
-"""Characters that are tokenized together, for the same reason."""
+LONGEST = 1 << 16  # characters per line; longer lines are split to bound memory
+TOGETHER = 1 << 19  # characters that are tokenized together, for the same reason
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,7 @@ def load_checkpoint(
 
 
 PRECISIONS = ("float32", "bfloat16")
-FEWER_SHAPES = 64
-"""Targets are padded to a multiple of it: CPU libraries cache code for every shape they see."""
+FEWER_SHAPES = 64  # targets are padded to a multiple of it: CPU libraries cache code for every shape they see
 SEEDS = 1_000_003  # steps per seed: the random state of a step is seed * SEEDS + step
 
 
@@ -339,13 +338,11 @@ def stop_between_steps() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-WORK = "training"
-"""What a run needs to resume, inside the model's folder; removed when the run is over."""
+WORK = "training"  # what a run needs to resume, inside the model's folder; removed when the run is over
 CHECKPOINT = "checkpoint.safetensors"
 CHANGEABLE = ("steps", "minutes", "save_minutes", "device")
 """Settings that a resumed run may change: how long, and where."""
-GUESSED = 0.15
-"""Share of tokens that are masked when a masked encoder's loss is measured."""
+GUESSED = 0.15  # share of tokens that are masked when a masked encoder's loss is measured
 
 
 @dataclass(frozen=True)
@@ -477,8 +474,7 @@ def train_on_files(
     return Outcome(encoder, tokenizer, progress, done, tuple(path.name for path in held_out_lines.files))
 
 
-FEWEST = 14
-"""Loss is measured on at least this many tokens."""
+FEWEST = 14  # loss is measured on at least this many tokens
 
 
 def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: int = 0) -> tuple[float, int]:

@@ -13,14 +13,9 @@ from attnscope.axes import Array, Place, Weights, fit, shrink
 from attnscope.views.heatmap import EACH_ROW, FAINT, WHERE, Scale, choosing_rows, levels
 from attnscope.views.table import Titled
 
-CELLS = 48
-"""Rows and columns of a thumbnail, at most."""
-
-SCALE_ENDS = {"row": EACH_ROW, "head": "each head's largest"}
-"""What full colour stands for, in words."""
-
-FEW = 0.1
-"""If fewer than this share of the heads has a cell above ``FAINT``, each head gets its own scale."""
+CELLS = 48  # rows and columns of a thumbnail, at most
+SCALE_ENDS = {"row": EACH_ROW, "head": "each head's largest"}  # what full colour stands for, in words
+FEW = 0.1  # if fewer than this share of the heads has a cell above ``FAINT``, each head gets its own scale
 
 
 QUARTER, DARK = 0.25, 0.01

@@ -19,17 +19,13 @@ Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
 
 SCALES: tuple[Scale, ...] = ("auto", "fixed", "row", "head")
 
-EACH_ROW = "each row's largest"
-"""What full colour stands for if each row has its own scale."""
+EACH_ROW = "each row's largest"  # what full colour stands for if each row has its own scale
 
 WHERE = " where most keys are open"
 """Qualifies a largest weight that leaves out rows with few keys, which have large weights anyway."""
 
-FAINT = 0.1
-"""Lower weights are almost invisible where full colour is 1."""
-
-FEW = 0.05
-"""If fewer than this share of the rows has a weight above ``FAINT``, a head is faint."""
+FAINT = 0.1  # lower weights are almost invisible where full colour is 1
+FEW = 0.05  # if fewer than this share of the rows has a weight above ``FAINT``, a head is faint
 
 
 @dataclass(frozen=True, slots=True)

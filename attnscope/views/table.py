@@ -18,8 +18,7 @@ class Titled:
 Cell: TypeAlias = "str | tuple[tuple[str, str | float], ...]"
 """A text, or pieces of one, each with a style: ``bold``, ``dim``, a colour, or a level of the colour map."""
 
-BREAK = ("\n", "")
-"""A piece that ends in a real line break; in any other, line breaks are made visible."""
+BREAK = ("\n", "")  # a piece that ends in a real line break; in any other, line breaks are made visible
 
 
 @dataclass(frozen=True)

@@ -70,11 +70,8 @@ class Scene:
 
 Edges: TypeAlias = tuple[float, float, float, float]
 
-FULL_BARS = (0.1, 0.25, 0.5, 1.0)
-"""Possible weights of a full bar."""
-
-NOTHING = 0.001
-"""Tokens with less weight are not listed by name."""
+FULL_BARS = (0.1, 0.25, 0.5, 1.0)  # possible weights of a full bar
+NOTHING = 0.001  # tokens with less weight are not listed by name
 
 NOWHERE: Mapping[int, Edges] = MappingProxyType({})
 

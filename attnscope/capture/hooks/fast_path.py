@@ -25,8 +25,7 @@ ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncod
 FUSED_FUNCTIONS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in FUSED_FUNCTIONS)
 MULTIPLYING = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
-BY_TEXT = torch.ops.aten.bmm.default
-"""May project non-contiguous (transposed) states; after that, it attends."""
+BY_TEXT = torch.ops.aten.bmm.default  # may project non-contiguous (transposed) states; after that, it attends
 TURNING = torch.ops.aten.t.default
 
 

@@ -31,8 +31,7 @@ MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
 RESAMPLING = re.compile(r"(?:max|avg|lp)_pool(\d)d$|^interpolate$")
 """Functions that create other positions, along that many axes after the channels."""
 
-DEEPEST = 100
-"""Most steps of a chain: models reach their shortcut long before."""
+DEEPEST = 100  # most steps of a chain: models reach their shortcut long before
 
 
 class Lineage(Tracker):

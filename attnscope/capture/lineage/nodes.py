@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 Which: TypeAlias = Literal["position", "channel"]
 
-STRETCH = float(2**40)
-"""Positions of one root; float64 is exact over thousands of such stretches."""
+STRETCH = float(2**40)  # positions of one root; float64 is exact over thousands of such stretches
 
 UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
 """Exceptions of a function that can move numbers but not labels."""

@@ -44,8 +44,7 @@ BY_KEYS = (
 )
 SAMPLED = "only some positions ask, so rows are numbered by themselves, and stand at {details}: {names}"
 MOST_NAMED = 12
-MOST = 2**24
-"""Most rows and slots of a call whose layout is computed."""
+MOST = 2**24  # most rows and slots of a call whose layout is computed
 LARGE = (
     f"attention from more than {MOST:,} rows at once is not followed to where its queries and keys come "
     "from: its maps have the axes that torch's function was given"

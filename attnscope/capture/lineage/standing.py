@@ -25,8 +25,7 @@ from attnscope.capture.lineage.nodes import (
 )
 from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
-MOST = 2**24
-"""Most weights whose labels are computed."""
+MOST = 2**24  # most weights whose labels are computed
 IN_ROW = frozenset({"order", "another order"})
 
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-NEAR = 8
-"""Unwanted rows between two wanted ones that are computed too: cheaper than another call."""
+NEAR = 8  # unwanted rows between two wanted ones that are computed too: cheaper than another call
 
 
 class Reading(Protocol):
@@ -113,8 +112,7 @@ def _blocks(size: int, readings: Sequence[Reading], step: int) -> Iterator[tuple
         yield start, last + 1
 
 
-BLOCK = 1 << 23
-"""Weights computed at a time: 32 MB of float32."""
+BLOCK = 1 << 23  # weights computed at a time: 32 MB of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +160,7 @@ How: TypeAlias = Literal["share", "mean", "max"]
 """What a cell holds: the share of its queries' attention that its keys get, or the mean or the largest of the
 weights of its open pairs."""
 
-Axes: TypeAlias = "tuple[Coarsening, Coarsening]"
-"""How to coarsen the queries and the keys of a call."""
+Axes: TypeAlias = "tuple[Coarsening, Coarsening]"  # how to coarsen the queries and the keys of a call
 
 
 @dataclass(eq=False)

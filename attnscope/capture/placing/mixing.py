@@ -25,8 +25,7 @@ from attnscope.capture.placing.without_attention import POOLED, is_torchs_own
 from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
-MOST = 2**22
-"""Most numbers of a tensor whose positions are looked up."""
+MOST = 2**22  # most numbers of a tensor whose positions are looked up
 
 NO_SOFTMAX = (
     "it weighs values by scores that no softmax made (sigmoids, ReLUs, exponentials divided later): its "

@@ -175,8 +175,7 @@ def _masks(
     return additive, tuple(~mask for mask in wide if mask.dtype == torch.bool), 0 if hint else None
 
 
-MadeRows: TypeAlias = Callable[[int, int], Tensor]
-"""A mask computed on demand, row by row."""
+MadeRows: TypeAlias = Callable[[int, int], Tensor]  # a mask computed on demand, row by row
 
 ARGUMENTS_FLEX = ("query", "key", "value", "score_mod", "block_mask", "scale")
 """The arguments of torch's operator, in order; a block mask is a tuple here, ending in its function."""

@@ -12,8 +12,7 @@ from attnscope.attention import HeldRows, RowSource, SomeHeads
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import ScoredRows
 
-SOME = 64
-"""About this many keys are enough for the magnitude of the values."""
+SOME = 64  # about this many keys are enough for the magnitude of the values
 
 
 def sample_rows(queries: int) -> tuple[int, ...]:

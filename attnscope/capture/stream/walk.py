@@ -41,11 +41,8 @@ LINEAR = frozenset((
 PRODUCTS = frozenset(("Mul", "Div", "Mm", "Addmm", "Bmm", "Mv", "NativeLayerNorm", "FusedRmsNorm"))
 """Nodes of which one side is followed; the other side must not be the stream, too."""
 
-ACTIVATIONS = frozenset(("Gelu", "Silu", "Relu", "Tanh"))
-"""Elementwise functions that are 0 at 0."""
-
-SIDES = {"Addmm": 1}
-"""How many of a node's first inputs are added to its product."""
+ACTIVATIONS = frozenset(("Gelu", "Silu", "Relu", "Tanh"))  # elementwise functions that are 0 at 0
+SIDES = {"Addmm": 1}  # how many of a node's first inputs are added to its product
 
 NORMS = frozenset(("NativeLayerNorm", "FusedRmsNorm"))
 """Nodes that divide their first input by its standard deviation; weights are held, the bias is added."""

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
     from attnscope.questions.align import SpokenText
 
-LONGEST = 24
-"""Most letters of a word in its column; longer words shift their bar."""
-
-NARROWEST = 16
-"""Least columns for bars."""
+LONGEST = 24  # most letters of a word in its column; longer words shift their bar
+NARROWEST = 16  # least columns for bars
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,8 @@ if TYPE_CHECKING:
     from attnscope.storage.cache import CachedPass
     from attnscope.views.table import Table
 
-QUOTED = 200
-"""Most characters of a listed text."""
-
-WIDEST = 32
-"""Most characters of a model's name."""
+QUOTED = 200  # most characters of a listed text
+WIDEST = 32  # most characters of a model's name
 
 
 @dataclass(frozen=True, kw_only=True)

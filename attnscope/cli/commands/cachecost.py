@@ -13,8 +13,7 @@ from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import notify, waiting
 
-TABLE = ".tsv"
-"""The suffix of a pattern file."""
+TABLE = ".tsv"  # the suffix of a pattern file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,7 @@ class GoldOptions:
     checkpoint: Path | None = option("Keep the sums in this file; the same command resumes from it.")
 
 
-MOST = 500
-"""Most questions in one command: each is a table; more belong in a file for --gold."""
+MOST = 500  # most questions in one command: each is a table; more belong in a file for --gold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +62,7 @@ class FindOutput(options.TableOutput):
     top: int | None = option("List at most N heads a question; default: 8, or 1 with --gold.", min=1)
 
 
-SOUNDS = re.compile(r'"audio"\s*:')
-"""Fields of a line that name a sound."""
+SOUNDS = re.compile(r'"audio"\s*:')  # fields of a line that name a sound
 
 
 def check_gold(

@@ -14,8 +14,7 @@ from attnscope.cli.source import read_source, reading
 
 FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer, --from or --csv"
 
-CURVED = 116
-"""Least columns for the curves of --faithful."""
+CURVED = 116  # least columns for the curves of --faithful
 
 
 @dataclass(frozen=True, kw_only=True)

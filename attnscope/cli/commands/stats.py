@@ -80,11 +80,8 @@ FAMILIES = (
 )
 """Measures with a number or a name of the user's in theirs: name, unit and meaning."""
 
-PARTS = 48
-"""Most runs of rows in a curve."""
-
-TOP, FAITHFUL_TOP = 8, 12
-"""Default numbers of heads with curves, and of heads by faithfulness."""
+PARTS = 48  # most runs of rows in a curve
+TOP, FAITHFUL_TOP = 8, 12  # default numbers of heads with curves, and of heads by faithfulness
 
 
 @command

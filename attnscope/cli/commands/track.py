@@ -22,8 +22,7 @@ from attnscope.text import clean, visible
 if TYPE_CHECKING:
     from attnscope.models import Model
 
-PAUSE = 10.0
-"""Seconds between two checks for new checkpoints."""
+PAUSE = 10.0  # seconds between two checks for new checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,8 +36,7 @@ BEFORE = {
 }
 """Names of parameters that stand as tokens before the patches, and of those tokens; in their order."""
 
-AFTER = {"detection_tokens": "DET"}
-"""Those that stand after the patches."""
+AFTER = {"detection_tokens": "DET"}  # those that stand after the patches
 
 
 def open_image(path: Path) -> Image:

@@ -233,8 +233,7 @@ def most_positions(module: nn.Module) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-HELD = 0.5
-"""The share of free memory for weights; a layer from disk and the pass need the rest."""
+HELD = 0.5  # the share of free memory for weights; a layer from disk and the pass need the rest
 
 
 def find_room() -> dict[int | str, int]:

@@ -29,8 +29,7 @@ from attnscope.models.text.generation import GREEDY, Sampling, describe_generati
 from attnscope.models.text.tokens import Encoded, repeat_random
 from attnscope.progress import tell
 
-PROBED = 64
-"""Tokens on which it is tried whether parts of the scores are those of a whole pass."""
+PROBED = 64  # tokens on which it is tried whether parts of the scores are those of a whole pass
 
 
 def generate_cached(

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-DRAWN_PIXELS = 512
-"""Most pixels along the longer side of a picture drawn under attention."""
+DRAWN_PIXELS = 512  # most pixels along the longer side of a picture drawn under attention
 
 IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
 """Config fields for the id of a token that stands for a picture or a video."""

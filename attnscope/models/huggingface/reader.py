@@ -28,8 +28,7 @@ class NoTokenizer:
         raise self._reason
 
 
-MARGIN = 64
-"""Tokens behind a cut that may change those before it; if they do, the whole text is read again."""
+MARGIN = 64  # tokens behind a cut that may change those before it; if they do, the whole text is read again
 
 
 @dataclass(frozen=True)

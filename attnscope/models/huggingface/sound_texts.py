@@ -64,8 +64,7 @@ def stands_for_sounds(config: Any) -> bool:
     return any(getattr(config, name, None) is not None for name in SOUND_IDS)
 
 
-MOST_BESIDE_LINE = 0.5
-"""How far, in tokens, a token's middle may lie from the line through all of them."""
+MOST_BESIDE_LINE = 0.5  # how far, in tokens, a token's middle may lie from the line through all of them
 
 
 class SoundTextModel(HuggingFaceModel):

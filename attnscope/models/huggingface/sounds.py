@@ -35,20 +35,11 @@ LENGTHS = ("_get_subsampling_output_length", "_get_feat_extract_output_lengths")
 The first belongs to the encoder itself; the other may be copied from a model of another input.
 """
 
-LONG_INPUT = 10**9
-"""A length large enough for its number of frames to give the length of one."""
-
-FRAMES_CUT = 4
-"""How many frames a sound may differ from the sum of its frames: convolutions cut its ends."""
-
-HUNDREDTHS_TOLERANCE = 1e-4
-"""How many seconds hundredths may be off."""
-
-BANDS = 64
-"""Frequency bands of a wave."""
-
-SILENT_SHARE = 1e-6
-"""The share of the maximum that counts as silence: 60 decibels."""
+LONG_INPUT = 10**9  # a length large enough for its number of frames to give the length of one
+FRAMES_CUT = 4  # how many frames a sound may differ from the sum of its frames: convolutions cut its ends
+HUNDREDTHS_TOLERANCE = 1e-4  # how many seconds hundredths may be off
+BANDS = 64  # frequency bands of a wave
+SILENT_SHARE = 1e-6  # the share of the maximum that counts as silence: 60 decibels
 
 
 @dataclass(frozen=True)
@@ -189,8 +180,7 @@ def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
     return int(rate)
 
 
-BOUNDARY = "|"
-"""The word separator in CTC vocabularies."""
+BOUNDARY = "|"  # the word separator in CTC vocabularies
 
 
 def is_ctc(config: Any) -> bool:

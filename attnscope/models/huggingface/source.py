@@ -71,8 +71,7 @@ def require_on_hub(name: str, revision: str | None) -> None:
         ) from None
 
 
-PIP = re.compile(r"pip install ([^`]+)`")
-"""transformers' install advice, with lines joined."""
+PIP = re.compile(r"pip install ([^`]+)`")  # transformers' install advice, with lines joined
 
 NAMED = re.compile(
     r"requires (?:the )?(?:🤗 )?([\w.-]+?) library|need to install ([\w.-]+)"
@@ -80,8 +79,7 @@ NAMED = re.compile(
 )
 """How it names a package without a pip command."""
 
-BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")
-"""Packages compiled for one release of torch."""
+BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")  # packages compiled for one release of torch
 
 
 def explain_missing(error: BaseException) -> str | None:

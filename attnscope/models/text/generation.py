@@ -15,11 +15,8 @@ from attnscope.text import visible
 if TYPE_CHECKING:
     from torch import Tensor
 
-CLOSING = (".", ",", ";", ":", "!", "?", ")", "]", "…")
-"""Tokens that follow a word without a space."""
-
-QUOTED = 100
-"""Characters of a generated text that its note quotes."""
+CLOSING = (".", ",", ";", ":", "!", "?", ")", "]", "…")  # tokens that follow a word without a space
+QUOTED = 100  # characters of a generated text that its note quotes
 
 
 @dataclass(frozen=True)

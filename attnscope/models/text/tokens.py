@@ -24,8 +24,7 @@ class Encoded(NamedTuple):
     fields: Mapping[str, list[int]] = {}
 
 
-BEGINS = ("▁", "Ġ")
-"""Prefixes in vocabulary entries of tokens that begin a word."""
+BEGINS = ("▁", "Ġ")  # prefixes in vocabulary entries of tokens that begin a word
 
 
 def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
@@ -80,8 +79,7 @@ def tokens_of_spellings(
     return tuple(tokens)
 
 
-UNKNOWN = "unknown to the vocabulary:"
-"""The note on unknown tokens."""
+UNKNOWN = "unknown to the vocabulary:"  # the note on unknown tokens
 
 
 UNKNOWN_END = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
@@ -166,8 +164,7 @@ def _words(encoding: Encoding, sequences: Sequence[int | None], texts: Sequence[
     return numbers
 
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""What incomplete characters decode to."""
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # what incomplete characters decode to
 
 
 @dataclass(frozen=True)

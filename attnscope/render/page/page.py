@@ -139,8 +139,7 @@ def data_uri(scene: Scene) -> tuple[str, int, int]:
 THUMBNAIL = 32  # rows and columns of a thumbnail in the overview
 
 Layers = Iterable[tuple[int, Weights]]
-Words = Mapping[tuple[str, int], Sequence[Described]]
-"""The text about each head, by kind and layer."""
+Words = Mapping[tuple[str, int], Sequence[Described]]  # the text about each head, by kind and layer
 
 
 @dataclass(eq=False)

@@ -34,8 +34,7 @@ AROUND, AROUND_LOOSE = 4, 7  # lines of title, names and legend, and with the su
 LARGEST = 17  # columns of a large thumbnail with several keys per column
 WHOLE = 24  # up to this many keys, each has a column in a large thumbnail
 
-WRITTEN = "━"
-"""Marks the columns of generated tokens."""
+WRITTEN = "━"  # marks the columns of generated tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from attnscope.views.table import BREAK, Cell, Table
 
 WIDE = 100  # least columns to show a table in full if it has a narrow form
 
-MOST_ROWS = 2000
-"""Most rows that are printed: laying out tens of thousands takes minutes."""
+MOST_ROWS = 2000  # most rows that are printed: laying out tens of thousands takes minutes
 
 
 def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:

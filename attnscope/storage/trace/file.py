@@ -34,11 +34,8 @@ from attnscope.storage.trace.layout import (
     traced_rows,
 )
 
-LONGEST = 1 << 20
-"""Most rows, columns, texts, pixels or frames of a trace."""
-
-HELD = 8
-"""Arrays cached in memory: those of a layer or two."""
+LONGEST = 1 << 20  # most rows, columns, texts, pixels or frames of a trace
+HELD = 8  # arrays cached in memory: those of a layer or two
 
 KINDS = {"F64": "f", "F32": "f", "F16": "f", "U16": "f", "I32": "i", "U8": "u"}
 """The type of each kind of array: numbers, runs of keys, bits or pixels. bfloat16 is stored as U16."""
@@ -160,8 +157,7 @@ def check_trace(trace: Trace, arrays: TraceFile) -> None:
         _check_rows(call.rows, arrays, (call.batch, call.heads, *trace.size(call)))
 
 
-DTYPES = ("float32", "float16", "bfloat16", "float64")
-"""The types of a model's computation."""
+DTYPES = ("float32", "float16", "bfloat16", "float64")  # the types of a model's computation
 
 
 def _check_rows(rows: TracedRows, arrays: TraceFile, shape: Shape) -> None:
@@ -244,8 +240,7 @@ def _widens(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 SUFFIX = ".trace"
-KEY = "attnscope trace"
-"""The name of the description in a file's metadata."""
+KEY = "attnscope trace"  # the name of the description in a file's metadata
 
 RAW = ("axes", "text", "messages")
 """What a model read, kept to the letter; every other text of a description is cleaned as it is read."""

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-BLOCK = 1 << 24
-"""Cells of a mask requested at a time, if a function makes it."""
+BLOCK = 1 << 24  # cells of a mask requested at a time, if a function makes it
 
 
 @dataclass(eq=False)

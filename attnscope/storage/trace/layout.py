@@ -19,8 +19,7 @@ from attnscope.capture.record import Failure, LayerWithoutAttention, SiteRecord
 from attnscope.figures import HeadFigures
 from attnscope.records import Meaning, record
 
-FORMAT = 5
-"""The version of the layout. A reader refuses any other."""
+FORMAT = 5  # the version of the layout. A reader refuses any other.
 
 Tokens: TypeAlias = tuple[Token, ...]
 
@@ -187,8 +186,7 @@ class TracedSound:
     array: str | None
 
 
-DOCUMENT = "document"
-"""The role of a document that a chat template writes beside the messages."""
+DOCUMENT = "document"  # the role of a document that a chat template writes beside the messages
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from attnscope.storage.trace.layout import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-HELD = 2
-"""Calls whose tensors are cached."""
+HELD = 2  # calls whose tensors are cached
 
 
 def replay(trace: Trace, *, arrays: bool = False) -> Replay:

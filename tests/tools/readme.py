@@ -21,6 +21,7 @@ BLOCK = re.compile(r"```console\n\$ (attnscope [^\n]*)\n(.*?)```", re.S)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+ROUNDING = re.compile(r"\b\de-0[6-9]\b")
 LEVELS = {shade: level for level, shade in enumerate(" ░▒▓█")} | {
     bar: eighths / 2 for eighths, bar in enumerate("▏▎▍▌▋▊▉", start=1)
 }
@@ -68,32 +69,32 @@ def block(command: str, folder: Path = ROOT) -> str:
     return f"```console\n$ {command}\n{output(command, folder)}```"
 
 
-def difference(expected: str, printed: str) -> str | None:
+def difference(expected: str, printed: str, share: float = 0.0) -> str | None:
     """The first line that says something else, or None.
 
-    A number may be off by one in its last place, a cell by one shade: other machines round otherwise.
+    A number may be off by one in its last place or by a share of itself, a cell by one shade: other machines
+    round otherwise. An error of rounding (5e-07) is a machine's own: only that it is one is compared.
     """
-    lines, others = expected.splitlines(), printed.splitlines()
+    lines, others = (ROUNDING.sub("1e-07", text).splitlines() for text in (expected, printed))
     for line, other in zip(lines, others, strict=False):
-        if not _same(line, other):
+        if not _same(line, other, share):
             return f"- {line}\n+ {other}"
     return None if len(lines) == len(others) else f"{len(lines)} lines, but {len(others)} printed"
 
 
-def _same(line: str, other: str) -> bool:
+def _same(line: str, other: str, share: float) -> bool:
     pieces, others = NUMBER.split(line), NUMBER.split(other)  # text, number, text, number, ... text
     return len(pieces) == len(others) and all(
-        _same_number(piece, its) if place % 2 else _same_text(piece, its)
+        _same_number(piece, its, share) if place % 2 else _same_text(piece, its)
         for place, (piece, its) in enumerate(zip(pieces, others, strict=True))
     )
 
 
-def _same_number(one: str, other: str) -> bool:
+def _same_number(one: str, other: str, share: float) -> bool:
     places = len(one.partition(".")[2])
-    whole = not places and len(one) < 2  # a small whole number counts something
-    return places == len(other.partition(".")[2]) and abs(float(one) - float(other)) * 10**places < (
-        0.5 if whole else 1.5
-    )
+    last = 0.5 if not places and len(one) < 2 else 1.5  # a small whole number counts something
+    allowed = max(last / 10**places, share * abs(float(one)))
+    return places == len(other.partition(".")[2]) and abs(float(one) - float(other)) < allowed
 
 
 def _same_text(one: str, other: str) -> bool:

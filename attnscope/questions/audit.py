@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnscope.attention import Site
 from attnscope.capture import recording
 from attnscope.capture.hooks.compiled import original
+from attnscope.capture.lineage.functions import ELEMENTWISE
+from attnscope.capture.lineage.layout import CHANNELS
+from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD, is_torchs_own
 from attnscope.capture.record import pattern
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.audit_mixer import Mixer, describe_mixers, is_inside, name_mixers, only_choose, sorts
 from attnscope.questions.audit_pass import (
     CallEnd,
     CallKey,
@@ -26,8 +26,11 @@ from attnscope.questions.audit_pass import (
     Freeze,
     FunctionSteps,
     find_tensors,
+    is_inside,
     places_moved,
+    sorts,
 )
+from attnscope.questions.sentences import number_ranges
 from attnscope.records import Meaning, Parts, derived, record
 
 NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
@@ -107,6 +110,144 @@ def _ordinary(field: Tensor, prepared: ModelInput) -> list[int]:
 
 
 MOST = 8  # most tokens of an input that are changed
+
+
+MISSED = "attention that was not captured"
+BETWEEN_CHANNELS = "attention from channel to channel"
+
+FUNCTIONS = (
+    ("a Fourier transform", r"fft"),
+    ("a recurrence", r"lstm|gru|rnn_(tanh|relu)|cumsum|cumprod|scan"),
+    ("a convolution", r"conv\d?d?|conv_transpose|unfold"),
+    (MISSED, r"attention|softmax"),
+)
+"""Kinds of token mixing, with fragments of torch's function names; the first match counts."""
+
+A_PRODUCT, A_CHOICE = "a matrix product", "a choice among tokens"
+ARITHMETIC = (A_PRODUCT, "a sum", "a product")
+"""Functions that attention uses too: they name a mixer that is not called attention."""
+
+STEPS = (
+    ("a normalization over tokens", r"(group|instance|batch)_norm|^normalize$|vector_norm"),
+    ("pooling", r"pool|^(mean|sum|amax|max|amin|min|std|var)$|interpolate|grid_sample"),
+    (A_PRODUCT, r"linear|matmul|mm$|^mv$|einsum|dot"),
+    ("ids that are made of several tokens", r"embedding"),
+    (A_CHOICE, r"getitem|gather|select|scatter|index|where|sort|topk|take|masked_fill"),
+    (ARITHMETIC[1], r"^_*i?r?(add|sub)_*$|^lerp_?$"),
+    (ARITHMETIC[2], r"^_*i?r?(mul|div|truediv|pow)_*$"),
+)
+"""The same for single functions seen to mix tokens."""
+
+CLASSES = ((r"merg|downsampl|pool", "pooling"), (r"scaler", "a normalization over tokens"))
+"""Fragments of class names, beside those of layers without attention."""
+
+NO_MIXING = ELEMENTWISE | {
+    "__get__",
+    "__iadd__",
+    "add_",
+    "__isub__",
+    "sub_",
+    "relu",
+    "gelu",
+    "silu",
+    "sigmoid",
+}
+"""Functions that only move numbers."""
+
+
+@record("a module")
+class Mixer:
+    """A module through which tokens reach each other outside captured attention."""
+
+    path: Annotated[str, Meaning("its path")]
+    type: Annotated[str, Meaning("its Python class")]
+    layer: Annotated[int | None, Meaning("the number in its path, if there is just one")]
+    way: Annotated[str | None, Meaning("by what it mixes tokens, where that is known")]
+
+
+def describe_mixers(mixers: Sequence[Mixer], held: int) -> tuple[str, ...]:
+    """What mixes tokens beside ``held`` captured calls, in words, equal modules together."""
+    sorts: dict[tuple[str, str, str | None], list[Mixer]] = {}
+    for mixer in mixers:
+        sorts.setdefault((pattern(mixer.path), mixer.type, mixer.way), []).append(mixer)
+    sentences = []
+    for (path, kind, way), alike in sorts.items():
+        layers = {mixer.layer for mixer in alike if mixer.layer is not None}
+        where = f"{path or 'the model itself'} ({kind})"
+        if layers:
+            where = f"layer{'s' * (len(layers) > 1)} {number_ranges(layers)}, {where},"
+        many = len(alike) > 1
+        verb = "mix" if many else "mixes"
+        sentences.append(f"{where} {verb} tokens {f'by {way}' if way else 'in a way of its own'} as well")
+    missed = sum(mixer.way == MISSED for mixer in mixers)
+    if missed:
+        sentences.append(f"{missed:,} of {missed + held:,} attention calls were not captured")
+    return tuple(sentences)
+
+
+def name_mixers(
+    root: nn.Module,
+    paths: Sequence[str],
+    functions: Mapping[str, set[str]],
+    mixing: Mapping[str, set[str]],
+    sites: Sequence[Site],
+    hidden: Mapping[str, str],
+) -> tuple[Mixer, ...]:
+    """The mixers at these paths, each once.
+
+    ``functions`` are the torch functions that ran in each module itself, ``mixing`` those that mixed
+    tokens; ``hidden`` says why attention that was seen is not shown.
+
+    A torch module is named by the model's module around it, and a part of a mixer by the whole, if that
+    holds no captured attention.
+    """
+    attending = {site.name for site in sites}
+
+    def is_bare(path: str) -> bool:
+        return bool(path) and not any(name == path or is_inside(name, path) for name in attending)
+
+    def only_adds(path: str) -> bool:
+        return any(is_inside(other, path) for other in paths) and functions.get(path, set()) <= NO_MIXING
+
+    named: dict[str, Mixer] = {}
+    for path in paths:
+        if only_adds(path):  # what others in it mixed in two ways
+            continue
+        owner = path
+        while is_torchs_own(root.get_submodule(owner)) and is_bare(parent := owner.rpartition(".")[0]):
+            owner = parent
+        if is_torchs_own(root.get_submodule(owner)):
+            owner = path
+        whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
+        if whole not in named:
+            ways = _tell(functions.get(path, set()), mixing.get(path, set()))
+            ways = [BETWEEN_CHANNELS] if hidden.get(path) == CHANNELS else ways
+            module = root.get_submodule(whole)
+            name = type(module).__name__
+            if whole and not is_torchs_own(module):  # a whole model's name tells what is in it
+                ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
+                if is_bare(whole) and ATTENTION.search(name) and (not ways or ways[0] in ARITHMETIC):
+                    ways = [MISSED]
+            numbers = [int(part) for part in whole.split(".") if part.isdigit()]
+            layer = numbers[0] if len(numbers) == 1 else None
+            named[whole] = Mixer(whole, name, layer, next(iter(ways), None))
+    return tuple(named.values())
+
+
+def only_choose(mixed: Collection[str]) -> bool:
+    """Whether functions that mixed tokens only selected among them."""
+    return all(_ways({name}, (*FUNCTIONS, *STEPS)) == [A_CHOICE] for name in mixed)
+
+
+def _tell(ran: set[str], mixed: set[str]) -> list[str]:
+    """The kinds of the functions that mixed tokens; a product may be part of another kind around it."""
+    steps = _ways(mixed, STEPS)
+    around = _ways(ran, FUNCTIONS) if not mixed or A_PRODUCT in steps else []
+    return _ways(mixed, FUNCTIONS) + around + steps
+
+
+def _ways(names: set[str], known: Sequence[tuple[str, str]]) -> list[str]:
+    return [way for way, pattern in known if any(re.search(pattern, name) for name in names)]
 
 
 NUMBER_OR_NONE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -190,6 +331,7 @@ class Search:
         self.held: frozenset[str] = frozenset()
         self.mixers: dict[str, Setup] = {}  # by path: the round that found it
         self.module = original(model.module)
+        self.paths = [path for path, _ in self.module.named_modules()]
         self.sites = self._run(prepared, Freeze(self.module, self.first))
         self._sorting: set[str] = set()  # modules that sort tokens, into an order that one around undoes
 
@@ -249,13 +391,12 @@ class Search:
         if not any(perturbation.pieces for perturbation in self.perturbations):
             return _sample(self.perturbations)
         footprints = self._try(Setup())
-        kept: list[tuple[Perturbation, Tensor | None]] = []
-        for perturbation, marks in zip(self.perturbations, footprints, strict=True):
-            if not (
-                perturbation.pieces and any(each.pieces and _same_token(marks, other) for each, other in kept)
-            ):
-                kept.append((perturbation, marks))
-        return _sample([perturbation for perturbation, _ in kept])
+        kept: dict[Perturbation, Tensor | None] = {}
+        for each, marks in zip(self.perturbations, footprints, strict=True):
+            alike = (other.pieces and _same_token(marks, theirs) for other, theirs in kept.items())
+            if not (each.pieces and any(alike)):
+                kept[each] = marks
+        return _sample([*kept])
 
     def _try(self, setup: Setup, steps: FunctionSteps | None = None) -> list[Tensor | None]:
         """One pass per perturbation, or for some rows of the calls; returns the footprints of the tokens."""
@@ -278,7 +419,8 @@ class Search:
 
     def _run(self, prepared: ModelInput, freeze: Freeze) -> tuple[Site, ...]:
         model = self.model
-        with _same_randomness(), torch.inference_mode(), model.threads(prepared):
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(), model.threads(prepared):
+            torch.manual_seed(0)  # all randomness is the same in each pass
             with recording(model.module, (), prepared.axes, warn=False) as record, freeze.watch(record):
                 try:
                     run = getattr(model.module, prepared.entry)
@@ -286,8 +428,8 @@ class Search:
                 except AttnscopeError:
                     raise
                 except Exception as error:
-                    message = f"{model.name} fails in an audit: {type(error).__name__}: {error}"
-                    raise ModelError(message) from error
+                    said = f"{type(error).__name__}: {error}"
+                    raise ModelError(f"{model.name} fails in an audit: {said}") from error
             return tuple(site.site for site in record.sites)
 
     def _mixing(self) -> set[str]:
@@ -303,19 +445,6 @@ class Search:
             for (path, _), weights in self.first.softmaxes.items()
             for owner in self.first.written
         )
-
-    @cached_property
-    def paths(self) -> list[str]:
-        """The paths of all modules."""
-        return [path for path, _ in self.module.named_modules()]
-
-
-@contextmanager
-def _same_randomness() -> Iterator[None]:
-    """Fix all randomness to be the same in each pass."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def _same_token(one: Tensor | None, other: Tensor | None) -> bool:

@@ -11,13 +11,23 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from attnscope.capture import Record
 from attnscope.capture.hooks.functions import attention_functions
 from attnscope.capture.lineage.functions import SOFTMAX
 from attnscope.capture.observer import is_quiet, quietly
 from attnscope.errors import ModelError
-from attnscope.questions.audit_mixer import is_inside, sorts
+
+
+def is_inside(path: str, other: str) -> bool:
+    """Whether a module is inside another."""
+    return path != other and (not other or path.startswith(f"{other}."))
+
+
+def sorts(ran: Collection[str]) -> bool:
+    """Whether one of the functions sorts."""
+    return any("sort" in name or "topk" in name for name in ran)
 
 
 def restore(moved: Tensor, now: Tensor, before: Tensor) -> Tensor:
@@ -27,8 +37,7 @@ def restore(moved: Tensor, now: Tensor, before: Tensor) -> Tensor:
     return restored if spread else now.copy_(restored)
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """What one pass changed in a module that mixes tokens: places of its inputs, and its output."""
 
     given: list[list[Tensor]]  # of each input, of each axis, bool
@@ -164,41 +173,25 @@ def differ(before: Tensor, now: Tensor) -> Tensor:
     return moved | (other & moved.any(-1, keepdim=True))
 
 
-def find_tensors(value: Any) -> Iterator[Tensor]:
-    """The dense real or complex tensors in tuples, lists and dictionaries, in order."""
-    if _is_compared(value):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from find_tensors(each)
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from find_tensors(each)
-
-
-def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same with other tensors in place of those that ``find_tensors`` yields."""
-    if isinstance(value, Tensor):
-        return next(tensors) if _is_compared(value) else value
-    if isinstance(value, Mapping):
-        for key in list(value):
-            value[key] = with_tensors(value[key], tensors)  # type: ignore[index]
-        return value
-    if isinstance(value, (tuple, list)):
-        parts = [with_tensors(each, tensors) for each in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
 def _is_compared(value: Any) -> TypeGuard[Tensor]:
     """Whether a value is a dense real or complex tensor; torch cannot compare sparse ones."""
     dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
     return dense and (value.is_floating_point() or value.is_complex())
 
 
+def find_tensors(value: Any) -> Iterator[Tensor]:
+    """The dense real or complex tensors in tuples, lists and dictionaries, in order."""
+    return filter(_is_compared, tree_leaves(value))
+
+
+def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same with other tensors in place of those that ``find_tensors`` yields."""
+    return tree_map(lambda leaf: next(tensors) if _is_compared(leaf) else leaf, value)
+
+
 def copy_tensors(value: Any) -> Any:
     """The same with copied tensors: models write into their inputs."""
-    return with_tensors(value, iter([tensor.clone() for tensor in find_tensors(value)]))
+    return tree_map(lambda leaf: leaf.clone() if _is_compared(leaf) else leaf, value)
 
 
 @dataclass(eq=False)
@@ -243,7 +236,7 @@ class FirstPass:
     shares: dict[tuple[CallEnd, int], dict[int, Share]] = field(default_factory=dict)
     owners: dict[tuple[CallEnd, int], Tensor] = field(
         default_factory=dict
-    )  # the pass whose token owns a place
+    )  # whose token a place has
     functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
 
     def hide(self, record: Record) -> None:
@@ -271,7 +264,7 @@ class FirstPass:
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward"}
 """Torch functions whose first argument is the queries, with a result row for each."""
 
-RowOf = Callable[[Tensor], Tensor]  # from changed queries, [..., query], to the rows of the result
+RowOf: TypeAlias = Callable[[Tensor], Tensor]  # from changed queries, [..., query], to rows of the result
 
 
 def _row(tensor: Tensor, axis: int, number: int) -> Tensor:

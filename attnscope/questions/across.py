@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,19 @@ from attnscope.axes import Array, Coarsening, coarsen_axis
 from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.observers.rows import Rows, Sample
 from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.measures import MEASURES
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import TracedModel
 from attnscope.questions import compare
 from attnscope.questions.answer import Answer
-from attnscope.questions.head_rows import CELLS, Choosing, evenly, head_rows, map_of_nats
+from attnscope.questions.compare import CELLS, Choosing, evenly, head_rows
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, selected_sites
+from attnscope.questions.stats import measure_heads
 from attnscope.records import Meaning, Notes, csv_rows, derived, record, rounded
-from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, heatmap
+from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, head_map, heatmap
 from attnscope.views.distances import DistanceMap, distance_map
-from attnscope.views.heads import AlignedTexts, Step, joint_difference
+from attnscope.views.heads import AlignedTexts, Step, joint_difference, layer_rows, maps_by_kind
 
 Pairs = Sequence["tuple[Sequence[int], Sequence[int]]"]
 """Tokens of one axis, and the corresponding tokens of the other."""
@@ -111,12 +113,31 @@ def _beginning(axis: Coarsening) -> str:
 
 
 LARGEST = 1024  # most tokens of a difference map
+SMALL = 0.1  # below this many nats, a map of heads counts in thousandths
+
+
+def map_of_nats(
+    heads: Sequence[Head],
+    values: NDArray[np.float64],
+    name: str,
+    *,
+    title: str,
+    subtitle: str,
+    notes: tuple[str, ...],
+) -> HeadMap:
+    """A distance of each head as a map; small ones in thousandths, to keep the numbers readable.
+
+    Heads that were not compared stay empty.
+    """
+    small = float(values.max(initial=0)) < SMALL
+    layers = layer_rows(dict(zip(heads, (values * (1000 if small else 1)).tolist(), strict=True)))
+    unit = "thousandths of a nat" if small else "nats"
+    return head_map(layers, name, unit=unit, title=title, subtitle=subtitle, notes=notes)
 
 
 def _open_cells(view: Heatmap) -> Array:
     """The values of a map, NaN where masked."""
-    cells: Array = np.where(view.weights.allowed, view.weights.values, np.nan)
-    return cells
+    return np.asarray(np.where(view.weights.allowed, view.weights.values, np.nan))
 
 
 def _rounded_cells(view: Heatmap) -> Any:
@@ -162,10 +183,8 @@ class TextComparison:
     @derived("tokens that belong together; null where a text has none")
     def tokens(self) -> tuple[tuple[str | None, str | None], ...]:
         """Both texts, side by side."""
-        return tuple(
-            (None if one is None else one.text, None if other is None else other.text)
-            for one, other in self.aligned.steps
-        )
+        texts = ([None if each is None else each.text for each in step] for step in self.aligned.steps)
+        return tuple((one, other) for one, other in texts)
 
     @derived("how much each head changes", name="heads")
     def changes(self) -> tuple[HeadChange, ...]:
@@ -173,9 +192,9 @@ class TextComparison:
         return tuple(map(HeadChange, self.heads, self.change.tolist(), self.error.tolist()))
 
     @property
-    def ranking(self) -> tuple[int, ...]:
-        """The numbers of all heads in ``heads``, largest change first."""
-        return tuple(int(head) for head in np.argsort(-self.change, kind="stable"))
+    def ranking(self) -> tuple[HeadChange, ...]:
+        """Every head, the largest change first."""
+        return tuple(sorted(self.changes, key=lambda each: -each.change))
 
 
 def compare_texts(
@@ -196,7 +215,7 @@ def compare_texts(
         beside = [SharedRows([whole], selection.heads)] if selection.head is not None else []
         results.append(head_rows(model, text, every, paired_rows(text, pairs, side), beside=beside))
         chosen += [
-            kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == results[0].kind
+            made.values[0, 0].cpu().numpy() for made in whole.maps if made.site.kind == results[0].kind
         ]
     one, two = results
     selected_sites(one.record, replace(selection, kind=one.kind))
@@ -204,18 +223,24 @@ def compare_texts(
     count = len(pairs(one.kind)[0])
     error = np.array([comparison.sampling_error(head, count) for head in apart])
     change = apart.double().mean(1).numpy()
-    queries, keys = (
-        _steps(*axes, selection) for axes in zip(prepared.axes[one.kind], other.axes[one.kind], strict=True)
-    )
-    notes = (
-        *model.notes,
-        *prepared.notes,
-        *other.notes,
-        *one.notes,
-        *compare.note_certainty(apart.shape[1], count, error),
-    )
-    notes = tuple(dict.fromkeys(notes))
-    named = f"{quote_text(other)} minus {quote_text(prepared)}"
+    axes = zip(prepared.axes[one.kind], other.axes[one.kind], strict=True)
+    queries, keys = (_steps(*map(selection.coarsening, pair)) for pair in axes)
+    certain = compare.note_certainty(apart.shape[1], count, error)
+    notes = tuple(dict.fromkeys([*model.notes, *prepared.notes, *other.notes, *one.notes, *certain]))
+    difference = None
+    if selection.head is not None and chosen:
+        if len(queries) > LARGEST:
+            raise InputError(
+                f"a difference map shows at most {LARGEST:,} tokens, and these texts have {len(queries):,}: "
+                "cut them with --max-tokens"
+            )
+        difference = heatmap(
+            joint_difference((chosen[0], chosen[1]), queries, keys),
+            title=f"{selection.head.name} · {model.title} · the second text minus the first",
+            subtitle=f"{quote_text(other)} minus {quote_text(prepared)}",
+            scale="head",
+            signed=True,
+        )
     return TextComparison(
         kind=one.kind,
         heads=one.heads,
@@ -230,42 +255,16 @@ def compare_texts(
             subtitle=provenance(one.sites),
             notes=notes,
         ),
-        difference=_difference(chosen, queries, keys, selection, model, named) if chosen else None,
+        difference=difference,
         notes=notes,
     )
 
 
-def _steps(one: Axis, other: Axis, selection: Selection) -> tuple[Step, ...]:
+def _steps(mine: Coarsening, theirs: Coarsening) -> tuple[Step, ...]:
     """Two axes as pairs of corresponding places."""
-    mine, theirs = selection.coarsening(one), selection.coarsening(other)
     return tuple(
         (None if i is None else mine.places[i], None if j is None else theirs.places[j])
         for i, j in comparison.align_tokens(place_texts(mine), place_texts(theirs)).steps
-    )
-
-
-def _difference(
-    chosen: list[NDArray[np.float32]],
-    queries: tuple[Step, ...],
-    keys: tuple[Step, ...],
-    selection: Selection,
-    model: Model,
-    named: str,
-) -> Heatmap:
-    """The difference map of one head, the second text minus the first, which is ``named``."""
-    if len(queries) > LARGEST:
-        raise InputError(
-            f"a difference map shows at most {LARGEST:,} tokens, and these texts have {len(queries):,}: "
-            "cut them with --max-tokens"
-        )
-    assert selection.head is not None
-    title = f"{selection.head.name} · {model.title} · the second text minus the first"
-    return heatmap(
-        joint_difference((chosen[0], chosen[1]), queries, keys),
-        title=title,
-        subtitle=named,
-        scale="head",
-        signed=True,
     )
 
 
@@ -360,9 +359,8 @@ def compare_models(
         raise SelectionError("the texts use different layers: compare the models on one text at a time")
     mean = compare.average_distances(results)
     notes = [f"from {model.title} to {other.title}", *model.notes, *other.notes, *mean.notes]
-    what = f"{len(first.heads)} heads matched with {len(first.others)}"
-    if first.heads == first.others:
-        what = "drift of each head"
+    alike, matched = first.heads == first.others, f"{len(first.heads)} heads matched with {len(first.others)}"
+    what = "drift of each head" if alike else matched
     one, quoted = len(texts) == 1, f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
     units: Literal["tokens", "words"] = "tokens" if all(text.tokens for text in results) else "words"
     return ModelComparison(
@@ -433,10 +431,9 @@ LISTED = 8  # heads that are listed; --csv has all of them
 def of_texts(result: TextComparison, command: str | None) -> Answer:
     """Two texts: their alignment, the change of each head, and the difference map of one head."""
     opened = f"{command} --head " if command and result.difference is None else ""
-    ranked = [result.changes[head] for head in result.ranking]
     listed = [
         Ranked(each.head.name, f"changes by {each.change:.3f} nats", opened and opened + each.head.name)
-        for each in ranked[:LISTED]
+        for each in result.ranking[:LISTED]
     ]
     name, view = ("change", result.view) if result.difference is None else ("difference", result.difference)
 
@@ -452,7 +449,7 @@ def of_texts(result: TextComparison, command: str | None) -> Answer:
         }
 
     views = (result.aligned, view, Ranking(tuple(listed), title="Heads that change most"))
-    return Answer(views, {name: view}, lambda: result, lambda: csv_rows(ranked), arrays)
+    return Answer(views, {name: view}, lambda: result, lambda: csv_rows(result.ranking), arrays)
 
 
 def of_models(result: ModelComparison) -> Answer:
@@ -460,10 +457,12 @@ def of_models(result: ModelComparison) -> Answer:
     if result.drift is not None:
         title, pairs = "Heads that drifted most", result.ranking
         partner = {pair.one: pair for pair in result.matches}
-        listed = [
-            Ranked(pair.one.name, f"{pair.words} from the same head{_now(partner[pair.one])}")
-            for pair in pairs[:LISTED]
-        ]
+        listed = []
+        for pair in pairs[:LISTED]:
+            words, match = f"{pair.words} from the same head", partner[pair.one]
+            if match.one != match.other:
+                words += f"; its match in the other model is {match.other.name} ({match.distance:.3f})"
+            listed.append(Ranked(pair.one.name, words))
     else:
         title, pairs = "Best matches, each head in one of them at most", result.matches
         nearest = sorted(pairs, key=lambda pair: pair.distance)[:LISTED]
@@ -499,8 +498,69 @@ def compare_passes(
     return of_models(compare_models(model, rival, [(prepared, rival.prepared)], selection))
 
 
-def _now(match: compare.PairDistance) -> str:
-    """The name of a head's match in the other model, if it is another head."""
-    if match.one == match.other:
-        return ""
-    return f"; its match in the other model is {match.other.name} ({match.distance:.3f})"
+@record("one measure in two models (--with-model --map)", "compare", eq=False)
+class MeasureChange:
+    """One measure of the heads that both models have: its value in each, and its change."""
+
+    measure: Annotated[str, Meaning("the measure")]
+    unit: Annotated[str, Meaning("its unit")]
+    heads: Annotated[tuple[Head, ...], Meaning("the heads that both models have")]
+    first: Annotated[tuple[float, ...], Meaning("the figures in the first model, means over texts")]
+    second: Annotated[tuple[float, ...], Meaning("those in the second")]
+    title: Annotated[str, Meaning("the models")]
+    notes: Notes
+
+    @derived("the second minus the first")
+    def change(self) -> tuple[float, ...]:
+        """The rise (+) or fall (-) of each head's figure."""
+        return tuple(two - one for one, two in zip(self.first, self.second, strict=True))
+
+
+def measure_change(
+    model: Model,
+    other: Model,
+    texts: Sequence[tuple[ModelInput, ModelInput]],
+    selection: Selection,
+    name: str,
+) -> MeasureChange:
+    """Measure the heads of both models, each with its own tokens of the texts.
+
+    Raises ``SelectionError`` for a measure that does not exist or that no common head has.
+    """
+    found: dict[Head, list[list[float]]] = {}
+    for pair in texts:
+        for side, (each, prepared) in enumerate(zip((model, other), pair, strict=True)):
+            for head in measure_heads(each, prepared, selection, names=(name,)).heads:
+                if name in head.figures:
+                    found.setdefault(head.address, [[], []])[side].append(head.figures[name].value)
+    both = {head: sides for head, sides in found.items() if all(sides)}
+    if not both:
+        raise SelectionError(f"no head of both {model.name} and {other.name} has a figure of {name}")
+    first, second = (tuple(float(np.mean(sides[side])) for sides in both.values()) for side in (0, 1))
+    title = f"{model.title} to {other.title}"
+    notes = [f"{name} in {other.title} minus {name} in {model.title}", *model.notes, *other.notes]
+    return MeasureChange(name, MEASURES[name].unit, tuple(both), first, second, title, tuple(notes))
+
+
+def of_change(result: MeasureChange) -> Answer:
+    """The change as a signed map of heads, and those that changed most."""
+    changes = dict(zip(result.heads, result.change, strict=True))
+    unit = "" if result.unit == "share" else f" {result.unit}"
+    named = f"change of {result.measure} · {result.title}"
+    maps = {
+        kind: replace(view, title=named, subtitle=view.title, notes=result.notes)
+        for kind, view in maps_by_kind(changes, result.measure, unit=result.unit).items()
+    }
+    order = sorted(range(len(result.heads)), key=lambda head: -abs(result.change[head]))
+    rows = [(result.heads[at], result.first[at], result.second[at], result.change[at]) for at in order]
+    listed = tuple(
+        Ranked(head.name, f"from {one:.2f} to {two:.2f}{unit}: {change:+.2f}")
+        for head, one, two, change in rows[:LISTED]
+    )
+
+    def table() -> Iterator[Sequence[object]]:
+        yield "head", "first", "second", "change"
+        yield from ((str(head), *figures) for head, *figures in rows)
+
+    ranking = Ranking(listed, title="Heads that changed most")
+    return Answer((*maps.values(), ranking), maps, lambda: result, table)

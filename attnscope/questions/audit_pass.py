@@ -234,9 +234,7 @@ class FirstPass:
     hidden: dict[str, str] = field(default_factory=dict)  # and why
     asked: set[CallKey] = field(default_factory=set)  # calls whose queries a changed token affected
     shares: dict[tuple[CallEnd, int], dict[int, Share]] = field(default_factory=dict)
-    owners: dict[tuple[CallEnd, int], Tensor] = field(
-        default_factory=dict
-    )  # whose token a place has
+    owners: dict[tuple[CallEnd, int], Tensor] = field(default_factory=dict)  # whose token a place has
     functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
 
     def hide(self, record: Record) -> None:

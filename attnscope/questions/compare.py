@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope import comparison
-from attnscope.attention import Head, Kind, Site
+from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Place, Weights
-from attnscope.capture.observers.coarsen import CoarseMap, SharedRows
-from attnscope.capture.observers.rows import Sample, Sampled
+from attnscope.capture import Observer, Record, SiteRecord
+from attnscope.capture.observers.coarsen import SharedRows
+from attnscope.capture.observers.rows import Rows, Sample, Sampled
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import LARGEST, pick_head
-from attnscope.questions.head_rows import even_rows, evenly, head_rows, oddities
 from attnscope.questions.selection import Selection, head_of
-from attnscope.questions.sentences import kind_title, name_pass, note_hidden, provenance, selected_sites
+from attnscope.questions.sentences import (
+    kind_title,
+    kinds_of,
+    name_pass,
+    note_hidden,
+    provenance,
+    require_selected,
+    selected_sites,
+)
 from attnscope.records import MATRIX, Meaning, Notes, Parts, csv_rows, derived, record, rounded
 from attnscope.views import Ranked, Ranking, View
 from attnscope.views.distances import HeadDistances, distance_map
@@ -33,7 +42,6 @@ NEAREST = 5  # pairs that are listed; --csv has all of them
 
 NATS = "Jensen-Shannon divergence, in nats"
 Compared: TypeAlias = Annotated[str, Meaning("the kind of attention that is compared", shape=Kind)]
-Heads: TypeAlias = Annotated[tuple[Head, ...], Meaning("the heads, in the order of rows and columns")]
 Errors: TypeAlias = Annotated[
     NDArray[np.float64], Meaning("their standard errors", shape=MATRIX, plain=rounded)
 ]
@@ -101,7 +109,7 @@ class Comparison:
     """
 
     kind: Compared
-    heads: Heads
+    heads: Annotated[tuple[Head, ...], Meaning("the heads, in the order of rows and columns")]
     distances: Annotated[NDArray[np.float64], in_nats("[head, head]")]
     error: Errors  # [head, head]
     groups: Annotated[comparison.Groups, Parts(silhouette="how well the groups are apart")]
@@ -134,13 +142,9 @@ class Comparison:
     @derived("heads that are like no other, with the nearest one")
     def singletons(self) -> tuple[PairDistance, ...]:
         """Each head in a group of its own, with the one nearest to it; the farthest first."""
-        results = [self.pair(head, self.nearest_to(head)) for head in self.groups.singletons]
+        nearest = np.where(np.eye(len(self.heads), dtype=bool), np.inf, self.distances).argmin(1)
+        results = [self.pair(head, int(nearest[head])) for head in self.groups.singletons]
         return tuple(sorted(results, key=lambda pair: -pair.distance))
-
-    def nearest_to(self, head: int) -> int:
-        """The number of the head nearest to this one."""
-        others = np.where(np.arange(len(self.heads)) == head, np.inf, self.distances[head])
-        return int(others.argmin())
 
     def pair(self, one: int, other: int) -> PairDistance:
         """Two heads by their numbers in ``heads``."""
@@ -149,27 +153,134 @@ class Comparison:
     @property
     def view(self) -> HeadDistances:
         """The table in the order of the groups, and the plane."""
-        names = tuple(head.name for head in self.heads)
+        names, layers = zip(*((head.name, head.layer) for head in self.heads), strict=True)
         groups = (
             f"{len(self.groups.members)} groups: average linkage, cut at {comparison.CUT:g} times the median "
             f"distance; mean silhouette {self.groups.silhouette:.2f}"
         )
-        table = distance_map(
-            self.distances,
-            names,
-            names,
-            groups=self.groups.members,
-            title=self.title,
-            subtitle=self.subtitle,
-            notes=(groups, *self.notes),
-        )
+        said = {"title": self.title, "subtitle": self.subtitle}
+        notes = (groups, *self.notes)
+        table = distance_map(self.distances, names, names, groups=self.groups.members, notes=notes, **said)
         share = self.plane.explained_variance
-        note = f"the plane's explained variance is {share:.0%}; its axes have no unit"
-        layers = tuple(head.layer for head in self.heads)
-        return HeadDistances(
-            table, self.plane.points, names, layers, title=table.title, subtitle=table.subtitle,
-            notes=(*table.notes, note),
-        )  # fmt: skip
+        notes += (f"the plane's explained variance is {share:.0%}; its axes have no unit",)
+        return HeadDistances(table, self.plane.points, names, layers, notes=notes, **said)
+
+
+CELLS = 3 << 14  # weights compared per head: 221 rows of 221 keys, or 96 of 512. More rows are sampled.
+FEWEST = 32  # least rows compared, however long they are
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRows:
+    """The same rows of every head of one kind; ``of`` is how many the text has, ``record`` what ran.
+
+    Rows of all texts of a batch, or of all windows of a picture, are concatenated.
+    """
+
+    kind: Kind
+    heads: tuple[Head, ...]
+    rows: Tensor  # float32, [head, row, key]
+    of: int
+    record: Record
+    notes: tuple[str, ...]
+
+    @property
+    def sites(self) -> list[SiteRecord]:
+        """The calls that the rows come from."""
+        layers = {head.layer for head in self.heads}
+        return [
+            site for site in self.record.sites if site.site.kind == self.kind and site.site.layer in layers
+        ]
+
+
+Choosing: TypeAlias = Callable[[Attention], Rows]
+
+
+def head_rows(
+    model: Model,
+    prepared: ModelInput,
+    selection: Selection,
+    choosing: Choosing | None = None,
+    beside: Sequence[Observer] = (),
+) -> HeadRows:
+    """Run the model once and keep the same rows of every selected head, an even sample if there are many.
+
+    Without a ``kind``, the first one that the model runs is taken (for a text with pictures, the text's);
+    self- and cross-attention are never mixed. ``choosing`` picks specific rows and keys, observers
+    ``beside`` see all heads. Raises ``SelectionError`` for what does not exist, and if layers have
+    different numbers of tokens.
+    """
+    led = replace(selection, kind=selection.kind or (prepared.lead if prepared.pictures else None))
+    choose, first = choosing or even_rows(selection), led.kind
+
+    def choose_one_kind(attention: Attention) -> Rows | None:
+        nonlocal first
+        first = first or attention.site.kind
+        return choose(attention) if attention.site.kind == first else None
+
+    sample = Sample(choose_one_kind)
+    record = model.run(prepared, [SharedRows([sample], led.heads), *beside])
+    require_selected(sample.maps, record, led)
+    maps = sample.maps
+    kind = maps[0].site.kind
+    sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}
+    if len(sizes) > 1:
+        listed = " and ".join(f"{queries} × {keys}" for queries, keys, _ in sorted(sizes))
+        raise SelectionError(
+            f"heads can be compared that see the same tokens, and the layers see {listed}: "
+            "choose one with --layer"
+        )
+    counts = {site.site: site.heads for site in record.sites}
+    heads = tuple(
+        Head(kept.site.layer, head, kind)
+        for kept in maps
+        for head in selection.heads(kept.site, counts[kept.site]) or ()
+    )
+    aside = []
+    others_run = [other for other in kinds_of(counts) if other != kind]
+    if selection.kind is None and others_run:
+        listed = " and ".join(map(kind_title, others_run))
+        compares = f"--kind {others_run[0]} compares others ({listed} exist too)"
+        aside = [f"{kind_title(kind)} alone is compared; {compares}"]
+    return HeadRows(
+        kind=kind,
+        heads=heads,
+        rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
+        of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
+        record=record,
+        notes=(*record.notes, *aside, *oddities(maps)),
+    )
+
+
+def even_rows(selection: Selection, cells: int = CELLS) -> Choosing:
+    """All rows of the selection, or an even sample of at most ``cells`` weights; all keys."""
+
+    def choose(attention: Attention) -> Rows:
+        queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
+        rows = evenly(len(queries.places), len(keys.places), cells)
+        return Rows([queries.tokens(row) for row in rows], keys.summing())
+
+    return choose
+
+
+def evenly(rows: int, keys: int, cells: int = CELLS) -> list[int]:
+    """Which of the rows to compare: all, or an even sample of at most ``cells`` weights."""
+    count = min(rows, max(FEWEST, cells // max(keys, 1)))
+    return [(2 * number + 1) * rows // (2 * count) for number in range(count)]
+
+
+def oddities(maps: Iterable[Sampled]) -> list[str]:
+    """Notes on rows that are not shares of a whole."""
+    maps = list(maps)
+    notes = []
+    broken = sum(kept.broken for kept in maps)
+    if broken:
+        notes.append(f"{broken:,} weights are not finite numbers and count as 0")
+    if max(float(kept.values.sum(-1).max()) for kept in maps) > 1 + 1e-2:
+        notes.append("rows that sum to more than 1 are compared by their shares")
+    if any(float((1 - kept.values.sum(-1)).max()) > 1e-2 for kept in maps):
+        notes.append("what a row does not give to these tokens counts as one more key")
+    return notes
 
 
 def compare_all_heads(
@@ -315,11 +426,11 @@ SAMPLED = 1 << 24  # weights of each compared head: every row up to 4,096 tokens
 PARTINGS = 6  # tokens that are listed
 
 
-def _values_of_both(weights: tuple[Weights, Weights]) -> list[Any]:
-    return [rounded(each.values) for each in weights]
-
-
 MASKED: Any = Sequence[Sequence[float | None]]  # the shape of weights, null where masked
+
+
+def _rounded_values(weights: tuple[Weights, Weights]) -> list[Any]:
+    return [rounded(each.values) for each in weights]
 
 
 @record("a row")
@@ -347,7 +458,7 @@ class HeadComparison:
     by_row: NDArray[np.float32]  # [row]
     weights: Annotated[
         tuple[Weights, Weights],
-        Meaning("[head, query, key]; null where masked", shape=tuple[MASKED, MASKED], plain=_values_of_both),
+        Meaning("[head, query, key]; null where masked", shape=tuple[MASKED, MASKED], plain=_rounded_values),
     ]
     view: Annotated[
         HeadPair,
@@ -392,9 +503,7 @@ def compare_two_heads(
     record = model.run(prepared, [SharedRows([coarse, sample], select)])
     counts = {site.site: site.heads for site in record.sites}
     found = {
-        Head(made.site.layer, head, made.site.kind): _SampledHead(
-            made.only(number), sampled, sampled.values[0, number].cpu()
-        )
+        Head(made.site.layer, head, made.site.kind): (made.only(number), sampled, sampled.values[0, number])
         for made, sampled in zip(coarse.maps, sample.maps, strict=True)
         for number, head in enumerate(select(made.site, counts[made.site]))
     }
@@ -406,21 +515,22 @@ def compare_two_heads(
         for head in heads:
             selected_sites(record, Selection(head, kind=selection.kind))
         raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
-    both = [found[head] for head in named[kind]]
-    if any(len(each.sampled.values) > 1 for each in both):
+    made, sampled, (first, second) = zip(*(found[head] for head in named[kind]), strict=True)
+    if any(len(each.values) > 1 for each in sampled):
         raise SelectionError("these heads run on several pieces of the text: compare all heads instead")
-    sizes = [f"{len(each.sampled.queries)} × {len(each.sampled.keys)}" for each in both]
+    sizes = [f"{len(each.queries)} × {len(each.keys)}" for each in sampled]
     if sizes[0] != sizes[1]:
         raise SelectionError(
             f"{heads[0].name} and {heads[1].name} see different tokens: {' and '.join(sizes)}"
         )
-    queries, keys = map(selection.coarsening, (both[0].sampled.queries, both[0].sampled.keys))
+    queries, keys = map(selection.coarsening, (sampled[0].queries, sampled[0].keys))
     positions = evenly(len(queries.places), len(keys.places), SAMPLED)
-    apart = comparison.divergence(both[0].rows, both[1].rows)  # [row]
-    labelled, shares = zip(*(each.map.label() for each in both), strict=True)
+    rows = torch.stack([first, second]).cpu()  # [head, row, key]
+    apart = comparison.divergence(*rows)  # [row]
+    labelled, shares = zip(*(each.label() for each in made), strict=True)
     one_map, other_map = (pick_head(weights, 0) for weights in labelled)
     partings = tuple(
-        _parting(queries.places[positions[row]], keys.places, [each.rows[row] for each in both], apart[row])
+        _parting(queries.places[positions[row]], keys.places, rows[:, row], apart[row])
         for row in np.argsort(-apart.numpy(), kind="stable")[:PARTINGS]
     )
     error = comparison.sampling_error(apart, len(queries.places))
@@ -428,7 +538,7 @@ def compare_two_heads(
         *model.notes,
         *prepared.notes,
         *record.notes,
-        *oddities([each.sampled for each in both]),
+        *oddities(sampled),
         *note_hidden(shares, selection, "their attention"),
         *note_certainty(len(positions), len(queries.places), np.array([error])),
     )
@@ -442,8 +552,8 @@ def compare_two_heads(
         subtitle=f"{distance:.3f} nats apart, of {LARGEST_DISTANCE:.3f} at most",
         notes=tuple(dict.fromkeys(notes)),
     )
-    rows = tuple(queries.places[row].start for row in positions)
-    return HeadComparison(kind, heads, distance, error, rows, apart.numpy(), (one_map, other_map), view)
+    starts = tuple(queries.places[row].start for row in positions)
+    return HeadComparison(kind, heads, distance, error, starts, apart.numpy(), (one_map, other_map), view)
 
 
 def of_two_heads(result: HeadComparison) -> Answer:
@@ -467,19 +577,12 @@ def of_two_heads(result: HeadComparison) -> Answer:
     )
 
 
-class _SampledHead(NamedTuple):
-    """One of the two: its map, its call, and its rows, [row, key]."""
-
-    map: CoarseMap
-    sampled: Sampled
-    rows: Tensor
-
-
-def _parting(place: Place, keys: Sequence[Place], rows: Sequence[Tensor], apart: Tensor) -> Parting:
-    """One row that differs, with each head's largest weight."""
-    heaviest = [int(row.argmax()) for row in rows]
-    labels = [
-        f"{keys[key].label} {keys[key].start}" if key < len(keys) else "a special token" for key in heaviest
-    ]
-    weights = [float(row[key]) for row, key in zip(rows, heaviest, strict=True)]
-    return Parting(place.label, place.start, float(apart), (labels[0], labels[1]), (weights[0], weights[1]))
+def _parting(place: Place, keys: Sequence[Place], rows: Tensor, apart: Tensor) -> Parting:
+    """One row that differs, with each head's largest weight.  [head, key]"""
+    weights, heaviest = rows.max(-1)
+    one, other = (
+        f"{keys[key].label} {keys[key].start}" if key < len(keys) else "a special token"
+        for key in heaviest.tolist()
+    )
+    shares = float(weights[0]), float(weights[1])
+    return Parting(place.label, place.start, float(apart), (one, other), shares)

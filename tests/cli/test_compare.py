@@ -120,10 +120,10 @@ def test_heads_may_follow_a_file(run, tmp_path):
 def test_two_texts(run, own):
     seen = compare_texts(own, own.prepare(TEXT), own.prepare(OTHER))
     rows = list(csv.DictReader(io.StringIO(run("compare", TEXT, "--with-text", OTHER, "--csv").out)))
-    assert [row["head"] for row in rows] == [seen.heads[head].name for head in seen.ranking]
+    assert [row["head"] for row in rows] == [each.head.name for each in seen.ranking]
     out = run("compare", TEXT, "--with-text", OTHER).out
     assert out.index("cat sat") < out.index("dog sat")
-    top = seen.heads[seen.ranking[0]].name
+    top = seen.ranking[0].head.name
     assert f"--head {top}" in out
     assert (
         f"{top} · own · the second text minus the first"

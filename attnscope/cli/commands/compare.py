@@ -212,8 +212,7 @@ def _compare(
 ) -> Answer:
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
     from attnscope.models.served import open_file
-    from attnscope.questions.across import compare_models, compare_passes, compare_texts, of_models, of_texts
-    from attnscope.questions.change import measure_change, of_change
+    from attnscope.questions import across
     from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
 
     rival = _rival(given[0], contrast)
@@ -230,16 +229,17 @@ def _compare(
         (model, *mine), (other, *theirs) = open_two(given[0], rival, saving=saving)
     with reading(model, *mine, *theirs):
         if contrast.with_text is not None:
-            return of_texts(compare_texts(model, mine[0], theirs[0], selection), opening)
+            return across.of_texts(across.compare_texts(model, mine[0], theirs[0], selection), opening)
         if rival is not None:
             both = list(zip(mine, theirs, strict=True))
             if contrast.measure is not None:
-                return of_change(measure_change(model, other, both, selection, contrast.measure))
-            return of_models(compare_models(model, other, both, selection))
+                change = across.measure_change(model, other, both, selection, contrast.measure)
+                return across.of_change(change)
+            return across.of_models(across.compare_models(model, other, both, selection))
         if pair:
             return of_two_heads(compare_two_heads(model, mine[0], pair[0], pair[1], selection))
         if contrast.with_trace is not None:
-            return compare_passes(model, mine[0], open_file(contrast.with_trace), selection, opening)
+            return across.compare_passes(model, mine[0], open_file(contrast.with_trace), selection, opening)
         return of_heads(compare_all_heads(model, mine, selection), opening)
 
 

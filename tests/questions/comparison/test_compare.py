@@ -10,9 +10,8 @@ from scipy.spatial.distance import jensenshannon
 from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
-from attnscope.questions import head_rows as heads
-from attnscope.questions.compare import compare_all_heads, compare_two_heads
-from attnscope.questions.head_rows import evenly
+from attnscope.questions import compare
+from attnscope.questions.compare import compare_all_heads, compare_two_heads, evenly
 from attnscope.questions.selection import Selection
 from tests.models.folders import eager_minilm, gpt2, minilm, t5
 
@@ -85,10 +84,10 @@ def test_words_are_merged_before_heads_are_compared(eager):
 def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch):
     prepared = own.prepare(TEXT + " " + OTHER)
     exact = compare_all_heads(own, prepared)
-    monkeypatch.setattr(heads, "FEWEST", 8)
+    monkeypatch.setattr(compare, "FEWEST", 8)
     sampled = compare_all_heads(own, prepared, replace(Selection()))
     assert sampled.rows == sampled.of
-    monkeypatch.setattr(heads.even_rows, "__defaults__", (1,))
+    monkeypatch.setattr(compare.even_rows, "__defaults__", (1,))
     sampled = compare_all_heads(own, prepared)
     assert (sampled.rows, sampled.of) == (8, len(prepared.tokens))
     assert f"compared on an even sample of 8 of {sampled.of} rows" in sampled.notes

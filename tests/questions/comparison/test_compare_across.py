@@ -149,7 +149,7 @@ def test_the_change_of_a_text_agrees_with_scipy():
     one = np.concatenate([one, np.zeros((72, 13, 1))], -1)
     apart = jensenshannon(one, np.concatenate([kept, rest], -1), axis=-1) ** 2
     assert seen.change == pytest.approx(apart.mean(-1), abs=1e-6)
-    assert seen.heads[seen.ranking[0]] == Head(*divmod(int(apart.mean(-1).argmax()), 12), "encoder")
+    assert seen.ranking[0].head == Head(*divmod(int(apart.mean(-1).argmax()), 12), "encoder")
     shown = seen.difference.values[np.ix_(theirs, theirs)]
     assert shown == pytest.approx(kept[15] - one[15, :, :13], abs=1e-5)
     masked = seen.difference.masked

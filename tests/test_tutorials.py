@@ -35,7 +35,9 @@ def train_and_compare(name: str, folder: Path) -> Mapping[str, str]:
     """Train a tutorial's model, hold its page to what the commands print, and return its heads."""
     page, heads = render(name, folder)
     committed = (SAMPLES / f"{name}.md").read_text("utf-8")
-    if TRAINED.findall(page) == TRAINED.findall(committed):  # this machine rounds much as that of the page did
+    if TRAINED.findall(page) == TRAINED.findall(
+        committed
+    ):  # this machine rounds much as that of the page did
         assert readme.difference(committed, page, share=0.01) is None
     words, theirs = (ADDRESS.sub("LXHX", FENCED.sub("", text)) for text in (page, committed))
     assert words == theirs, "write it anew: python -m tests.tools.tutorials"

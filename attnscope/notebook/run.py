@@ -265,8 +265,7 @@ class Run(Display):
         estimates, ``exact`` beside the exact effects. Raises ``InputError`` for texts of different lengths.
         """
         from attnscope.questions.cause import of_intervention
-        from attnscope.questions.patching import Receiver, patch
-        from attnscope.questions.tracing import of_trace, trace_tokens
+        from attnscope.questions.patching import Receiver, of_trace, patch, trace_tokens
 
         if by not in (known := ("head", "token")):
             raise SelectionError(f"no map by {by!r}: there are {' and '.join(known)}")

@@ -1,20 +1,29 @@
-"""Ablated heads: what changes in the predictions, and the rise of the loss over texts."""
+"""Ablated heads: what changes in the predictions, and the rise of the loss over texts.
+
+Estimated by one gradient: Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1. The
+importance of head h is ``E_x |∂L(x)/∂ξ_h|`` with a gate ``ξ_h = 1`` on the head's output. An ``x`` is one
+model input: for a causal model a text, for a masked model a copy with every seventh token masked; ``L(x)`` is
+the mean cross-entropy of its predictions in nats. Copies of one text are averaged first, and texts count
+equally. The figures are not normalised by layer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Head, Kind, Site
+from attnscope.attention import Head, Kind, Site, Token
 from attnscope.errors import InputError, SelectionError
-from attnscope.figures import Removal
+from attnscope.figures import Figure, Importance, Removal
+from attnscope.measures.sums import Sums
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Limit
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
@@ -22,8 +31,7 @@ from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.questions.answer import Answer
 from attnscope.questions.cause import Intervention, summarize_effects
 from attnscope.questions.corpus import batches, join_texts
-from attnscope.questions.importance import HeadSums, Labels, editing, predicted_side
-from attnscope.questions.intervention import PlainPass, scoring, sweep
+from attnscope.questions.intervention import PlainPass, calls_of, editing, scoring, sweep
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass
 from attnscope.records import Meaning, Notes, record
@@ -76,8 +84,9 @@ MeanOutputs: TypeAlias = Mapping[Site, Tensor]  # the mean output of the heads o
 
 def take_away(first: PlainPass, means: MeanOutputs | None = None) -> PlainPass:
     """A pass whose heads are changed to zeros, or to their means."""
-    zeros = [torch.zeros(1, 1, each.heads, 1) for each in first.record.sites]
-    return first.putting(zeros if means is None else [means[site][None, None] for site in first.sites])
+    sites = first.record.sites
+    zeros = [torch.zeros(1, 1, each.heads, 1) for each in sites]
+    return first.putting(zeros if means is None else [means[each.site][None, None] for each in sites])
 
 
 def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Head] = ()) -> Ablation:
@@ -99,8 +108,9 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.no_grad(), model.threads(predictions.prepared):
             predict = partial(predictions.logits, model)
-            first = take_away(PlainPass.run(model, predictions.prepared, predict, selection, heads))
-            after = first.changed(first.calls)
+            first = take_away(PlainPass.run(model, predictions.prepared, predict))
+            calls = calls_of(first.record, selection, heads)
+            after = first.changed(calls)
         pair = torch.stack([first.before, after]).double().cpu().log_softmax(-1)  # [2, target, vocabulary]
         right = pair[:, torch.arange(pair.shape[1]), predictions.target_ids]  # [before | after, target]
         losses.append(-right)
@@ -119,8 +129,8 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
                     right=(with_, without),
                 )
             )
-    kinds = list(dict.fromkeys(head.kind or "encoder" for head in first.calls))
-    removed = ", ".join(head.name if len(kinds) == 1 else str(head) for head in first.calls)
+    kinds = list(dict.fromkeys(head.kind or "encoder" for head in calls))
+    removed = ", ".join(head.name if len(kinds) == 1 else str(head) for head in calls)
     was, is_ = torch.cat(losses, 1).mean(1).tolist()
     masked = model.objective.mask is not None
     turns = [f"a token is predicted while it and every {TURNS}th other token are masked"] if masked else []
@@ -149,8 +159,9 @@ def measure_ablation(
     Raises as ``ablate`` does, and as ``score_prediction`` for words that are not in the vocabulary.
     """
     with scoring(model, prepared, target, against) as scored:
-        swept = sweep(scored, take_away(scored.plain(selection, heads)))
-    return summarize_effects(scored, swept, "set heads to zero", name_pass(model, prepared))
+        first = take_away(scored.run())
+        swept = sweep(scored, first, calls_of(first.record, selection, heads))
+    return summarize_effects(scored, first, swept, "set heads to zero", name_pass(model, prepared))
 
 
 LISTED = 8  # tokens listed whose prediction changed most
@@ -210,6 +221,101 @@ def read_token(vocabulary: Vocabulary, id_: int) -> str:
     return spelled if spelled.startswith("##") else without_marks(vocabulary.decode([id_])) or spelled
 
 
+Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
+
+
+class HeadSums:
+    """Sums over texts for one figure of each head, which is averaged as ``measures.sums`` says."""
+
+    def __init__(self) -> None:
+        self.heads: dict[Head, Sums] = {}
+
+    def add_texts(self, rows: Tensor, values: Mapping[Head, Tensor], baseline: Tensor) -> None:
+        """Add some texts, of which those without rows do not count.  [text], by head [text]"""
+        for head, each in values.items():
+            sums = torch.stack([rows, each, baseline])[:, None, :, None]  # [sum, measure, text, head]
+            self._add(head, Sums.of_texts(sums, torch.zeros_like(sums)))
+
+    def merge(self, other: HeadSums) -> None:
+        """Add another one's sums."""
+        for head, sums in other.heads.items():
+            self._add(head, sums)
+
+    def _add(self, head: Head, sums: Sums) -> None:
+        self.heads[head] = self.heads[head] + sums if head in self.heads else sums
+
+    def averages(self) -> dict[Head, Figure]:
+        """The figure of each head that has one."""
+        found = ((head, sums.figures()[0][0]) for head, sums in self.heads.items())
+        return {head: figure for head, figure in found if figure is not None}
+
+    def state(self) -> list[Any]:
+        """The sums as plain lists, which JSON keeps exactly."""
+        return [{"head": asdict(head), "sums": sums.state()} for head, sums in self.heads.items()]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Mapping[str, Any]]) -> Any:
+        """What ``state`` saved. Raises ``ValueError`` or ``TypeError`` for anything else."""
+        made = cls()
+        made.heads = {Head(**entry["head"]): Sums.from_state(entry["sums"]) for entry in state}
+        if any(sums.numbers.shape[1:] != (1, 1) for sums in made.heads.values()):
+            raise ValueError("these are not sums over texts")
+        return made
+
+
+class Importances(HeadSums):
+    """Sums the importance of every head, text by text."""
+
+    def add(self, model: Model, prepared: ModelInput, labels: Labels) -> None:
+        """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
+
+        Raises ``ModelError`` for a model without an output head or with heads that cannot be gated, and
+        ``InputError`` for a text with nothing to predict.
+        """
+        texts = predicted_side(labels)
+        total: dict[Head, Tensor] = {}  # [text]
+        copies = torch.zeros(len(texts), dtype=torch.float64)
+        for predictions in batch_predictions(model, prepared, texts):
+            rows = torch.tensor(predictions.texts)
+            copies.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64))
+            for site, slopes in _slopes(model, predictions).items():
+                for number, each in enumerate(slopes.abs().double().cpu().T):
+                    sums = total.setdefault(Head(site.layer, number, site.kind), torch.zeros_like(copies))
+                    sums.index_add_(0, rows, each)
+        asked = (copies > 0).double()
+        means = {head: sums / copies.clamp(min=1) for head, sums in total.items()}
+        self.add_texts(asked, means, torch.zeros_like(asked))
+
+    def figures(self) -> dict[Head, Importance]:
+        """By head."""
+        return {
+            head: Importance(each.value, each.texts, each.error) for head, each in self.averages().items()
+        }
+
+
+def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:
+    """The tokens that a model predicts: those of a decoder, if there is one."""
+    return labels["decoder"][0] if "decoder" in labels else labels["encoder"][0]
+
+
+def _slopes(model: Model, predictions: PredictionBatch) -> dict[Site, Tensor]:
+    """The gradient of every copy's loss at each head's gate.  -> by site [copy, head]"""
+    gates: list[Tensor] = []
+
+    def gate(number: int, output: Tensor) -> Tensor:
+        gates.append(torch.ones(len(predictions.texts), output.shape[2], requires_grad=True))
+        return output * gates[-1].to(output)[:, None, :, None]
+
+    with torch.enable_grad(), model.threads(predictions.prepared):
+        with editing(model, gate) as (record, _):
+            losses = predictions.losses(model)  # [target]
+        copies = torch.tensor([target.copy for target in predictions.targets])
+        counts = torch.bincount(copies, minlength=len(predictions.texts))
+        loss = (losses / counts[copies].to(losses)).sum()  # the sum over copies of each one's mean
+        slopes = torch.autograd.grad(loss, gates)
+    return {each.site: slope for each, slope in zip(record.sites, slopes, strict=True)}
+
+
 Way: TypeAlias = Literal["zero", "mean"]  # what replaces the output of an ablated head
 MEAN_TEXTS = 1000  # texts at the beginning of a corpus for the mean outputs of heads
 
@@ -252,8 +358,9 @@ class Removals(HeadSums):
         def loss() -> Tensor:
             return predictions.losses(model).cpu().double()
 
-        first = take_away(PlainPass.run(model, predictions.prepared, loss, selection), self.means)
-        return first.before, {head: first.changed({head: mine}) for head, mine in first.calls.items()}
+        first = take_away(PlainPass.run(model, predictions.prepared, loss), self.means)
+        calls = calls_of(first.record, selection)
+        return first.before, {head: first.changed({head: mine}) for head, mine in calls.items()}
 
     def figures(self) -> dict[Head, Removal]:
         """By head."""

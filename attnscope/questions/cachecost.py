@@ -26,10 +26,18 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions
 from attnscope.progress import tell
+from attnscope.questions.ablate import predicted_side
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import join_texts
-from attnscope.questions.importance import predicted_side
-from attnscope.questions.intervention import Change, KeptLayers, Made, PlainPass, change_together, mix_rows
+from attnscope.questions.intervention import (
+    Change,
+    KeptLayers,
+    Made,
+    PlainPass,
+    change_together,
+    mix_rows,
+    put_heads,
+)
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
 from attnscope.records import Meaning, Notes, csv_rows, record
@@ -129,7 +137,7 @@ def limit_windows(sink: int, recent: int) -> Change:
 
         calls = replace(call, masks=(*call.masks, near)), call
         limited, before = (mix_rows(ScoredRows(each), call.value, first, count) for each in calls)
-        return Made(torch.arange(first, count), limited, before)
+        return Made(limited, torch.arange(first, count), before)
 
     return change
 
@@ -169,36 +177,23 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
 
     Each copy of a text has one head of one layer limited; all copies share the layers before that one.
     """
-    first = PlainPass.run(model, *_predicting(model, text), Selection(), change=change)
+    first = PlainPass.run(model, *_predicting(model, text), change)
     groups = _groups(first.record)
     copies = max(1, min(max(map(len, groups)), BATCH_TOKENS // len(text.tokens)))
     (_, losses), kept = _predicting(model, text, copies), KeptLayers(model.module)
     with edited(lambda number, output: None) as gates, kept.keeping(lambda: len(gates.heads)):
         before = losses()
-    if not first.kept.ran:  # passes that are given its layers end otherwise
-        kept.ran.clear()
-    every, rises = replace(first, kept=kept), dict[KeyHead, float]()
-    for call, (site, mine) in enumerate(zip(first.sites, groups, strict=True)):
+    rises = dict[KeyHead, float]()
+    for call, (site, mine, made) in enumerate(zip(first.record.sites, groups, first.made, strict=True)):
         tell("layer", call + 1, len(groups))
         for start in range(0, len(mine), copies):
-            some = mine[start : start + copies]
-            with every.edited_from(call, partial(_put_each, call, first.made[call], some)):
+            some = list(enumerate(mine[start : start + copies]))
+            places = [(copy, head) for copy, heads in some for head in heads]
+            limited = {} if made is None else {call: (made.of_copies(copies), places)}
+            with first.edited_from(call, partial(put_heads, limited), copies=kept):
                 rose = (losses() - before).sum(1).tolist()
-            rises |= {KeyHead(site.layer, start + copy): rose[copy] for copy in range(len(some))}
+            rises |= {KeyHead(site.site.layer, start + copy): rose[copy] for copy, _ in some}
     return first.before[0], rises
-
-
-def _put_each(
-    call: int, made: Made | None, groups: Sequence[range], number: int, output: Tensor
-) -> Tensor | None:
-    """A call's output, another head limited in each copy.  [copy, query, head, size] -> the same"""
-    if number != call or made is None:
-        return None
-    other = output.clone()
-    for copy, heads in enumerate(groups):
-        for head in heads:
-            other[copy, made.rows, head] = made.outputs[0, head].to(output)
-    return other
 
 
 def cachecost(

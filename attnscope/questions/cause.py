@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from typing import Annotated, Any, Literal, TypeAlias
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -19,11 +19,14 @@ from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
 from attnscope.questions.intervention import (
     BLOCK,
+    SAME,
     Change,
     Effect,
     Made,
+    PlainPass,
     Scored,
     Swept,
+    calls_of,
     mixed_values,
     scoring,
     sweep,
@@ -43,10 +46,12 @@ With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to 
 
 LISTED = 8  # heads that are listed; the map and the numbers have all of them
 
+OPTIONAL = "error", "estimate"  # numbers that not every answer has
+
+Found = TypeVar("Found", bound=Effect)
+
 Columns: TypeAlias = Mapping[str, Callable[[Any], str]]
 """The columns of a table: each with its part of an entry."""
-
-SAME = 1e-5  # least difference between two texts, in nats or logits, for a share of it to mean anything
 
 
 @record("a head, changed alone")
@@ -99,48 +104,31 @@ class Intervention(ScoreOutcome):
 
 def summarize_effects(
     scored: Scored,
+    first: PlainPass,
     swept: Swept,
     changed: str,
     title: str,
-    reference: float | None = None,
     estimate: Swept | None = None,
 ) -> Intervention:
-    """The heads by their effects, which are shares of the way to a ``reference``.
-
-    The ``estimate`` is shown beside them, if it is not what was ``swept``. Raises ``InputError`` where the
-    reference is the score.
-    """
-    score = float(scored.score(swept.before))
-    whole = 1.0 if reference is None else subtract_scores(reference, score)
+    """The heads by their effects; the ``estimate`` is shown beside them, if it is not what was ``swept``."""
     beside = {} if estimate is None or estimate is swept else estimate.heads
-
-    def share(effect: Effect) -> Effect:
-        return replace(effect, effect=effect.effect / whole)
-
     heads = [
-        ChangedHead(**vars(share(each)), head=head, estimate=beside[head].effect / whole if beside else None)
+        ChangedHead(**vars(each), head=head, estimate=beside[head].effect if beside else None)
         for head, each in swept.heads.items()
     ]
     return Intervention(
         prediction=scored.prediction.description,
         unit=scored.unit,
-        score=score,
-        reference=reference,
+        score=float(scored.score(first.before)),
+        reference=scored.reference,
         title=title,
-        notes=(*scored.model.notes, *scored.prepared.notes, *swept.record.notes),
+        notes=(*scored.model.notes, *scored.prepared.notes, *first.record.notes),
         changed=changed,
-        heads=sort_heads(heads),
-        together=None if swept.together is None else share(swept.together),
+        heads=sort_effects(heads),
+        together=swept.together,
         estimated=estimate is swept,
         correlation=_correlate(heads),
     )
-
-
-def subtract_scores(one: float, other: float) -> float:
-    """How far two texts' scores are apart. Raises ``InputError`` for scores that are the same."""
-    if abs(one - other) < SAME:
-        raise InputError(f"both texts give the same score ({other:.4g}): choose another target")
-    return one - other
 
 
 def average_effects(found: Sequence[Intervention], prediction: str, title: str) -> Intervention:
@@ -173,11 +161,8 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
         alone, estimates = mean(parts), [each.estimate for each in parts if each.estimate is not None]
         apart = wholes * [each.effect - alone.effect for each in parts]
         error = float((np.square(apart).sum() * count / (count - 1)) ** 0.5 / abs(wholes.sum()))
-        heads.append(
-            ChangedHead(
-                **vars(alone), head=head, error=error, estimate=ratio(estimates) if estimates else None
-            )
-        )
+        estimate = ratio(estimates) if estimates else None
+        heads.append(ChangedHead(**vars(alone), head=head, error=error, estimate=estimate))
     together = [each.together for each in found if each.together is not None]
     return replace(
         first,
@@ -186,15 +171,15 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
         reference=None if first.reference is None else float(np.mean([each.reference for each in found])),
         title=title,
         notes=tuple(dict.fromkeys(note for each in found for note in each.notes)),
-        heads=sort_heads(heads),
+        heads=sort_effects(heads),
         together=mean(together) if together else None,
         correlation=_correlate(heads),
     )
 
 
-def sort_heads(heads: Iterable[ChangedHead]) -> tuple[ChangedHead, ...]:
+def sort_effects(effects: Iterable[Found]) -> tuple[Found, ...]:
     """Largest effect first."""
-    return tuple(sorted(heads, key=lambda each: -abs(each.effect)))
+    return tuple(sorted(effects, key=lambda each: -abs(each.effect)))
 
 
 def _correlate(heads: Sequence[ChangedHead]) -> float | None:
@@ -262,28 +247,28 @@ def cut_edges(questions: Sequence[Question], how: How, means: Means | None = Non
         found = [made for at in starts if (made := _cut_rows(attention, pairs, at, how, mean)) is not None]
         if not found:
             return None
-        rows, outputs, before = zip(*found, strict=True)
-        return Made(torch.cat(rows), torch.cat(outputs, 2), torch.cat(before, 2))
+        outputs, rows, before = zip(*found, strict=True)
+        return Made(torch.cat(outputs, 2), torch.cat(rows), torch.cat(before, 2))
 
     return change
 
 
 def _pair_finder(questions: Sequence[Question]) -> FindPairs:
-    """Finds the pairs once for all calls with the same axes."""
-    return cache(partial(find_pairs, questions))
+    """Finds the pairs of tokens of the questions, once for all calls with the same axes."""
 
+    @cache
+    def find(queries: Axis, keys: Axis) -> Tensor:
+        pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
+        for question in questions:
+            asked = ResolvedQuestion.of(question, queries, keys)
+            if asked is not None and asked.step is not None:
+                for row in asked.rows:
+                    pairs[row] |= torch.arange(len(keys)) == row + asked.step
+            elif asked is not None:
+                pairs[list(asked.rows)] |= asked.wanted
+        return pairs
 
-def find_pairs(questions: Sequence[Question], queries: Axis, keys: Axis) -> Tensor:
-    """The pairs of tokens of the questions, bool.  -> [query, key]"""
-    pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
-    for question in questions:
-        asked = ResolvedQuestion.of(question, queries, keys)
-        if asked is not None and asked.step is not None:
-            for row in asked.rows:
-                pairs[row] |= torch.arange(len(keys)) == row + asked.step
-        elif asked is not None:
-            pairs[list(asked.rows)] |= asked.wanted
-    return pairs
+    return find
 
 
 def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: Tensor) -> Made | None:
@@ -313,7 +298,7 @@ def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: T
         sink = torch.where((total - 1).abs() < SAME, 0, 1 - total)
         left = left / (left.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(left.dtype).tiny)
     values = mixed_values(attention)
-    return Made((picked + first).cpu(), mix(left, values), mix(weights, values))
+    return Made(mix(left, values), (picked + first).cpu(), mix(weights, values))
 
 
 def cut(
@@ -342,13 +327,14 @@ def cut(
     )
     selection = selection or Selection()
     with scoring(model, prepared, target, against) as scored:
-        first = scored.plain(selection, heads, cut_edges(questions, how, means))
-        if not any(first.made[call] for mine in first.calls.values() for call in mine):
-            sites = [site for site in first.sites if selection.meets(site)]
+        first = scored.run(cut_edges(questions, how, means))
+        calls = calls_of(first.record, selection, heads)
+        if not any(first.made[call] for mine in calls.values() for call in mine):
+            sites = [each.site for each in first.record.sites if selection.meets(each.site)]
             raise SelectionError("; ".join(explain_nothing(each, prepared, sites) for each in questions))
-        swept = sweep(scored, first)
+        swept = sweep(scored, first, calls)
     changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
-    return summarize_effects(scored, swept, changed, name_pass(model, prepared))
+    return summarize_effects(scored, first, swept, changed, name_pass(model, prepared))
 
 
 def tabulate_effects(
@@ -377,17 +363,13 @@ def of_intervention(result: Intervention) -> Answer:
         lines.append(f"all {count:,} heads at once: {named}" if count > 1 else named)
     if result.correlation is not None:
         lines.append(f"correlation with the estimates over heads: {result.correlation:.3f}")
-    more = [
-        name
-        for name in ("error", "estimate")
-        if any(getattr(each, name) is not None for each in result.heads)
-    ]
+    known = {name for each in result.heads for name in OPTIONAL if getattr(each, name) is not None}
     columns: Columns = {
         "head": lambda each: each.head.name,
         **({"kind": lambda each: each.head.kind or ""} if several else {}),
         effect: lambda each: f"{each.effect:+.3f}",
-        **({"error": lambda each: f"±{each.error:.3f}"} if "error" in more else {}),
-        **({"estimate": lambda each: f"{each.estimate:+.3f}"} if "estimate" in more else {}),
+        **({"error": lambda each: f"±{each.error:.3f}"} if "error" in known else {}),
+        **({"estimate": lambda each: f"{each.estimate:+.3f}"} if "estimate" in known else {}),
         "score": lambda each: f"{each.score:.3f}",
         "KL": lambda each: number(each.divergence) or "–",
     }
@@ -398,5 +380,5 @@ def of_intervention(result: Intervention) -> Answer:
     unit = "" if effect == "recovered" else result.unit
     effects = {each.head: each.effect for each in result.heads}
     maps = maps_by_kind(effects, effect, unit=unit, lead=f"{effect}, ")
-    csv = "head.kind", "head.layer", "head.head", "effect", "score", "divergence", *more
+    csv = "head.kind", "head.layer", "head.head", "effect", "score", "divergence", *sorted(known)
     return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(result.heads, csv))

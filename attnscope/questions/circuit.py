@@ -1,29 +1,39 @@
 """A circuit: the few heads, and the edges between them, that a prediction needs.
 
-Keeps the fewest edges with the largest scores (``edges.py``) that restore a share of the difference
-between two texts while all other edges carry the other text's values. That share is run, not estimated.
+Nodes are the token embeddings, every head, and the prediction. An edge carries a head's output to a later
+one through the residual stream and the feed-forward layers; attention in between is held constant. Its score
+is the difference of its source between two texts times the gradient of the prediction's score along the edge,
+averaged over the straight path from one text's embeddings to the other's: edge attribution patching (Syed et
+al. 2023) with integrated gradients (Hanna et al. 2024). The circuit is the fewest edges with the largest
+scores that restore a share of the difference between the texts while all other edges carry the other text's
+values. That share is run, not estimated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from attnscope.attention import Head
+from attnscope.axes import Array
+from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError
 from attnscope.figures import HeadFigures
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
-from attnscope.questions.cause import SAME, ScoreOutcome
+from attnscope.questions.cause import ScoreOutcome
 from attnscope.questions.composition import Feed, find_feeds
-from attnscope.questions.edges import PASSES, STEPS, Edge, TwoTexts, prune, sources_of
+from attnscope.questions.intervention import SAME, PlainPass
 from attnscope.questions.logits import Address
-from attnscope.questions.patching import TextPair
+from attnscope.questions.patching import OTHER_CALLS, TextPair, TwoPasses
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.questions.stats import measure_heads
@@ -31,6 +41,224 @@ from attnscope.records import Meaning, record
 from attnscope.views import Heatmap
 from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
 from attnscope.views.table import Column, Table
+
+STEPS = 5  # points on the path from one text's embeddings to the other's at which gradients are taken
+ROUNDING = 1e-4  # tolerance of a share
+PASSES = 4000  # passes after which edges are no longer tested for being necessary
+
+Edge: TypeAlias = tuple[int, int]
+"""Two nodes by number: 0 is the embeddings, then every head, last the prediction."""
+
+
+@contextmanager
+def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
+    """Let ``change`` see, and replace, the output of each embedding of a module while the block runs."""
+    number = -1
+
+    def hook(_: nn.Module, given: object, output: Tensor) -> Tensor | None:
+        nonlocal number
+        number += 1
+        return change(number, output)
+
+    with ExitStack() as stack:
+        for part in module.modules():
+            if isinstance(part, nn.Embedding):
+                stack.callback(part.register_forward_hook(hook).remove)
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class TwoTexts(TwoPasses):
+    """Two texts of one length, ``here`` and ``there``, and passes in between."""
+
+    embeds: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())  # what embeddings gave in either text
+
+    @classmethod
+    def read(cls, model: Model, pair: TextPair) -> TwoTexts:
+        """Run both texts.
+
+        Raises ``ModelError`` where heads cannot be changed or embeddings not be seen, ``InputError`` if the
+        prediction does not differ between the texts.
+        """
+        seen = list[Tensor]()
+        with (
+            pair.scoring(model, noise=True) as (clean, corrupt),
+            embeddings_changed(model.module, lambda _, output: seen.append(output.clone())),
+        ):
+            both = TwoPasses.of(clean, corrupt)
+        if not seen:
+            raise ModelError(f"{model.name} has no embedding of tokens: circuits are of texts")
+        half = len(seen) // 2  # the other text runs first
+        return cls(**vars(both), embeds=(seen[half:], seen[:half]))
+
+    @cached_property
+    def heads(self) -> list[int]:
+        """How many heads each call has."""
+        return [given.shape[2] for given in self.here.given]
+
+    @cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """The call and the number in it of every head."""
+        return [(call, head) for call, of in enumerate(self.heads) for head in range(of)]
+
+    def score(self, of: PlainPass) -> float:
+        """The score of one of the texts."""
+        return float(self.scored.score(of.before))
+
+    def run(self, embeds: Sequence[Tensor], edit: Callable[[int, Tensor], Tensor | None]) -> Tensor:
+        """The score of a pass with other embeddings, and other outputs of attention calls."""
+        with embeddings_changed(self.scored.model.module, lambda number, _: embeds[number]), edited(edit):
+            return self.scored.score(self.scored.logits())
+
+    def attribute(self) -> Array:
+        """The score of every edge, averaged over ``STEPS``.  -> [node, node]"""
+        heads = self.heads
+        count = 2 + sum(heads)
+        first = [1 + sum(heads[:call]) for call in range(len(heads))]
+        scores = np.zeros((count, count))
+        moved = [one - other for one, other in zip(*self.embeds, strict=True)]
+        apart = [one - other for one, other in zip(self.here.given, self.there.given, strict=True)]
+
+        def add(node: int, slopes: Sequence[Tensor]) -> None:
+            """Add a node's incoming edges, by the gradients of all earlier nodes."""
+            scores[0, node] += sum(
+                float((each * slope).sum()) for each, slope in zip(moved, slopes, strict=False)
+            )
+            for call, slope in enumerate(slopes[len(moved) :]):
+                sums = (apart[call] * slope).sum((0, 1, 3)).double().cpu().numpy()  # [head]
+                scores[first[call] : first[call] + heads[call], node] += sums
+
+        for step in range(STEPS):
+            share = (step + 0.5) / STEPS
+            mixed = [
+                (other + share * change).requires_grad_()
+                for other, change in zip(self.embeds[1], moved, strict=True)
+            ]
+            made, leaves = list[Tensor](), list[Tensor]()
+
+            def part(
+                _: int, output: Tensor, made: list[Tensor] = made, leaves: list[Tensor] = leaves
+            ) -> Tensor:
+                made.append(output)
+                leaves.append(output.detach().requires_grad_())
+                return leaves[-1]
+
+            direct = _slopes(self.run(mixed, part), [*mixed, *leaves])
+            add(count - 1, direct)
+            totals = list(direct[len(mixed) :])
+            for call in reversed(range(len(leaves))):
+                for head in range(heads[call]):
+                    alone = torch.zeros_like(totals[call])
+                    alone[:, :, head] = totals[call][:, :, head]
+                    found = _slopes(made[call], [*mixed, *leaves[:call]], alone)
+                    add(first[call] + head, found)
+                    for before, slope in enumerate(found[len(mixed) :]):
+                        totals[before] = totals[before] + slope
+        return scores / STEPS
+
+    def restored(self, edges: frozenset[Edge]) -> float:
+        """The score if these edges carry the text's values, and all others the other text's.
+
+        One pass for each set of source nodes.
+        """
+        last = 1 + len(self.places)
+        given: dict[int, Tensor] = {}  # of the nodes of the circuit, [batch, query, size]
+        passes: dict[frozenset[int], tuple[Tensor, list[Tensor]]] = {}
+
+        def run(sources: frozenset[int]) -> tuple[Tensor, list[Tensor]]:
+            seen: list[Tensor] = []
+
+            def put(call: int, output: Tensor) -> Tensor:
+                seen.append(output)
+                changed = {source: given[source] for source in sources - {0}}
+                return self._put(changed, call, self.there.given[call])
+
+            return self.run(self.embeds[0 if 0 in sources else 1], put), seen
+
+        by_target = sources_of(edges)
+        for node in sorted(by_target.keys() | {last}):
+            sources = by_target.get(node, frozenset())
+            if sources not in passes:
+                passes[sources] = run(sources)
+            if node < last:
+                call, head = self.places[node - 1]
+                given[node] = passes[sources][1][call][:, :, head]
+        return float(passes[by_target.get(last, frozenset())][0])
+
+    def without(self, nodes: Sequence[int]) -> float:
+        """The score of the text with some heads' outputs from the other one."""
+        places = ((node, *self.places[node - 1]) for node in nodes)
+        others = {node: self.there.given[call][:, :, head] for node, call, head in places}
+        return float(self.run(self.embeds[0], partial(self._put, others)))
+
+    def _put(self, nodes: Mapping[int, Tensor], call: int, output: Tensor) -> Tensor:
+        """The output of a call with that of some nodes replaced."""
+        changed = output.clone()
+        for node, states in nodes.items():
+            at, head = self.places[node - 1]
+            if at == call:
+                changed[:, :, head] = states
+        return changed
+
+
+def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> tuple[Tensor, ...]:
+    if not of.requires_grad:
+        return tuple(map(torch.zeros_like, sources))
+    return torch.autograd.grad(
+        of, list(sources), by, allow_unused=True, materialize_grads=True, retain_graph=True
+    )
+
+
+def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:
+    """The sources of each node."""
+    found: dict[int, set[int]] = {}
+    for source, target in edges:
+        found.setdefault(target, set()).add(source)
+    return {target: frozenset(sources) for target, sources in found.items()}
+
+
+def connected(edges: Sequence[Edge], last: int) -> frozenset[Edge]:
+    """The edges that lie on a path from the embeddings to the prediction."""
+    ahead, back = {0}, {last}
+    for source, target in sorted(edges):
+        if source in ahead:
+            ahead.add(target)
+    for source, target in sorted(edges, key=lambda edge: -edge[1]):
+        if target in back:
+            back.add(source)
+    return frozenset((source, target) for source, target in edges if source in ahead and target in back)
+
+
+def prune(
+    edges: Sequence[Edge],
+    last: int,
+    share: Callable[[frozenset[Edge]], float],
+    keep: float,
+    passes: Callable[[], int],
+) -> frozenset[Edge]:
+    """The fewest edges, largest first, that keep a share; then without each one that is not needed.
+
+    More than the full effect counts as a miss, too.
+    """
+
+    def enough(some: frozenset[Edge]) -> bool:
+        return abs(1 - share(some)) <= 1 - keep + ROUNDING
+
+    high = 1
+    while high < len(edges) and not enough(connected(edges[:high], last)):
+        high *= 2
+    low = high // 2
+    high = min(high, len(edges))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(connected(edges[:middle], last)) else (middle, high)
+    kept = connected(edges[:high], last)
+    for edge in reversed(edges[:high]):
+        if edge in kept and passes() < PASSES:
+            fewer = connected(sorted(kept - {edge}), last)
+            kept = fewer if enough(fewer) else kept
+    return kept
+
 
 EMBEDDINGS, PREDICTION = "embeddings", "prediction"
 
@@ -85,13 +313,14 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     contrasts = list[TwoTexts]()
     for number, pair in enumerate(pairs):
         tell("pair", number + 1, len(pairs))
-        contrasts.append(TwoTexts.of(model, pair))
+        contrasts.append(TwoTexts.read(model, pair))
     first = contrasts[0]
     if any(each.heads != first.heads for each in contrasts):
-        raise InputError("the passes of the texts have different attention calls")
-    sites = [each.site for each in first.clean.record.sites]
+        raise InputError(OTHER_CALLS)
+    sites = [each.site for each in first.here.record.sites]
     nodes = [Head(sites[call].layer, head, sites[call].kind) for call, head in first.places]
-    whole, last, ran = sum(each.whole for each in contrasts), len(nodes) + 1, 0
+    corrupt = [each.score(each.there) for each in contrasts]
+    whole, last, ran = -sum(each.scored.whole for each in contrasts), len(nodes) + 1, 0
     if abs(whole) < SAME * len(contrasts):
         raise InputError("over all pairs the texts give the same score: name the target of each")
     scores = np.zeros((last + 1, last + 1))
@@ -100,21 +329,24 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         with torch.enable_grad(), model.threads(each.scored.prepared):
             scores += each.attribute() / whole
 
+    def share_of(run: Callable[[TwoTexts], float]) -> float:
+        return sum(run(each) - score for each, score in zip(contrasts, corrupt, strict=True)) / whole
+
     @cache
     def share(edges: frozenset[Edge]) -> float:
         nonlocal ran
         ran += len(contrasts) * len(set(sources_of(edges).values()))
         tell("pass", min(ran, PASSES), PASSES)
-        return sum(each.restored(edges) - each.corrupt.score for each in contrasts) / whole
+        return share_of(lambda each: each.restored(edges))
 
     order = [divmod(int(at), last + 1) for at in np.argsort(-np.abs(scores), axis=None, kind="stable")]
     edges = [edge for edge in order if scores[edge]]
     with torch.no_grad(), model.threads(first.scored.prepared):
         kept = prune(edges, last, share, keep, lambda: ran)
         chosen = sorted({node for edge in kept for node in edge} - {0, last})
-        left = sum(each.without(chosen) - each.corrupt.score for each in contrasts) / whole
+        left = share_of(lambda each: each.without(chosen))
     clean = first.scored.prepared
-    figures = {each.address: each for each in measure_heads(model, clean, Selection()).heads}
+    roles = {each.address: _role(each) for each in measure_heads(model, clean, Selection()).heads}
     several = len({head.kind for head in nodes}) > 1
     names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
     ends, feeds = [None, *nodes, None], _best_feeds(model, clean)
@@ -127,29 +359,26 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     notes = ["feed-forward parts belong to the edges", f"effects: {STEPS} gradients a pair; shares are run"]
     if ran >= PASSES:
         notes.append(f"the search stopped after {ran:,} passes: fewer edges may keep as much")
+    heads = ((nodes[node - 1], float(scores[node].sum())) for node in chosen)
     return FoundCircuit(
-        heads=tuple(
-            CircuitHead(nodes[node - 1], float(scores[node].sum()), _role(figures.get(nodes[node - 1])))
-            for node in chosen
-        ),
+        heads=tuple(CircuitHead(head, effect, roles.get(head)) for head, effect in heads),
         edges=tuple(edge_between(*edge) for edge in sorted(kept, key=lambda edge: -abs(scores[edge]))),
         faithfulness=share(kept),
         completeness=1 - left,
-        score=sum(each.clean.score for each in contrasts) / len(contrasts),
-        reference=sum(each.corrupt.score for each in contrasts) / len(contrasts),
+        score=sum(each.score(each.here) for each in contrasts) / len(contrasts),
+        reference=sum(corrupt) / len(contrasts),
         unit=first.scored.unit,
         prediction=first.scored.prediction.description,
         pairs=len(contrasts),
         all_heads=len(nodes),
         all_edges=len(edges),
         title=name_pass(model, clean),
-        notes=(*notes, *model.notes, *clean.notes, *first.clean.record.notes),
+        notes=(*notes, *model.notes, *clean.notes, *first.here.record.notes),
     )
 
 
-def _role(figures: HeadFigures | None) -> str | None:
-    name = figures.role.name if figures is not None and figures.role is not None else "none"
-    return None if name == "none" else name
+def _role(figures: HeadFigures) -> str | None:
+    return None if figures.role is None or figures.role.name == "none" else figures.role.name
 
 
 def _best_feeds(model: Model, prepared: ModelInput) -> dict[tuple[Head | None, Head | None], Feed]:

@@ -13,9 +13,15 @@ from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model
 from attnscope.models.inputs import Limit
-from attnscope.questions.ablate import MeanOutputs, Removals, Way, corpus_means, describe_way
+from attnscope.questions.ablate import (
+    Importances,
+    MeanOutputs,
+    Removals,
+    Way,
+    corpus_means,
+    describe_way,
+)
 from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork
-from attnscope.questions.importance import Importances
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
 from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from attnscope.attention import Attention, Head, Kind, RowSource, Site
+from attnscope.attention import Attention, Axis, Head, Kind, RowSource
 from attnscope.capture import Observer, Record, recording
-from attnscope.capture.hooks.gate import Edit, edited, put_forward
+from attnscope.capture.hooks.gate import Edit, Gates, edited, put_forward
 from attnscope.capture.projections import first_tensor
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.proof import mix
@@ -28,7 +29,6 @@ from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
-from attnscope.questions.importance import editing
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import require_selected
@@ -38,6 +38,8 @@ Forward = Callable[..., Any]
 Predicted = TypeVar("Predicted")
 
 BLOCK = 512  # rows that are computed at a time
+SAME = 1e-5  # least difference between two texts, in nats or logits, for a share of it to mean anything
+NEAR = 1e-3  # most nats by which a loss may differ when stored layers are reused; rounding is far below it
 
 
 class RanLayer(NamedTuple):
@@ -76,33 +78,23 @@ class KeptLayers:
     module: nn.Module
     ran: list[RanLayer] = field(default_factory=list)
 
-    @property
-    def layers(self) -> list[str]:
-        """The paths of the layers."""
-        named = ((name, name.split(".")) for name, _ in self.module.named_modules())
-        return [
-            name
-            for name, (*outside, last) in named
-            if last.isdecimal() and not any(part.isdecimal() for part in outside)
-        ]
-
     @contextmanager
-    def keeping(self, count: Callable[[], int]) -> Iterator[None]:
-        """Store the layers' results while the block runs; ``count`` gives the attention calls so far."""
+    def keeping(self, calls: Callable[[], int] = lambda: 0) -> Iterator[None]:
+        """Store the layers' results while the block runs; ``calls`` gives the attention calls so far."""
         self.ran.clear()
         inside = 0
 
         def keep(name: str, forward: Forward) -> Forward:
             def run(*args: Any, **kwargs: Any) -> Any:
                 nonlocal inside
-                before = count()
+                before = calls()
                 inside += 1
                 try:
                     output = forward(*args, **kwargs)
                 finally:
                     inside -= 1
                 if not inside:  # a layer that another one calls is a part of that
-                    self.ran.append(RanLayer(name, _copy(output), before, count()))
+                    self.ran.append(RanLayer(name, _copy(output), before, calls()))
                 return output
 
             return run
@@ -117,14 +109,6 @@ class KeptLayers:
     def skipped(self, call: int) -> int:
         """How many attention calls are skipped if all layers before one call are given."""
         return sum(ran.after - ran.before for ran in self.before(call))
-
-    def verify(self, calls: Iterable[int], same: Callable[[], bool]) -> None:
-        """Forget the results unless passes that reuse them end the ``same``: layers may keep more state."""
-        for count, call in {self.skipped(call): call for call in calls}.items():
-            with self.giving(self.before(call)):
-                kept = count == 0 or same()
-            if not kept:
-                self.ran.clear()
 
     def giving(self, ran: Sequence[RanLayer]) -> AbstractContextManager[None]:
         """Return these results for the first layers while the block runs, and run the others."""
@@ -146,9 +130,10 @@ class KeptLayers:
     def _forwards(self, make: Callable[[str, Forward], Forward]) -> Iterator[None]:
         """Replace each layer's forward during the block; nothing of it stays behind."""
         with ExitStack() as stack:
-            for name in self.layers:
-                layer = self.module.get_submodule(name)
-                stack.enter_context(put_forward(layer, make(name, layer.forward)))
+            for name, layer in self.module.named_modules():
+                *outside, last = name.split(".")
+                if last.isdecimal() and not any(part.isdecimal() for part in outside):
+                    stack.enter_context(put_forward(layer, make(name, layer.forward)))
             yield
 
 
@@ -161,7 +146,7 @@ def run_keeping_layers(
 ) -> tuple[Predicted, KeptLayers, Record]:
     """One pass, what its layers returned, and its attention calls."""
     kept = KeptLayers(model.module)
-    with recording(model.module, [], prepared.axes, warn=False) as seen, kept.keeping(lambda: 0):
+    with recording(model.module, [], prepared.axes, warn=False) as seen, kept.keeping():
         return predict(), kept, seen
 
 
@@ -177,16 +162,37 @@ def attending_layers(model: Model, kept: KeptLayers, seen: Record) -> list[tuple
                 kinds.setdefault(ran.stack, site.site.kind)
     if not kinds:
         raise ModelError(f"{model.name} has no list of layers to read after")
-    counts, found = dict.fromkeys(kinds, 0), list[tuple[int, Kind, int]]()
-    for at, ran in enumerate(kept.ran):
-        if ran.stack in kinds:
-            found.append((at, kinds[ran.stack], counts[ran.stack]))
-            counts[ran.stack] += 1
-    return found
+    ran_in = {stack: count() for stack in kinds}
+    return [
+        (at, kinds[ran.stack], next(ran_in[ran.stack]))
+        for at, ran in enumerate(kept.ran)
+        if ran.stack in kinds
+    ]
+
+
+@contextmanager
+def editing(
+    model: Model,
+    edit: Edit,
+    axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
+    observers: Sequence[Observer] = (),
+) -> Iterator[tuple[Record, Gates]]:
+    """Edit heads' outputs while the block runs. Raises ``ModelError`` unless every head was edited."""
+    with recording(model.module, observers, axes, warn=False) as record, edited(edit) as gates:
+        yield record, gates
+    heads = [site.heads for site in record.sites]
+    if not heads:
+        raise ModelError(f"{model.name} has no attention, and so no heads")
+    if heads != gates.heads:
+        ways = ", ".join(dict.fromkeys(site.kernel for site in record.sites))
+        raise ModelError(
+            f"the heads of {model.name} cannot be gated: it attends by {ways}, and gates fit torch's "
+            "scaled_dot_product_attention and nn.MultiheadAttention, and the attention functions of "
+            "transformers"
+        )
 
 
 Calls: TypeAlias = Mapping[Head, Sequence[int]]  # the attention calls of every selected head, by number
-NEAR = 1e-3  # most nats by which a loss may differ when stored layers are reused; rounding is far below it
 
 
 def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -> Calls:
@@ -210,13 +216,20 @@ def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -
 class Made(NamedTuple):
     """The new outputs of one call's heads at some rows, and the old ones.  [batch, head, row, size]"""
 
-    rows: Tensor | slice  # [row]
     outputs: Tensor
+    rows: Tensor | slice = slice(None)  # [row]
     before: Tensor | None = None  # what proves that a change is of this call; none for known outputs
+
+    def of_copies(self, count: int) -> Made:
+        """The same for copies of a text."""
+        return self._replace(outputs=self.outputs.expand(count, -1, -1, -1))
 
 
 Change: TypeAlias = Callable[[int, Attention], "Made | None"]
 """The change of an attention call of this number; ``None`` leaves it alone."""
+
+Changed: TypeAlias = Mapping[int, tuple[Made, Iterable[tuple[int | slice, int]]]]
+"""What is put into an attention call of this number: into which copies of the text, and which heads."""
 
 
 @dataclass(eq=False)
@@ -250,9 +263,9 @@ class Changes:
         return made
 
 
-def mix_rows(read: RowSource, values: Tensor, first: int, count: int) -> Tensor:
-    """The heads' outputs at the rows from ``first`` on, out of ``count``.  -> [batch, head, row, size]"""
-    blocks = (read.rows(at, min(at + BLOCK, count), None) for at in range(first, count, BLOCK))
+def mix_rows(read: RowSource, values: Tensor, first: int, stop: int) -> Tensor:
+    """The heads' outputs at some rows.  -> [batch, head, row, size]"""
+    blocks = (read.rows(at, min(at + BLOCK, stop), None) for at in range(first, stop, BLOCK))
     return torch.cat([mix(block, values) for block in blocks], 2)
 
 
@@ -268,34 +281,32 @@ def change_together(
     model: Model, prepared: ModelInput, predict: Callable[[], Tensor], change: Change, calls: Calls
 ) -> Tensor:
     """The result of ``predict`` with several heads changed in one pass, each given the earlier changes."""
-    changes, chosen = Changes(change), heads_by_call(calls)
+    changes, heads = Changes(change), heads_by_call(calls)
 
     def edit(number: int, output: Tensor) -> Tensor | None:
         made = changes.check(number, output)
-        return None if made is None else put_heads({number: (made, chosen.get(number, []))}, number, output)
+        return None if made is None else put_heads({number: (made, heads.get(number, ()))}, number, output)
 
     with recording(model.module, [changes], prepared.axes, warn=False), edited(edit):
         return predict()
 
 
-def heads_by_call(calls: Calls) -> dict[int, list[int]]:
-    """The numbers of the heads of each call."""
-    chosen: dict[int, list[int]] = {}
+def heads_by_call(calls: Calls) -> dict[int, list[tuple[slice, int]]]:
+    """The heads of each call, in all copies of the text."""
+    heads: dict[int, list[tuple[slice, int]]] = {}
     for head, mine in calls.items():
         for call in mine:
-            chosen.setdefault(call, []).append(head.head)
-    return chosen
+            heads.setdefault(call, []).append((slice(None), head.head))
+    return heads
 
 
-def put_heads(
-    changed: Mapping[int, tuple[Made, Sequence[int]]], number: int, output: Tensor
-) -> Tensor | None:
+def put_heads(changed: Changed, number: int, output: Tensor) -> Tensor | None:
     """The output of a call with some heads changed.  [batch, query, head, size] -> the same"""
     if number not in changed:
         return None
     (made, heads), other = changed[number], output.clone()
-    for head in heads:
-        other[:, made.rows, head] = made.outputs[:, head].to(output)
+    for copy, head in heads:
+        other[copy, made.rows, head] = made.outputs[copy, head].to(output)
     return other
 
 
@@ -308,10 +319,11 @@ class PlainPass:
     predict: Callable[[], Tensor]
     change: Change | None  # none where heads get known outputs
     before: Tensor
-    calls: Calls  # of the selected heads
     kept: KeptLayers
     record: Record
     made: Sequence[Made | None]  # for each call, its heads' new outputs
+    given: Sequence[Tensor]  # what heads gave, [batch, query, head, size], by call; empty unless asked for
+    same: dict[int, bool] = field(default_factory=lambda: {0: True})  # by the number of skipped calls
 
     @classmethod
     def run(
@@ -319,72 +331,72 @@ class PlainPass:
         model: Model,
         prepared: ModelInput,
         predict: Callable[[], Tensor],
-        selection: Selection,
-        heads: Sequence[Head] = (),
         change: Change | None = None,
+        observers: Sequence[Observer] = (),
+        *,
+        keep_outputs: bool = False,
     ) -> PlainPass:
-        """Run ``predict`` and find the selected heads: those of ``heads``, or all in the selection.
-
-        Raises ``ModelError`` for heads that cannot be gated, ``SelectionError`` for heads that do not exist.
-        """
+        """Run ``predict``. Raises ``ModelError`` for heads that cannot be gated."""
         kept, changes = KeptLayers(model.module), [] if change is None else [Changes(change)]
+        given = list[Tensor]()
 
-        def check(number: int, output: Tensor) -> None:
+        def see(number: int, output: Tensor) -> None:
+            if keep_outputs:
+                given.append(output.detach().clone())
             for each in changes:
                 each.check(number, output)
 
         with (
-            editing(model, check, prepared.axes, changes) as (record, gates),
+            editing(model, see, prepared.axes, [*changes, *observers]) as (record, gates),
             kept.keeping(lambda: len(gates.heads)),
         ):
             before = predict()
-        calls, made = calls_of(record, selection, heads), changes[0].made if changes else []
-        first = cls(model, prepared, predict, change, before, calls, kept, record, made)
-        first.verify([mine[0] for mine in calls.values()])
-        return first
+        made = changes[0].made if changes else []
+        return cls(model, prepared, predict, change, before, kept, record, made, given)
 
     def putting(self, outputs: Iterable[Tensor]) -> PlainPass:
         """The same with known outputs for the heads of each call, [batch, query, head, size]."""
-        return replace(self, made=[Made(slice(None), each.transpose(1, 2)) for each in outputs])
-
-    @property
-    def sites(self) -> list[Site]:
-        """The site of each call."""
-        return [each.site for each in self.record.sites]
-
-    def verify(self, calls: Iterable[int]) -> None:
-        """Reuse no layers before these calls unless that changes nothing."""
-        self.kept.verify(calls, lambda: torch.allclose(self.predict(), self.before, atol=NEAR, rtol=0))
+        return replace(self, made=[Made(each.transpose(1, 2)) for each in outputs])
 
     @contextmanager
-    def edited_from(self, call: int, edit: Edit) -> Iterator[int]:
+    def edited_from(
+        self, call: int, edit: Edit, observers: Sequence[Observer] = (), copies: KeptLayers | None = None
+    ) -> Iterator[int]:
         """Run from the layer of an attention call on; ``edit`` numbers calls as in a full pass.
 
-        Yields the number of skipped calls.
+        Yields the number of skipped calls. ``copies`` are the layers of a batch of this input. Layers may
+        keep more state than they return: they are reused only if a pass without a change ends the same.
         """
         skipped = self.kept.skipped(call)
-        with (
-            self.kept.giving(self.kept.before(call)),
-            edited(lambda number, output: edit(number + skipped, output)),
-        ):
+        if skipped not in self.same:
+            with self.kept.giving(self.kept.before(call)):
+                self.same[skipped] = torch.allclose(self.predict(), self.before, atol=NEAR, rtol=0)
+        reused = (copies or self.kept).before(call) if all(self.same.values()) else []
+        skipped = skipped if reused else 0
+        with ExitStack() as stack:
+            if observers:
+                module, axes = self.model.module, self.prepared.axes
+                stack.enter_context(recording(module, observers, axes, warn=False))
+            stack.enter_context(self.kept.giving(reused))
+            stack.enter_context(edited(lambda number, output: edit(number + skipped, output)))
             yield skipped
 
-    def changes(self, calls: Calls) -> dict[int, tuple[Made, Sequence[int]]]:
+    def changes(self, calls: Calls) -> Changed:
         """The new outputs of some heads, by call; calls without a change are left out."""
-        chosen = heads_by_call(calls).items()
-        return {call: (made, heads) for call, heads in chosen if (made := self.made[call]) is not None}
+        heads = heads_by_call(calls).items()
+        return {call: (made, mine) for call, mine in heads if (made := self.made[call]) is not None}
 
     def changed(self, calls: Calls) -> Tensor:
         """The prediction with some heads changed in one pass.
 
         No layer before the first change runs: nothing differs there.
         """
-        chosen = self.changes(calls)
-        if not chosen:
+        changed = self.changes(calls)
+        if not changed:
             return self.before
-        if self.change is not None and len(chosen) > 1:
+        if self.change is not None and len(changed) > 1:
             return change_together(self.model, self.prepared, self.predict, self.change, calls)
-        with self.edited_from(min(chosen), partial(put_heads, chosen)):
+        with self.edited_from(min(changed), partial(put_heads, changed)):
             return self.predict()
 
 
@@ -397,14 +409,6 @@ class Effect:
     divergence: Annotated[float, Meaning("KL divergence of the prediction from before to after, in nats")]
 
 
-class SeenPass(NamedTuple):
-    """An unchanged pass: its score, what heads give by call, [batch, query, head, size], and the calls."""
-
-    score: float
-    given: Sequence[Tensor]
-    record: Record
-
-
 @dataclass(frozen=True, eq=False)
 class Scored:
     """A prediction whose score is recomputed in changed passes."""
@@ -412,20 +416,26 @@ class Scored:
     model: Model
     prepared: ModelInput
     prediction: Prediction
+    reference: float | None = None  # the score of another text
+    whole: float = 1.0  # what effects are divided by: how far that one is away
 
-    def run(self, observers: Sequence[Observer] = ()) -> SeenPass:
-        """The unchanged pass."""
-        given = list[Tensor]()
+    def toward(self, before: Tensor, reference: Tensor) -> Scored:
+        """The same with effects as shares of the way from one prediction to another.
 
-        def keep(number: int, output: Tensor) -> None:
-            given.append(output.detach().clone())
+        Raises ``InputError`` where both give the same score.
+        """
+        score, there = float(self.score(before)), float(self.score(reference))
+        if abs(there - score) < SAME:
+            raise InputError(f"both texts give the same score ({score:.4g}): choose another target")
+        return replace(self, reference=there, whole=there - score)
 
-        with editing(self.model, keep, self.prepared.axes, observers) as (record, _):
-            return SeenPass(float(self.score(self.logits())), given, record)
-
-    def plain(self, selection: Selection, heads: Sequence[Head], change: Change | None = None) -> PlainPass:
-        """Its unchanged pass. Raises as ``PlainPass.run`` does."""
-        return PlainPass.run(self.model, self.prepared, self.logits, selection, heads, change)
+    def run(
+        self, change: Change | None = None, observers: Sequence[Observer] = (), *, keep_outputs: bool = False
+    ) -> PlainPass:
+        """Its unchanged pass. Raises ``ModelError`` for heads that cannot be gated."""
+        return PlainPass.run(
+            self.model, self.prepared, self.logits, change, observers, keep_outputs=keep_outputs
+        )
 
     def logits(self) -> Tensor:
         """One pass.  -> [vocabulary] or [class], float64"""
@@ -442,20 +452,29 @@ class Scored:
         return logits.log_softmax(-1)[chosen] if against is None else logits[chosen] - logits[against]
 
     def effect(self, before: Tensor, after: Tensor) -> Effect:
-        """The change of the score, the score, and the divergence, after a change."""
+        """What a change does."""
         pair = torch.stack([before, after]).log_softmax(-1)
         divergence = float(F.kl_div(pair[1], pair[0], reduction="sum", log_target=True))
         score = float(self.score(after))
-        return Effect(score - float(self.score(before)), score, divergence)
+        return Effect((score - float(self.score(before))) / self.whole, score, divergence)
 
 
 class Swept(NamedTuple):
-    """A prediction, and the effects of changing each head alone, and all at once."""
+    """The effects of changing each head alone, and all at once."""
 
-    before: Tensor
     heads: Mapping[Head, Effect]
     together: Effect | None  # not estimated
-    record: Record
+
+
+def sweep(
+    scored: Scored, first: PlainPass, calls: Calls, run: Callable[[Calls], Tensor] | None = None
+) -> Swept:
+    """Change each head alone, and all of them at once; ``run`` predicts with some heads changed."""
+    run, found = run or first.changed, dict[Head, Effect]()
+    for done, (head, mine) in enumerate(calls.items()):
+        tell("head", done + 1, len(calls))
+        found[head] = scored.effect(first.before, run({head: mine}))
+    return Swept(found, scored.effect(first.before, run(calls)))
 
 
 @contextmanager
@@ -468,26 +487,30 @@ def scoring(
 ) -> Iterator[Scored]:
     """The prediction that words name, to be changed in the block, maybe by parts of an ``other`` text.
 
-    Raises as ``score_prediction`` and ``require_texts`` do.
+    Raises as ``score_prediction`` does, ``ModelError`` for a trace, and ``InputError`` for two texts of
+    different token counts.
     """
-    require_texts(prepared, other)
+    other = other or prepared
+    if prepared.replay is not None or other.replay is not None:
+        raise ModelError("a trace holds no weights of the model: give the model and the text")
+    if len(prepared.tokens) != len(other.tokens):
+        words = zip(word_groups(prepared.tokens), word_groups(other.tokens), strict=False)
+        why = (
+            f": {mine.label!r} has {_pieces(here)} and {theirs.label!r} {_pieces(there)}"
+            for (mine, here), (theirs, there) in words
+            if len(here) != len(there)
+        )
+        raise InputError(
+            f"the texts differ in their number of tokens, {len(prepared.tokens):,} and {len(other.tokens):,}"
+            f"{next(why, '')}; a patch needs the same number"
+        )
     model.show_kinds(prepared)
     with torch.no_grad(), model.threads(prepared):
         yield Scored(model, prepared, score_prediction(model, prepared, target, against))
 
 
-def sweep(scored: Scored, first: PlainPass) -> Swept:
-    """Change each selected head alone, and all of them at once."""
-    return sweep_calls(scored, first, first.calls, first.changed)
-
-
-def sweep_calls(scored: Scored, first: PlainPass, calls: Calls, run: Callable[[Calls], Tensor]) -> Swept:
-    """The effect of each head, and of all of them; ``run`` predicts with some heads changed."""
-    found = dict[Head, Effect]()
-    for done, (head, mine) in enumerate(calls.items()):
-        tell("head", done + 1, len(calls))
-        found[head] = scored.effect(first.before, run({head: mine}))
-    return Swept(first.before, found, scored.effect(first.before, run(calls)), first.record)
+def _pieces(group: Sized) -> str:
+    return "1 piece" if len(group) == 1 else f"{len(group):,} pieces"
 
 
 @contextmanager
@@ -497,25 +520,3 @@ def naming(where: str) -> Iterator[None]:
         yield
     except (InputError, SelectionError) as error:
         raise type(error)(f"{where}: {error}" if where else str(error)) from None
-
-
-def require_texts(one: ModelInput, other: ModelInput | None = None) -> None:
-    """Raise ``ModelError`` for a trace, ``InputError`` for two texts of different token counts."""
-    other = other or one
-    if one.replay is not None or other.replay is not None:
-        raise ModelError("a trace holds no weights of the model: give the model and the text")
-    if len(one.tokens) != len(other.tokens):
-        words = zip(word_groups(one.tokens), word_groups(other.tokens), strict=False)
-        why = (
-            f": {mine.label!r} has {_pieces(here)} and {theirs.label!r} {_pieces(there)}"
-            for (mine, here), (theirs, there) in words
-            if len(here) != len(there)
-        )
-        raise InputError(
-            f"the texts differ in their number of tokens, {len(one.tokens):,} and {len(other.tokens):,}"
-            f"{next(why, '')}; a patch needs the same number"
-        )
-
-
-def _pieces(group: Sized) -> str:
-    return "1 piece" if len(group) == 1 else f"{len(group):,} pieces"

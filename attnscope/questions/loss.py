@@ -14,8 +14,8 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Limit
 from attnscope.models.targets import batch_predictions
 from attnscope.progress import listening, tell
+from attnscope.questions.ablate import predicted_side
 from attnscope.questions.corpus import batches, join_texts
-from attnscope.questions.importance import predicted_side
 from attnscope.questions.token_loss import TokenLoss
 
 WINDOW = 1024  # lines among which equal lengths are batched

@@ -414,9 +414,8 @@ def measure_heads(
     require_selected(heads, record, selection)
     how: tuple[str, ...] = ()
     if importance or ablation:
-        from attnscope.questions.ablate import Removals, describe_way
+        from attnscope.questions.ablate import Importances, Removals, describe_way
         from attnscope.questions.corpus import join_texts
-        from attnscope.questions.importance import Importances
 
         importances, removals, batch = Importances(), Removals(), join_texts([prepared])
         if importance:

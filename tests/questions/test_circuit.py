@@ -9,9 +9,8 @@ import transformers as hf
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
-from attnscope.questions import edges as patching
-from attnscope.questions.circuit import find_circuit, of_circuit
-from attnscope.questions.edges import TwoTexts, connected, prune
+from attnscope.questions import circuit as patching
+from attnscope.questions.circuit import TwoTexts, connected, find_circuit, of_circuit, prune
 from attnscope.questions.patching import TextPair, read_pairs
 from tests.models.folders import mamba, minilm
 from tests.questions.intervention import shapes
@@ -90,7 +89,7 @@ LIKE = pytest.mark.parametrize("shaped", ["gpt2", "llama", "bert", "t5"], indire
 
 def contrast(model, clean, corrupt):
     with torch.no_grad():
-        return TwoTexts.of(model, TextPair(clean, corrupt))
+        return TwoTexts.read(model, TextPair(clean, corrupt))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -100,8 +99,8 @@ def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, t
     last = 1 + len(made.places)
     every = [(source, target) for target in range(1, last + 1) for source in range(target)]
     with torch.no_grad():
-        assert made.restored(frozenset(every)) == pytest.approx(made.clean.score, abs=1e-5)
-        assert made.restored(frozenset()) == pytest.approx(made.corrupt.score, abs=1e-5)
+        assert made.restored(frozenset(every)) == pytest.approx(made.score(made.here), abs=1e-5)
+        assert made.restored(frozenset()) == pytest.approx(made.score(made.there), abs=1e-5)
 
 
 def test_heads_of_several_kinds_have_one_name_in_edges_lists_and_the_graph(tmp_path):
@@ -273,8 +272,7 @@ def test_a_search_that_ends_early_says_so(monkeypatch):
     model = wrap_planted(module)
     a, b, c, d, other = sample(0, 5)
     pairs = [pair_of(model, f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c)]
-    for place in ("edges", "circuit"):
-        monkeypatch.setattr(f"attnscope.questions.{place}.PASSES", 1)
+    monkeypatch.setattr("attnscope.questions.circuit.PASSES", 1)
     assert any("stopped after" in note for note in find_circuit(model, pairs).notes)
     monkeypatch.undo()
     assert not any("stopped after" in note for note in find_circuit(model, pairs).notes)

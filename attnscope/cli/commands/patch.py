@@ -85,9 +85,8 @@ def patch(
         refuse(wrong, name, sentence)
     from attnscope.models.inputs import Limit
     from attnscope.questions.cause import of_intervention
-    from attnscope.questions.patching import Receiver, TextPair, read_pairs
+    from attnscope.questions.patching import Receiver, TextPair, of_trace, read_pairs, trace_tokens
     from attnscope.questions.patching import patch as patch_heads
-    from attnscope.questions.tracing import of_trace, trace_tokens
 
     heads = parse_heads(cause.head, attention)
     to = None if asked.to is None else Receiver.parse(asked.to)

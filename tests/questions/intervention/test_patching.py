@@ -15,9 +15,8 @@ from attnscope.questions.cause import cut
 from attnscope.questions.circuit import find_circuit
 from attnscope.questions.cost import LiveBytes
 from attnscope.questions.find import parse_questions
-from attnscope.questions.patching import Receiver, TextPair, patch
+from attnscope.questions.patching import Receiver, TextPair, patch, trace_tokens
 from attnscope.questions.selection import Selection
-from attnscope.questions.tracing import trace_tokens
 from tests.models.folders import gpt2
 from tests.questions.intervention import shapes, test_importance
 from tests.questions.intervention.shapes import SHAPES, Hooked, close, put, sent

@@ -67,9 +67,7 @@ class Keys(ModalScreen[None]):
         background: $panel; border: round $primary; }
     Keys Static { height: auto; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q,enter", "dismiss", "Close"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter", "dismiss", "Close")]
 
     def compose(self) -> ComposeResult:
         """The table of keys."""

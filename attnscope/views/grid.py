@@ -168,12 +168,7 @@ def _lengthen(sizes: Sequence[int], cells: int) -> Sequence[int]:
     return [*sizes[:-1], 1 + block * cells - places]
 
 
-def grid(
-    layers: Iterable[tuple[int, Weights]],
-    *,
-    cells: int = CELLS,
-    **more: Any,
-) -> Grid:
+def grid(layers: Iterable[tuple[int, Weights]], *, cells: int = CELLS, **more: Any) -> Grid:
     """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
 
     Pairs may come from a generator: each layer is pooled to at most ``cells`` × ``cells`` (keys summed,

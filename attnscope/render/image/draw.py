@@ -86,10 +86,7 @@ FORMATS = PICTURES
 
 DPI = 150  # default dots per inch of a PNG
 
-METADATA: dict[str, dict[str, Any]] = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-}
+METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """No dates and versions, so that bytes are reproducible."""
 
 SETTINGS = {

@@ -20,15 +20,7 @@ from rich.console import Console, ConsoleOptions, Group
 from rich.segment import Segment, Segments
 
 from attnscope.render.terminal import charts, distances, grid, heatmap
-from attnscope.render.terminal.surface import (
-    ASCII,
-    CONTROLS,
-    Line,
-    Surface,
-    footing,
-    heading,
-    strip_end,
-)
+from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, footing, heading, strip_end
 from attnscope.render.terminal.table import table_parts
 from attnscope.views import View
 from attnscope.views.charts import Curves, Stack, Terms

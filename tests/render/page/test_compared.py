@@ -40,9 +40,7 @@ def path(tmp_path_factory):
     said = {
         ("encoder", layer): [
             Described(
-                "mixed",
-                f"says {layer}, {number}",
-                (Measured("entropy", number, 2.0, "nats", "how even"),),
+                "mixed", f"says {layer}, {number}", (Measured("entropy", number, 2.0, "nats", "how even"),)
             )
             for number in range(HEADS)
         ]

@@ -10,7 +10,6 @@ The same view gives the same bytes: no dates, fixed ids, matplotlib's own defaul
 style. Token text is literal (no formulas), and characters that no font has are reported.
 """
 
-from attnscope.render.image.album import Album
-from attnscope.render.image.draw import DPI, FORMATS, drawing, encode, save_image
+from attnscope.render.image.draw import DPI, FORMATS, Album, drawing, encode, save_image
 
 __all__ = ["DPI", "FORMATS", "Album", "drawing", "encode", "save_image"]

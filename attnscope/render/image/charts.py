@@ -10,23 +10,8 @@ import numpy as np
 
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, is_light, table
-from attnscope.render.image import sheet as axis
-from attnscope.render.image.sheet import (
-    BELOW,
-    GAP,
-    GREY,
-    NORMAL,
-    POINT,
-    QUIET,
-    SMALL,
-    Style,
-    fence,
-    frame,
-    hatch,
-    paint,
-    sheet,
-    wrap_title,
-)
+from attnscope.render.image import sheet as paper
+from attnscope.render.image.sheet import GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
 from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.text import clean, round_short
 from attnscope.views.charts import Curves, SoundMap, Stack, Term, Terms
@@ -59,7 +44,7 @@ def overlay_figure(view: TokenView, style: Style) -> Figure:
     heading, above = 0.3 + 0.15 * lines, 0.3
     whole = side * count + BETWEEN * (count - 1)
     tall = sum(heights) + (heading + above) * (len(shown) - 1)
-    drawn = sheet(view, whole, tall, (0.15, 0.15, heading, above))
+    drawn = paper.sheet(view, whole, tall, (0.15, 0.15, heading, above))
     top, down = full_light(shown), 0.0
     for each, names, wide, high in zip(shown, titles, sides, heights, strict=True):
         grow = max(1, -(-FINEST // min(each.pixels.shape[:2])))
@@ -77,15 +62,15 @@ def overlay_figure(view: TokenView, style: Style) -> Figure:
 def _titles(view: TokenView, shown: Overlay, side: float, *, several: bool) -> list[str]:
     """The titles of a picture and its maps."""
     which = f" · {shown.name}" if several else ""
-    label = axis.short(view.label)
-    whole = wrap_title(f"as the model sees it{which}", NORMAL, side + GAP, bold=True)
+    label = paper.short(view.label)
+    whole = paper.wrap_title(f"as the model sees it{which}", NORMAL, side + GAP, bold=True)
     names = [f"{label} {verb}{which}" for verb, _ in shown.maps]
-    return [whole, *(wrap_title(name, NORMAL, side + GAP, bold=True, label=label) for name in names)]
+    return [whole, *(paper.wrap_title(name, NORMAL, side + GAP, bold=True, label=label) for name in names)]
 
 
 def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: float, style: Style) -> None:
     """The picture itself, or the map of that number over it."""
-    frame(axes)
+    paper.frame(axes)
     if number:
         _, weights = shown.maps[number - 1]
         levels = resize(levels_of(weights, top), *pixels.shape[:2])
@@ -111,18 +96,19 @@ def token_figure(view: TokenView, style: Style) -> Figure:
     """Two lists of bars side by side, on the scale of the terminal; the largest on top. Or a picture."""
     if view.overlays:
         return overlay_figure(view, style)
-    name = axis.short(view.label)
+    name = paper.short(view.label)
     lists = [(f"{name} (token {view.position}) {verb}", bars) for verb, bars in view.lists]
     longest = max((len(bars.bars) for _, bars in lists), default=0)
-    label = axis.room(_labels([bar for _, bars in lists for bar in bars.bars]), NORMAL)
+    label = paper.room(_labels([bar for _, bars in lists for bar in bars.bars]), NORMAL)
     length = LENGTH
     if style.width:
         length = max((style.width - 0.4 - BETWEEN_LISTS * (len(lists) - 1)) / len(lists) - label, 1.2)
-    titles = [wrap_title(title, NORMAL, length + label + 0.3, bold=True, label=name) for title, _ in lists]
+    room = length + label + 0.3
+    titles = [paper.wrap_title(title, NORMAL, room, bold=True, label=name) for title, _ in lists]
     lines = max((title.count("\n") for title in titles), default=0)
     height = 0.22 * max(longest, 1)
     whole = length * len(lists) + (label + BETWEEN_LISTS) * (len(lists) - 1)
-    drawn = sheet(view, whole, height, (label, 0.4, 0.35 + 0.15 * lines, 0.35))
+    drawn = paper.sheet(view, whole, height, (label, 0.4, 0.35 + 0.15 * lines, 0.35))
     for i, (title, (_, bars)) in enumerate(zip(titles, lists, strict=True)):
         axes = drawn.part(i * (length + label + BETWEEN_LISTS), 0, length)
         _draw_list(axes, bars, view.full_bar, longest, style)
@@ -135,7 +121,7 @@ def token_figure(view: TokenView, style: Style) -> Figure:
 
 
 def _labels(bars: Sequence[Bar]) -> list[str]:
-    return [f"{fence(axis.short(bar.label))} {bar.position}" for bar in bars]
+    return [f"{paper.fence(paper.short(bar.label))} {bar.position}" for bar in bars]
 
 
 def _draw_list(axes: Axes, bars: Bars, full: float, longest: int, style: Style) -> None:
@@ -173,12 +159,12 @@ def curves_figure(view: Curves, style: Style) -> Figure:
     if view.at_points:
         return _lines_figure(view, style)
     names = [curve.head for curve in view.curves]
-    left, right = axis.room(names, NORMAL), axis.room([f"{view.top:.2f} {view.unit}"], SMALL)
+    left, right = paper.room(names, NORMAL), paper.room([f"{view.top:.2f} {view.unit}"], SMALL)
     width = WIDE if style.width is None else max(style.width - left - right, NARROWEST)
     even = any(value is not None for curve in view.curves for value in curve.baseline)
     said = f"{'the line is the baseline; ' * even}all on one scale up to {round_short(view.top)} {view.unit}"
     height = len(names) * (TALL + AIR) - AIR
-    drawn = sheet(view, width, height, (left, right, 0.05, 0.3), notes=(said, *view.notes))
+    drawn = paper.sheet(view, width, height, (left, right, 0.05, 0.3), notes=(said, *view.notes))
     first, last, least = view.edges[0], view.edges[-1], min(0.0, view.least)
     for number, curve in enumerate(view.curves):
         axes = drawn.part(0, number * (TALL + AIR), None, TALL)
@@ -186,9 +172,9 @@ def curves_figure(view: Curves, style: Style) -> Figure:
         axes.stairs(_numbers(curve.baseline), view.edges, baseline=None, color=GREY, linewidth=0.8)
         axes.set_xlim(first, last)
         axes.set_ylim(least, view.top)
-        frame(axes, ("bottom",), "#bbbbbb")
-        axis.beside(axes, [view.top / 2], [curve.head], NORMAL)
-    axis.beside(axes, [0, view.top], ["0", f"{view.top:.2g} {view.unit}"], SMALL, right=True)
+        paper.frame(axes, ("bottom",), "#bbbbbb")
+        paper.beside(axes, [view.top / 2], [curve.head], NORMAL)
+    paper.beside(axes, [0, view.top], ["0", f"{view.top:.2g} {view.unit}"], SMALL, right=True)
     for side, at, name in zip(("left", "right"), (first, last), view.ends, strict=True):
         axes.annotate(name, (at, least), (0, -4), textcoords="offset points", ha=side, va="top", **QUIET)
     return drawn.figure
@@ -198,9 +184,9 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
     """All curves on one axis, in different colours and dashes, with a legend."""
     from matplotlib.lines import Line2D
 
-    right = axis.room([curve.head for curve in view.curves], SMALL) + 0.5
+    right = paper.room([curve.head for curve in view.curves], SMALL) + 0.5
     width = WIDE if style.width is None else max(style.width - 0.7 - right, NARROWEST)
-    drawn = sheet(view, width, TALL_LINES, (0.7, right, 0.05, 0.52), notes=view.notes)
+    drawn = paper.sheet(view, width, TALL_LINES, (0.7, right, 0.05, 0.52), notes=view.notes)
     axes, step = drawn.part(), min(0.2, TALL_LINES / len(view.curves))
     for number, curve in enumerate(view.curves):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
@@ -209,8 +195,8 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
         (start, y), (end, _) = (drawn.at(width + left, (number + 0.5) * step) for left in (0.15, 0.37))
         drawn.figure.add_artist(Line2D([start, end], [y, y], color=colour, linestyle=dash, linewidth=1.3))
         drawn.figure.text(*drawn.at(width + 0.45, (number + 0.5) * step), name, size=SMALL, va="center")
-    axes.set_xlabel(view.along, size=BELOW, color=GREY)
-    axes.set_ylabel(f"{view.measure}, {view.unit}", size=BELOW, color=GREY)
+    axes.set_xlabel(view.along, size=paper.BELOW, color=GREY)
+    axes.set_ylabel(f"{view.measure}, {view.unit}", size=paper.BELOW, color=GREY)
     axes.tick_params(labelsize=SMALL, length=2)
     for side, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         side.set_ticks([tick for tick in side.get_ticklocs() if low <= tick <= high])
@@ -243,14 +229,14 @@ LETTERED = 0.13  # inches from which a part shows its letter
 
 def stack_figure(view: Stack, style: Style) -> Figure:
     """One row per label; below, the letter and mean share of each part."""
-    labels = [axis.short(clean(label)) for label in view.labels]
+    labels = [paper.short(clean(label)) for label in view.labels]
     row = min(0.2, TALLEST / max(len(labels), 1))
-    every = max(1, -(-int(axis.READABLE * POINT * 1000) // int(row * 1000)))
+    every = max(1, -(-int(paper.READABLE * POINT * 1000) // int(row * 1000)))
     size = min(NORMAL, row * every / POINT * 0.75)
-    left = axis.room(labels, size)
+    left = paper.room(labels, size)
     width = WIDE_STACK if style.width is None else max(style.width - left - 0.3, NARROWEST)
     notes = (view.legend, *view.notes)
-    drawn = sheet(view, width, row * len(labels), (left, 0.3, 0.05, 0.14), notes=notes)
+    drawn = paper.sheet(view, width, row * len(labels), (left, 0.3, 0.05, 0.14), notes=notes)
     axes = drawn.part()
     starts = view.shares.cumsum(1) - view.shares  # [label, part]
     for part, (letter, tone) in enumerate(zip(view.letters, view.tones, strict=True)):
@@ -265,8 +251,8 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     axes.set_xlim(0, 1)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     shown = range(0, len(labels), every)
-    axis.beside(axes, list(shown), [labels[at] for at in shown], size)
-    frame(axes)
+    paper.beside(axes, list(shown), [labels[at] for at in shown], size)
+    paper.frame(axes)
     return drawn.figure
 
 
@@ -284,7 +270,7 @@ def terms_figure(view: Terms, style: Style) -> Figure:
     places = [float(row) for row in range(len(groups))]
     places += [len(groups) + APART + row for row in range(len(largest))]
     rows = places[-1] + 1
-    label = axis.room([term.label for term in terms], NORMAL)
+    label = paper.room([term.label for term in terms], NORMAL)
     heads = view.heads if view.heads is not None and view.heads.values.size else None
     wide = 0.0 if heads is None else min(CELL * heads.values.shape[1], WIDEST)
     stacked = heads is not None and style.narrow
@@ -295,7 +281,7 @@ def terms_figure(view: Terms, style: Style) -> Figure:
     cell = 0.0 if heads is None else min(CELL * 0.8, tall / len(heads.layers))
     below = BESIDE + cell * len(heads.layers) if heads is not None and stacked else 0.0
     notes = (*(each.sentence for each in view.moved), *view.notes)
-    drawn = sheet(view, length + beside, tall + below, (label, 0.2, 0.12, 0.3), notes=notes)
+    drawn = paper.sheet(view, length + beside, tall + below, (label, 0.2, 0.12, 0.3), notes=notes)
     axes = drawn.part(0, 0, length, tall)
     axes.set_ylim(rows - 0.5, -0.5)
     _draw_terms(axes, view, terms, places, style, length)
@@ -312,7 +298,7 @@ def _draw_terms(
     colours = table(style.cmap) / 255.0
     low, high = colours[STEPS // 6], colours[-1 - STEPS // 6]
     inks = [high if term.value >= 0 else low for term in terms]
-    labels = [axis.short(clean(term.label)) for term in terms]
+    labels = [paper.short(clean(term.label)) for term in terms]
     _lay_bars(axes, [term.value for term in terms], places, labels, inks)
     axes.axvline(0, color="#888888", linewidth=0.5)
     for tick, term in zip(axes.get_yticklabels(), terms, strict=True):
@@ -333,15 +319,15 @@ def _draw_terms(
 def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Style) -> None:
     """A map of every head, blue and red like the bars."""
     if not np.isfinite(heads.values).all():
-        hatch(axes)
-    paint(axes, np.ma.masked_invalid(heads.values), style.cmap, heads.limits)
+        paper.hatch(axes)
+    paper.paint(axes, np.ma.masked_invalid(heads.values), style.cmap, heads.limits)
     quiet: dict[str, Any] = {"size": max(min(7.0, min(wide, tall) * 72 * 0.5), 3.0), "color": GREY}
     axes.set_title(clean(heads.title), size=SMALL, color=GREY, loc="left", pad=12)
     for head in range(0, heads.values.shape[1], max(1, round(0.22 / wide))):
         axes.text(head, -0.6, heads.columns[head], ha="center", va="bottom", **quiet)
     for row in range(0, len(heads.layers), max(1, round(0.12 / tall))):
         axes.text(-0.65, row, heads.rows[row], ha="right", va="center", **quiet)
-    frame(axes)
+    paper.frame(axes)
 
 
 WIDE_SOUND, TALL_TOKEN = 6.0, 0.17  # inches: of a map, of a token
@@ -350,33 +336,33 @@ WIDE_SOUND, TALL_TOKEN = 6.0, 0.17  # inches: of a map, of a token
 def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     """The map with the path over it, the spectrogram and the words above it, seconds below."""
     rows, frames = view.values.shape
-    labels = [axis.short(clean(token)) for token in view.tokens]
-    left, right = axis.room(labels, SMALL), 0.2
+    labels = [paper.short(clean(token)) for token in view.tokens]
+    left, right = paper.room(labels, SMALL), 0.2
     width = WIDE_SOUND if style.width is None else max(style.width - left - right, 1.0)
-    apart = axis.READABLE * POINT * frames / width  # least frames between two readable words
+    apart = paper.READABLE * POINT * frames / width  # least frames between two readable words
     shown: list[tuple[str, int]] = []
     for word, at in view.words:
         if not shown or at - shown[-1][1] >= apart:
-            shown.append((axis.short(clean(word)), at))
-    strip = 0.0 if view.bands is None else axis.STRIP + axis.STRIP_AIR
-    top = axis.room([word for word, _ in shown], SMALL) + strip
-    drawn = sheet(view, width, TALL_TOKEN * rows, (left, right, top, 0.25))
+            shown.append((paper.short(clean(word)), at))
+    strip = 0.0 if view.bands is None else paper.STRIP + paper.STRIP_AIR
+    top = paper.room([word for word, _ in shown], SMALL) + strip
+    drawn = paper.sheet(view, width, TALL_TOKEN * rows, (left, right, top, 0.25))
     axes = above = drawn.part()
-    paint(axes, view.values, style.cmap, (0.0, float(view.values.max(initial=0.0)) or 1.0))
+    paper.paint(axes, view.values, style.cmap, (0.0, float(view.values.max(initial=0.0)) or 1.0))
     if view.bands is not None:
-        above = axis.draw_bands(drawn, view.bands, axes)
+        above = paper.draw_bands(drawn, view.bands, axes)
     ends = np.repeat(view.path, 2)[1:-1] - 0.5  # along a row, then down to the next
     for colour, wide in (("black", 2.4), ("white", 1.2)):
         axes.plot(ends, np.repeat(range(rows), 2), color=colour, linewidth=wide, scalex=False, scaley=False)
     for _, at in shown:
         above.axvline(at - 0.5, color="#888888", linewidth=0.5)
-    axis.above(above, [at - 0.5 for _, at in shown], [word for word, _ in shown], SMALL, rotation=90)
-    axis.beside(axes, range(rows), labels, SMALL)
+    paper.above(above, [at - 0.5 for _, at in shown], [word for word, _ in shown], SMALL, rotation=90)
+    paper.beside(axes, range(rows), labels, SMALL)
     length = frames * view.seconds
-    step = next((step for step in axis.SECONDS if step * width >= 0.4 * length), axis.SECONDS[-1])
+    step = next((step for step in paper.SECONDS if step * width >= 0.4 * length), paper.SECONDS[-1])
     for number in range(math.ceil(view.begin / step), int((view.begin + length) / step + 1e-6) + 1):
         place = (number * step - view.begin) / view.seconds - 0.5
         below: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top"}
         axes.annotate(f"{number * step:g} s", (place, rows - 0.5), (0, -3), **QUIET, **below)
-    frame(axes)
+    paper.frame(axes)
     return drawn.figure

@@ -1,4 +1,4 @@
-"""A figure in exactly the requested width: content that needs more room is scaled down."""
+"""Figures in exactly the requested width, as files: one, or many that share what is drawn once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import io
 import struct
 import warnings as python_warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,9 @@ import numpy as np
 
 from attnscope.errors import OutputError
 from attnscope.render.colour import choose_map
-from attnscope.render.image import charts, distances, graph, maps
-from attnscope.render.image.sheet import Style, families
+from attnscope.render.image import charts, graph, maps
+from attnscope.render.image import sheet as paper
+from attnscope.render.image.sheet import Style
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
 from attnscope.views import Drawable
@@ -30,6 +33,7 @@ from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 from attnscope.views.token import TokenView
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 
@@ -70,8 +74,8 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Grid: maps.grid_figure,
     TokenView: charts.token_figure,
     HeadMap: maps.head_map_figure,
-    DistanceMap: distances.distance_figure,
-    HeadDistances: distances.distances_figure,
+    DistanceMap: maps.distance_figure,
+    HeadDistances: maps.distances_figure,
     HeadPair: maps.pair_figure,
     HeadRow: maps.row_figure,
     Terms: charts.terms_figure,
@@ -173,7 +177,7 @@ def drawing(
 
     Inside, matplotlib has its own defaults and takes text literally; afterwards, the user's settings return.
     """
-    fonts, warnings = families(texts_of(view), font)
+    fonts, warnings = paper.families(texts_of(view), font)
     with settings(fonts):
         figure = figure_of(view, replace(style_of(view, cmap, width), annotate=annotate))
         if annotate and not any(text.get_gid() == maps.WEIGHT for axes in figure.axes for text in axes.texts):
@@ -227,3 +231,96 @@ def figure_of(view: Drawable, style: Style) -> Figure:
     if style.width is not None:
         fit_width(figure, style.width)
     return figure
+
+
+SHEETS = 6  # cached sheets: heads of one text differ in their notes, too
+
+
+@dataclass(eq=False)
+class Album:
+    """Saves many heads like ``save_image``, to the same bytes, but draws in full only one of each look.
+
+    Heads of one text differ only in cells, title, readings, notes and the ends of their scale. Labels,
+    frame and colour bar of a PNG are drawn for the first one and copied for the others.
+    """
+
+    dpi: float = DPI
+    cmap: str | None = None
+    width: float | None = None
+    font: str | None = None
+    _sheets: deque[SharedSheet] = field(default_factory=partial(deque, maxlen=SHEETS), repr=False)
+
+    def save(self, view: Drawable, path: str | Path) -> list[str]:
+        """Write one view as an image; returns warnings. Raises what ``save_image`` raises."""
+        if not isinstance(view, Heatmap) or Path(path).suffix.lower() != ".png":
+            return save_image(view, path, dpi=self.dpi, cmap=self.cmap, width=self.width, font=self.font)
+        fonts, warnings = paper.families(texts_of(view), self.font)
+        style = style_of(view, self.cmap, self.width)
+        with settings(fonts):
+            looks = _looks(view, style, fonts)
+            shared = next((each for each in self._sheets if each.fits(view, looks)), None)
+            if shared is None:
+                shared = SharedSheet(view, style, looks, self.dpi)
+                self._sheets.append(shared)
+            write_whole(path, shared.png(view))
+        return warnings
+
+
+def _looks(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
+    """What two heads must have in common to share a sheet, besides their line counts."""
+    told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
+    looks = (view.scale == "row", view.signed, bool(view.masked.any()), style, fonts, view.written, told)
+    return (view.weights.queries, view.weights.keys, *looks)
+
+
+class SharedSheet:
+    """A drawn heatmap whose cells, title, readings, notes and scale ends can be exchanged."""
+
+    def __init__(self, view: Heatmap, style: Style, looks: Hashable, dpi: float) -> None:
+        self.figure = figure_of(view, style)
+        self.figure.set_dpi(dpi)
+        # inches of a sheet before it was fitted to the requested width
+        known = [(float(text.get_fontsize()), text.get_gid()) for text in self.figure.texts]
+        shrunk = [size / paper.SIZES[gid] for size, gid in known if gid in paper.SIZES]
+        self._wide = float(self.figure.get_figwidth()) / (shrunk[0] if shrunk else 1.0)
+        self._looks, self._lines = looks, self._count_lines(view)
+        axes, changing = self.figure.axes[0], (paper.TITLE, paper.SUBTITLE, paper.NOTES, paper.VALUE)
+        self._image = axes.images[0]
+        beside = self.figure.axes[-1].texts  # of the colour bar
+        self._texts = [*(text for text in self.figure.texts if text.get_gid() in changing), *beside]
+        self._changing: list[Artist] = [self._image, *axes.spines.values(), *self._texts]
+        canvas: Any = self.figure.canvas
+        for artist in self._changing:
+            artist.set_visible(False)
+        canvas.draw()
+        self._ground = canvas.copy_from_bbox(self.figure.bbox)
+        for artist in self._changing:
+            artist.set_visible(True)
+
+    def fits(self, view: Heatmap, looks: Hashable) -> bool:
+        """Whether everything else of a head would look the same here."""
+        return self._looks == looks and self._lines == self._count_lines(view)
+
+    def png(self, view: Heatmap) -> bytes:
+        """The image of a fitting head, identical to that of ``save_image``."""
+        values, ends = (reading.texts[0] for reading in view.readings), maps.scale_ticks(view)
+        told = [*self._blocks(view), *values, *(text for _, text in ends)]
+        for artist, text in zip(self._texts, told, strict=True):
+            artist.set_text(text)
+        self._image.set_clim(*((0, 1) if view.scale == "row" else view.limits))
+        canvas: Any = self.figure.canvas
+        canvas.restore_region(self._ground)
+        self._image.set_data(maps.image_values(view))
+        for changed in self._changing:
+            self.figure.draw_artist(changed)
+        return encode_png(canvas, self.figure.dpi)
+
+    def _blocks(self, view: Heatmap) -> list[str]:
+        """The existing ones of title, subtitle and notes, in lines."""
+        title = paper.wrap_title(view.title, paper.LARGE, self._wide)
+        subtitle = paper.wrap_title(view.subtitle, paper.BELOW, self._wide)
+        notes = "\n".join(paper.note_lines(maps.notes_below(view), self._wide))
+        return [block for block in (title, subtitle, notes) if block]
+
+    def _count_lines(self, view: Heatmap) -> Hashable:
+        return bool(view.title), bool(view.subtitle), [block.count("\n") for block in self._blocks(view)]

@@ -1,4 +1,4 @@
-"""Heads as figures: one head, two and their difference, one number per head, a thumbnail of every head."""
+"""Heads as figures: one, two and their difference, several, their numbers, thumbnails, and distances."""
 
 from __future__ import annotations
 
@@ -11,26 +11,9 @@ import numpy as np
 
 from attnscope.axes import Array
 from attnscope.render.colour import DIVERGING, choose_map, is_light, steps, table
-from attnscope.render.image import sheet as axis
-from attnscope.render.image.sheet import (
-    BAR,
-    GREY,
-    NORMAL,
-    QUIET,
-    ROOM,
-    SMALL,
-    STRIP,
-    STRIP_AIR,
-    Style,
-    draw_bands,
-    draw_colour_bar,
-    frame,
-    hatch,
-    paint,
-    sheet,
-    short,
-    stacked,
-)
+from attnscope.render.image import sheet as paper
+from attnscope.render.image.sheet import GREY, NORMAL, POINT, QUIET, ROOM, SMALL, Style
+from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.grid import Grid, thumbnail_levels
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
@@ -58,32 +41,28 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     ticks = scale_ticks(view)
     right = style.room(ticks[-1][1])
     if style.width:
-        left = axis.room(axis.labels(queries, cell)[1], NORMAL)
-        cell = max(style.width - left - right, 1.0) / columns
+        cell = max(style.width - paper.label_room(queries, cell, NORMAL) - right, 1.0) / columns
         if style.narrow:  # labels shrink with the cells
-            _, words, size = axis.labels(queries, cell if view.bands is None else max(cell, LOWEST))
-            cell = max(style.width - axis.room(words, size) - right, 1.0) / columns
+            left = paper.label_room(queries, cell if view.bands is None else max(cell, LOWEST))
+            cell = max(style.width - left - right, 1.0) / columns
     tall = cell if view.bands is None else max(cell, LOWEST)
-    _, row_texts, row_size = axis.labels(queries, tall)
-    _, column_texts, column_size = axis.labels(keys, cell)
-    strip = 0.0 if view.bands is None else STRIP + STRIP_AIR
-    above = axis.room(column_texts, column_size) + strip
+    strip = 0.0 if view.bands is None else paper.STRIP + paper.STRIP_AIR
     below = 0.1 if view.strip is None else LOSSES + 0.16
-    margins = (axis.room(row_texts, row_size), right, above, below)
+    margins = (paper.label_room(queries, tall), right, paper.label_room(keys, cell) + strip, below)
     notes = notes_below(view)
-    drawn = sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
+    drawn = paper.sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
     axes = top = drawn.part()
     _draw_weights(axes, view, style.cmap)
     if view.bands is not None:
-        top = draw_bands(drawn, view.bands, axes)
-    axis.put(axes, queries, keys, (cell, tall), written=view.written, top=top)
+        top = paper.draw_bands(drawn, view.bands, axes)
+    paper.put(axes, queries, keys, (cell, tall), written=view.written, top=top)
     if style.annotate and cell >= WRITTEN:
         texts = np.array([[f"{value:.2f}".replace("0.", ".", 1) for value in row] for row in view.values])
         shown = ~view.masked & ~view.hidden & (np.abs(view.values) >= 0.005)
         options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT}
         _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
-    frame(axes)
-    draw_colour_bar(axes, style, ticks)
+    paper.frame(axes)
+    paper.draw_colour_bar(axes, style, ticks)
     if view.strip is not None:
         _draw_losses(drawn.part(0, tall * rows + 0.06, None, LOSSES), view, view.strip, style)
     return drawn.figure
@@ -94,9 +73,9 @@ def _draw_losses(axes: Axes, view: Heatmap, strip: Sequence[float | None], style
     axes.bar(range(len(strip)), [each or 0.0 for each in strip], width=0.9, color=style.bar)
     axes.set_xlim(-0.5, len(strip) - 0.5)
     axes.set_ylim(0, view.most)
-    frame(axes, ("bottom",), "#bbbbbb")
-    axis.beside(axes, [view.most / 2], ["loss"], SMALL)
-    axis.beside(axes, [0, view.most], ["0", f"{view.most:.1f} nats"], SMALL, right=True)
+    paper.frame(axes, ("bottom",), "#bbbbbb")
+    paper.beside(axes, [view.most / 2], ["loss"], SMALL)
+    paper.beside(axes, [0, view.most], ["0", f"{view.most:.1f} nats"], SMALL, right=True)
 
 
 def notes_below(view: Heatmap) -> tuple[str, ...]:
@@ -108,13 +87,13 @@ def scale_ticks(view: Heatmap) -> list[tuple[float, str]]:
     """The labels of a head's colour bar."""
     low, high = view.scale_ends(".3g", minus="−")
     middle = "" if view.scale == "row" else f"{sum(view.limits) / 2:.3g}"
-    return [(0, low), (0.5, middle), (1, stacked(high))]
+    return [(0, low), (0.5, middle), (1, paper.stacked(high))]
 
 
 def _draw_weights(axes: Axes, view: Heatmap, cmap: str, **options: Any) -> None:
     """The cells of a head over hatched ground."""
-    hatch(axes)
-    paint(axes, image_values(view), cmap, (0.0, 1.0) if view.scale == "row" else view.limits, **options)
+    paper.hatch(axes)
+    paper.paint(axes, image_values(view), cmap, (0.0, 1.0) if view.scale == "row" else view.limits, **options)
     axes.images[-1].set_cmap(axes.images[-1].get_cmap().with_extremes(under="white"))
 
 
@@ -144,18 +123,18 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     top = f"{high} {view.unit}".strip()
     if len(view.unit) > SHORT:
         top = "\n".join([high, *textwrap.wrap(view.unit, LONGEST)])
-    right = max(ROOM, BAR + axis.room(top.split("\n"), SMALL))
-    left = max(0.45, axis.room(view.rows, NORMAL))
+    right = max(ROOM, paper.BAR + paper.room(top.split("\n"), SMALL))
+    left = max(0.45, paper.room(view.rows, NORMAL))
     means = MEANS * view.by_layer
     if style.width:
         cell = max(style.width - left - right - 0.3 - means, 1.0) / max(heads, 1)
     below = POINTS * view.by_layer
     width, height = cell * heads, cell * 0.7 * layers
     margins = (left, right, 0.25, 0.1)
-    drawn = sheet(view, width + means, height + below, margins, title=view.title or view.name)
+    drawn = paper.sheet(view, width + means, height + below, margins, title=view.title or view.name)
     axes = drawn.part(0, 0, width, height)
     size = min(8.0, cell * 72 * 0.3)
-    axis.beside(axes, range(layers), view.rows, size)
+    paper.beside(axes, range(layers), view.rows, size)
     _draw_numbers(axes, view, view.columns, style, cell)
     if view.by_layer:
         column = replace(view, values=view.means[:, None])
@@ -163,7 +142,7 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
         _draw_numbers(last, column, ["mean"], style, min(cell, means - 0.1))
         _draw_points(drawn.part(0, height + below - TALL, width, TALL), view, style, (low, high))
         axes = last
-    draw_colour_bar(axes, style, [(0, low), (1, top)])
+    paper.draw_colour_bar(axes, style, [(0, low), (1, top)])
     return drawn.figure
 
 
@@ -174,10 +153,10 @@ POINTS, TALL = 1.65, 1.3  # inches below the map, and of the heads drawn there
 def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style, cell: float) -> None:
     """The cells of a map, with their numbers where they fit."""
     if not np.isfinite(view.values).all():
-        hatch(axes)
-    paint(axes, np.ma.masked_invalid(view.values), style.cmap, view.limits)
-    axis.above(axes, range(len(names)), names, min(8.0, cell * 72 * 0.3))
-    frame(axes)
+        paper.hatch(axes)
+    paper.paint(axes, np.ma.masked_invalid(view.values), style.cmap, view.limits)
+    paper.above(axes, range(len(names)), names, min(8.0, cell * 72 * 0.3))
+    paper.frame(axes)
     if cell >= 0.3:
         texts = np.array(view.texts)
         size = max(min(7.0, cell * 72 * 0.24), SMALL - 2)
@@ -193,10 +172,10 @@ def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str])
     air = 0.05 * (view.limits[1] - view.limits[0])
     axes.set_xlim(-0.5, len(at) - 0.5)
     axes.set_ylim(view.limits[0] - air, view.limits[1] + air)
-    axis.beside(axes, view.limits, ends, SMALL)
+    paper.beside(axes, view.limits, ends, SMALL)
     every = -(-len(at) // 12)
-    axis.above(axes, at[::every].tolist(), view.rows[::every], SMALL)
-    frame(axes, ("left", "bottom"))
+    paper.above(axes, at[::every].tolist(), view.rows[::every], SMALL)
+    paper.frame(axes, ("left", "bottom"))
 
 
 SIDE = 2.9  # inches of a map's longer side
@@ -213,25 +192,24 @@ def pair_figure(view: HeadPair, style: Style) -> Figure:
     rows, columns = view.difference.values.shape
     queries, keys = view.difference.weights.queries, view.difference.weights.keys
     cell, beside = SIDE / max(rows, columns), 1 if style.narrow else 3
-    left = axis.room(axis.labels(queries, cell)[1], NORMAL)
-    between = ROOM + BETWEEN
+    left, between = paper.label_room(queries, cell, NORMAL), ROOM + BETWEEN
     if style.width is not None:
         cell = max(style.width - left - ROOM - (beside - 1) * between, 1.2 * beside) / (beside * columns)
     width, height = cell * columns, cell * rows
-    _, texts, size = axis.labels(keys, cell)
-    above = axis.room(texts, size)
+    above = paper.label_room(keys, cell)
     step = (width + between, 0.0) if beside > 1 else (0.0, height + above + 0.3)  # from one map to the next
     notes = (*view.sentences, *view.notes)
-    drawn = sheet(view, width + 2 * step[0], height + 2 * step[1], (left, ROOM, above, 0.3), notes=notes)
+    margins = (left, ROOM, above, 0.3)
+    drawn = paper.sheet(view, width + 2 * step[0], height + 2 * step[1], margins, notes=notes)
     for place, each in enumerate((*view.maps, view.difference)):
         axes = drawn.part(place * step[0], place * step[1], width, height)
         own = Style(None, DIVERGING) if each.signed else style
         _draw_weights(axes, each, own.cmap)
-        axis.put(axes, queries if beside == 1 or not place else (), keys, (cell, cell))
-        frame(axes)
+        paper.put(axes, queries if beside == 1 or not place else (), keys, (cell, cell))
+        paper.frame(axes)
         axes.text(0, -0.02, each.title, transform=axes.transAxes, size=NORMAL, weight="bold", va="top")
         low, high = each.scale_ends(".2g", minus="−")
-        draw_colour_bar(axes, own, [(0, low), (1, stacked(high))])
+        paper.draw_colour_bar(axes, own, [(0, low), (1, paper.stacked(high))])
     return drawn.figure
 
 
@@ -244,35 +222,31 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
     right = style.room(ticks[-1][1])
     beside = min(len(view.maps), MANY)
     if style.width is not None:
-        left = axis.room(axis.labels(weights.queries, cell)[1], NORMAL)
-        free = style.width - left - right + BETWEEN
+        free = style.width - paper.label_room(weights.queries, cell, NORMAL) - right + BETWEEN
         beside = max(1, min(len(view.maps), int(free / (SMALLEST + BETWEEN))))
     beside = -(-len(view.maps) // -(-len(view.maps) // beside))  # equal rows rather than a remainder
     if style.width is not None:
         cell = max(free / beside - BETWEEN, 1.0) / columns
-        _, texts, size = axis.labels(weights.queries, cell)  # labels shrink with the cells
-        free = style.width - axis.room(texts, size) - right + BETWEEN
+        free = style.width - paper.label_room(weights.queries, cell) - right + BETWEEN  # labels shrink, too
         cell = max(free / beside - BETWEEN, 1.0) / columns
     width, height = cell * columns, cell * rows
-    _, texts, size = axis.labels(weights.queries, cell)
-    left = axis.room(texts, size)
-    _, texts, size = axis.labels(weights.keys, cell)
-    above, lines = axis.room(texts, size), -(-len(view.maps) // beside)
+    left, above = paper.label_room(weights.queries, cell), paper.label_room(weights.keys, cell)
+    lines = -(-len(view.maps) // beside)
     down = height + NAMED + above  # from row to row
     field = (beside * (width + BETWEEN) - BETWEEN, lines * down - NAMED - above)
     notes = notes_below(replace(view.maps[0], notes=view.notes))
-    drawn = sheet(view, *field, (left, right, above, NAMED), notes=notes)
-    for number_, each in enumerate(view.maps):
-        line, place = divmod(number_, beside)
+    drawn = paper.sheet(view, *field, (left, right, above, NAMED), notes=notes)
+    for number, each in enumerate(view.maps):
+        line, place = divmod(number, beside)
         axes = drawn.part(place * (width + BETWEEN), line * down, width, height)
         _draw_weights(axes, each, style.cmap)
-        axis.put(axes, () if place else weights.queries, weights.keys, (cell, cell), written=each.written)
-        frame(axes)
+        paper.put(axes, () if place else weights.queries, weights.keys, (cell, cell), written=each.written)
+        paper.frame(axes)
         where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
         axes.annotate(each.title, (0, 0), (0, -3), size=NORMAL, weight="bold", **where)
         axes.annotate(each.subtitle, (0, 0), (0, -15), **where, **QUIET)
-        if number_ == beside - 1:
-            draw_colour_bar(axes, style, ticks)
+        if number == beside - 1:
+            paper.draw_colour_bar(axes, style, ticks)
     return drawn.figure
 
 
@@ -288,7 +262,7 @@ def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
         (axes.set_xticks, view.weights.keys, 90),
     ):
         shown = list(range(0, len(places), -(-len(places) // LABELLED)))
-        ticks(shown, [short(places[at].label) for at in shown], rotation=turned, parse_math=False)
+        ticks(shown, [paper.short(places[at].label) for at in shown], rotation=turned, parse_math=False)
 
 
 MASKED, GROUND = (226, 226, 226), (255, 255, 255)
@@ -310,18 +284,18 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     layer = head * (tall + gap) / (wide + gap)
     said = view.legend(masked="grey: masked" if masked else "")
     notes = ("; ".join(said), *view.notes)
-    drawn = sheet(view, head * heads, layer * len(layers), (left, right, 0.25, 0.16), notes=notes)
+    drawn = paper.sheet(view, head * heads, layer * len(layers), (left, right, 0.25, 0.16), notes=notes)
     axes = drawn.part()
     axes.imshow(composite, interpolation="nearest", aspect="auto")
     if view.written_from(view.size[1]) < view.size[1]:
         _mark_written(axes, view, (tall, wide, gap))
     size = min(8.0, head * 72 * 0.3)
     centres = [(wide + gap) * i + wide / 2 - 0.5 for i in range(heads)]
-    axis.above(axes, centres, view.columns, size)
+    paper.above(axes, centres, view.columns, size)
     middles = [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))]
-    axis.beside(axes, middles, [f"L{n}" for n in layers], size)
-    frame(axes, ())
-    draw_colour_bar(axes, style, [(0, low), (1, stacked(high))])
+    paper.beside(axes, middles, [f"L{n}" for n in layers], size)
+    paper.frame(axes, ())
+    paper.draw_colour_bar(axes, style, [(0, low), (1, paper.stacked(high))])
     return drawn.figure
 
 
@@ -363,3 +337,126 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
         picture[numbers.index(layer.layer), :tall, : layer.heads, :wide, :3] = placed
     flat = picture.reshape(len(numbers) * (tall + gap), max(view.heads, 1) * (wide + gap), 4)
     return flat[:-gap, :-gap], (tall, wide, gap)
+
+
+LARGEST = 4.6  # inches of a table's longer side
+NARROWEST = 5.4  # inches of a picture that has space for a title
+LEGIBLE = 0.055  # inches of a cell from which every head's name fits beside it
+
+BETWEEN_PARTS = 0.5
+COVERED = 0.12  # names covered by more than this share are left out
+DOT = 4.7  # points across
+
+BESIDE = ((1, 0), (1, 0.7), (1, -0.7), (-1, 0), (-1, 0.7), (-1, -0.7))
+OVER = ((0, 1), (0, -1), (0.8, 1.6), (0.8, -1.6), (-0.8, 1.6), (-0.8, -1.6))
+"""Where a name may stand beside its dot, and above or below it, in its own sizes: the first are preferred."""
+
+FAINTEST = 0.12  # the last layer's place on the colour map: its very end would vanish on white
+
+
+def distances_figure(view: HeadDistances, style: Style) -> Figure:
+    """The table on the left, the plane on the right. The table's image holds nearness, 0 to 1."""
+    left, right = _label_room(view.table), 0.3
+    side = LARGEST
+    if style.width is not None:
+        side = max((style.width - left - ROOM - BETWEEN_PARTS - right) / 2, 2.4)
+    drawn = paper.sheet(view, 2 * side + ROOM + BETWEEN_PARTS, side, (left, right, 0.35, 0.2))
+    _draw_table(drawn.part(0, 0, side), view.table, side, side, style)
+    _draw_plane(drawn.part(side + ROOM + BETWEEN_PARTS, 0, side), view, side, style)
+    return drawn.figure
+
+
+def distance_figure(view: DistanceMap, style: Style) -> Figure:
+    """A table alone, for the heads of two models."""
+    rows, columns = len(view.rows), len(view.columns)
+    cell = LARGEST / max(rows, columns)
+    left = _label_room(view)
+    right = max(ROOM, NARROWEST - left - cell * columns)
+    if style.width is not None:
+        right, cell = ROOM, max(style.width - left - ROOM, 1.0) / columns
+    drawn = paper.sheet(view, cell * columns, cell * rows, (left, right, 0.35, 0.2))
+    _draw_table(drawn.part(), view, cell * columns, cell * rows, style)
+    return drawn.figure
+
+
+def _label_room(view: DistanceMap) -> float:
+    return paper.room([max(view.rows, key=len)], NORMAL)
+
+
+def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, style: Style) -> None:
+    """Cells, a frame around each group, names where they fit, and the colour bar."""
+    from matplotlib.patches import Rectangle
+
+    paper.paint(axes, view.nearness(), style.cmap, (0, 1))
+    across, down = width / len(view.columns), height / len(view.rows)
+    size = float(np.clip(down * 72 * 0.85, 4.0, SMALL))
+    if down >= LEGIBLE:
+        paper.beside(axes, range(len(view.rows)), view.rows, size)
+    if across >= LEGIBLE:
+        paper.above(axes, range(len(view.columns)), view.columns, size, rotation=90)
+    for start, count in zip(view.starts, view.groups, strict=True):
+        if count > 1:
+            square = Rectangle((start - 0.5, start - 0.5), count, count, fill=False, lw=0.9, ec="white")
+            axes.add_patch(square)
+    paper.frame(axes)
+    paper.draw_colour_bar(axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, "0, alike")])
+
+
+def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> None:
+    """A dot for each head in its layer's colour, its name beside it, and a legend of layers above."""
+    numbers = np.array(view.layers)
+    shades = np.round(numbers / max(numbers.max(), 1) * (1 - FAINTEST) * 255).astype(int)
+    colours = table(style.cmap)[shades] / 255.0  # [head, 3]
+    middle = (view.points.max(0) + view.points.min(0)) / 2
+    half = 0.65 * float(np.ptp(view.points, axis=0).max()) or 1.0
+    axes.set_xlim(middle[0] - half, middle[0] + half)
+    axes.set_ylim(middle[1] - half, middle[1] + half)
+    x, y = view.points.T
+    axes.scatter(x, y, s=DOT**2, c=colours, edgecolors="white", linewidths=0.4, zorder=3)
+    size = 6.0 if len(view.names) <= 48 else 4.6
+    at = (view.points - middle + half) / (2 * half) * side / POINT  # points on paper, [head, 2]
+    for name, point, offset in zip(view.names, view.points, _beside_dots(at, view.names, size), strict=True):
+        if offset is not None:
+            place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "ha": "center"}
+            axes.annotate(name, point, offset, size=size, color=GREY, **place)
+    paper.frame(axes, colour="#dddddd")
+    layers = sorted(set(view.layers))
+    shown = layers[:: max(1, -(-len(layers) // 12))]
+    for number, layer in enumerate(shown):
+        here = 0.02 + number * 0.98 / max(len(shown), 6)
+        colour = colours[view.layers.index(layer)]
+        axes.scatter([here], [1.03], s=DOT**2, color=colour, transform=axes.transAxes, clip_on=False)
+        axes.text(here + 0.02, 1.03, f"L{layer}", size=SMALL, va="center", transform=axes.transAxes)
+
+
+def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[float, float] | None]:
+    """Where each name stands relative to its dot, with the least overlap of names and dots.
+
+    A name that would cover another one is left out. ``at`` are the dots; everything is in points. [head,
+    2] -> (right, up) of each name's centre
+    """
+    dots = np.concatenate([at - DOT / 2, at + DOT / 2], 1)  # [box, left bottom right top]
+    named = np.empty((0, 4))
+    found: list[tuple[float, float] | None] = []
+    for dot, name in zip(at, names, strict=True):
+        wide, tall = 0.64 * size * len(name), size
+        right, up = wide / 2 + DOT / 2 + 0.5, tall / 2 + DOT / 2
+        places = np.array(
+            [*((x * right, y * up) for x, y in BESIDE), *((x * wide / 2, y * up) for x, y in OVER)]
+        )
+        half = np.array([wide, tall]) / 2
+        boxes = np.concatenate([dot + places - half, dot + places + half], 1)
+        covered = [_overlap(box, dots) + _overlap(box, named) for box in boxes]
+        best = int(np.argmin(covered))
+        if _overlap(boxes[best], named) > COVERED * wide * tall:
+            found.append(None)
+            continue
+        found.append((float(places[best, 0]), float(places[best, 1])))
+        named = np.concatenate([named, boxes[best : best + 1]])
+    return found
+
+
+def _overlap(box: Array, others: Array) -> float:
+    """How much of the others a box covers, in square points.  [4], [box, 4] -> area"""
+    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
+    return float(np.prod(np.clip(sides, 0, None), 1).sum())

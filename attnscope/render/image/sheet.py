@@ -456,6 +456,12 @@ def room(texts: Sequence[str], size: float) -> float:
     return longest * size * POINT + 0.12
 
 
+def label_room(axis: Sequence[Place], cell: float, size: float | None = None) -> float:
+    """Inches for the labels of an axis; ``cell`` is in inches, the font size the one of ``labels``."""
+    _, texts, fitted = labels(axis, cell)
+    return room(texts, size or fitted)
+
+
 def put(
     axes: Axes,
     rows: Sequence[Place],

@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
 from rich.segment import Segment, Segments
 
-from attnscope.render.terminal import charts, distances, grid, heatmap
-from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, footing, heading, strip_end
-from attnscope.render.terminal.table import table_parts
+from attnscope.render.terminal import charts, grid, heatmap
+from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, strip_end
 from attnscope.views import View
 from attnscope.views.charts import Curves, Stack, Terms
 from attnscope.views.distances import DistanceMap
@@ -34,13 +32,13 @@ from attnscope.views.token import TokenView
 TEXT_OF = itemgetter(0)  # a segment's text; called ten thousand times per frame
 
 
-DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
+DRAWN: dict[type, Callable[..., Iterator[Line]]] = {
     Heatmap: heatmap.heatmap_lines,
     Grid: grid.grid_lines,
     TokenView: charts.token_lines,
     HeadMap: heatmap.head_map_lines,
     Ranking: charts.ranking_lines,
-    DistanceMap: distances.distance_lines,
+    DistanceMap: heatmap.distance_lines,
     HeadPair: heatmap.pair_lines,
     HeadRow: heatmap.row_lines,
     AlignedTexts: charts.aligned_lines,
@@ -89,21 +87,15 @@ def _in_ascii(segment: Segment) -> Segment:
 
 def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = None) -> Iterator[Line]:
     """A view's lines of segments, none wider than the surface except commands to be copied."""
-    if isinstance(view, Grid) and isinstance(marked, tuple):
-        body = grid.grid_lines(view, surface, marked)
-    elif isinstance(view, Heatmap) and isinstance(marked, int):
-        body = heatmap.heatmap_lines(view, surface, marked)
-    else:
-        body = DRAWN[type(view)](view, surface)
     if isinstance(view, Ranking) and surface.height is not None:
         yield from charts.brief_lines(view, surface)
         return
     title = (view.title or view.name) if isinstance(view, HeadMap) else view.title
     tight = isinstance(view, Grid) and grid.layout_of(view, surface, marked is not None).around == grid.AROUND
-    yield from heading(title, view.subtitle, surface, tight=tight)
-    yield from body
+    yield from surface.heading(title, view.subtitle, tight=tight)
+    yield from DRAWN[type(view)](view, surface, *(() if marked is None else (marked,)))
     if not isinstance(view, (Heatmap, DistanceMap)):  # these are fitted to a size, and say so themselves
-        yield from footing(view.notes, surface)
+        yield from surface.footing(view.notes)
 
 
 def print_view(
@@ -117,7 +109,7 @@ def print_view(
     """Print a view to a console, or to standard output; returns its lines if it has a ``height`` to fit."""
     console = console or Console(highlight=False)
     if isinstance(view, Table):
-        for line in Segment.split_lines(console.render(Group(*table_parts(view, console)))):
+        for line in Segment.split_lines(console.render(Group(*charts.table_parts(view, console)))):
             console.print(Segments([*strip_end(line), Segment.line()]), end="", crop=False)
         return 0
     printed = PrintedView(view, cmap, plain, height=height)

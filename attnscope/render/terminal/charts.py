@@ -1,4 +1,4 @@
-"""Lists and numbers in the terminal: one token's bars, rankings, two texts, curves, shares, terms."""
+"""Lists and numbers in the terminal: one token's bars, rankings, two texts, curves, shares, terms, tables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.style import Style
+from rich.table import Table as RichTable
+from rich.text import Text
 
+from attnscope.render.colour import SEQUENTIAL
 from attnscope.render.terminal.overlay import overlay_lines
 from attnscope.render.terminal.surface import (
     BOLD,
@@ -18,21 +22,20 @@ from attnscope.render.terminal.surface import (
     PLAIN,
     TONES,
     Line,
+    Palette,
     Surface,
-    bar,
     cut,
     fit_text,
-    footing,
-    heading,
     number_label,
     side_by_side,
     style_on,
     tone,
     wrap_text,
 )
-from attnscope.text import clean, isolate, round_short
+from attnscope.text import clean, isolate, round_short, visible
 from attnscope.views.charts import Curves, MovedWords, Stack, Term, Terms
 from attnscope.views.heads import AlignedTexts, Ranking, Step
+from attnscope.views.table import BREAK, Cell, Table
 from attnscope.views.token import Bars, TokenView
 
 INDENT = 2  # least columns before a command; indented like a head's reason if there is room
@@ -78,7 +81,7 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
     room = min(width - label - 7 - where, LONGEST_BAR)
     style = surface.bar_style()
     for each in bars.bars:
-        drawn = bar(each.weight / full * room, surface)
+        drawn = surface.bar(each.weight / full * room)
         yield [
             Segment(f"{number_label(each.label, each.position, label)}  {each.weight:.2f} "),
             *([Segment(each.where.ljust(where), DIM)] if where else []),
@@ -108,8 +111,8 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
 
 def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
     """The same in the remaining lines of a screen: one line per head, or the names alone; one command."""
-    notes = list(footing(view.notes, surface))
-    full = [*heading(view.title, view.subtitle, surface), *ranking_lines(view, surface), *notes]
+    notes = list(surface.footing(view.notes))
+    full = [*surface.heading(view.title, view.subtitle), *ranking_lines(view, surface), *notes]
     left = (surface.height or 0) - len(notes)
     if not view.heads or len(full) <= (surface.height or 0):
         yield from full if view.heads else notes
@@ -214,7 +217,7 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     yield [Segment(" " * label + first + last.rjust(max(count * each - len(first), len(last) + 1)), DIM)]
     yield []
     said = f"a full mark is {round_short(top)} {view.unit}; behind: the first, the last, and the largest"
-    yield from footing((said,), surface)
+    yield from surface.footing((said,))
 
 
 def _merge(values: Sequence[float | None], count: int) -> tuple[float | None, ...]:
@@ -314,7 +317,7 @@ def _line(
         if not surface.ascii:  # its tip is half a column, the finest possible
             drawn = ("▐" if eighths % 8 >= 4 else "") + "█" * (eighths // 8)
         return [*line, Segment(" " * (room - cell_len(drawn))), Segment(drawn, low), zero]
-    return [*line, Segment(" " * room), zero, Segment(bar(term.value / column, surface), high)]
+    return [*line, Segment(" " * room), zero, Segment(surface.bar(term.value / column), high)]
 
 
 def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
@@ -334,3 +337,54 @@ def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
             left -= size
             line += [Segment(between), Segment(isolate(text)), Segment(value, DIM)]
         yield line if words else [*line, Segment("nothing", DIM)]
+
+
+FULL = 100  # least columns to show a table in full if it has a narrow form
+
+MOST_ROWS = 2000  # most rows that are printed: laying out tens of thousands takes minutes
+
+
+def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
+    """The printed parts of a table: its titles, its rows, its notes."""
+    if view.narrow is not None and console.width < FULL:
+        view = view.narrow
+    for text, style in ((view.title, "bold"), (view.subtitle, "dim")):
+        if text:
+            yield Text(visible(text), style=style)
+    of_256 = console.color_system == "256"
+    coloured = not console.no_color and (of_256 or console.color_system == "truecolor")
+    palette = Palette(SEQUENTIAL, of_256) if coloured else None
+    if view.rows:
+        table = RichTable(box=None, padding=(0, view.gap, 0, 0), pad_edge=view.edge, header_style="bold")
+        table.show_header = any(column.name for column in view.columns)
+        table.expand = any(column.long == "rest" for column in view.columns)
+        for column in view.columns:
+            table.add_column(
+                column.name,
+                justify="right" if column.right else "left",
+                no_wrap=column.long not in ("wrap", "fold"),
+                overflow="fold" if column.long in ("keep", "fold") else "ellipsis",
+                ratio=1 if column.long == "rest" else None,
+            )
+        for number, row in enumerate(view.rows[:MOST_ROWS]):
+            table.add_row(
+                *(_cell_text(cell, palette) for cell in row), style="dim" if number in view.dim else ""
+            )
+        yield table
+    if len(view.rows) > MOST_ROWS:
+        yield Text(f"· the first {MOST_ROWS:,} of {len(view.rows):,} rows; --csv and --json have all", "dim")
+    for note in view.notes:
+        yield Text(f"· {visible(note)}", style="dim")
+    if view.command:
+        yield Text(f"· {visible(view.command)}", style="dim", no_wrap=True, overflow="ignore")
+
+
+def _cell_text(cell: Cell, palette: Palette | None) -> Text:
+    text = Text()
+    for piece in ((cell, ""),) if isinstance(cell, str) else cell:
+        words, look = piece
+        style: Style | str = look if isinstance(look, str) else ""
+        if palette is not None and not isinstance(look, str):
+            style = style_on(palette, round(look * (TONES - 1)))
+        text.append(visible(words) if words and piece is not BREAK else words, style)
+    return text

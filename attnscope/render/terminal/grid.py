@@ -21,7 +21,6 @@ from attnscope.render.terminal.surface import (
     Line,
     Palette,
     Surface,
-    colour_bar,
     half_block_lines,
     wrap_text,
 )
@@ -228,7 +227,7 @@ def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Itera
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
     said = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN))
-    bar = colour_bar(*small.scale_ends(), surface, palette)
+    bar = surface.colour_bar(*small.scale_ends(), palette)
     left = sum(segment.cell_length for segment in bar) + 3
     if surface.width - left < left:
         yield bar

@@ -1,4 +1,4 @@
-"""A head in the terminal: labelled rows and columns, colour or shades, a colour bar, its numbers.
+"""Heads in the terminal: one, two and their difference, several, their numbers, and their distances.
 
 A small map gets wide cells with numbers in them, a larger one square cells, the largest one half-block
 cells (two rows per line of text); a map that still does not fit is pooled.
@@ -19,26 +19,23 @@ from attnscope.render.terminal.surface import (
     DIM,
     MARK,
     PLAIN,
+    SHADE_FROM,
     TONES,
     Line,
     Palette,
     Surface,
     centre,
-    colour_bar,
     cut,
     fit_text,
     flow_items,
-    footing,
     half_block_lines,
-    heading,
     number_label,
-    quiet,
-    readings,
     side_by_side,
     style_on,
     upright,
 )
 from attnscope.text import isolate
+from attnscope.views.distances import DistanceMap
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
@@ -51,11 +48,15 @@ TALLEST = 40  # most rows with a line each
 
 @dataclass(frozen=True, slots=True)
 class CellLayout:
-    """``cell`` columns per cell; ``half``: two rows per line; ``label``: the width of a row's label."""
+    """``cell`` columns per cell; ``half``: two rows per line; ``label``: the width of a row's label.
+
+    ``gap``: the columns between groups of heads.
+    """
 
     cell: int
     half: bool
     label: int
+    gap: int = 0
 
 
 def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) -> Iterator[Line]:
@@ -65,8 +66,8 @@ def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) ->
     yield from _cells_of(view, layout, surface, palette, pinned)
     yield []
     yield from _legend(view, layout, surface, palette)
-    yield from readings(view.readings, surface)
-    yield from footing(view.notes, surface)
+    yield from surface.readings(view.readings)
+    yield from surface.footing(view.notes)
 
 
 def _cells_of(
@@ -78,10 +79,12 @@ def _cells_of(
     if row is not None and view.weights.square:
         yield [Segment(" " * (layout.label + 1 + row * layout.cell + (layout.cell - 1) // 2) + "▼", BOLD)]
     tones = np.round(view.levels() * (TONES - 1)).astype(int)
-    if layout.half:
-        yield from _half_rows(view, tones, layout, palette, row)
-    else:
+    if not layout.half:
         yield from _rows(view, tones, layout, surface, palette, row)
+    else:  # the upper row of each line is labelled, or the marked one
+        for at, cells in enumerate(half_block_lines(np.where(view.masked | view.hidden, -1, tones), palette)):
+            shown = row if row == 2 * at + 1 else 2 * at
+            yield [_row_label(view, shown, layout, row), Segment(" "), *cells]
     if view.strip is not None:
         yield _loss_line(view, view.strip, layout, surface)
 
@@ -104,22 +107,16 @@ def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
     labels = (cell_len(each.label) + (not each.pooled) * len(f" {each.start}") for each in queries)
     label = min(max(labels, default=0), _widest_label(surface))
     room = surface.width - label - 1
-    wide = NUMBERED if surface.colour else NUMBERED + 1  # without colour a shade stands beside it
-    if rows <= TALLEST and columns * wide <= room:
-        return view, CellLayout(wide, False, label)
-    if rows <= TALLEST and columns * 2 <= room:
-        return view, CellLayout(2, False, label)
-    if not surface.colour:
-        if rows > TALLEST or columns > room:
-            label = _widest_label(surface)
-            view = view.fit(TALLEST, surface.width - label - 1)
-        cell = 2 if 2 * view.values.shape[1] <= surface.width - label - 1 else 1
-        return view, CellLayout(cell, False, label)
-    if columns > room:
+    wide = NUMBERED + (not surface.colour)  # without colour a shade stands beside the number
+    for cell in (wide, 2):
+        if rows <= TALLEST and columns * cell <= room:
+            return view, CellLayout(cell, False, label)
+    if columns > room or (rows > TALLEST and not surface.colour):
         label = _widest_label(surface)
         room = surface.width - label - 1
-        view = view.fit(2 * room, room)
-    return view, CellLayout(1, True, label)
+        view = view.fit(2 * room if surface.colour else TALLEST, room)
+    square = not surface.colour and 2 * view.values.shape[1] <= room
+    return view, CellLayout(2 if square else 1, surface.colour, label)
 
 
 def _widest_label(surface: Surface) -> int:
@@ -139,26 +136,19 @@ def _row_label(view: Heatmap, row: int, layout: CellLayout, marked: int | None) 
 
 
 def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
-    """Column labels from top to bottom if cells are wide enough, otherwise numbers."""
-    space = " " * (layout.label + 1)
+    """Column labels from top to bottom if cells are wide enough, otherwise numbers or moments that fit."""
     keys = view.weights.keys
     lines = None
     if view.block == (1, 1) and layout.cell > 1:
         lines = upright([place.label for place in keys], layout.cell, HEADER_HEIGHT)
     if lines is None:
-        lines = [_ticks([place.moment if place.heard else str(place.start) for place in keys], layout.cell)]
-    for line in lines:
-        yield [Segment(space + line.rstrip(), PLAIN)]
-
-
-def _ticks(numbers: list[str], cell: int) -> str:
-    """The numbers or moments of columns above them: each, or every 2nd, 5th, 10th ... that fits."""
-    widest = max((len(number) for number in numbers), default=0) + 1
-    every = next(step for step in (1, 2, 5, 10, 20, 50) if step * cell >= widest)
-    line = ""
-    for i in range(0, len(numbers), every):
-        line = line.ljust(i * cell) + numbers[i]
-    return line
+        numbers = [place.moment if place.heard else str(place.start) for place in keys]
+        widest = max(map(len, numbers), default=0) + 1
+        every = next(step for step in (1, 2, 5, 10, 20, 50) if step * layout.cell >= widest)
+        lines = [""]
+        for i in range(0, len(numbers), every):
+            lines[0] = lines[0].ljust(i * layout.cell) + numbers[i]
+    yield from ([Segment(" " * (layout.label + 1) + line.rstrip(), PLAIN)] for line in lines)
 
 
 def _place_of(axis: tuple[Place, ...], token: int) -> int | None:
@@ -172,22 +162,20 @@ def _rows(
     """One row per line."""
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
     masked, hidden = view.masked, view.hidden
-    for row in range(len(view.weights.queries)):
+    for row, values in enumerate(view.values):
         line = [_row_label(view, row, layout, marked), Segment(" ")]
-        for column in range(len(view.weights.keys)):
+        for column, value in enumerate(values):
             if masked[row, column]:
                 line.append(Segment(centre("·", layout.cell), DIM))
-                continue
-            if hidden[row, column]:
+            elif hidden[row, column]:
                 line.append(Segment(" " * layout.cell))
-                continue
-            text = _number(view.values[row, column], layout.cell)
-            if surface.colour:
-                faint = abs(view.values[row, column]) < 0.05
-                line.append(Segment(text, style_on(palette, int(tones[row, column]), faint)))
+            elif surface.colour:
+                style = style_on(palette, int(tones[row, column]), abs(value) < 0.05)
+                line.append(Segment(_number(value, layout.cell), style))
             else:
                 shade = surface.shade(float(shown[row, column]))
-                line.append(Segment(shade + text[1:] if layout.cell >= NUMBERED else shade * layout.cell))
+                wide = layout.cell >= NUMBERED
+                line.append(Segment(shade + _number(value, layout.cell)[1:] if wide else shade * layout.cell))
         yield list(Segment.simplify(line))
 
 
@@ -195,16 +183,6 @@ def _number(value: float, cell: int) -> str:
     """Per cent, if it fits the cell and is at least half a per cent."""
     shown = cell >= NUMBERED and abs(value) >= 0.005 and -0.995 < value < 9.995
     return f"{round(100 * value) if shown else '':>{cell - 1}} " if cell > 1 else " "
-
-
-def _half_rows(
-    view: Heatmap, tones: Array, layout: CellLayout, palette: Palette, marked: int | None
-) -> Iterator[Line]:
-    """Two rows per line; the upper one is labelled, or the marked one."""
-    numbers = np.where(view.masked | view.hidden, -1, tones)
-    for line, cells in enumerate(half_block_lines(numbers, palette)):
-        row = marked if marked == 2 * line + 1 else 2 * line
-        yield [_row_label(view, row, layout, marked), Segment(" "), *cells]
 
 
 def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout, surface: Surface) -> Line:
@@ -223,7 +201,7 @@ def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout,
 
 def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette) -> Iterator[Line]:
     """The colour bar, how to read the map, and the columns' texts if nothing else shows them."""
-    bar = colour_bar(*view.scale_ends(".2g"), surface, palette)
+    bar = surface.colour_bar(*view.scale_ends(".2g"), palette)
     beside = surface.width - sum(segment.cell_length for segment in bar) - 3
     text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBERED)
     if layout.half:
@@ -232,10 +210,9 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
         yield [*bar, Segment(f"   {text}", DIM)]
     else:
         yield bar
-        yield from quiet(text, surface)
+        yield from surface.quiet(text)
     if layout.cell == 1 and not view.weights.square and not all(key.heard for key in view.weights.keys):
-        keys = view.weights.keys
-        labels = [key.label if key.pooled else f"{key.start} {key.label}" for key in keys]
+        labels = (key.label if key.pooled else f"{key.start} {key.label}" for key in view.weights.keys)
         columns = map(isolate, labels)
         yield []
         yield from ([Segment(line, DIM)] for line in flow_items(["columns:", *columns], surface.width, "   "))
@@ -285,7 +262,7 @@ def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
 
 def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:
     """A head with its title, as a part of a picture."""
-    yield from heading(view.title, view.subtitle, surface)
+    yield from surface.heading(view.title, view.subtitle)
     yield from heatmap_lines(view, surface)
 
 
@@ -350,6 +327,106 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     unit = f" {view.unit}" if view.unit else ""
     low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g}{unit}"
     if surface.colour:
-        yield colour_bar(low, high, surface, palette)
+        yield surface.colour_bar(low, high, palette)
     else:
         yield [Segment(f"{view.name}: {low} to {high}", DIM)]
+
+
+DISTANCE, SQUARE = 6, 2
+"""Columns of a cell with its distance, and of one without whose row still has its own line."""
+
+NAMED = 24  # most rows with a line each, in colour
+
+
+def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
+    """The whole table; if it is larger than the surface, cells average several heads."""
+    layout = _distance_layout(view, surface)
+    if view.matched and (layout is None or layout.cell != DISTANCE):  # the rows with names and numbers
+        label = max(len(name) for name in view.rows)
+        kept = max((surface.width - label - 1) // DISTANCE, 1)
+        view = view.fit(min(kept, NAMED), min(kept, NAMED))
+        layout = _distance_layout(view, surface)
+    if layout is None:
+        room = surface.width - max(len(name) for name in view.rows) - 1
+        view = view.fit(room if surface.colour else TALLEST, room)
+        layout = _distance_layout(view, surface) or CellLayout(1, surface.colour, 5)
+    yield from _group_header(view, layout)
+    yield from _distance_rows(view, layout, surface)
+    yield []
+    if surface.colour:
+        yield surface.colour_bar(f"{view.top:.2f} nats", "0 alike", surface.palette(signed=False))
+    else:
+        steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in SHADE_FROM]
+        lines = flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
+        yield from ([Segment(line)] for line in lines)
+    if view.groups and layout.cell == DISTANCE and layout.gap:
+        yield from surface.quiet("groups of alike heads stand apart")
+    elif view.groups and layout.cell != DISTANCE:
+        told = "each line is two heads, the first one named" if layout.half else "each line is a head"
+        more = "columns are in the same order, numbers above them name groups of alike heads"
+        yield from surface.quiet(f"{told}; {more}")
+    yield from surface.footing(view.notes)
+
+
+def _distance_layout(view: DistanceMap, surface: Surface) -> CellLayout | None:
+    """The largest cells that fit, with space between groups if possible."""
+    rows, columns = len(view.rows), len(view.columns)
+    label = max(len(name) for name in view.rows)
+    gaps = max(len(view.groups) - 1, 0)
+    shapes = [(DISTANCE, False), (SQUARE, False), (1, surface.colour)]
+    for cell, half in shapes:
+        if not half and rows > (NAMED if cell == DISTANCE or surface.colour else TALLEST):
+            continue
+        for gap in (1, 0):
+            if label + 1 + cell * columns + gap * gaps <= surface.width:
+                return CellLayout(cell, half, label, gap)
+    return None
+
+
+def _edges(view: DistanceMap, layout: CellLayout) -> set[int]:
+    """The columns, and rows, that follow a gap."""
+    return set(view.starts[1:]) if layout.gap else set()
+
+
+def _group_header(view: DistanceMap, layout: CellLayout) -> Iterator[Line]:
+    """The number of each group above its first head; names of heads if cells are wide enough."""
+    edges = _edges(view, layout)
+    numbers = dict(zip(view.starts, range(1, len(view.groups) + 1), strict=True))
+    line, at = "", 0
+    for column, name in enumerate(view.columns):
+        at += column in edges
+        if layout.cell == DISTANCE:
+            line = line.ljust(at) + centre(cut(name, DISTANCE), DISTANCE)
+        elif column in numbers and len(line) <= at and (len(line) < at or not line):
+            line = line.ljust(at) + str(numbers[column])
+        at += layout.cell
+    if line.strip():
+        yield [Segment(" " * (layout.label + 1) + line, DIM)]
+
+
+def _distance_rows(view: DistanceMap, layout: CellLayout, surface: Surface) -> Iterator[Line]:
+    """One head per line, or two in half blocks, the first one named."""
+    palette, near = surface.palette(signed=False), view.nearness()
+    tones = np.round(near * (TONES - 1)).astype(int)
+    edges = sorted(_edges(view, layout))
+    if layout.half:
+        tones = np.insert(np.insert(tones, edges, -1, 0), edges, -1, 1)
+        names = [*np.insert(np.array(view.rows, object), edges, ""), ""]
+        for at, cells in enumerate(half_block_lines(tones, palette)):
+            name = names[2 * at] or names[2 * at + 1]
+            yield [Segment(fit_text(name, layout.label) + " ", DIM), *cells]
+        return
+    for row, name in enumerate(view.rows):
+        if row in edges:
+            yield []
+        line = [Segment(fit_text(name, layout.label) + " ", DIM)]
+        for column, value in enumerate(view.values[row]):
+            if column in edges:
+                line.append(Segment(" "))
+            text = f" {value:.2f} ".rjust(layout.cell) if layout.cell == DISTANCE else " " * layout.cell
+            if surface.colour:
+                line.append(Segment(text, style_on(palette, int(tones[row, column]))))
+            else:
+                shade = surface.shade(near[row, column]) * layout.cell
+                line.append(Segment(text if layout.cell == DISTANCE else shade))
+        yield list(Segment.simplify(line))

@@ -11,7 +11,7 @@ from rich.style import Style
 
 from attnscope.axes import Array
 from attnscope.render.overlay import blend, full_light, levels_of, resize
-from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, colour_bar, fit_text, side_by_side
+from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, fit_text, side_by_side
 from attnscope.views.token import Overlay
 
 WIDEST = 64  # most columns of a picture
@@ -77,7 +77,7 @@ def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surf
         yield [Segment(f"full light is {top:.2g}", DIM)]
     else:
         yield from _shades(view, levels, room, surface)
-        yield colour_bar("0", f"{top:.2g}", surface, palette)
+        yield surface.colour_bar("0", f"{top:.2g}", palette)
 
 
 def half_rows(view: Overlay, room: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise, zip_longest
@@ -191,8 +191,74 @@ class Surface:
 
     def shade(self, level: float) -> str:
         """The character for a level from 0 to 1."""
-        shades = ASCII_SHADES if self.ascii else SHADES
-        return shades[sum(level >= start for start in SHADE_FROM)]
+        return (ASCII_SHADES if self.ascii else SHADES)[sum(level >= start for start in SHADE_FROM)]
+
+    def heading(self, title: str, subtitle: str, *, tight: bool = False) -> Iterator[Line]:
+        """The title, with its subtitle beside or below it, and an empty line.
+
+        If space is ``tight``: one line, with the subtitle only if it fits.
+        """
+        title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
+        beside = title and subtitle and cell_len(title) + 3 + cell_len(subtitle) <= self.width
+        if title:
+            shown = [cut(title, self.width)] if tight else self._title_lines(title)
+            bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in shown]
+            if beside:
+                bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]
+            yield from bold
+        if tight:
+            return
+        for line in self._title_lines(subtitle) if subtitle and not beside else ():
+            yield [Segment(isolate(line), DIM)]
+        if title or subtitle:
+            yield []
+
+    def _title_lines(self, text: str) -> list[str]:
+        return isolate_lines(cut(line, self.width) for line in balance_lines(text, self.width, cell_len))
+
+    def footing(self, notes: Iterable[str]) -> Iterator[Line]:
+        """Each note as a faint sentence."""
+        for note in notes:
+            for i, line in enumerate(wrap_text(clean(note), self.width - 2)):
+                yield [Segment("  " if i else "· ", DIM), Segment(isolate(line), DIM)]
+
+    def quiet(self, text: str) -> Iterator[Line]:
+        """A text in as many faint lines as it needs."""
+        yield from ([Segment(line, DIM)] for line in wrap_text(text, self.width))
+
+    def bar(self, columns: float) -> str:
+        """A bar whose end is exact to an eighth of a column."""
+        whole, eighth = divmod(round(max(columns, 0) * 8), 8)
+        return "#" * whole if self.ascii else "█" * whole + EIGHTHS[eighth].strip()
+
+    def colour_bar(self, low: str, high: str, palette: Palette) -> Line:
+        """The colour map from end to end, with the labels of its ends.
+
+        Without colour: each shade with the share of the full scale at which it begins.
+        """
+        if not self.colour:
+            shades = (f"{self.shade(start)} {start:.0%}" for start in SHADE_FROM)
+            return [Segment(f"{'  '.join(shades)}  of {high}")]
+        ramp = (Segment("▌", tone(palette, pair, pair + 2)) for pair in range(0, TONES, 4))
+        return [Segment(f"{low} ", DIM), *ramp, Segment(f" {high}", DIM)]
+
+    def readings(self, numbers: Sequence[Measured]) -> Iterator[Line]:
+        """Measured numbers with their baselines, in as many columns as fit."""
+        if not numbers:
+            return
+        yield []
+        cells = [(each.name, each.texts[0], each.unit, each.texts[1]) for each in numbers]
+        name, value, unit, baseline = (max(map(cell_len, column)) for column in zip(*cells, strict=True))
+        beside = max(1, (self.width + 4) // (name + value + unit + baseline + 9))
+        for start in range(0, len(cells), beside):
+            line: Line = []
+            for one in cells[start : start + beside]:
+                line += [
+                    Segment(fit_text(one[0], name) + "  ", DIM),
+                    Segment(fit_text(one[1], value, right=True)),
+                    Segment(f" {fit_text(one[2], unit)}  {fit_text(one[3], baseline)}    ", DIM),
+                ]
+            yield [*line[:-1], Segment(line[-1].text.rstrip(), DIM)]
 
 
 @lru_cache(maxsize=4 * TONES * TONES)
@@ -226,44 +292,6 @@ def _entry(number: int) -> int:
     return round(number * (STEPS - 1) / (TONES - 1))
 
 
-def heading(title: str, subtitle: str, surface: Surface, *, tight: bool = False) -> Iterator[Line]:
-    """The title, with its subtitle beside or below it, and an empty line.
-
-    If space is ``tight``: one line, with the subtitle only if it fits.
-    """
-    title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
-    if title:
-        beside = subtitle and cell_len(title) + 3 + cell_len(subtitle) <= surface.width
-        shown = [cut(title, surface.width)] if tight else _title_lines(title, surface.width)
-        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in shown]
-        if beside:
-            bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]
-            subtitle = ""
-        yield from bold
-    if tight:
-        return
-    for line in _title_lines(subtitle, surface.width) if subtitle else ():
-        yield [Segment(isolate(line), DIM)]
-    if title or subtitle:
-        yield []
-
-
-def _title_lines(text: str, width: int) -> list[str]:
-    return isolate_lines(cut(line, width) for line in balance_lines(text, width, cell_len))
-
-
-def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
-    """Each note as a faint sentence."""
-    for note in notes:
-        for i, line in enumerate(wrap_text(clean(note), surface.width - 2)):
-            yield [Segment("  " if i else "· ", DIM), Segment(isolate(line), DIM)]
-
-
-def quiet(text: str, surface: Surface) -> Iterator[Line]:
-    """A text in as many faint lines as it needs."""
-    yield from ([Segment(line, DIM)] for line in wrap_text(text, surface.width))
-
-
 def side_by_side(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]:
     """Blocks of lines side by side, each beginning ``width`` columns after the one before."""
     for lines in zip_longest(*blocks, fillvalue=[]):
@@ -272,45 +300,6 @@ def side_by_side(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]
             at = sum(segment.cell_length for segment in whole)
             whole += [Segment(" " * (number * width - at)), *line] if number else line
         yield whole
-
-
-def bar(columns: float, surface: Surface) -> str:
-    """A bar whose end is exact to an eighth of a column."""
-    whole, eighth = divmod(round(max(columns, 0) * 8), 8)
-    return "#" * whole if surface.ascii else "█" * whole + EIGHTHS[eighth].strip()
-
-
-def colour_bar(low: str, high: str, surface: Surface, palette: Palette) -> Line:
-    """The colour map from end to end, with the labels of its ends.
-
-    Without colour: each shade with the share of the full scale at which it begins.
-    """
-    if not surface.colour:
-        shades = ASCII_SHADES if surface.ascii else SHADES
-        steps = "  ".join(f"{shade} {start:.0%}" for shade, start in zip(shades[1:], SHADE_FROM, strict=True))
-        return [Segment(f"{steps}  of {high}")]
-    line = [Segment(f"{low} ", DIM)]
-    line += [Segment("▌", tone(palette, pair, pair + 2)) for pair in range(0, TONES, 4)]
-    return [*line, Segment(f" {high}", DIM)]
-
-
-def readings(numbers: tuple[Measured, ...], surface: Surface) -> Iterator[Line]:
-    """Measured numbers with their baselines, in as many columns as fit."""
-    if not numbers:
-        return
-    yield []
-    cells = [(each.name, each.texts[0], each.unit, each.texts[1]) for each in numbers]
-    widths = [max(cell_len(cell[part]) for cell in cells) for part in range(4)]
-    beside = max(1, (surface.width + 4) // (sum(widths) + 9))
-    for start in range(0, len(cells), beside):
-        line: Line = []
-        for name, value, unit, baseline in cells[start : start + beside]:
-            line += [
-                Segment(fit_text(name, widths[0]) + "  ", DIM),
-                Segment(fit_text(value, widths[1], right=True)),
-                Segment(" " + fit_text(unit, widths[2]) + "  " + fit_text(baseline, widths[3]) + "    ", DIM),
-            ]
-        yield [*line[:-1], Segment(line[-1].text.rstrip(), DIM)]
 
 
 def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
@@ -332,8 +321,13 @@ def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
     ready = _half_block_segments(palette, columns)
     for key in set(keys).difference(ready):
         pair, run = divmod(key, columns + 1)
-        above, below = divmod(pair, TONES + 1)
-        ready[key] = _half_block(above - 1, below - 1, run, palette)
+        above, below = (number - 1 for number in divmod(pair, TONES + 1))
+        if above == below:
+            ready[key] = Segment(" " * run, tone(palette, None, above) if above >= 0 else None)
+        elif above < 0:
+            ready[key] = Segment("▄" * run, tone(palette, below, None))
+        else:
+            ready[key] = Segment("▀" * run, tone(palette, above, below if below >= 0 else None))
     segments = [ready[key] for key in keys]
     edges = np.searchsorted(starts, np.arange(count + 1) * columns).tolist()
     return [segments[start:stop] for start, stop in pairwise(edges)]
@@ -343,13 +337,3 @@ def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
 def _half_block_segments(palette: Palette, columns: int) -> dict[int, Segment]:
     """Cached segments, by pair of tones and length, for pictures of a given width."""
     return {}
-
-
-def _half_block(above: int, below: int, run: int, palette: Palette) -> Segment:
-    if above == below:
-        return Segment(" " * run, tone(palette, None, above)) if above >= 0 else Segment(" " * run)
-    if below < 0:
-        return Segment("▀" * run, tone(palette, above, None))
-    if above < 0:
-        return Segment("▄" * run, tone(palette, below, None))
-    return Segment("▀" * run, tone(palette, above, below))

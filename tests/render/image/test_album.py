@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from attnscope.axes import weights
 from attnscope.errors import OutputError
-from attnscope.render.image import Album, save_image
-from attnscope.render.image import album as room
+from attnscope.render.image import Album, draw, save_image
 from attnscope.views import Measured, grid, heatmap
 from tests.render.screen import random_head
 
@@ -20,13 +18,13 @@ from tests.render.screen import random_head
 def drawn(monkeypatch) -> list[str]:
     """The titles of the heads that were drawn in full."""
     titles: list[str] = []
-    real = room.draw.figure_of
 
-    def counted(view, style):
-        titles.append(view.title)
-        return real(view, style)
+    class Counted(draw.SharedSheet):
+        def __init__(self, view, *given) -> None:
+            titles.append(view.title)
+            super().__init__(view, *given)
 
-    monkeypatch.setattr(room, "draw", SimpleNamespace(**{**vars(room.draw), "figure_of": counted}))
+    monkeypatch.setattr(draw, "SharedSheet", Counted)
     return titles
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.render.image import drawing, encode, save_image
-from attnscope.render.image.distances import _beside_dots, _overlap
+from attnscope.render.image.maps import _beside_dots, _overlap
 from tests.render.compared import all_heads, pair, table
 
 

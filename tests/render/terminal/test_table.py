@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from attnscope.render.pixels import print_views
-from attnscope.render.terminal.table import MOST_ROWS
+from attnscope.render.terminal.charts import MOST_ROWS
 from attnscope.views.table import Column, Table
 
 

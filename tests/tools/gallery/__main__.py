@@ -45,7 +45,6 @@ PAGES_OF = {
     "page-144-heads": ((1400, True), (1024, False)),
     "page-japanese": ((400, True),),
     "page-arabic": ((1024, False),),
-    "page-writes": ((1400, True), (400, False)),
     "page-picture": ((1400, True),),
     "page-sound": ((1400, False),),
 }
@@ -104,8 +103,6 @@ def pages(folder: Path, place: Path) -> None:
     run((*tone, "-o", str(folder / "page-sound.html")), 80, "none")
     asked = ("show", "what is on the mat ?", "--image", str(place / "corner.png"), "-m", str(place / "llava"))
     run((*asked, "-o", str(folder / "page-picture.html")), 80, "none")
-    king = ("logits", "The king said that he would", "-m", "own-causal")
-    run((*king, "-o", str(folder / "page-writes.html")), 80, "none")
 
 
 def twelve_layers(tokens: int) -> list[Weights]:
@@ -123,7 +120,7 @@ def photograph(folder: Path, whole: bool) -> None:
             for width, dark in every if whole else PAGES_OF[path.stem]:
                 shown.size(width, 900, mobile=width < 500)
                 shown.dark(dark)
-                (shown.load if path.stem == "page-writes" else shown.open)(path)
+                shown.open(path)
                 name = f"{path.stem}-{width}-{'dark' if dark else 'light'}"
                 shown.photograph(folder / f"{name}.png")
                 if whole or (path.stem == "page-13" and width == PAGES[0]):

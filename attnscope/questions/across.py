@@ -27,8 +27,15 @@ from attnscope.questions.sentences import kind_title, name_pass, provenance, quo
 from attnscope.questions.stats import measure_heads
 from attnscope.records import Meaning, Notes, csv_rows, derived, record, rounded
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, head_map, heatmap
-from attnscope.views.distances import DistanceMap, distance_map
-from attnscope.views.heads import AlignedTexts, Step, joint_difference, layer_rows, maps_by_kind
+from attnscope.views.heads import (
+    AlignedTexts,
+    DistanceMap,
+    Step,
+    distance_map,
+    joint_difference,
+    layer_rows,
+    maps_by_kind,
+)
 
 Pairs = Sequence["tuple[Sequence[int], Sequence[int]]"]
 """Tokens of one axis, and the corresponding tokens of the other."""

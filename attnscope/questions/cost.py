@@ -188,7 +188,8 @@ def of_cost(cost: LookCost) -> Answer:
         Column(name, name != "command", "keep") for name in ("command", "passes", "memory", "time")
     )
     sizes = f"weights {readable(cost.weights)}, a pass {readable(cost.activations)} beside them"
-    return Answer((Table(columns, tuple(rows), cost.title, sizes, notes=cost.notes),), {}, lambda: cost)
+    table = Table(columns, tuple(rows), title=cost.title, subtitle=sizes, notes=cost.notes)
+    return Answer((table,), {}, lambda: cost)
 
 
 def _duration(seconds: float) -> str:

@@ -9,22 +9,28 @@ A view is built once by its function and drawn by any surface of ``attnscope.ren
 from typing import TypeAlias
 
 from attnscope.views.charts import Curves, SoundMap, Stack, Terms
-from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.graph import LayerGraph
-from attnscope.views.grid import Grid, GridLayer, grid
-from attnscope.views.heads import AlignedTexts, Described, HeadMap, Ranked, Ranking, head_map
+from attnscope.views.grid import Grid, grid
+from attnscope.views.heads import (
+    AlignedTexts,
+    Described,
+    DistanceMap,
+    HeadDistances,
+    HeadMap,
+    Ranked,
+    Ranking,
+    head_map,
+)
 from attnscope.views.heatmap import SCALES, HeadPair, HeadRow, Heatmap, Measured, Scale, heatmap
 from attnscope.views.table import Table
-from attnscope.views.token import Bar, Bars, Overlay, TokenView, rank_places, token_view
+from attnscope.views.token import Bars, Overlay, TokenView, rank_places, token_view
 
 __all__ = [
     "SCALES",
-    "Bar",
     "Bars",
     "Described",
     "Drawable",
     "Grid",
-    "GridLayer",
     "HeadMap",
     "Heatmap",
     "Measured",

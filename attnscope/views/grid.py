@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.axes import Array, Place, Weights, fit, shrink
+from attnscope.axes import Array, Weights, fit, shrink
 from attnscope.views.heatmap import EACH_ROW, FAINT, WHERE, Scale, choosing_rows, levels
 from attnscope.views.table import Titled
 
@@ -118,9 +118,8 @@ class Grid(Titled):
                 f"hardly any cell is above {QUARTER}: full colour is the largest, {self.top:.2g}, not 1"
             )
         if self.without_attention:
-            said.append(
-                "no attention of this kind in " + ", ".join(f"L{each}" for each in self.without_attention)
-            )
+            layers = ", ".join(f"L{each}" for each in self.without_attention)
+            said.append(f"no attention of this kind in {layers}")
         return [*said, masked] if masked else said
 
     @cached_property
@@ -182,17 +181,11 @@ def grid(layers: Iterable[tuple[int, Weights]], *, cells: int = CELLS, **more: A
         finite = np.isfinite(weights.values)
         known = replace(weights, values=np.where(finite, weights.values, 0), allowed=weights.allowed & finite)
         small = fit(known, cells, cells, even=True)
-        size = (max(size[0], _count(weights.queries)), max(size[1], _count(weights.keys)))
+        down, across = ([place.count for place in axis] for axis in (small.queries, small.keys))
+        size = (max(size[0], sum(down)), max(size[1], sum(across)))
         masked = ~np.broadcast_to(small.allowed, small.values.shape)
-        sizes = tuple(tuple(place.count for place in axis) for axis in (small.queries, small.keys))
-        thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1])))
-    thumbnails.sort(key=lambda layer: layer.layer)
-    return Grid(tuple(thumbnails), size, **more)
-
-
-def _count(places: Sequence[Place]) -> int:
-    """How many tokens, or words, some places stand for."""
-    return sum(place.count for place in places)
+        thumbnails.append(GridLayer(number, small.values, masked, (down, across)))
+    return Grid(tuple(sorted(thumbnails, key=lambda layer: layer.layer)), size, **more)
 
 
 def thumbnail_levels(layer: GridLayer, view: Grid) -> Array:

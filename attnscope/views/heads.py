@@ -1,10 +1,10 @@
-"""Numbers per head: one scalar each in a layers × heads map, and the heads most worth a look."""
+"""Numbers per head as a layers × heads map, the heads most worth a look, aligned texts, and distances."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -128,22 +128,20 @@ def head_map(
 
 def layer_rows(values: Mapping[Head, float]) -> dict[int, list[float]]:
     """The numbers of each layer's heads; NaN for a head without one."""
-    layers: dict[int, dict[int, float]] = {}
+    rows: dict[int, list[float]] = {}
     for head, value in values.items():
-        layers.setdefault(head.layer, {})[head.head] = value
-    return {
-        layer: [heads.get(number, math.nan) for number in range(max(heads) + 1)]
-        for layer, heads in layers.items()
-    }
+        row = rows.setdefault(head.layer, [])
+        row += [math.nan] * (head.head + 1 - len(row))
+        row[head.head] = value
+    return rows
 
 
 def rows_by_kind(values: Mapping[Head, float]) -> dict[str, dict[int, list[float]]]:
     """The same for each kind of attention."""
-    kinds = dict.fromkeys(head.kind for head in values)
-    return {
-        kind or "": layer_rows({head: value for head, value in values.items() if head.kind == kind})
-        for kind in kinds
-    }
+    kinds: dict[str, dict[Head, float]] = {}
+    for head, value in values.items():
+        kinds.setdefault(head.kind or "", {})[head] = value
+    return {kind: layer_rows(heads) for kind, heads in kinds.items()}
 
 
 def maps_by_kind(
@@ -171,17 +169,14 @@ class AlignedTexts(Titled):
 
 def joint(steps: Sequence[Step]) -> tuple[Place, ...]:
     """One axis for both texts: ``cat→dog`` for a replaced token, ``−cat`` deleted, ``+cat`` inserted."""
-    return tuple(_joint(number, *step) for number, step in enumerate(steps))
-
-
-def _joint(number: int, one: Place | None, other: Place | None) -> Place:
-    if one is None or other is None:
-        place = one or other
-        assert place is not None
-        text = f"{'−' if other is None else '+'}{place.label}"
-    else:
-        text = one.label if one.text == other.text else f"{one.label}→{other.label}"
-    return Place(text, number, number + 1, special=one is not None and one.special)
+    places = []
+    for number, (one, other) in enumerate(steps):
+        if one is not None and other is not None:
+            text = one.label if one.text == other.text else f"{one.label}→{other.label}"
+        else:
+            text = "".join(f"{sign}{each.label}" for sign, each in (("−", one), ("+", other)) if each)
+        places.append(Place(text, number, number + 1, special=one is not None and one.special))
+    return tuple(places)
 
 
 def joint_difference(maps: tuple[Array, Array], queries: Sequence[Step], keys: Sequence[Step]) -> Weights:
@@ -197,3 +192,85 @@ def joint_difference(maps: tuple[Array, Array], queries: Sequence[Step], keys: S
     values[cells] = maps[1] - maps[0]
     allowed[cells] = (maps[0] != 0) | (maps[1] != 0)
     return Weights(values, allowed, joint(queries), joint(keys))
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceMap(Titled):
+    """Distances between the heads of the rows and those of the columns, in nats.
+
+    ``groups`` are the sizes of the groups along both axes, in order; empty where rows and columns are the
+    heads of two models. ``top`` is the distance at the far end of the colour bar. If ``matched``, the
+    diagonal pairs each row with its column, nearest first; then smaller tables show fewer pairs instead
+    of averages.
+    """
+
+    values: Array  # [row, column]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    groups: tuple[int, ...] = ()
+    top: float = 1.0
+    matched: bool = False
+
+    def nearness(self) -> Array:
+        """1 for equal heads, 0 for the largest distance.  [row, column]"""
+        return np.clip(1 - self.values / self.top, 0, 1)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each group begins."""
+        return tuple(int(start) for start in np.cumsum((0, *self.groups))[:-1])
+
+    def fit(self, rows: int, columns: int) -> DistanceMap:
+        """The same table on at most so many cells; a cell is then the mean of several heads.
+
+        A matched table keeps as many heads as fit.
+        """
+        block = max(-(-len(self.rows) // max(rows, 1)), -(-len(self.columns) // max(columns, 1)), 1)
+        if block == 1:
+            return self
+        if self.matched:
+            kept = min(rows, columns)
+            note = f"the first {kept} of {len(self.rows):,} rows and {len(self.columns):,} columns"
+            values, named, groups = self.values[:kept, :kept], slice(kept), self.groups
+        else:
+            down, across = (np.arange(0, len(names), block) for names in (self.rows, self.columns))
+            sums = np.add.reduceat(np.add.reduceat(self.values, down, 0), across, 1)
+            sizes = np.diff([*down, len(self.rows)]), np.diff([*across, len(self.columns)])
+            note = f"a cell is the mean over {block} × {block} heads; a wider picture has one for each"
+            values, named, groups = sums / np.outer(*sizes), slice(None, None, block), ()
+        notes, rows_, columns_ = (*self.notes, note), self.rows[named], self.columns[named]
+        return replace(self, values=values, rows=rows_, columns=columns_, groups=groups, notes=notes)
+
+
+def distance_map(
+    values: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    groups: Sequence[Sequence[int]] = (),
+    **more: Any,
+) -> DistanceMap:
+    """Build the view of a table ``[row, column]``; ``groups`` of head numbers order both axes.
+
+    Full colour is distance 0, none is the largest one in the table. ``more`` are other fields.
+    """
+    if groups:
+        order = [head for group in groups for head in group]
+        values = values[np.ix_(order, order)]
+        rows = columns = [rows[head] for head in order]
+    top = float(values.max(initial=0)) or 1.0
+    sizes = tuple(len(group) for group in groups)
+    return DistanceMap(values, tuple(rows), tuple(columns), sizes, top, **more)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadDistances(Titled):
+    """All heads compared with all others: the table, and every head as a point on a plane, with its layer.
+
+    Similar heads lie near each other; the axes have no unit.
+    """
+
+    table: DistanceMap
+    points: Array  # [head, 2]
+    names: tuple[str, ...]
+    layers: tuple[int, ...]

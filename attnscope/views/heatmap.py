@@ -73,10 +73,8 @@ class Heatmap(Titled):
         """The mean loss of the tokens of each column; ``None`` if none of them is predicted."""
         if self.losses is None:
             return None
-        known = [
-            [each for each in self.losses[key.start : key.stop] if each is not None]
-            for key in self.weights.keys
-        ]
+        spans = (self.losses[key.start : key.stop] for key in self.weights.keys)
+        known = [[each for each in span if each is not None] for span in spans]
         return tuple(sum(each) / len(each) if each else None for each in known)
 
     @property
@@ -158,22 +156,26 @@ def heatmap(
         values = np.where(broken, 0, weights.values)
         weights = replace(weights, values=values, allowed=weights.allowed & ~broken)
         notes = (*notes, f"{broken.sum()} weights are not numbers and are drawn as masked")
-    if scale == "auto":
-        scale = "head" if not signed and is_faint(weights) else "fixed"
-        if scale == "head":
-            where = "" if choosing_rows(weights.allowed).all() else WHERE
-            told = f"nearly all weights are below {FAINT}: full colour is this head's largest{where}, not 1"
-            notes = (*notes, told)
+    asked, scale = scale, _settle_scale(scale, signed, [weights])
+    if (asked, scale) == ("auto", "head"):
+        where = "" if choosing_rows(weights.allowed).all() else WHERE
+        told = f"nearly all weights are below {FAINT}: full colour is this head's largest{where}, not 1"
+        notes = (*notes, told)
     limits = _limits(weights, scale, signed)
     view = Heatmap(weights, scale, signed, limits, **more)
     return replace(view, notes=(*notes, *_beyond(weights.values, limits), *_hidden([view])))
 
 
-def is_faint(weights: Weights) -> bool:
-    """Whether nearly no row of ``choosing_rows`` has a weight visible where full colour is 1."""
-    choosing = choosing_rows(weights.allowed)
-    clear = np.abs(weights.values).max(-1, initial=0)[choosing] > FAINT  # [query]
-    return bool(weights.values.any()) and clear.mean() < FEW
+def _settle_scale(scale: Scale, signed: bool, heads: Sequence[Weights]) -> Scale:
+    """The scale, "auto" resolved: "head" if every head is faint, so that nearly no row is visible."""
+
+    def is_faint(head: Weights) -> bool:
+        clear = np.abs(head.values).max(-1, initial=0)[choosing_rows(head.allowed)] > FAINT  # [query]
+        return bool(head.values.any()) and clear.mean() < FEW
+
+    if scale != "auto":
+        return scale
+    return "head" if not signed and all(map(is_faint, heads)) else "fixed"
 
 
 def choosing_rows(allowed: Array) -> Array:
@@ -246,10 +248,9 @@ def head_row(maps: Sequence[Heatmap], *, scale: Scale = "fixed", title: str = ""
     told = {note for each in maps for note in _hidden([each])}
     notes = dict.fromkeys(note for each in maps for note in each.notes if note not in told)
     notes |= dict.fromkeys(_hidden(maps))
-    if scale == "auto":
-        scale = "head" if not signed and all(is_faint(each.weights) for each in maps) else "fixed"
-        if scale == "head":
-            notes[f"nearly all weights are below {FAINT}: full colour is the largest of all, not 1"] = None
+    asked, scale = scale, _settle_scale(scale, signed, [each.weights for each in maps])
+    if (asked, scale) == ("auto", "head"):
+        notes[f"nearly all weights are below {FAINT}: full colour is the largest of all, not 1"] = None
     limits = [_limits(each.weights, scale, signed) for each in maps]
     ends = min(low for low, _ in limits), max(high for _, high in limits)
     alike = tuple(replace(each, scale=scale, signed=signed, limits=ends) for each in maps)
@@ -288,8 +289,7 @@ def head_pair(
 ) -> HeadPair:
     """Build the view of two heads ``[query, key]`` with the same labels, and of their difference."""
     one, other = weights
-    if scale == "auto":  # one scale for both
-        scale = "head" if is_faint(one) and is_faint(other) else "fixed"
+    scale = _settle_scale(scale, False, weights)  # one for both
     apart = replace(one, values=one.values - other.values, allowed=one.allowed | other.allowed)
     maps = heatmap(one, title=names[0], scale=scale), heatmap(other, title=names[1], scale=scale)
     difference = heatmap(apart, title=f"{names[0]} − {names[1]}", scale="head", signed=True)

@@ -35,7 +35,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Titled):
     """Rows under the names of their columns.
 
     ``gap`` is the number of spaces between columns; ``edge`` adds them after the last one, too. ``dim``
@@ -45,9 +45,6 @@ class Table:
 
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
     gap: int = 2
     edge: bool = False
     dim: frozenset[int] = frozenset()

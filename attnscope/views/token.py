@@ -82,10 +82,6 @@ def describe_box(box: Edges) -> str:
     return f"{left}-{right} across, {top}-{bottom} down"
 
 
-def _edges(box: Edges) -> list[float]:
-    return [round(edge, 1) for edge in box]
-
-
 @record("a token and its weight", slots=True)
 class Bar:
     """One ranked token: its label, its number in the text, and the weight between it and the pinned token.
@@ -102,7 +98,7 @@ class Bar:
             "left, top, right and bottom of a part of a picture, in its pixels",
             optional=True,
             shape=list[float],
-            plain=_edges,
+            plain=lambda box: [round(edge, 1) for edge in box],
         ),
     ] = None
 
@@ -127,13 +123,12 @@ class Bars:
         return f"and {self.more} more, each {most}" if self.more else ""
 
 
-def _bars(ranked: Bars | None) -> Any:
-    return None if ranked is None else plain(ranked.bars)
-
-
 def _ranked(side: str) -> Meaning:
-    text = f"the heaviest of its {side}; null where it has none"
-    return Meaning(text, shape=tuple[Bar, ...] | None, plain=_bars)
+    return Meaning(
+        f"the heaviest of its {side}; null where it has none",
+        shape=tuple[Bar, ...] | None,
+        plain=lambda ranked: None if ranked is None else plain(ranked.bars),
+    )
 
 
 @record("the token")
@@ -203,15 +198,15 @@ def token_view(
     if query is None and key is None:
         raise ValueError("a focus needs a query or a key")
     looks_at = looked_at_by = None
+    values, allowed = weights.values, weights.allowed
     if key is not None:
-        column = place_of(weights.keys, key)
-        place = weights.keys[column]
-        values, allowed = weights.values[:, column], weights.allowed[:, column]
-        looked_at_by = rank_places(values, allowed, weights.queries, top)
+        at = place_of(weights.keys, key)
+        place = weights.keys[at]
+        looked_at_by = rank_places(values[:, at], allowed[:, at], weights.queries, top)
     if query is not None:
-        row = place_of(weights.queries, query)
-        place = weights.queries[row]
-        looks_at = rank_places(weights.values[row], weights.allowed[row], weights.keys, top)
+        at = place_of(weights.queries, query)
+        place = weights.queries[at]
+        looks_at = rank_places(values[at], allowed[at], weights.keys, top)
     return TokenView(place.label, place.start, looks_at, looked_at_by, **words)
 
 

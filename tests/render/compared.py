@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attnscope.axes import Place
-from attnscope.views.distances import DistanceMap, HeadDistances, distance_map
-from attnscope.views.heads import AlignedTexts
+from attnscope.views.heads import AlignedTexts, DistanceMap, HeadDistances, distance_map
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
 from tests.render.screen import random_head
 

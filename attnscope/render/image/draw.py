@@ -25,10 +25,9 @@ from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
 from attnscope.views import Drawable
 from attnscope.views.charts import Curves, SoundMap, Stack, Terms
-from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.graph import LayerGraph
 from attnscope.views.grid import Grid
-from attnscope.views.heads import HeadMap
+from attnscope.views.heads import DistanceMap, HeadDistances, HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 from attnscope.views.token import TokenView
 

@@ -22,9 +22,8 @@ from attnscope.render.terminal import charts, grid, heatmap
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, strip_end
 from attnscope.views import View
 from attnscope.views.charts import Curves, Stack, Terms
-from attnscope.views.distances import DistanceMap
 from attnscope.views.grid import Grid
-from attnscope.views.heads import AlignedTexts, HeadMap, Ranking
+from attnscope.views.heads import AlignedTexts, DistanceMap, HeadMap, Ranking
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 from attnscope.views.table import Table
 from attnscope.views.token import TokenView

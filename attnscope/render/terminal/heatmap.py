@@ -35,8 +35,7 @@ from attnscope.render.terminal.surface import (
     upright,
 )
 from attnscope.text import isolate
-from attnscope.views.distances import DistanceMap
-from attnscope.views.heads import HeadMap
+from attnscope.views.heads import DistanceMap, HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
 NUMBERED = 4  # columns of a cell with its number

@@ -16,7 +16,7 @@ from attnscope.cli.options import PrintedOptions
 from attnscope.render.image import Album, drawing, save_image
 from attnscope.views import Measured, TokenView, grid, head_map, heatmap, token_view
 from attnscope.views.charts import Curve, Curves, Stack
-from attnscope.views.distances import DistanceMap, distance_map
+from attnscope.views.heads import DistanceMap, distance_map
 from attnscope.views.heatmap import head_row
 from attnscope.views.token import Overlay
 from tests.render.compared import all_heads, pair

@@ -9,7 +9,7 @@ import pytest
 
 from attnscope.render.terminal import lines
 from attnscope.render.terminal.surface import Surface
-from attnscope.views.distances import distance_map
+from attnscope.views.heads import distance_map
 from tests.render.compared import aligned, all_heads, pair, table
 from tests.render.screen import expected_colours, pixels, printed
 

@@ -88,6 +88,7 @@ ADDRESS = Parts(
     head="its number in the layer",
     kind=Meaning("its kind of attention", shape=Kind),
 )
+Address = Annotated[Head, ADDRESS]
 """A ``Head`` that is replaced in data by its numbers and its kind."""
 
 

@@ -31,10 +31,9 @@ from attnscope.questions.intervention import (
     scoring,
     sweep,
 )
-from attnscope.questions.logits import Address
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
-from attnscope.records import Meaning, Notes, record
+from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views.heads import maps_by_kind, number
 from attnscope.views.table import Column, Table
 
@@ -47,7 +46,6 @@ With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to 
 LISTED = 8  # heads that are listed; the map and the numbers have all of them
 
 OPTIONAL = "error", "estimate"  # numbers that not every answer has
-
 Found = TypeVar("Found", bound=Effect)
 
 Columns: TypeAlias = Mapping[str, Callable[[Any], str]]
@@ -81,10 +79,7 @@ class ScoreOutcome:
 
 @record("an intervention: each head changed alone, and all of them at once", "ablate", "cut", "patch")
 class Intervention(ScoreOutcome):
-    """Each head's effect on a prediction, largest first.
-
-    ``together`` changes all of the heads in one pass. ``reference`` is the other text's score, for a patch.
-    """
+    """Each head's effect on a prediction, largest first."""
 
     changed: Annotated[str, Meaning("what was changed")]
     heads: Annotated[tuple[ChangedHead, ...], Meaning("every head, the one that does most first")]
@@ -132,10 +127,10 @@ def summarize_effects(
 
 
 def average_effects(found: Sequence[Intervention], prediction: str, title: str) -> Intervention:
-    """The same over several texts: the sum of effects over the sum of differences.
+    """The same over several texts: the sum of effects over the sum of differences, with its standard error.
 
-    The standard error of each head is that of such a ratio; one text stays as it is. Raises ``InputError``
-    for texts of which only some have a word against the target, or whose differences sum to nothing.
+    Raises ``InputError`` for texts of which only some have a word against the target, or whose differences
+    sum to nothing.
     """
     first, count = found[0], len(found)
     if count == 1:
@@ -190,7 +185,23 @@ def _correlate(heads: Sequence[ChangedHead]) -> float | None:
 FindPairs: TypeAlias = Callable[[Axis, Axis], Tensor]
 """Finds the pairs of tokens of a call, bool, [query, key]."""
 
-Means: TypeAlias = Mapping[Site, Tensor]  # the mean weight of some pairs in each head of a call: [head]
+
+def _pair_finder(questions: Sequence[Question]) -> FindPairs:
+    """Finds the pairs of tokens of the questions, once for all calls with the same axes."""
+
+    @cache
+    def find(queries: Axis, keys: Axis) -> Tensor:
+        pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
+        for question in questions:
+            asked = ResolvedQuestion.of(question, queries, keys)
+            if asked is not None and asked.step is not None:
+                for row in asked.rows:
+                    pairs[row] |= torch.arange(len(keys)) == row + asked.step
+            elif asked is not None:
+                pairs[list(asked.rows)] |= asked.wanted
+        return pairs
+
+    return find
 
 
 @dataclass(eq=False)
@@ -213,6 +224,9 @@ class _PairWeights:
                 added = both.double().sum((0, 2, 3)).cpu()
                 self.sums[attention.site] = self.sums.get(attention.site, 0) + added
                 self.pairs += float(added[:, 1].sum())
+
+
+Means: TypeAlias = Mapping[Site, Tensor]  # the mean weight of some pairs in each head of a call: [head]
 
 
 def mean_weights(
@@ -251,24 +265,6 @@ def cut_edges(questions: Sequence[Question], how: How, means: Means | None = Non
         return Made(torch.cat(outputs, 2), torch.cat(rows), torch.cat(before, 2))
 
     return change
-
-
-def _pair_finder(questions: Sequence[Question]) -> FindPairs:
-    """Finds the pairs of tokens of the questions, once for all calls with the same axes."""
-
-    @cache
-    def find(queries: Axis, keys: Axis) -> Tensor:
-        pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
-        for question in questions:
-            asked = ResolvedQuestion.of(question, queries, keys)
-            if asked is not None and asked.step is not None:
-                for row in asked.rows:
-                    pairs[row] |= torch.arange(len(keys)) == row + asked.step
-            elif asked is not None:
-                pairs[list(asked.rows)] |= asked.wanted
-        return pairs
-
-    return find
 
 
 def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: Tensor) -> Made | None:
@@ -316,10 +312,9 @@ def cut(
 ) -> Intervention:
     """Cut edges from each head in turn, and from all of them.
 
-    ``renormalize`` acts like a mask before the softmax; ``zero`` drops the weights after it, and ``mean``
-    sets them to each head's mean over the same edges in ``texts``. Raises ``SelectionError`` for an edge
-    that does not exist or is masked, ``ModelError`` for a model without an output head or whose heads
-    cannot be changed. ``named`` says what is cut if not the questions.
+    ``mean`` is taken over the same edges in ``texts``; ``named`` says what is cut if not the questions. Raises
+    ``SelectionError`` for an edge that does not exist or is masked, ``ModelError`` for a model without an
+    output head or whose heads cannot be changed.
     """
     means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(

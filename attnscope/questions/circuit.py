@@ -32,12 +32,11 @@ from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import ScoreOutcome
 from attnscope.questions.composition import Feed, find_feeds
 from attnscope.questions.intervention import SAME, PlainPass
-from attnscope.questions.logits import Address
 from attnscope.questions.patching import OTHER_CALLS, TextPair, TwoPasses
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.questions.stats import measure_heads
-from attnscope.records import Meaning, record
+from attnscope.records import Address, Meaning, record
 from attnscope.views import Heatmap
 from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
 from attnscope.views.table import Column, Table

@@ -28,8 +28,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
-from attnscope.questions.logits import Address
-from attnscope.records import Meaning, Notes, record
+from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views import head_map
 from attnscope.views.heads import layer_rows
 from attnscope.views.table import Column, Table

@@ -18,10 +18,9 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
-from attnscope.questions.logits import Address
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import find_place
-from attnscope.records import Meaning, Notes, record
+from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views import head_map
 from attnscope.views.charts import Term, Terms
 

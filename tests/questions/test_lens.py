@@ -7,7 +7,7 @@ import transformers as hf
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.targets import place_prediction
-from attnscope.questions.lens import logit_lens
+from attnscope.questions.logits import logit_lens
 from tests.models.folders import mamba, minilm
 from tests.questions.intervention.test_importance import saved
 from tests.questions.test_writes import CAUSAL, SIZES, TEXT

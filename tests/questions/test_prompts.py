@@ -8,8 +8,7 @@ from attnscope.models import load
 from attnscope.questions.cause import cut
 from attnscope.questions.find import parse_questions
 from attnscope.questions.head import one_head
-from attnscope.questions.lens import logit_lens
-from attnscope.questions.logits import direct_effects
+from attnscope.questions.logits import direct_effects, logit_lens
 from attnscope.questions.prompts import Prompt, mean_effects, mean_head, mean_lens, mean_writes, read_prompts
 from attnscope.questions.selection import Selection
 

@@ -70,8 +70,7 @@ def logits(
     head = None if attention.head is None else parse_head(attention.head, attention)
     options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     given = read_source(source, model)
-    from attnscope.questions.lens import Lens, logit_lens, of_lens
-    from attnscope.questions.logits import Writes, direct_effects, of_writes
+    from attnscope.questions.logits import Lens, Writes, direct_effects, logit_lens, of_lens, of_writes
     from attnscope.questions.prompts import mean_lens, mean_writes
 
     refuse(head and many.prompts, "--head", "words are those of one text: not valid with --prompts")

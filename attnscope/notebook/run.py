@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.attention import Head
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from attnscope.models.request import InputRequest
     from attnscope.questions.cause import How
     from attnscope.questions.check import Verdict
-    from attnscope.questions.layers import AllHeads
-    from attnscope.questions.patching import TextPair, What
+    from attnscope.questions.patching import What
     from attnscope.questions.selection import Selection
 
 
@@ -35,7 +33,7 @@ def _select(head: Head | str | None = None, **asked: Any) -> Selection:
 
 
 def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
-    """One head, or several. Raises ``SelectionError`` for anything else."""
+    """One head, or several."""
     from attnscope.questions.selection import head_of
 
     return [head_of(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
@@ -94,10 +92,8 @@ class Run(Display):
     @property
     def heads(self) -> tuple[Head, ...]:
         """The address of every head."""
-        record = self._pass.run(self._pass.prepared, [])
-        return tuple(
-            Head(site.site.layer, head, site.site.kind) for site in record.sites for head in range(site.heads)
-        )
+        sites = self._pass.run(self._pass.prepared, []).sites
+        return tuple(Head(each.site.layer, n, each.site.kind) for each in sites for n in range(each.heads))
 
     def overview(
         self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
@@ -169,14 +165,12 @@ class Run(Display):
         from attnscope.questions.across import compare_passes
         from attnscope.questions.compare import compare_all_heads, of_heads
 
-        mine = self._pass
-        if not isinstance(other, (Run, NoneType)):
-            raise InputError(f"{other!r} is no run: compare(model.read(text))")
+        asked = _select(head=head)
         if other is None:
-            result = of_heads(compare_all_heads(mine, [mine.prepared], _select(head=head)), None)
-        else:
-            result = compare_passes(mine, mine.prepared, other._pass, _select(head=head), None)
-        return Drawing(result, cmap)
+            return Drawing(of_heads(compare_all_heads(*self._given, asked), None), cmap)
+        if not isinstance(other, Run):
+            raise InputError(f"{other!r} is no run: compare(model.read(text))")
+        return Drawing(compare_passes(*self._given, other._pass, asked, None), cmap)
 
     def find(self, *questions: str, cmap: str | None = None) -> Drawing:
         """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``.
@@ -197,22 +191,6 @@ class Run(Display):
         predicting, request = self.source
         with predicting() as model:
             yield model, request
-
-    def _pair(
-        self, model: Model, request: InputRequest, other: Run | str, target: str | None, against: str | None
-    ) -> TextPair:
-        """This text and another one, or that of another run of the same model."""
-        from attnscope.questions.patching import TextPair
-
-        if isinstance(other, str):
-            theirs = replace(request, text=other)
-        elif isinstance(other, Run) and other.source is not None and self.source is not None:
-            predicting, theirs = other.source
-            if predicting != self.source[0]:
-                raise InputError("the other run is of another model: read both texts with one reader")
-        else:
-            raise InputError(f"{other!r} is no text and no run of a model: patch(model.read(text))")
-        return TextPair(request.prepare(model), theirs.prepare(model), target, against)
 
     def cut(
         self,
@@ -265,37 +243,25 @@ class Run(Display):
         estimates, ``exact`` beside the exact effects. Raises ``InputError`` for texts of different lengths.
         """
         from attnscope.questions.cause import of_intervention
-        from attnscope.questions.patching import Receiver, of_trace, patch, trace_tokens
+        from attnscope.questions.patching import Receiver, TextPair, of_trace, patch, trace_tokens
 
         if by not in (known := ("head", "token")):
             raise SelectionError(f"no map by {by!r}: there are {' and '.join(known)}")
-
         with self._model_at_rest() as (model, request):
-            pair = self._pair(model, request, other, target, against)
+            if isinstance(other, str):
+                theirs = replace(request, text=other)
+            elif not isinstance(other, Run) or other.source is None:
+                raise InputError(f"{other!r} is no text and no run of a model: patch(model.read(text))")
+            elif self.source is None or other.source[0] != self.source[0]:
+                raise InputError("the other run is of another model: read both texts with one reader")
+            else:
+                theirs = other.source[1]
+            pair = TextPair(request.prepare(model), theirs.prepare(model), target, against)
             if by == "token":
                 return Drawing(of_trace(trace_tokens(model, pair, noise=noise)), cmap)
             end, heads = None if to is None else Receiver.parse(to), _heads(head)
             result = patch(model, [pair], heads=heads, what=what, to=end, noise=noise, fast=fast, exact=exact)
         return Drawing(of_intervention(result), cmap)
-
-    def circuit(
-        self,
-        other: Run | str,
-        *,
-        target: str | None = None,
-        against: str | None = None,
-        keep: float = 0.8,
-        cmap: str | None = None,
-    ) -> Drawing:
-        """The fewest heads and edges that restore ``keep`` of the difference from another text or run.
-
-        Raises ``InputError`` for texts of different lengths or with the same score.
-        """
-        from attnscope.questions.circuit import find_circuit, of_circuit
-
-        with self._model_at_rest() as (model, request):
-            pair = self._pair(model, request, other, target, against)
-            return Drawing(of_circuit(find_circuit(model, [pair], keep)), cmap)
 
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
@@ -307,8 +273,8 @@ class Run(Display):
         from attnscope.questions.parts import cut_input
         from attnscope.questions.spans import of_spans, span_maps
 
-        prepared = self._pass.prepared
-        result = span_maps(self._pass, prepared, cut_input(prepared, by), _select(head=head))
+        kept, prepared = self._given
+        result = span_maps(kept, prepared, cut_input(prepared, by), _select(head=head))
         return Drawing(of_spans(result, one=head is not None), cmap)
 
     def flow(
@@ -325,10 +291,9 @@ class Run(Display):
 
         if method not in (methods := ("rollout", "flow")):
             raise SelectionError(f"no method {method!r}: there are {', '.join(methods)}")
-        prepared, asked = self._pass.prepared, _select(words=words, hide_special=hide_special)
-        named = None if token is None else str(token)
-        result = follow_flow(self._pass, prepared, method, asked, token=named)
-        return Drawing(of_flow(result, token=named, pictures=prepared.pictures), cmap)
+        asked, named = _select(words=words, hide_special=hide_special), None if token is None else str(token)
+        result = follow_flow(*self._given, method, asked, token=named)
+        return Drawing(of_flow(result, token=named, pictures=self._pass.prepared.pictures), cmap)
 
     def check(self, *claims: str) -> tuple[Verdict, ...]:
         """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
@@ -354,9 +319,11 @@ class Run(Display):
 
         Raises ``OutputError`` for values that cannot be weights.
         """
+        from attnscope.questions.layers import all_heads
         from attnscope.render.page.page import page_of
 
-        heads = self._all(words=words, hide_special=hide_special, min_weight=min_weight)
+        asked = _select(words=words, hide_special=hide_special, min_weight=min_weight)
+        heads = all_heads(*self._given, asked)
         return HeadsPage(page_of(heads, cmap), heads.layers.title)
 
     def save(self, path: str | Path) -> None:
@@ -365,7 +332,7 @@ class Run(Display):
         Raises ``OutputError``.
         """
         from attnscope.models.keeping import keep_trace
-        from attnscope.questions.layers import whole_layers
+        from attnscope.questions.layers import all_heads, whole_layers
         from attnscope.render.image import FORMATS
         from attnscope.render.page.page import PAGE, save_page
         from attnscope.storage.arrays import FORMATS as DATA
@@ -377,19 +344,14 @@ class Run(Display):
             ran = kept.trace.description.kept  # the rows of other tools are measured first
             write_trace(kept.trace if ran else keep_trace(kept, kept.prepared), path)
         elif suffix == PAGE:
-            save_page(self._all(), path)
+            save_page(all_heads(*self._given, _select()), path)
         elif suffix.removeprefix(".") in DATA:
-            whole_layers(kept, kept.prepared, _select()).save(path)
+            whole_layers(*self._given, _select()).save(path)
         elif suffix.removeprefix(".") in FORMATS:
             self.overview().save(path)
         else:
             known = ", ".join([SUFFIX, PAGE, *(f".{form}" for form in (*DATA, *FORMATS))])
             raise OutputError(f"{path} cannot be written: its name must end in one of {known}")
-
-    def _all(self, **asked: Any) -> AllHeads:
-        from attnscope.questions.layers import all_heads
-
-        return all_heads(*self._given, _select(**asked))
 
     def __repr__(self) -> str:
         return "a run whose with block has not ended" if self.kept is None else repr(self.overview())

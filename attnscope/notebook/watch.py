@@ -117,6 +117,7 @@ class TrainingLog(Display):
     @contextmanager
     def measuring(self, model: nn.Module, batch: object) -> Iterator[None]:
         """Measure the step: the probe texts before the block, or the model's attention inside it."""
+        from attnscope.attention import Token
         from attnscope.capture import recording
         from attnscope.measures import Measurement
 
@@ -130,8 +131,8 @@ class TrainingLog(Display):
             return
         measured = Measurement(tuple(self.measures))
         ids = _ids(batch)
-        if ids is not None:
-            texts = _tokens(ids)
+        if ids is not None:  # tokens by number alone
+            texts = [tuple(Token(str(number), number) for number in text) for text in ids.tolist()]
             measured.label(dict.fromkeys(("encoder", "decoder"), (texts, texts)))
         with recording(model, [measured], warn=False) as record:
             yield
@@ -172,12 +173,9 @@ class TrainingLog(Display):
                 file.write(json.dumps(line) + "\n")
         if self.report is not None:
             several = len({head.site.kind for head in heads}) > 1
+            named = {f"{head.site.kind}." * several + head.name: head.figures for head in heads}
             self.report(
-                {
-                    f"{head.site.kind}.{head.name}/{name}" if several else f"{head.name}/{name}": each.value
-                    for head in heads
-                    for name, each in head.figures.items()
-                }
+                {f"{head}/{name}": each.value for head in named for name, each in named[head].items()}
             )
         for said in alarms:
             if callable(self.on_alarm):
@@ -193,10 +191,10 @@ class TrainingLog(Display):
             lost = [name for name, each in head.figures.items() if not isfinite(each.value)]
             if lost:
                 yield f"{head.name} has {', '.join(lost)} of no finite number, in {head.site.name}"
-            for conditions in self._conditions:
-                if all(condition.meets(head) for condition in conditions):
-                    said = " and ".join(f"{c.name} {head.figures[c.name].value:.4g}" for c in conditions)
-                    yield f"{head.name} has {said}"
+            for each in self._conditions:
+                if all(condition.meets(head) for condition in each):
+                    values = (f"{named.name} {head.figures[named.name].value:.4g}" for named in each)
+                    yield f"{head.name} has {' and '.join(values)}"
 
 
 @contextmanager
@@ -274,9 +272,7 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
                 return measured(*args, **kwargs)
         return call(*args, **kwargs)
 
-    if (
-        "torch._dynamo" in sys.modules
-    ):  # then this may be called inside of what was compiled, and is no part of it
+    if "torch._dynamo" in sys.modules:  # this may be called inside of what was compiled, and is no part of it
         measured = torch.compiler.disable(measured)  # type: ignore[no-untyped-call]
         watched = torch.compiler.disable(watched, recursive=False)  # type: ignore[no-untyped-call]
     put(watched)
@@ -291,9 +287,7 @@ def _require_whole_heads(model: nn.Module) -> None:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    gathered = any(
-        isinstance(part, FSDPModule) for part in model.modules()
-    )  # one split, undone for each pass
+    gathered = any(isinstance(part, FSDPModule) for part in model.modules())  # a split undone for each pass
     placed = (each.placements for each in model.parameters() if isinstance(each, DTensor))
     if any(sum(one.is_shard() for one in placements) > gathered for placements in placed):
         raise ModelError(
@@ -346,13 +340,6 @@ def _ids(batch: Any) -> Tensor | None:
         batch = batch[0]
     is_ids = isinstance(batch, torch.Tensor) and batch.ndim == 2 and batch.dtype in (torch.int32, torch.int64)
     return batch if is_ids else None
-
-
-def _tokens(ids: Tensor) -> list[tuple[Any, ...]]:
-    """The tokens of each text of a batch, by number alone."""
-    from attnscope.attention import Token
-
-    return [tuple(Token(str(number), number) for number in text) for text in ids.tolist()]
 
 
 def callback(*, every: int = 500, **options: Any) -> Any:

@@ -36,10 +36,7 @@ TINY = 1e-30  # stands for zero: its ``p log p`` is below float32's resolution
 
 @dataclass(frozen=True, eq=False)
 class Divergences:
-    """The divergence of pairs of heads over rows: mean and standard deviation in nats.
-
-    ``rows`` is how many rows there were. The deviation of a single row is 0.
-    """
+    """The divergence of pairs of heads over ``rows`` rows: mean and standard deviation in nats."""
 
     mean: NDArray[np.float64]  # [head, other]
     deviation: NDArray[np.float64]  # [head, other]
@@ -57,10 +54,7 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
 
 
 def measure_distances(rows: Tensor, others: Tensor | None = None) -> Divergences:
-    """Divergence of every head from every other one, over their rows.  [head, row, key] -> [head, head]
-
-    With ``others``, ``[other, row, key]``: of every head from each of those.  -> [head, other]
-    """
+    """Divergence of heads from each other, or ``others``, over rows.  [head, row, key] -> [head, other]"""
     import torch
 
     heads, count, keys = rows.shape
@@ -117,11 +111,7 @@ def _entropy(rows: Tensor, logs: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Two texts side by side: pairs of positions in reading order.
-
-    ``None`` marks a gap: ``(3, None)`` was deleted in the second text, ``(None, 3)`` inserted. A pair of
-    positions with different texts is a replacement.
-    """
+    """Two texts as pairs of positions in reading order; ``(3, None)`` was deleted, ``(None, 3)`` inserted."""
 
     steps: tuple[tuple[int | None, int | None], ...]
 
@@ -149,11 +139,7 @@ def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
 
 
 def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
-    """The words that two tokenizations of a text share, as ranges of positions in each.
-
-    Where tokenizers cut a text differently (``tired.`` and ``tired``, ``.``), the pieces that spell the
-    same characters form one word of several positions.
-    """
+    """The words that two tokenizations of a text share, as ranges of positions; pieces cut differently join."""
     words: list[tuple[range, range]] = []
     matcher = SequenceMatcher(None, one, other, autojunk=False)
     for what, start, stop, begin, end in matcher.get_opcodes():
@@ -214,11 +200,7 @@ ORDERED = 600
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Heads in groups, ordered so that similar heads stand together.
-
-    ``members`` holds the head numbers of each group, in that order; a singleton is a group of one.
-    ``silhouette`` is the mean silhouette (Rousseeuw 1987): 1 for well separated groups, 0 for none.
-    """
+    """Heads in groups, similar ones side by side: the numbers of each group, and their mean silhouette."""
 
     members: tuple[tuple[int, ...], ...]
     silhouette: float
@@ -275,11 +257,7 @@ def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> floa
 
 
 def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
-    """Pair heads one to one with the smallest sum of distances.  [head, other]
-
-    The assignment problem, solved exactly. If one model has more heads, some stay without a partner.
-    Pairs follow the order of the first model's heads.
-    """
+    """Pair heads one to one with the smallest sum of distances, exactly; some may stay without a partner."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(distances)
@@ -288,11 +266,7 @@ def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
 
 @record("the heads as points", eq=False)
 class Plane:
-    """Heads as points in a plane; distances approximate those between the heads as well as two axes can.
-
-    The axes have no unit and no orientation. ``explained_variance`` is the share of the squared distances
-    that the plane shows, 0 to 1.
-    """
+    """Heads as points of a plane, as near to their distances as two axes can; the axes have no unit."""
 
     points: Annotated[NDArray[np.float64], Meaning("[head, 2]", shape=MATRIX, plain=rounded)]
     explained_variance: Annotated[float, Meaning("the share of the distances that the plane shows")]

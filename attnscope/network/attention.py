@@ -170,10 +170,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
 
 
 def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
-    """Sinusoidal positional encoding (Vaswani et al. 2017, section 3.5).  -> [token, width]
-
-    Even columns hold ``sin(position / base ** (column / width))``, each odd one the cosine beside it.
-    """
+    """Sinusoidal positions (Vaswani et al. 2017, 3.5): sines, each beside its cosine.  -> [token, width]"""
     column = torch.arange(0, width, 2, dtype=torch.float64)
     angle = torch.arange(length, dtype=torch.float64)[:, None] / base ** (column / width)
     table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # [token, width or width + 1]

@@ -86,11 +86,7 @@ class EncoderConfig:
 
 
 class EncoderLayer(nn.Module):
-    """A layer with the arguments, parameter names and results of ``torch.nn.TransformerEncoderLayer``.
-
-    ``norm_first`` puts the normalisation before each half (pre-norm) instead of after it.
-    ``attention`` replaces the self-attention, for relative or rotary positions.
-    """
+    """A layer like ``torch.nn.TransformerEncoderLayer``; ``attention`` replaces its self-attention."""
 
     def __init__(
         self,

@@ -31,10 +31,7 @@ PRETRAINED = Path(__file__).resolve().parent.parent / "pretrained"
 def save_encoder(
     folder: str | Path, encoder: Encoder, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write the three files, weights as ``dtype``; each file appears whole or not at all.
-
-    Raises ``OutputError`` if the folder cannot be written.
-    """
+    """Write the three files, weights as ``dtype``; each file appears whole or not at all."""
     from safetensors.torch import save as as_bytes
 
     folder = Path(folder)
@@ -50,11 +47,7 @@ def save_encoder(
 
 
 def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
-    """Read a folder that ``save_encoder`` wrote; the encoder is in ``eval`` mode and float32.
-
-    Reads safetensors only. Raises ``ModelError`` for a missing folder, an invalid config, and weights or
-    a vocabulary that do not fit the config.
-    """
+    """Read a folder of ``save_encoder``, safetensors only; the encoder is in ``eval`` mode and float32."""
     folder = Path(folder)
     config = load_config(folder)
     path = folder / WEIGHTS
@@ -146,10 +139,7 @@ def is_encoder_folder(folder: str | Path) -> bool:
 
 
 def bundled(name: str = "own") -> Path:
-    """The folder of an encoder inside the package, ``own`` or ``own-causal``.
-
-    Raises ``ModelError`` for another name, and where the package was built without the weights.
-    """
+    """The folder of an encoder inside the package, ``own`` or ``own-causal``."""
     if name not in BUNDLED:
         raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}")
     folder = PRETRAINED / name
@@ -159,10 +149,7 @@ def bundled(name: str = "own") -> Path:
 
 
 def untrained(seed: int = 0, name: str = "own") -> tuple[Encoder, Tokenizer]:
-    """A bundled encoder's shape and tokenizer with weights drawn from ``seed``; ``config.trained`` is False.
-
-    Shows what heads do by architecture alone, before any training.
-    """
+    """A bundled encoder's shape and tokenizer with weights drawn from ``seed``: architecture alone."""
     if name not in BUNDLED:
         raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}")
     config = replace(load_config(PRETRAINED / name), trained=False)

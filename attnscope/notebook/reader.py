@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """A model that reads texts, each in one pass that is kept in memory as a ``Run``.
-
-    ``predicting`` loads the same model with its output head, if this one may lack it.
-    """
+    """A model that reads each text in a pass kept as a ``Run``; ``predicting`` loads its output head, too."""
 
     def __init__(self, model: Model, predicting: Callable[[], Model] | None = None) -> None:
         self._model, self._predicting = model, predicting
@@ -207,10 +204,7 @@ _resting: dict[int, tuple[int, bool]] = {}  # by id: how many blocks a module re
 
 @contextmanager
 def at_rest(module: nn.Module) -> Iterator[None]:
-    """A module in eval mode; its training mode returns when the last such block ends.
-
-    Threads that share a model may enter and leave in any order.
-    """
+    """A module in eval mode until the last such block ends, in any thread; then its training mode returns."""
     parts = list(module.modules())
     with _lock:
         for part in parts:

@@ -114,10 +114,7 @@ class Run(Display):
         min_weight: float = 0.0,
         cmap: str | None = None,
     ) -> HeadDrawing:
-        """One head, by its address: ``"L2H1"``, ``"cross L0H3"``. Raises ``SelectionError``.
-
-        Cells below ``min_weight`` are hidden.
-        """
+        """One head by its address, ``"L2H1"`` or ``"cross L0H3"``; cells below ``min_weight`` are hidden."""
         from attnscope.questions.head import of_head, one_head
 
         asked = _select(head=head, words=words, hide_special=hide_special, scale=scale, min_weight=min_weight)
@@ -133,20 +130,14 @@ class Run(Display):
         hide_special: bool = False,
         cmap: str | None = None,
     ) -> Drawing:
-        """What a token looks at and which tokens look at it, in one head or on average over all.
-
-        Raises ``SelectionError``.
-        """
+        """What a token looks at and which tokens look at it, in one head or on average over all."""
         from attnscope.questions.token import of_token, one_token
 
         asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
         return Drawing(of_token(one_token(*self._given, asked)), cmap)
 
     def stats(self, measures: Sequence[str] | None = None) -> FigureTable:
-        """The figures of every head, ordered by how far the role's score exceeds its baseline.
-
-        ``measures`` alone take less time; roles need those of ``attnscope stats``. Raises ``SelectionError``.
-        """
+        """The figures of every head, ordered by the role's lift; ``measures`` alone take less time."""
         from attnscope.measures import DEFAULT
         from attnscope.questions.stats import measure_heads
 
@@ -157,10 +148,9 @@ class Run(Display):
     def compare(
         self, other: Run | None = None, *, head: Head | str | None = None, cmap: str | None = None
     ) -> Drawing:
-        """All heads with each other, or each with itself in another run: another text, or another model.
+        """All heads with each other, or each with itself in a run of another text, or of another model.
 
-        ``head`` adds the difference between one head's maps on two texts. Raises ``SelectionError`` or
-        ``InputError`` for what cannot be compared.
+        ``head`` adds the difference between one head's maps on two texts.
         """
         from attnscope.questions.across import compare_passes
         from attnscope.questions.compare import compare_all_heads, of_heads
@@ -173,10 +163,7 @@ class Run(Display):
         return Drawing(compare_passes(*self._given, other._pass, asked, None), cmap)
 
     def find(self, *questions: str, cmap: str | None = None) -> Drawing:
-        """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``.
-
-        Raises ``SelectionError`` for parts that are not in the text.
-        """
+        """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``."""
         from attnscope.questions.find import find_heads, of_found, parse_questions
 
         _need_texts(questions, "a question, like 'it -> cat'")
@@ -266,10 +253,7 @@ class Run(Display):
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
     ) -> Drawing:
-        """Attention between parts of the text: sentence, line, paragraph, segment, or role of a chat.
-
-        Raises ``InputError`` if the text has no such parts.
-        """
+        """Attention between parts of the text: sentence, line, paragraph, segment, or role of a chat."""
         from attnscope.questions.parts import cut_input
         from attnscope.questions.spans import of_spans, span_maps
 
@@ -315,10 +299,7 @@ class Run(Display):
         min_weight: float = 0.0,
         cmap: str | None = None,
     ) -> HeadsPage:
-        """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden.
-
-        Raises ``OutputError`` for values that cannot be weights.
-        """
+        """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden."""
         from attnscope.questions.layers import all_heads
         from attnscope.render.page.page import page_of
 
@@ -327,10 +308,7 @@ class Run(Display):
         return HeadsPage(page_of(heads, cmap), heads.layers.title)
 
     def save(self, path: str | Path) -> None:
-        """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...).
-
-        Raises ``OutputError``.
-        """
+        """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...)."""
         from attnscope.models.keeping import keep_trace
         from attnscope.questions.layers import all_heads, whole_layers
         from attnscope.render.image import FORMATS

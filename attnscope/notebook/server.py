@@ -61,10 +61,7 @@ class Folder:
 
 
 def make_server(root: Path, *, device: str = "auto") -> MCPServer:
-    """A server whose tools read files under ``root`` alone; models are loaded on demand.
-
-    Raises ``ModuleNotFoundError`` if the SDK is not installed.
-    """
+    """A server whose tools read files under ``root`` alone; models are loaded on demand."""
     from mcp.server.mcpserver import Image, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 

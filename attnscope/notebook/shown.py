@@ -57,20 +57,14 @@ class Drawing(Display):
         return tuple(self._answer.numbers.get("notes", ()))
 
     def frame(self) -> Any:
-        """The numbers as a ``pandas.DataFrame``: what the command line prints with ``--csv``.
-
-        Raises ``AttnscopeError`` for an answer that is not a table, or without pandas.
-        """
+        """The numbers as a ``pandas.DataFrame``: what the command line prints with ``--csv``."""
         if self._answer.table is None:
             raise AttnscopeError("this answer is not a table: read numbers")
         header, *rows = self._answer.table()
         return _pandas().DataFrame(rows, columns=header)
 
     def save(self, path: str | Path, *, dpi: float = 150, width: float | None = None) -> None:
-        """Write the picture, .png, .svg or .pdf; several kinds of attention make several files.
-
-        Raises ``OutputError``.
-        """
+        """Write the picture, .png, .svg or .pdf; several kinds of attention make several files."""
         from attnscope.render.image import save_image
 
         if not self._answer.pictures:
@@ -113,10 +107,7 @@ class Drawing(Display):
 
 
 class HeadDrawing(Drawing):
-    """One head: its heatmap, its weights, its figures by measure, and its role.
-
-    ``weights`` are the unpooled rows; ``queries`` and ``keys`` label the heatmap.
-    """
+    """One head: its heatmap with labels, its unpooled weights, its figures by measure, and its role."""
 
     def __init__(self, answer: Answer, result: OneHead, weights: Array, cmap: str | None) -> None:
         super().__init__(answer, cmap)
@@ -178,10 +169,7 @@ class FigureTable(Drawing):
         return [dict(zip(map(str, header), row, strict=True)) for row in rows]
 
     def frame(self) -> Any:
-        """The rows as a ``pandas.DataFrame``, indexed by head.
-
-        Raises ``AttnscopeError`` without pandas.
-        """
+        """The rows as a ``pandas.DataFrame``, indexed by head."""
         return _pandas().DataFrame(self.rows, index=[str(head.address) for head in self.heads])
 
     def _repr_html_(self) -> str:

@@ -299,10 +299,7 @@ def _require_whole_heads(model: nn.Module) -> None:
 def _probe(
     model: nn.Module, texts: Corpus, tokenizer: Any, measures: tuple[str, ...]
 ) -> tuple[Sequence[HeadFigures], Sequence[str]]:
-    """The figures of probe texts in eval mode; model and random state are restored.
-
-    Every process reads all of them: with sharded weights (FSDP), the others wait for it.
-    """
+    """The figures of probe texts in eval mode, which every process reads (FSDP); all is restored after it."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 

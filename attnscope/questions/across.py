@@ -77,10 +77,7 @@ def paired_rows(text: ModelInput, pairs: Pairing, side: int, cells: int = CELLS)
 
 
 def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
-    """Pair the places of two texts (tokens or words), including those that replace each other.
-
-    Raises ``InputError`` if the texts share no token except special ones.
-    """
+    """Pair the places of two texts (tokens or words), including those that replace each other."""
 
     def pair(one: Axis, other: Axis) -> Pairs:
         mine, theirs = selection.coarsening(one), selection.coarsening(other)
@@ -97,10 +94,7 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
 
 
 def by_word(one: Axis, other: Axis) -> Pairs:
-    """Pair the words of one text under two tokenizers.
-
-    Raises ``InputError`` if they share no word.
-    """
+    """Pair the words of one text under two tokenizers."""
     mine, theirs = (coarsen_axis(axis, words=True, hide_special=True) for axis in (one, other))
     pairs = comparison.find_shared_words(place_texts(mine), place_texts(theirs))
     if not pairs:
@@ -132,10 +126,7 @@ def map_of_nats(
     subtitle: str,
     notes: tuple[str, ...],
 ) -> HeadMap:
-    """A distance of each head as a map; small ones in thousandths, to keep the numbers readable.
-
-    Heads that were not compared stay empty.
-    """
+    """A distance of each head as a map; small ones in thousandths, to keep the numbers readable."""
     small = float(values.max(initial=0)) < SMALL
     layers = layer_rows(dict(zip(heads, (values * (1000 if small else 1)).tolist(), strict=True)))
     unit = "thousandths of a nat" if small else "nats"
@@ -530,10 +521,7 @@ def measure_change(
     selection: Selection,
     name: str,
 ) -> MeasureChange:
-    """Measure the heads of both models, each with its own tokens of the texts.
-
-    Raises ``SelectionError`` for a measure that does not exist or that no common head has.
-    """
+    """Measure the heads of both models, each with its own tokens of the texts."""
     found: dict[Head, list[list[float]]] = {}
     for pair in texts:
         for side, (each, prepared) in enumerate(zip((model, other), pair, strict=True)):

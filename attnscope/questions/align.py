@@ -180,10 +180,7 @@ def read_cross(model: Model, prepared: ModelInput, heads: Sequence[Head] | None)
 
 
 def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) -> SpokenText:
-    """When each word is said, by ``heads``, or those that the model names, or half of all heads.
-
-    Raises ``InputError`` for an empty transcript, ``SelectionError`` for a head that does not exist.
-    """
+    """When each word is said, by ``heads``, or those that the model names, or half of all heads."""
     speech = require_speech(model, prepared)
     way = "the heads that are named"
     if not heads:

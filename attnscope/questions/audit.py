@@ -294,10 +294,7 @@ class Audit:
 
 
 def audit(model: Model, prepared: ModelInput) -> Audit:
-    """Run the model with one token changed at a time, and name whatever mixes tokens outside its attention.
-
-    Raises ``InputError`` for an input without tokens to change.
-    """
+    """Run the model with one token changed at a time, and name what mixes tokens outside its attention."""
     if prepared.replay is not None:
         raise InputError("an audit runs the model again: give a text, not a recorded pass")
     search = Search(model, prepared)
@@ -312,10 +309,7 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
 
 
 class Setup(NamedTuple):
-    """A round of passes: which modules it freezes, and for which calls it changes rows by hand.
-
-    Without such calls, each pass changes another token.
-    """
+    """A round of passes: which modules it freezes, and the calls whose rows it changes instead of tokens."""
 
     held: frozenset[str] = frozenset()
     fresh: frozenset[CallKey] = frozenset()

@@ -384,11 +384,7 @@ class Freeze(TorchFunctionMode):
         return leave
 
     def _noted(self, name: str, result: Any) -> Any:
-        """The output of a function that captured nothing.
-
-        Models return weights beside their output, so a softmax that is captured later returns its earlier
-        values, written into the tensor that the recording follows.
-        """
+        """The output of a function that captured nothing; a softmax captured later gives its earlier values."""
         path = self._frames[-1].place.module
         if next(find_tensors(result), None) is not None or sorts({name}):
             self.first.functions.setdefault(path, set()).add(name)

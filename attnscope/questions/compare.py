@@ -172,10 +172,7 @@ FEWEST = 32  # least rows compared, however long they are
 
 @dataclass(frozen=True, eq=False)
 class HeadRows:
-    """The same rows of every head of one kind; ``of`` is how many the text has, ``record`` what ran.
-
-    Rows of all texts of a batch, or of all windows of a picture, are concatenated.
-    """
+    """The same rows of every head of one kind, of ``of`` that the text has; batches and windows in a row."""
 
     kind: Kind
     heads: tuple[Head, ...]
@@ -487,10 +484,7 @@ class HeadComparison:
 def compare_two_heads(
     model: Model, prepared: ModelInput, one: Head | str, other: Head | str, selection: Selection | None = None
 ) -> HeadComparison:
-    """Run the model once, and compare two heads, each ``"L2H1"`` or a ``Head``, of one kind of attention.
-
-    Raises ``SelectionError`` if one of them does not exist, or if they attend to different tokens.
-    """
+    """Run the model once, and compare two heads of one kind of attention, ``"L2H1"`` or a ``Head`` each."""
     selection = selection or Selection()
     heads = head_of(one), head_of(other)
     coarse, sample = selection.coarsen(LARGEST), Sample(even_rows(selection, SAMPLED))

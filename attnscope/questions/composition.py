@@ -40,10 +40,7 @@ def _addressed(text: str) -> Meaning:
 
 @record("one way of a pair of heads")
 class Feed:
-    """One composition between two heads; ``baseline`` is the score of random matrices.
-
-    ``scatter`` is their standard deviation.
-    """
+    """One composition between two heads, beside the scores of random matrices: mean and deviation."""
 
     head: Annotated[Head, _addressed("the earlier head")]
     fed: Annotated[Head, _addressed("the later head")]
@@ -60,10 +57,7 @@ class Feed:
 
 @record("how much later heads read of earlier ones (--composition)", "compare", eq=False)
 class Feeds:
-    """Every composition of every pair of heads, the largest lift first, and notes.
-
-    ``fed`` is the later head that was asked for, with its kind; ``None``: all of them.
-    """
+    """The compositions of pairs of heads, the largest lift first; ``fed`` is the one later head asked for."""
 
     feeds: Annotated[
         tuple[Feed, ...], Meaning("every way of every pair, the one farthest above its baseline first")

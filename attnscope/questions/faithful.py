@@ -34,10 +34,7 @@ from attnscope.views.table import Column, Table
 
 @dataclass(frozen=True, eq=False)
 class Deletion:
-    """A prediction, and the input tokens that can be removed.
-
-    ``places`` are their numbers, ``said`` what replaces a removed one.
-    """
+    """A prediction, the numbers of the tokens that can be removed, and what replaces a removed one."""
 
     model: Model
     prepared: ModelInput
@@ -62,11 +59,7 @@ class Deletion:
 
 
 def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Deletion:
-    """The input tokens that can be removed: all but special ones and the one that predicts.
-
-    Raises ``ModelError`` for a model without predictions or in which no token can be removed, and
-    ``InputError`` for a text with fewer than two removable tokens.
-    """
+    """The input tokens that can be removed: all but special ones and the one that predicts."""
     if len(prepared.axes) > 2:
         raise ModelError(f"{model.name} reads several texts: --faithful removes tokens from one")
     with torch.no_grad():
@@ -148,10 +141,7 @@ class ReadRows:
 
 
 def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, at: int | None) -> Array:
-    """How much each row of the last layer counts for a prediction; they sum to 1.  -> [query]
-
-    The row of the token ``at`` which it is made, or the rows with a gradient.
-    """
+    """How much each row of the last layer counts: that at which it is made, or those with a gradient."""
     counts = np.zeros(len(prepared.tokens))
     if at is not None:
         counts[at] = 1
@@ -183,10 +173,7 @@ def weigh_heads(
 def rank_tokens(
     model: Model, prepared: ModelInput, target: str | None, counts: Array
 ) -> Iterator[tuple[str, Array | AttnscopeError]]:
-    """How much each token counts under every method, or why a method does not apply.  -> [key]
-
-    Weighings take the mean over all heads of all layers, flow methods the last layer's map.
-    """
+    """How much each token counts by each method, or why none: mean over heads, or the last map.  -> [key]"""
     (first, *more) = np.flatnonzero(counts).tolist()
     token = None if more else str(first)
 
@@ -226,10 +213,7 @@ class OrderCurves(NamedTuple):
 
 
 def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> Faithful:
-    """Which method of weighing or following attention ranks first the tokens that a prediction needs.
-
-    Raises ``ModelError`` for a model without a prediction, or whose tokens cannot be removed.
-    """
+    """Which method of weighing or following attention ranks first the tokens that a prediction needs."""
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
     scores, failed = dict[str, Array](), []
@@ -245,10 +229,7 @@ def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> F
 def compare_weighed_heads(
     model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, selection: Selection
 ) -> Faithful:
-    """Which head ranks first the tokens that a prediction needs, under one weighing.
-
-    Raises ``SelectionError`` if no head is selected.
-    """
+    """Which head ranks first the tokens that a prediction needs, under one weighing."""
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
     found = weigh_heads(model, prepared, weigh, target, counts)

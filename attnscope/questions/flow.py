@@ -68,10 +68,7 @@ class Mixing:
         self.axes[site] = attention.queries, attention.keys
 
     def leave_out(self) -> tuple[str, ...]:
-        """Drop kinds that attend in parts, such as the tower of a tiled picture, with a note.
-
-        Raises ``ModelError`` if nothing else can be followed, and if the tokens of a kind change.
-        """
+        """Drop kinds that attend in parts, such as the tower of a tiled picture, with a note."""
         reasons = tuple(self.in_parts.values())
         kinds = {site.kind for site in self.matrices} - set(self.in_parts)
         if reasons and (not kinds or "cross" in kinds):
@@ -132,10 +129,7 @@ class FlowMap:
 
 @record("how much each input token contributes to each position, layer by layer", "flow", eq=False)
 class Flow:
-    """By kind of attention, a map for each layer ``[query, key]``: the contribution of each input token.
-
-    A map has the computed rows only: for the maximum flow of one token, that token's alone.
-    """
+    """A map ``[query, key]`` for each layer of each kind; of the largest flow of one token, its row alone."""
 
     method: Annotated[Method, Meaning("how attention was followed")]
     maps: Mapping[str, Sequence[tuple[int, Weights]]]

@@ -106,12 +106,7 @@ class SeveralHeads:
 
 
 def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = None) -> OneHead:
-    """Run the model once, and keep and measure one head.
-
-    If it exists in several kinds of attention the first is shown, and a note names the others. ``losses``
-    of its columns are drawn below it. Raises ``SelectionError`` if there is no such head, or if its
-    columns are other tokens.
-    """
+    """Run the model once, and keep and measure one head; the first of several kinds, as a note says."""
     selection = selection_of(asked)
     if selection.head is None:
         raise SelectionError("which head? name one, like L5H3")
@@ -121,10 +116,7 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = 
 def several_heads(
     model: Model, prepared: ModelInput, selection: Selection, heads: Sequence[Head | str]
 ) -> SeveralHeads:
-    """Likewise for several heads, side by side on one scale; they must have the same rows and columns.
-
-    Raises ``SelectionError`` if there is no such head, or if their rows or columns differ.
-    """
+    """Likewise for several heads, side by side on one scale; they must have the same rows and columns."""
     named = [head_of(head) for head in heads]
     shown = _see_heads(model, prepared, replace(selection, scale="fixed"), named)
     first = shown[0].heatmap.weights

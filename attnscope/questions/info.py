@@ -27,9 +27,7 @@ ROUNDING = 1e-4  # two computations of one weight in float32 may differ by this 
 def fault(own: Tensor, weights: Tensor, alive: Tensor) -> str | None:
     """What a model's own attention tensor for a call holds instead of its weights, or None if it holds them.
 
-    ``own`` is one tensor of a model's ``output_attentions``, for the same input as ``weights``, [batch,
-    head, query, key]. ``alive`` marks the rows that see a key; only those are compared. It has the shape
-    [batch or 1, head or 1, query, 1].
+    Only rows that see a key are compared: ``alive``, [batch or 1, head or 1, query, 1].
     """
     shape, heads = tuple(weights.shape), weights.shape[1]
     weights, alive = weights.to(own.device), alive.to(own.device)
@@ -99,10 +97,7 @@ class Survey:
 
 
 def survey_model(model: Model, prepared: ModelInput) -> Survey:
-    """Run the model once with eager ``output_attentions`` and once as it is, and compare the two.
-
-    The reported attention of all layers is in memory at once, so the text should be short.
-    """
+    """Compare a run with eager ``output_attentions``, all layers in memory at once, with one as it is."""
     outputs = _own_outputs(model, prepared)
     reported = {kind: _reported_weights(outputs, kind) for kind in OWN_NAMES}
     sums, compared = RowSums(), _Compared(reported, prepared.lead)

@@ -33,10 +33,7 @@ LARGEST = 512  # rows and columns of each head; a longer text is pooled
 
 @dataclass(frozen=True, eq=False)
 class WholeLayers:
-    """By kind of attention, pairs of a layer's number and weights ``[head, query, key]``; and what ran.
-
-    ``written`` is the number of the first generated token.
-    """
+    """By kind, a layer's number and weights ``[head, query, key]``; what ran; the first written token."""
 
     kinds: Mapping[str, list[tuple[int, Weights]]]
     title: str
@@ -81,10 +78,7 @@ class WholeLayers:
 def whole_layers(
     model: Model, prepared: ModelInput, selection: Selection, observers: Sequence[RowObserver] = ()
 ) -> WholeLayers:
-    """Run the model once and keep all heads of the selected layers; ``observers`` see them too.
-
-    Raises ``SelectionError`` if the selection names something that does not exist.
-    """
+    """Run the model once and keep all heads of the selected layers; ``observers`` see them too."""
     coarse = selection.coarsen(LARGEST)
     record = model.run(prepared, [SharedRows([coarse, *observers], selection.heads)])
     sentences.require_selected(coarse.maps, record, selection)
@@ -103,10 +97,7 @@ def layers_of_maps(
     *,
     note_pooled: bool = True,
 ) -> WholeLayers:
-    """The maps that an observer has kept, with notes on what is hidden, broken or pooled in them.
-
-    For attention over a batch (windows of an image), the mean is kept.
-    """
+    """The maps that an observer has kept (the mean of a batch), with notes on hidden and pooled cells."""
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
     for kind in sentences.kinds_of((made.site for made in pool.maps), prepared.lead):
@@ -123,11 +114,9 @@ def layers_of_maps(
 
 @dataclass(frozen=True, eq=False)
 class AllHeads:
-    """Whole layers and the figures of their heads, and the pictures of them.
+    """Whole layers, the figures of their heads by kind and layer, and pictures of them, built on demand.
 
-    ``figures`` maps (kind, layer) to the figures of each head, ``name`` names the model and the text,
-    ``written`` is the first generated token, ``scene`` and ``pictures`` what it saw or heard. Pictures
-    are built on demand; a missing head is a ``KeyError`` or ``IndexError``.
+    ``written`` is the first generated token, ``scene`` and ``pictures`` what the model saw or heard.
     """
 
     layers: WholeLayers
@@ -221,10 +210,7 @@ def _describe(head: HeadFigures) -> Described:
 
 
 def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHeads:
-    """Run the model once, and keep and measure all heads of the selected layers.
-
-    Raises ``SelectionError`` if the selection names something that does not exist.
-    """
+    """Run the model once, and keep and measure all heads of the selected layers."""
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
     figures = by_layer(settle_roles(measured.figures()))

@@ -47,8 +47,6 @@ def overview(
     """Run the model once, and pool and measure every selected head; a long text in the fused pass.
 
     Its grids fit a screen; ``large`` ones do not. ``exact_kernel`` never runs the fused pass.
-
-    Raises ``SelectionError`` if the selection names something that does not exist.
     """
     coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
     known = find_figures(prepared, DEFAULT)
@@ -89,10 +87,7 @@ def overview(
 def of_overview(
     result: Overview, command: str | None, opening: Callable[[Head], str] | None = None
 ) -> Answer:
-    """Every head as a thumbnail, and the heads most worth a look with the command that opens each.
-
-    Commands are the ``command`` with the head's address, or what ``opening`` makes of the address.
-    """
+    """Every head as a thumbnail, and those most worth a look, each with a command, or ``opening`` of it."""
     several = len(result.grids) > 1
     ranked = []
     short = all(max(site.queries, site.keys) < FEWEST for site in result.record.sites)

@@ -57,10 +57,7 @@ def lay_over(
     row: tuple[Array, Sequence[Place]] | None,
     column: tuple[Array, Sequence[Place]] | None,
 ) -> tuple[tuple[Overlay, ...], tuple[str, ...]]:
-    """The pictures whose patches are on an axis, with the weights there, and a note on omitted ones.
-
-    ``row`` is what the place looks at and ``column`` what looks at it, each a weight per place.
-    """
+    """The pictures on an axis, with what a place looks at and what looks at it; a note on omitted ones."""
     made: list[Overlay] = []
     for picture in pictures:
         patches = [token.id for token in picture.tokens if not token.special]
@@ -221,20 +218,13 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
 
 
 def one_token(model: Model, prepared: ModelInput, selection: Selection) -> TokenView:
-    """Run the model once, and rank one token's row and column.
-
-    With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
-    Raises ``SelectionError`` if there is no such token, layer or head.
-    """
+    """Run the model once, and rank one token's row and column, in one head or on average over several."""
     seen = see_token(model, prepared, selection)
     return seen.mean(_which(selection, seen.sites))
 
 
 def hold_mass(weights: Array, among: Array, mass: float) -> Array:
-    """The smallest set of places, ``among`` these, that holds the share ``mass`` of their weight.
-
-    [place], bool [place] -> bool [place]
-    """
+    """The smallest set of places, ``among`` these, with the share ``mass`` of their weight.  -> [place]"""
     weights = np.where(among, weights, 0).astype(np.float64)
     order = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]  # the mass of heavier ones

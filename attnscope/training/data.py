@@ -122,10 +122,7 @@ TOGETHER = 1 << 19  # characters that are tokenized together, for the same reaso
 
 @dataclass(frozen=True)
 class Lines:
-    """The non-blank lines of some files, one at a time, as often as needed.
-
-    ``part`` selects all but the last twentieth of the lines (``"first"``), only those (``"last"``), or all.
-    """
+    """Non-blank lines of files: all, the ``"first"`` 19 of 20 of each, or the ``"last"`` twentieth."""
 
     files: Sequence[Path]
     part: str = "all"
@@ -175,10 +172,7 @@ def split_held_out(files: Sequence[Path], held_out: Sequence[Path], seed: int) -
 
 
 def write_stream(lines: Lines, tokenizer: Tokenizer, path: Path) -> int:
-    """Write the ids of all lines, a ``[SEP]`` after each, and return their number; memory stays small.
-
-    The file appears whole or not at all.
-    """
+    """Write the ids of all lines, a ``[SEP]`` after each, as one whole file; returns how many."""
     separator = tokenizer.token_to_id(SEP)
     total = 0
     with open_whole(path) as file:
@@ -249,10 +243,7 @@ class Cutter:
         return max(0, len(self.stream) // self.stretch - 1)
 
     def training(self, step: int, batch: int, causal: bool | None = None) -> TokenRows:
-        """The rows of a training step; each pass over the stream has another order and other cuts.
-
-        ``causal`` predicts each next token in this step, whatever ``self.causal`` says.
-        """
+        """The rows of a step; each pass has another order and other cuts. ``causal`` overrules the field."""
         if self.count < 1:
             raise InputError(f"{len(self.stream)} tokens of text are too few for rows of {self.length}")
         numbers = np.arange(step * batch, (step + 1) * batch)

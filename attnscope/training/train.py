@@ -47,11 +47,7 @@ NAMES = ("adamw", "muon")
 def make_optimizers(
     encoder: Encoder, name: str, rate: float, decay: float
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """AdamW (Loshchilov & Hutter 2019) with weight decay on matrices, not on biases and norms.
-
-    With ``muon`` the matrices of the layers are updated by Muon (Jordan et al. 2024) instead, scaled so that
-    one learning rate serves both.
-    """
+    """AdamW, decaying matrices alone (Loshchilov & Hutter 2019), or Muon in layers (Jordan et al. 2024)."""
     muon = name == "muon"
     if muon and not hasattr(torch.optim, "Muon"):
         raise ModelError(f"muon needs torch 2.9 or later, and this is {torch.__version__}: choose adamw")
@@ -119,10 +115,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, encoder: Encoder, optimizers: Sequence[torch.optim.Optimizer]
 ) -> TrainingProgress:
-    """Restore encoder and optimizers to the state that ``save_checkpoint`` saved.
-
-    Raises ``ModelError`` if there is nothing to resume, or the checkpoint has another shape.
-    """
+    """Restore encoder and optimizers to the state that ``save_checkpoint`` saved."""
     if not path.is_file():
         raise ModelError(f"there is nothing to resume: {path} does not exist")
     try:

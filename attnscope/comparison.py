@@ -139,7 +139,7 @@ def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
 
 
 def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
-    """The words that two tokenizations of a text share, as ranges of positions; pieces cut differently join."""
+    """The words that two tokenizations of a text share, as ranges of positions; other pieces are joined."""
     words: list[tuple[range, range]] = []
     matcher = SequenceMatcher(None, one, other, autojunk=False)
     for what, start, stop, begin, end in matcher.get_opcodes():

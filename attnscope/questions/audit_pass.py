@@ -384,7 +384,7 @@ class Freeze(TorchFunctionMode):
         return leave
 
     def _noted(self, name: str, result: Any) -> Any:
-        """The output of a function that captured nothing; a softmax captured later gives its earlier values."""
+        """The output of a function that captured nothing; a softmax captured later gives earlier values."""
         path = self._frames[-1].place.module
         if next(find_tensors(result), None) is not None or sorts({name}):
             self.first.functions.setdefault(path, set()).add(name)

@@ -19,6 +19,7 @@ RETIRED: Mapping[str, str] = {
     "--install-completion": "--install-completion is now --completion bash, zsh or fish",
     "--at": "ablate --at was retired: cut 'it -> *' TEXT --how zero takes out what heads give at it",
     "--rows": "--rows belongs to stats: ablate leaves the predictions of the whole text",
+    "--map": "compare --map was retired: track FOLDER OTHER --texts FILE --measure NAME has each change",
     "--all": "compare --all was retired: -o saves every head on a plane, --json has the singletons",
     "--guide": "--guide was retired: no head is trained towards a role; stats names the roles",
     "--guidance": "--guidance was retired with --guide",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -16,7 +16,6 @@ from attnscope.axes import Array, Coarsening, coarsen_axis
 from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.observers.rows import Rows, Sample
 from attnscope.errors import InputError, ModelError, SelectionError
-from attnscope.measures import MEASURES
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import TracedModel
 from attnscope.questions import compare
@@ -24,18 +23,9 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.compare import CELLS, Choosing, evenly, head_rows
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, selected_sites
-from attnscope.questions.stats import measure_heads
 from attnscope.records import Meaning, Notes, csv_rows, derived, record, rounded
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, head_map, heatmap
-from attnscope.views.heads import (
-    AlignedTexts,
-    DistanceMap,
-    Step,
-    distance_map,
-    joint_difference,
-    layer_rows,
-    maps_by_kind,
-)
+from attnscope.views.heads import AlignedTexts, DistanceMap, Step, distance_map, joint_difference, layer_rows
 
 Pairs = Sequence["tuple[Sequence[int], Sequence[int]]"]
 """Tokens of one axis, and the corresponding tokens of the other."""
@@ -494,68 +484,3 @@ def compare_passes(
         other = replace(rival.prepared, notes=(*rival.notes, *rival.prepared.notes))
         return of_texts(compare_texts(model, prepared, other, selection), opening)
     return of_models(compare_models(model, rival, [(prepared, rival.prepared)], selection))
-
-
-@record("one measure in two models (--with-model --map)", "compare", eq=False)
-class MeasureChange:
-    """One measure of the heads that both models have: its value in each, and its change."""
-
-    measure: Annotated[str, Meaning("the measure")]
-    unit: Annotated[str, Meaning("its unit")]
-    heads: Annotated[tuple[Head, ...], Meaning("the heads that both models have")]
-    first: Annotated[tuple[float, ...], Meaning("the figures in the first model, means over texts")]
-    second: Annotated[tuple[float, ...], Meaning("those in the second")]
-    title: Annotated[str, Meaning("the models")]
-    notes: Notes
-
-    @derived("the second minus the first")
-    def change(self) -> tuple[float, ...]:
-        """The rise (+) or fall (-) of each head's figure."""
-        return tuple(two - one for one, two in zip(self.first, self.second, strict=True))
-
-
-def measure_change(
-    model: Model,
-    other: Model,
-    texts: Sequence[tuple[ModelInput, ModelInput]],
-    selection: Selection,
-    name: str,
-) -> MeasureChange:
-    """Measure the heads of both models, each with its own tokens of the texts."""
-    found: dict[Head, list[list[float]]] = {}
-    for pair in texts:
-        for side, (each, prepared) in enumerate(zip((model, other), pair, strict=True)):
-            for head in measure_heads(each, prepared, selection, names=(name,)).heads:
-                if name in head.figures:
-                    found.setdefault(head.address, [[], []])[side].append(head.figures[name].value)
-    both = {head: sides for head, sides in found.items() if all(sides)}
-    if not both:
-        raise SelectionError(f"no head of both {model.name} and {other.name} has a figure of {name}")
-    first, second = (tuple(float(np.mean(sides[side])) for sides in both.values()) for side in (0, 1))
-    title = f"{model.title} to {other.title}"
-    notes = [f"{name} in {other.title} minus {name} in {model.title}", *model.notes, *other.notes]
-    return MeasureChange(name, MEASURES[name].unit, tuple(both), first, second, title, tuple(notes))
-
-
-def of_change(result: MeasureChange) -> Answer:
-    """The change as a signed map of heads, and those that changed most."""
-    changes = dict(zip(result.heads, result.change, strict=True))
-    unit = "" if result.unit == "share" else f" {result.unit}"
-    named = f"change of {result.measure} · {result.title}"
-    maps = {
-        kind: replace(view, title=named, subtitle=view.title, notes=result.notes)
-        for kind, view in maps_by_kind(changes, result.measure, unit=result.unit).items()
-    }
-    order = sorted(range(len(result.heads)), key=lambda head: -abs(result.change[head]))
-    rows = [(result.heads[at], result.first[at], result.second[at], result.change[at]) for at in order]
-    listed = tuple(
-        Ranked(head.name, f"from {one:.2f} to {two:.2f}{unit}: {change:+.2f}")
-        for head, one, two, change in rows[:LISTED]
-    )
-
-    def table() -> Iterator[Sequence[object]]:
-        yield "head", "first", "second", "change"
-        yield from ((str(head), *figures) for head, *figures in rows)
-
-    ranking = Ranking(listed, title="Heads that changed most")
-    return Answer((*maps.values(), ranking), maps, lambda: result, table)

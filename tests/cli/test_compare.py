@@ -3,12 +3,10 @@
 import csv
 import io
 import json
-import re
 
 import numpy as np
 import pytest
 
-from attnscope.attention import Head
 from attnscope.models import load
 from attnscope.questions.across import compare_models, compare_texts
 from attnscope.questions.compare import compare_all_heads, compare_two_heads
@@ -145,24 +143,6 @@ def test_two_models_of_one_shape(run, own):
     found = numbers(run, TEXT, "--with-model", "own")
     assert found["drift"] == pytest.approx([0] * 32, abs=1e-6)
     assert "Heads that drifted most" in run("compare", TEXT, "--with-model", "own").out
-
-
-def test_a_measure_of_two_models_has_its_change_with_its_sign(run):
-    def measured(model):
-        found = json.loads(run("stats", TEXT, "-m", model, "--json").out)["heads"]
-        return {(head["layer"], head["head"]): head["figures"]["entropy"]["value"] for head in found}
-
-    one, two = measured("own"), measured(minilm())
-    asked = (TEXT, "--with-model", minilm(), "--map", "entropy")
-    found = numbers(run, *asked)
-    heads = [Head(name) for name in found["heads"]]
-    assert {(head.layer, head.head) for head in heads} == set(one) & set(two)
-    expected = [two[head.layer, head.head] - one[head.layer, head.head] for head in heads]
-    assert found["change"] == pytest.approx(expected, abs=1e-6)
-    assert min(expected) < 0 < max(expected)
-    most = heads[int(np.abs(expected).argmax())]
-    out = run("compare", *asked).out
-    assert re.search(rf"Heads that changed most\n\s*{most.name} ", out), out
 
 
 def test_two_models_of_other_shapes(run, own):

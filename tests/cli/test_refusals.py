@@ -166,7 +166,7 @@ REFUSED = {
     "compare TEXT --layer 9": f"no layer 9: {LAYERS}",
     "compare TEXT L0H1 L0H8": "no head L0H8",
     "compare TEXT --kind cross": "no cross-attention: this model has encoder attention",
-    "compare TEXT --map entropy": "--map",
+    "compare TEXT --map entropy": "compare --map was retired: track FOLDER OTHER",
     "compare TEXT --cmap rainbough": "no colour map 'rainbough'",
     "compare TEXT -o heads.html": "its name must end in .png, .svg, .pdf, .npz",
     "compare TEXT OTHER": "--with-text 'The dog sat",

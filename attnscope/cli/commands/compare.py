@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Head
-from attnscope.cli import complete, options
+from attnscope.cli import options
 from attnscope.cli.command import argument, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
@@ -36,11 +36,6 @@ class Contrast:
     with_text: str | None = option("The same model on another text: what changes in which head.")
     with_model: str | None = option(
         "Another model on the same text: how far each head drifted, or its best match."
-    )
-    measure: str | None = option(
-        "With --with-model: how much one measure of each head rose or fell, with its sign.",
-        "--map",
-        complete=complete.measures,
     )
     with_trace: Path | None = option("A file that --keep made, of another text, model or checkpoint.")
     composition: bool = flag(
@@ -176,7 +171,6 @@ def _check(
     lone = named or contrast.with_text or contrast.with_trace
     kept = source.saved is not None and (text or model)
     refuse_first(
-        (contrast.measure and not model, "--map", "only valid with --with-model"),
         (asked > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace"),
         (second, "HEADS", quoted),
         (named and len(named) != 2, "HEADS", f"name two heads to compare, like L1H2 L5H3; {here}"),
@@ -232,9 +226,6 @@ def _compare(
             return across.of_texts(across.compare_texts(model, mine[0], theirs[0], selection), opening)
         if rival is not None:
             both = list(zip(mine, theirs, strict=True))
-            if contrast.measure is not None:
-                change = across.measure_change(model, other, both, selection, contrast.measure)
-                return across.of_change(change)
             return across.of_models(across.compare_models(model, other, both, selection))
         if pair:
             return of_two_heads(compare_two_heads(model, mine[0], pair[0], pair[1], selection))

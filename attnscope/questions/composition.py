@@ -100,11 +100,11 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
             if shapes not in baselines:
                 baselines[shapes] = compose_random(wrote, reads)
             for way, scores in compose(wrote, reads).items():
-                feeds += (
-                    Feed(_head(earlier, head), _head(later, fed_head), way, score, *baselines[shapes])
-                    for fed_head, row in enumerate(scores.tolist())
-                    for head, score in enumerate(row)
-                )
+                for number, row in enumerate(scores.tolist()):
+                    reader = Head(later.layer, number, later.kind)
+                    writers = (Head(earlier.layer, each, earlier.kind) for each in range(len(row)))
+                    made = zip(writers, row, strict=True)
+                    feeds += (Feed(each, reader, way, score, *baselines[shapes]) for each, score in made)
     if fed is not None:
         feeds = [each for each in feeds if each.fed.head == fed.head]
     left_out = {site.layer for site in circuits.sites if site not in found and site.kind != "cross"}
@@ -162,26 +162,22 @@ def of_feeds(result: Feeds) -> Answer:
         head, fed = (str(one) if several else one.name for one in (each.head, each.fed))
         beside = f"{each.baseline:.3f} ±{each.scatter:.3f}"
         rows.append((head, f"{WAYS[each.way]} of {fed}", f"{each.score:.3f}", beside))
-    rest = len(result.feeds) - len(shown)
+    rest, columns = len(result.feeds) - len(shown), ("head", "feeds the", "score", "baseline")
     listed = Table(
-        tuple(Column(name, name in ("score", "baseline"), "keep") for name in COLUMNS),
+        tuple(Column(name, name in ("score", "baseline"), "keep") for name in columns),
         tuple(rows),
         notes=(*([f"--csv has {rest:,} more"] if rest > 0 else ()), *EXPLAINED, *result.notes),
     )
     printed = (replace(each, subtitle="") for each in maps.values())
     views: tuple[View, ...] = (Table(subtitle=result.title), *printed, listed)
-    return Answer(views, maps, lambda: result, lambda: _csv_rows(result))
 
+    def rows_of_all() -> Iterator[Sequence[object]]:
+        yield "kind", "head", "fed", "way", "score", "baseline", "scatter"
+        for each in result.feeds:
+            figures = each.score, each.baseline, each.scatter
+            yield each.head.kind, each.head.name, each.fed.name, each.way, *figures
 
-COLUMNS = ("head", "feeds the", "score", "baseline")
-
-
-def _csv_rows(result: Feeds) -> Iterator[Sequence[object]]:
-    """One line per composition of each pair."""
-    yield "kind", "head", "fed", "way", "score", "baseline", "scatter"
-    for each in result.feeds:
-        figures = each.score, each.baseline, each.scatter
-        yield each.head.kind, each.head.name, each.fed.name, each.way, *figures
+    return Answer(views, maps, lambda: result, rows_of_all)
 
 
 def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
@@ -193,10 +189,6 @@ def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
     if reads.query is None or reads.key is None:
         return Circuit(None, None, *writes)
     return Circuit(reads.query.cpu(), reads.key.cpu(), *writes)
-
-
-def _head(site: Site, head: int) -> Head:
-    return Head(site.layer, head, site.kind)
 
 
 def _require(fed: Head, found: Mapping[Site, Circuit], circuits: Circuits) -> Head:

@@ -182,8 +182,7 @@ def _show(
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]
     notes += sentences.note_hidden([hidden], selection, "its attention")
-    notes += sentences.note_maps([made], prepared)
-    notes += sentences.note_differences([site])
+    notes += [*sentences.note_maps([made], prepared), *sentences.note_differences([site])]
     spoken = None
     if selection.words and not (selection.hide_special or selection.zoom):
         of_trace = find_figures(prepared, DEFAULT) is not None and prepared.words
@@ -192,11 +191,8 @@ def _show(
         elif (measured_words := measure_words(weights, made.site)) is not None:
             spoken = replace(measured_words[0], head=figures.head)
     if not selection.as_read:
-        notes.append(
-            "the figures count every token"
-            if spoken is None
-            else "the figures count words, as the picture does"
-        )
+        counted = "every token" if spoken is None else "words, as the picture does"
+        notes.append(f"the figures count {counted}")
     figures = spoken or figures
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -41,12 +40,9 @@ def fault(own: Tensor, weights: Tensor, alive: Tensor) -> str | None:
     if tuple(own.shape) != shape:
         return f"a tensor of the shape {list(own.shape)}, where the weights are {list(shape)}"
     if bool((own < 0).any()):
-        scores = torch.softmax(own.float(), -1)
-        return (
-            "scores from before the softmax"
-            if _close(scores, weights, alive)
-            else "no weights: some are negative"
-        )
+        if _close(torch.softmax(own.float(), -1), weights, alive):
+            return "scores from before the softmax"
+        return "no weights: some are negative"
     if float(own.float().sum(-1).amax()) > 1 + SAME:
         return "no weights: rows sum to more than 1"
     return "other weights than those that were used"
@@ -148,30 +144,22 @@ def _own_outputs(model: Model, prepared: ModelInput) -> Any:
     """The attention that the model returns on request, ``None`` if it cannot be asked."""
     if not hasattr(model.module, "set_attn_implementation"):
         return None
+    module: Any = model.module
+    before = module.config._attn_implementation
     try:
-        with _eager(model.module), torch.inference_mode():
-            run = getattr(model.module, prepared.entry)
+        module.set_attn_implementation("eager")
+        with torch.inference_mode():
+            run = getattr(module, prepared.entry)
             return run(**prepared.inputs, **prepared.settings, output_attentions=True, return_dict=True)
     except Exception:  # a model that fails on request reports nothing
         return None
-
-
-@contextmanager
-def _eager(module: Any) -> Iterator[None]:
-    before = module.config._attn_implementation
-    module.set_attn_implementation("eager")
-    try:
-        yield
     finally:
         module.set_attn_implementation(before)
 
 
 def _reported_weights(outputs: Any, kind: str) -> Sequence[Tensor | None]:
-    for name in OWN_NAMES[kind]:
-        reported = getattr(outputs, name, None)
-        if isinstance(reported, (tuple, list)) and reported:
-            return reported
-    return ()
+    found = (getattr(outputs, name, None) for name in OWN_NAMES[kind])
+    return next((each for each in found if isinstance(each, (tuple, list)) and each), ())
 
 
 COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows sum to", "own report")
@@ -184,11 +172,8 @@ def describe_model(model: Model, result: Survey) -> str:
         kinds.setdefault(sighting.site.site.kind, []).append(sighting.site)
     sizes = []
     for kind, sites in kinds.items():
-        layers, heads = (
-            len({site.site.layer for site in sites}),
-            number_ranges({site.heads for site in sites}),
-        )
-        size = f"{layers} layer{'s' * (layers > 1)} × {heads} heads"
+        layers, heads = len({site.site.layer for site in sites}), {site.heads for site in sites}
+        size = f"{layers} layer{'s' * (layers > 1)} × {number_ranges(heads)} heads"
         sizes.append(f"{kind}: {size}" if len(kinds) > 1 else size)
     parts = [model.title, type(model.module).__name__, *sizes]
     parts.append(f"{sum(each.numel() for each in model.module.parameters()):,} parameters")

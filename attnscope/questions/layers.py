@@ -116,14 +116,13 @@ def layers_of_maps(
 class AllHeads:
     """Whole layers, the figures of their heads by kind and layer, and pictures of them, built on demand.
 
-    ``written`` is the first generated token, ``scene`` and ``pictures`` what the model saw or heard.
+    ``scene`` and ``pictures`` are what the model saw or heard.
     """
 
     layers: WholeLayers
     figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]]
     selection: Selection
     name: str
-    written: int | None = None
     scene: Scene | None = None
     pictures: tuple[Picture, ...] = ()
 
@@ -132,12 +131,11 @@ class AllHeads:
         figures, site = self.figures[kind, layer][head], self._seen[kind, layer]
         weights = pick_head(self.weights[kind, layer], head)
         picture = head_picture(weights, figures, site, self.name, self.selection, self.layers.notes)
-        return replace(picture, written=self.written if kind == "decoder" else None)
+        return replace(picture, written=self.layers.written if kind == "decoder" else None)
 
     def layer(self, kind: str, layer: int) -> Grid:
         """The heads of one layer as thumbnails."""
-        picture = self._grid(kind, [layer], f"L{layer} · ")
-        return replace(picture, whole=False)
+        return replace(self._grid(kind, [layer], f"L{layer} · "), whole=False)
 
     def overview(self, kind: str) -> Grid:
         """All heads of a kind of attention as thumbnails."""
@@ -201,7 +199,7 @@ class AllHeads:
             notes=self.layers.notes,
         )
         as_read = kind == "decoder" and self.selection.as_read
-        return replace(picture, written=self.written if as_read else None)
+        return replace(picture, written=self.layers.written if as_read else None)
 
 
 def _describe(head: HeadFigures) -> Described:
@@ -235,15 +233,8 @@ def of_layers(
     selection: Selection,
 ) -> AllHeads:
     """Whole layers and figures of one pass, with what is known about its input."""
-    return AllHeads(
-        layers,
-        figures,
-        selection,
-        sentences.name_pass(model, prepared),
-        prepared.written,
-        find_scene(prepared),
-        pictures_of(prepared),
-    )
+    named = sentences.name_pass(model, prepared)
+    return AllHeads(layers, figures, selection, named, find_scene(prepared), pictures_of(prepared))
 
 
 def by_layer(heads: Iterable[HeadFigures]) -> dict[tuple[str, int], tuple[HeadFigures, ...]]:

@@ -203,18 +203,8 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
             f"token {place.start} is shown; the same text stands at {sentences.number_ranges(again)} too",
         )
     title = f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(sites[0].site.kind)}"
-    return SeenToken(
-        place,
-        sites,
-        looks_at,
-        looked_at_by,
-        queries.places,
-        keys.places,
-        prepared.pictures,
-        title,
-        notes,
-        record,
-    )
+    axes = queries.places, keys.places
+    return SeenToken(place, sites, looks_at, looked_at_by, *axes, prepared.pictures, title, notes, record)
 
 
 def one_token(model: Model, prepared: ModelInput, selection: Selection) -> TokenView:
@@ -247,12 +237,11 @@ class _Meant(NamedTuple):
 
 
 def _meant(queries: Coarsening, keys: Coarsening, selection: Selection) -> _Meant:
+    wanted = (selection.token or "").strip()
     for fits in (fit_exactly, fit_loosely):
-        row = fits(queries.places, (selection.token or "").strip())
-        if queries.places == keys.places:
-            column = row
-        else:
-            column = [] if row else fits(keys.places, (selection.token or "").strip())
+        row = column = fits(queries.places, wanted)
+        if queries.places != keys.places:
+            column = [] if row else fits(keys.places, wanted)
         if row or column:
             return _Meant((queries, keys), row, column)
     return _Meant((queries, keys))
@@ -286,12 +275,9 @@ def _which(selection: Selection, sites: Sequence[SiteRecord]) -> str:
 
 def _opened(maps: Sequence[CoarseMap]) -> Array:
     """The places that any head can attend to, except those left aside.  -> [place]"""
-    opened = [made.opened.reshape(len(made.opened), -1) for made in maps]  # [head, place] each
-    found: Array = np.any(np.concatenate(opened), axis=0)
-    return found
+    return np.asarray(np.concatenate([each.opened.reshape(len(each.opened), -1) for each in maps]).any(0))
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:
     """The mean over all heads of one row or column.  -> [place]"""
-    mean: Array = np.concatenate([made.mean.reshape(len(made.mean), -1) for made in maps]).mean(0)
-    return mean
+    return np.asarray(np.concatenate([each.mean.reshape(len(each.mean), -1) for each in maps]).mean(0))

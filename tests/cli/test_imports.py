@@ -69,7 +69,7 @@ ROWS = (
     "from attnscope.attention import Head; from attnscope.storage.trace import read_trace\n"
     "import sys; print(read_trace(sys.argv[1]).weights(Head('L2H1')).shape)"
 )
-ENCODER = "import attnscope.network as network; network.load_encoder(network.bundled()); network.untrained()"
+ENCODER = "from attnscope.network import folder; folder.load_encoder(folder.bundled()); folder.untrained()"
 
 
 def ask(questions, place):

@@ -64,7 +64,7 @@ def test_a_token_is_ranked_both_ways(run):
 
 
 def test_an_untrained_encoder_says_so(run, tmp_path):
-    from attnscope.network import save_encoder, untrained
+    from attnscope.network.folder import save_encoder, untrained
 
     save_encoder(tmp_path / "new", *untrained())
     for arguments in ([], ["--head", "L0H0"], ["--token", "cat"]):

@@ -13,7 +13,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from attnscope.models import load
-from attnscope.network import Encoder, EncoderConfig, save_encoder
+from attnscope.network.encoder import Encoder, EncoderConfig
+from attnscope.network.folder import save_encoder
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 

@@ -9,8 +9,8 @@ import torch
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
-from attnscope.network import Encoder, EncoderConfig, save_encoder
-from attnscope.network.folder import load_encoder
+from attnscope.network.encoder import Encoder, EncoderConfig
+from attnscope.network.folder import load_encoder, save_encoder
 from tests.models.folders import gpt2, minilm, t5
 from tests.models.hostile import folder
 

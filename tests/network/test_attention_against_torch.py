@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnscope.network import MultiHeadAttention
+from attnscope.network.attention import MultiHeadAttention
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 2, 3, 5, 12, 3
 EXACT = {"rtol": 0.0, "atol": 1e-6, "equal_nan": True}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnscope.network import MultiHeadAttention, RotaryAttention
+from attnscope.network.attention import MultiHeadAttention, RotaryAttention
 
 WIDTH, HEADS, TOKENS = 12, 3, 6
 EACH = WIDTH // HEADS

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.network import EncoderConfig
+from attnscope.network.encoder import EncoderConfig
 
 SIZES = {"vocabulary": 30, "width": 16, "layers": 2, "heads": 2, "hidden": 32}
 

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from attnscope.errors import InputError
-from attnscope.network import Encoder, EncoderConfig, sinusoids
+from attnscope.network.attention import sinusoids
+from attnscope.network.encoder import Encoder, EncoderConfig
 
 TINY = EncoderConfig(vocabulary=30, width=16, layers=2, heads=2, hidden=32, max_positions=24)
 KINDS = ["rotary", "sinusoidal", "none"]

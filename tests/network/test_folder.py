@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attnscope.errors import ModelError, OutputError
-from attnscope.network import (
-    Encoder,
-    EncoderConfig,
+from attnscope.network.encoder import Encoder, EncoderConfig
+from attnscope.network.folder import (
     bundled,
     is_encoder_folder,
     load_config,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.network import EncoderLayer
+from attnscope.network.encoder import EncoderLayer
 
 
 @pytest.mark.parametrize(

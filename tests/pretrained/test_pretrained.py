@@ -13,7 +13,7 @@ from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import load as load_model
-from attnscope.network import bundled, load_encoder
+from attnscope.network.folder import bundled, load_encoder
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage.corpus import ListedTexts
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from attnscope.errors import InputError, ModelError, OutputError
-from attnscope.network import EncoderConfig, load_encoder
+from attnscope.network.encoder import EncoderConfig
+from attnscope.network.folder import load_encoder
 from attnscope.training.train import (
     Outcome,
     Recipe,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.network import load_tokenizer
+from attnscope.network.folder import load_tokenizer
 from attnscope.training.data import train_tokenizer
 
 LINES = ["The cat sat on the mat.", "“The café isn’t open,” said the cat.", "the cats sat at the cafe"] * 3

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnscope.errors import ModelError
-from attnscope.network import Encoder, EncoderConfig
+from attnscope.network.encoder import Encoder, EncoderConfig
 from attnscope.training.data import Cutter, Lines, read_stream, train_tokenizer, write_stream
 from attnscope.training.train import Settings, TrainingProgress, evaluate, rows_loss, schedule, train_encoder
 from tests.training.corpus import sentences, write_corpus

@@ -70,8 +70,7 @@ def loss(asked: LossOptions) -> None:
 
 def _ours(asked: LossOptions) -> tuple[float, str, int]:
     """The loss of one of attnscope's own encoders, what it predicted, and its vocabulary's size."""
-    from attnscope.network import bundled, load_config
-    from attnscope.network.folder import BUNDLED
+    from attnscope.network.folder import BUNDLED, bundled, load_config
     from attnscope.training.train import held_out_loss
 
     folder = bundled(asked.name) if asked.name in BUNDLED else Path(asked.name)

@@ -146,7 +146,8 @@ def _fields(record: type[Any], *groups: Any) -> dict[str, Any]:
 
 def _recipe(shape: ShapeOptions, data: DataOptions, learning: LearningOptions) -> Recipe:
     """What is trained on which data."""
-    from attnscope.network import EncoderConfig, load_config
+    from attnscope.network.encoder import EncoderConfig
+    from attnscope.network.folder import load_config
     from attnscope.training.train import Recipe
 
     if shape.start_from is not None:

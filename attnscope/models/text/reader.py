@@ -25,8 +25,17 @@ from attnscope.models.text.generation import (
     strip_end,
 )
 from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, repeat_random, tokens_of
-from attnscope.network import Encoder, load_encoder, untrained
-from attnscope.network.folder import BUNDLED, MASK, PRETRAINED, TOKENIZER, WEIGHTS, load_tokenizer
+from attnscope.network.encoder import Encoder
+from attnscope.network.folder import (
+    BUNDLED,
+    MASK,
+    PRETRAINED,
+    TOKENIZER,
+    WEIGHTS,
+    load_encoder,
+    load_tokenizer,
+    untrained,
+)
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:

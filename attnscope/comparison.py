@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,9 +82,8 @@ def measure_distances(rows: Tensor, others: Tensor | None = None) -> Divergences
 
 def sampling_error(apart: Tensor, population: int) -> float:
     """Standard error of the mean divergence for a sample of rows of this size.  [row] -> number"""
-    count = len(apart)
-    deviation = float(apart.double().std()) if count > 1 else 0.0
-    return deviation * _missing(count, population)
+    deviation = float(apart.double().std()) if len(apart) > 1 else 0.0
+    return deviation * _missing(len(apart), population)
 
 
 def _missing(rows: int, population: int) -> float:
@@ -152,13 +151,11 @@ def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[r
     return tuple(words)
 
 
-@dataclass(frozen=True, eq=False)
-class Average:
-    """Distances averaged over texts, each text counting once.
+class Average(NamedTuple):
+    """Distances averaged over texts, each text counting once, with the standard error of the mean.
 
-    ``error`` is the standard error of the mean over texts. ``stability`` is the rank correlation
-    (Spearman) of one text's distances with the mean of all other texts', averaged over the texts: 1 if
-    every text orders the pairs alike, 0 if the orders are unrelated.
+    ``stability`` is the rank correlation (Spearman) of one text's distances with the mean of all other
+    texts', averaged over the texts: 1 if every text orders the pairs alike, 0 if the orders are unrelated.
     """
 
     mean: NDArray[np.float64]  # [...]
@@ -172,11 +169,8 @@ def average_over_texts(each: Sequence[NDArray[np.float64]]) -> Average:
     count = len(texts)
     total = texts.sum(0)
     correlations = [_rank_correlation(text, (total - text) / (count - 1)) for text in texts]
-    return Average(
-        total / count,
-        texts.std(0, ddof=1) / np.sqrt(count),
-        float(np.mean(correlations)),
-    )
+    error = texts.std(0, ddof=1) / np.sqrt(count)
+    return Average(total / count, error, float(np.mean(correlations)))
 
 
 def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
@@ -309,11 +303,8 @@ def first_columns(cost: Array) -> Array:
     for diagonal in range(2, rows + columns + 1):
         down = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
         right = diagonal - down
-        both, above, left = (
-            total[:, down - 1, right - 1],
-            total[:, down - 1, right],
-            total[:, down, right - 1],
-        )
+        both, above = total[:, down - 1, right - 1], total[:, down - 1, right]
+        left = total[:, down, right - 1]
         is_both, is_above = (both < above) & (both < left), (above < both) & (above < left)
         before = np.where(is_both, both, np.where(is_above, above, left))
         total[:, down, right] = cost[:, down - 1, right - 1].astype(np.float64) + before

@@ -52,9 +52,7 @@ def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     config = load_config(folder)
     path = folder / WEIGHTS
     if not path.is_file():
-        others = sorted(
-            p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)
-        )
+        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
         hint = (
             f"{others[0]} is there, but only safetensors are read"
             if others
@@ -163,12 +161,12 @@ def _check_shapes(
     path: Path, expected: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]
 ) -> None:
     for name, shape in expected.items():
-        if name not in state:
-            raise ModelError(f"{path} does not fit its config: it lacks {name!r}")
-        tensor = state[name]
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{path} does not fit its config: {name!r} is {tuple(tensor.shape)}, not {shape}"
-            )
-        if not tensor.is_floating_point():
-            raise ModelError(f"{path} does not fit its config: {name!r} is {tensor.dtype}, not a float")
+        wrong, tensor = "", state.get(name)
+        if tensor is None:
+            wrong = f"it lacks {name!r}"
+        elif tuple(tensor.shape) != shape:
+            wrong = f"{name!r} is {tuple(tensor.shape)}, not {shape}"
+        elif not tensor.is_floating_point():
+            wrong = f"{name!r} is {tensor.dtype}, not a float"
+        if wrong:
+            raise ModelError(f"{path} does not fit its config: {wrong}")

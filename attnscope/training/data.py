@@ -46,11 +46,8 @@ def train_tokenizer(
     least = 300 if kind == "bpe" else 64
     if vocabulary < least:
         raise ModelError(f"a {kind} vocabulary needs {least} tokens or more, not {vocabulary}")
-    tokenizer = (
-        _byte_pairs(lines, vocabulary, lowercase)
-        if kind == "bpe"
-        else _word_pieces(lines, vocabulary, lowercase)
-    )
+    learn = _byte_pairs if kind == "bpe" else _word_pieces
+    tokenizer = learn(lines, vocabulary, lowercase)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
@@ -129,13 +126,8 @@ class Lines:
 
     def __iter__(self) -> Iterator[str]:
         for path in self.files:
-            border = 0 if self.part == "all" else round(sum(1 for _ in _read(path)) * 0.95)
-            lines = _read(path)
-            if self.part == "first":
-                lines = islice(lines, border)
-            elif self.part == "last":
-                lines = islice(lines, border, None)
-            yield from lines
+            border = None if self.part == "all" else round(sum(1 for _ in _read(path)) * 0.95)
+            yield from islice(_read(path), *((border, None) if self.part == "last" else (border,)))
 
 
 def _read(path: Path) -> Iterator[str]:
@@ -163,12 +155,10 @@ def split_held_out(files: Sequence[Path], held_out: Sequence[Path], seed: int) -
         return Lines(tuple(files)), Lines(tuple(held_out))
     if len(files) == 1:
         return Lines(tuple(files), "first"), Lines(tuple(files), "last")
-    ordered = sorted(files)
-    drawn = set(
-        np.random.default_rng(seed).permutation(len(ordered))[: max(1, round(len(ordered) / 20))].tolist()
-    )
-    kept = tuple(path for n, path in enumerate(ordered) if n not in drawn)
-    return Lines(kept), Lines(tuple(ordered[n] for n in sorted(drawn)))
+    ordered = np.array(sorted(files))
+    drawn = np.random.default_rng(seed).permutation(len(ordered))[: max(1, round(len(ordered) / 20))]
+    is_drawn = np.isin(np.arange(len(ordered)), drawn)
+    return Lines(tuple(ordered[~is_drawn])), Lines(tuple(ordered[is_drawn]))
 
 
 def write_stream(lines: Lines, tokenizer: Tokenizer, path: Path) -> int:
@@ -186,8 +176,7 @@ def write_stream(lines: Lines, tokenizer: Tokenizer, path: Path) -> int:
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
     """Lines to tokenize together: a thousand, or fewer long ones."""
-    block: list[str] = []
-    size = 0
+    block, size = list[str](), 0
     for line in lines:
         block.append(line)
         size += len(line)

@@ -48,20 +48,13 @@ def make_optimizers(
     encoder: Encoder, name: str, rate: float, decay: float
 ) -> tuple[torch.optim.Optimizer, ...]:
     """AdamW, decaying matrices alone (Loshchilov & Hutter 2019), or Muon in layers (Jordan et al. 2024)."""
-    muon = name == "muon"
-    if muon and not hasattr(torch.optim, "Muon"):
-        raise ModelError(f"muon needs torch 2.9 or later, and this is {torch.__version__}: choose adamw")
-    layers: list[Tensor] = []
-    matrices: list[Tensor] = []
-    vectors: list[Tensor] = []
-    for name, parameter in encoder.named_parameters():
-        if parameter.dim() < 2:
-            vectors.append(parameter)
-        else:
-            (layers if muon and name.startswith("layers.") else matrices).append(parameter)
+    layers, matrices, vectors = list[Tensor](), list[Tensor](), list[Tensor]()
+    for path, each in encoder.named_parameters():
+        of_muon = name == "muon" and path.startswith("layers.")
+        (vectors if each.dim() < 2 else layers if of_muon else matrices).append(each)
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
-    if not muon:
+    if not layers:
         return (adam,)
     return adam, torch.optim.Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
 
@@ -81,17 +74,13 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 @dataclass
 class TrainingProgress:
-    """Where a run stands: what is displayed, and what it resumes from (with the weights).
-
-    ``loss`` is a running mean over the training steps, ``held_out`` holds pairs of step and loss, both in
-    nats per token; ``tokens`` counts the tokens trained on.
-    """
+    """Where a run stands: what is displayed, and what it resumes from (with the weights)."""
 
     step: int = 0
     seconds: float = 0.0
-    tokens: int = 0
-    loss: float = math.nan
-    held_out: tuple[tuple[int, float], ...] = ()
+    tokens: int = 0  # that it was trained on
+    loss: float = math.nan  # a running mean over the steps, in nats per token
+    held_out: tuple[tuple[int, float], ...] = ()  # pairs of step and loss
 
 
 def save_checkpoint(
@@ -124,8 +113,7 @@ def load_checkpoint(
         config = json.loads(metadata["config"])
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a checkpoint: {error}") from error
-    wanted = asdict(encoder.config)
-    for name, value in wanted.items():
+    for name, value in asdict(encoder.config).items():
         if config.get(name) != value:
             raise ModelError(f"{path} was made with {name} {config.get(name)}, not {value}: resume with that")
     states = _states(optimizers)
@@ -269,8 +257,7 @@ def evaluate(encoder: Encoder, held_out: Cutter, settings: Settings, rows: int |
     """Mean loss in nats per predicted token, over all rows or ``rows`` of them, evenly spread."""
     was_training = encoder.training
     encoder.eval()
-    total, count = 0.0, 0
-    block = 32
+    total, count, block = 0.0, 0, 32
     starts = range(0, held_out.count, block)
     if rows is not None:
         starts = starts[:: max(1, len(starts) * block // rows)]
@@ -396,10 +383,7 @@ def train_on_files(
     """
     work = folder / WORK
     training_lines, held_out_lines = split_held_out(files, held_out, settings.seed)
-    terms = {
-        **_terms(training_lines, held_out_lines, recipe, settings),
-        "start": str(start) if start else None,
-    }
+    terms = _terms(training_lines, held_out_lines, recipe, settings, start)
     first = None if start is None else load_encoder(start)
     if first is not None and replace(first[0].config, trained=True) != replace(recipe.config, trained=True):
         raise ModelError(f"the encoder in {start} has another shape than what is to be trained")
@@ -440,7 +424,6 @@ def train_on_files(
         if not resume:
             shutil.rmtree(folder)
         raise
-    guessed = 1.0 if config.causal else GUESSED
     training = replace(cutters[0], guessed=recipe.guessed, short=recipe.short, repeats=recipe.repeats)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -448,15 +431,8 @@ def train_on_files(
         if first is not None:
             encoder.load_state_dict(first[0].state_dict())
         resumes = resume and (work / CHECKPOINT).is_file()
-        progress, done = train_encoder(
-            encoder,
-            training,
-            replace(cutters[1], guessed=guessed),
-            settings,
-            work / CHECKPOINT,
-            resumes,
-            observe,
-        )
+        held = replace(cutters[1], guessed=1.0 if config.causal else GUESSED)
+        progress, done = train_encoder(encoder, training, held, settings, work / CHECKPOINT, resumes, observe)
     encoder.cpu()
     if progress.step:
         save_encoder(folder, encoder, tokenizer)
@@ -493,7 +469,9 @@ def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: 
         return evaluate(encoder, cutter, Settings(steps=1)), cutter.count * stretch
 
 
-def _terms(training: Lines, held_out: Lines, recipe: Recipe, settings: Settings) -> dict[str, Any]:
+def _terms(
+    training: Lines, held_out: Lines, recipe: Recipe, settings: Settings, start: Path | None
+) -> dict[str, Any]:
     """Everything that a run's result depends on, as JSON; raises ``InputError`` for missing files."""
     sides = {}
     for name, lines in (("training", training), ("held_out", held_out)):
@@ -504,7 +482,7 @@ def _terms(training: Lines, held_out: Lines, recipe: Recipe, settings: Settings)
     if not any(file["bytes"] for file in sides["training"]):
         raise InputError("there is no text to train on: the files are empty")
     terms = {"recipe": asdict(recipe), "settings": asdict(settings), "files": sides}
-    result: dict[str, Any] = json.loads(json.dumps(terms))
+    result: dict[str, Any] = json.loads(json.dumps({**terms, "start": start and str(start)}))
     return result
 
 
@@ -513,21 +491,16 @@ def _check_terms(work: Path, terms: dict[str, Any]) -> None:
     path = work / "terms.json"
     if not path.is_file():
         over = (work.parent / "training.json").is_file()
-        raise ModelError(
-            f"there is nothing to resume in {work.parent}: "
-            + ("its run is over" if over else "it holds no run")
-        )
+        why = "its run is over" if over else "it holds no run"
+        raise ModelError(f"there is nothing to resume in {work.parent}: {why}")
     before = json.loads(path.read_bytes())
     for part, what in (("files", "on other files"), ("start", "from another encoder")):
         if before[part] != terms[part]:
             raise ModelError(f"the run in {work.parent} was started {what}: give the same")
-    for part in ("recipe", "settings"):
-        old = {**before[part].pop("config", {}), **before[part]}
-        new = {**terms[part].get("config", {}), **terms[part]}
-        new.pop("config", None)
-        for name, value in new.items():
-            if name not in CHANGEABLE and old.get(name) != value:
-                raise ModelError(
-                    f"the run in {work.parent} was started with {name} {old.get(name)}, not {value}: "
-                    "give the same"
-                )
+    old, new = (
+        {**each["recipe"]["config"], **each["recipe"], **each["settings"]} for each in (before, terms)
+    )
+    for name in new.keys() - {"config", *CHANGEABLE}:
+        if old.get(name) != new[name]:
+            started = f"was started with {name} {old.get(name)}, not {new[name]}"
+            raise ModelError(f"the run in {work.parent} {started}: give the same")

@@ -22,9 +22,8 @@ from typing import NoReturn
 import click
 
 from attnscope import __version__
-from attnscope.cli.command import CONTEXT, SETTINGS, split_words
+from attnscope.cli.command import CONTEXT, RETIRED, SETTINGS, split_words
 from attnscope.cli.commands import AllCommands
-from attnscope.cli.retired import RETIRED
 from attnscope.errors import AttnscopeError
 from attnscope.limits import memory_limited
 from attnscope.text import shorten

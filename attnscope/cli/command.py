@@ -17,17 +17,16 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
-from attnscope.cli.complete import Complete
 from attnscope.cli.settings import defaults_of, read_settings
 from attnscope.cli.waiting import set_verbosity
 from attnscope.errors import AttnscopeError
@@ -37,6 +36,9 @@ from attnscope.text import LARGEST, raw_csv
 MOST_USED = "Options"
 TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
 """The panels of the options."""
+
+Complete: TypeAlias = Callable[[], Iterable[str]]
+"""All possible values; Tab offers those with the typed prefix."""
 
 REQUIRED: Any = MISSING  # the default of a required parameter
 
@@ -61,6 +63,30 @@ ALWAYS = (
     ("-v, --verbose", "Print how long each step took."),
 )
 """Options of every command."""
+
+RETIRED: Mapping[str, str] = {
+    "--relative": "--relative was retired: compare what --token looks at under two texts, each with --json",
+    "--writes": "show --writes is now a command: attnscope logits TEXT (--target, --against, --head)",
+    "--against": "--against belongs to check (a snapshot) and to logits (another word)",
+    "--ablate": "show --ablate is now a command: attnscope ablate TEXT --head L2H1",
+    "--ablation": "stats --ablation is now a command: attnscope ablate (with --texts, also --mean)",
+    "--importance": "stats --importance is now a command: attnscope ablate --importance",
+    "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
+    "patch --from": "the heads of a path are now named by --head, and a trace holds no model to patch",
+    "sounds in --gold": "--gold of timed words was retired: align --rank finds the heads that follow a sound",
+    "--fresh": "--fresh is now --no-cache",
+    "--feeds": "--feeds is now --composition",
+    "--install-completion": "--install-completion is now --completion bash, zsh or fish",
+    "--at": "ablate --at was retired: cut 'it -> *' TEXT --how zero takes out what heads give at it",
+    "--rows": "--rows belongs to stats: ablate leaves the predictions of the whole text",
+    "--map": "compare --map was retired: track FOLDER OTHER --texts FILE --measure NAME has each change",
+    "--all": "compare --all was retired: -o saves every head on a plane, --json has the singletons",
+    "--guide": "--guide was retired: no head is trained towards a role; stats names the roles",
+    "--guidance": "--guidance was retired with --guide",
+    ".gif": "animated pictures were retired: export --format png writes one a layer",
+    ".apng": "animated pictures were retired: export --format png writes one a layer",
+}
+"""One row per retired option, file suffix, or value."""
 
 SETTINGS = "attnscope.settings"  # where a command's context keeps the user's settings
 
@@ -369,3 +395,8 @@ def write(name: str, *groups: Any) -> str:
     if any(word.startswith("-") and word != "-" for word in arguments):
         arguments = ["--", *arguments]
     return shlex.join(("attnscope", name, *options, *arguments))
+
+
+def tell_retired(sentence: str, *spellings: str) -> str:
+    """What is wrong with these spellings, and what replaced those that once worked."""
+    return "; ".join((sentence, *(RETIRED[each] for each in spellings if each in RETIRED)))

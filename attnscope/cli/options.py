@@ -1,12 +1,16 @@
-"""The groups of options that several commands have, and their checks before any work."""
+"""Groups of options that several commands have, what Tab offers, and heads and numbers as they are typed."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
-from attnscope.cli import complete
+import click
+
+from attnscope.attention import Head
 from attnscope.cli.command import (
     MANY,
     MODEL,
@@ -17,12 +21,51 @@ from attnscope.cli.command import (
     argument,
     flag,
     option,
+    refuse,
+    tell_retired,
     untyped,
 )
-from attnscope.cli.retired import tell_retired
-from attnscope.errors import OutputError
+from attnscope.errors import OutputError, SelectionError
 from attnscope.figures import Weigh
-from attnscope.text import LARGEST_SEED
+from attnscope.plugins import entry_points_of
+from attnscope.text import LARGEST_SEED, read_number
+
+if TYPE_CHECKING:
+    from attnscope.questions.selection import Selection
+
+WEAK = ("previous", "next", "self", "induction", "duplicate", "positional")
+ROLES = ("positional", *(f"weak {name}" for name in WEAK), "weak", "sharp", "broad", "none")
+"""Roles that are not measures."""
+
+
+def map_names() -> Iterable[str]:
+    """Colour maps: those of the page, and the diverging ones."""
+    from attnscope.render.colour import OFFERED, TWO_SIDED
+
+    return (*OFFERED, *TWO_SIDED)
+
+
+def measure_names() -> Iterable[str]:
+    """The measures, read from their source files, as torch takes long to import."""
+    files = sorted((Path(__file__).parents[1] / "measures").glob("*.py"))
+    source = "".join(file.read_text("utf-8") for file in files)
+    declared = re.findall(r'^@measure\(\s*"(\w+)"', source, re.M)
+    return (*declared, *(each.name for each in entry_points_of("measures")))
+
+
+def explained_names() -> Iterable[str]:
+    """Measures, roles, weighings, and prediction figures."""
+    from attnscope.measures.flow import METHODS
+
+    return (*measure_names(), *ROLES, *get_args(Weigh)[1:], *METHODS, "importance", "ablation", "logits")
+
+
+def model_names() -> Iterable[str]:
+    """The bundled encoders, and cached models of the hub."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    names = (folder.name for folder in sorted(Path(HF_HUB_CACHE).glob("models--*")))
+    return ("own", "own-causal", *(name.removeprefix("models--").replace("--", "/") for name in names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +100,7 @@ class LayerOptions:
         "--layers",
         panel=MOST_USED,
     )
-    kind: str | None = option("encoder, decoder or cross.", complete=complete.kinds)
+    kind: str | None = option("encoder, decoder or cross.", complete=lambda: ("encoder", "decoder", "cross"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +133,7 @@ class ModelOptions:
         "--model",
         "-m",
         panel=MOST_USED,
-        complete=complete.models,
+        complete=model_names,
     )
     tokenizer: str = option("For FILE.py:NAME: a model whose tokenizer is used, or a folder.", default="own")
     device: str = option("auto, cpu, cuda or mps.", default="auto")
@@ -145,7 +188,7 @@ class WeighedModelOptions(ModelOptions):
         return {} if self.weigh == "raw" else {"weigh": self.weigh, **target}
 
 
-PICTURES = (".png", ".svg", ".pdf")
+PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf")
 WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 
 
@@ -171,15 +214,22 @@ class MapOptions(AxisOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions:
-    """How a saved picture is drawn."""
+    """How a saved picture is drawn; a colour map that cannot draw it is refused before any work."""
 
     panel = PICTURE
-    cmap: str | None = option("Colour map; an unknown name lists them.", complete=complete.colour_maps)
+    signed = False  # whether differences may be drawn
+    cmap: str | None = option("Colour map; an unknown name lists them.", complete=map_names)
     dpi: float = option("Resolution of a PNG in dots per inch.", min=10, max=1200, default=150)
     size: float | None = option(
         "Width of a picture in inches; default: as wide as its labels need.", min=1, max=100
     )
     font: str | None = option("An installed font family.")
+
+    def __post_init__(self) -> None:
+        if self.cmap is not None:
+            from attnscope.render.colour import choose_map
+
+            choose_map(self.cmap, signed=self.signed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,43 +250,41 @@ class PrintedOptions(PictureOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumbersOptions:
-    """Numbers instead of a picture."""
+class SignedOptions(PrintedOptions):
+    """The same, where differences may be drawn."""
 
+    signed = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersOptions:
+    """Numbers instead of a picture; a group with ``out`` says by which ``suffixes`` its file may be named."""
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
     as_json: bool = flag("Print the numbers as JSON.", "--json")
     as_latex: bool = flag("Print the table as LaTeX, for a paper (booktabs).", "--latex", panel=PICTURE)
+
+    def __post_init__(self) -> None:
+        out = getattr(self, "out", None)
+        if out is not None and self.suffixes:
+            check_place(out, self.suffixes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableOutput(NumbersOptions):
     """Numbers instead of a picture, also as CSV; or a picture in a file."""
 
+    suffixes = PICTURES
     as_csv: bool = flag("Print all figures as CSV.", "--csv")
     out: Path | None = option("Save a picture: .png, .svg or .pdf.", "--out", "-o")
 
 
-def check_picture(
-    out: Path | None,
-    cmap: str | None,
-    *,
-    one: bool = False,
-    signed: bool = False,
-    suffixes: tuple[str, ...] = (*PICTURES, *WHOLE),
-) -> None:
-    """Before any work, refuse output that could not be written or drawn at its end.
-
-    ``one``: one head or one token was asked for; ``signed``: differences may be drawn.
-    """
-    from attnscope.render.colour import choose_map
-
-    if cmap is not None:
-        choose_map(cmap, signed=signed)
-    if out is not None:
-        check_place(out, suffixes)
-        if one and out.suffix.lower() in WHOLE:
-            raise OutputError(
-                f"a {out.suffix.lower()} file holds whole layers: leave out --head and --token, or use --json"
-            )
+def refuse_whole(out: Path | None) -> None:
+    """Before any work, refuse a file of whole layers for one head or one token."""
+    if out is not None and out.suffix.lower() in WHOLE:
+        raise OutputError(
+            f"a {out.suffix.lower()} file holds whole layers: leave out --head and --token, or use --json"
+        )
 
 
 def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:
@@ -336,3 +384,79 @@ class TextNamed(SecondNamed):
     """The same, where the arguments are not texts."""
 
     text: str | None = option("The text; - reads standard input.")
+
+
+NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+MOST_HEADS = 9999  # the largest layer or head number in a list
+
+
+def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
+    """The named head; its number alone suffices if a layer is given; with the given kind, if any.
+
+    A wrong spelling, a number without a layer, or two different layers or kinds is wrong usage.
+    """
+    asked = asked or LayerOptions()
+    layers = parse_numbers(asked.layers, "--layer")
+    number = read_number(spelling)
+    if number is not None:
+        one = layers or ()
+        refuse(len(one) != 1, "--head", f"which layer? write L0H{spelling}, or add --layer")
+        return Head(one[0], number)
+    try:
+        head = Head(spelling)
+    except SelectionError as error:
+        raise click.BadParameter(str(error), param_hint="--head") from None
+    two = layers not in (None, (head.layer,))
+    refuse(two, "--head", f"--layer {asked.layers} and --head {spelling} name two layers")
+    two = head.kind is not None and asked.kind not in (None, head.kind)
+    refuse(two, "--head", f"--kind {asked.kind} and --head {spelling} name two kinds")
+    return head
+
+
+def parse_heads(spelled: str | None, asked: LayerOptions | None = None) -> list[Head]:
+    """The heads of a comma-separated list; none without a list."""
+    return [parse_head(each.strip(), asked) for each in (spelled or "").split(",") if each.strip()]
+
+
+def select_heads(asked: HeadOptions) -> Selection:
+    """The heads that options name: those of some layers, or one."""
+    return select(asked, head=None if asked.head is None else parse_head(asked.head, asked))
+
+
+def select(
+    asked: LayerOptions, axes: AxisOptions | None = None, head: Head | None = None, **more: Any
+) -> Selection:
+    """The selection that options name, and how it is shown; a head implies its layer."""
+    from attnscope.questions.selection import Selection
+
+    layers = None if head is not None else parse_numbers(asked.layers, "--layer")
+    return Selection(head=head, layers=layers, kind=asked.kind, **vars(axes or AxisOptions()), **more)
+
+
+def parse_rows(spelling: str | None, option: str = "--rows") -> range | None:
+    """One run of tokens, ``30-46``, both ends included; ``None`` stays. Anything else is wrong usage."""
+    if spelling is None:
+        return None
+    rows = _read_range(spelling)
+    refuse(not rows, option, f"{spelling!r}: name one run, like 30-46")
+    return rows
+
+
+def _read_range(spelling: str) -> range:
+    """``7`` or ``30-46``, both ends included; empty for anything else, including a descending range."""
+    match = NUMBERS.fullmatch(spelling.strip())
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+
+
+def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
+    """Numbers and ranges like ``0-3,7``, each once and in order; ``None`` stays ``None``.
+
+    Anything else, including a descending range, is wrong usage.
+    """
+    if spelling is None:
+        return None
+    ranges = [_read_range(part) for part in spelling.split(",")]
+    wrong = any(not each or each[-1] > MOST_HEADS for each in ranges)
+    refuse(wrong, option, f"{spelling!r}: write numbers and ranges, like 0-3,7")
+    return tuple(sorted(set().union(*ranges)))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime
-from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -171,6 +170,13 @@ class SourceInput:
                 store_pass(_key_of_kind(key, "kernel" if short else kind), trace)
             held = look_at(prepared, trace)
             return (model if model.weigh == "raw" else TracedModel(trace, weigh=model.weigh)), held
+
+    @contextmanager
+    def reading(self, **how: Any) -> Iterator[tuple[Model, ModelInput]]:
+        """What ``open`` gives, with a progress message while the model runs inside the block."""
+        model, prepared = self.open(**how)
+        with reading(model, prepared):
+            yield model, prepared
 
     def _find(self, key: str, kind: PassKind, *, saving: bool) -> TracedModel | None:
         """The cached pass of a key; its title says when it ran, unless it will be saved."""
@@ -362,13 +368,6 @@ def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, Mo
     if asked.keep is None:
         return replace(asked, no_cache=False), model
     return type(asked)(saved=asked.keep), ModelOptions()
-
-
-def open_two(one: SourceInput, other: SourceInput, *, saving: bool = False) -> list[tuple[Model, ModelInput]]:
-    """Two inputs, each with its model; the same model is loaded once."""
-    alike = one.model == other.model and (one.asked.generate is None) == (other.asked.generate is None)
-    load = cache(one.load) if alike and one.asked.saved is None else None
-    return [each.open(saving=saving, load=load) for each in (one, other)]
 
 
 @contextmanager

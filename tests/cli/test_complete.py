@@ -3,14 +3,14 @@
 import click
 import pytest
 
-from attnscope.cli import commands, complete
+from attnscope.cli import commands, options
 from attnscope.measures import MEASURES, ROLES
 from attnscope.render.colour import choose_map
 
 
 def test_every_measure_and_role_is_offered():
-    assert set(complete.measures()) == set(MEASURES)
-    assert set(complete.explained()) >= {*MEASURES, *ROLES}
+    assert set(options.measure_names()) == set(MEASURES)
+    assert set(options.explained_names()) >= {*MEASURES, *ROLES}
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ def test_what_begins_as_typed_is_offered(command, option, begun, offered):
 
 
 def test_every_colour_map_that_is_offered_exists():
-    for name in complete.colour_maps():
+    for name in options.map_names():
         choose_map(name, signed=True)
 
 
 def test_models_of_the_hub_that_are_here_are_offered(tmp_path, monkeypatch):
     (tmp_path / "models--someone--a-bert").mkdir()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert list(complete.models()) == ["own", "own-causal", "someone/a-bert"]
+    assert list(options.model_names()) == ["own", "own-causal", "someone/a-bert"]

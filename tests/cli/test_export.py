@@ -6,7 +6,7 @@ import click
 import numpy as np
 import pytest
 
-from attnscope.cli.heads import parse_numbers
+from attnscope.cli.options import parse_numbers
 
 TEXT = "The cat sat on the mat."
 

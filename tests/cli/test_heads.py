@@ -4,8 +4,7 @@ import click
 import pytest
 
 from attnscope.attention import Head
-from attnscope.cli.heads import parse_head
-from attnscope.cli.options import LayerOptions
+from attnscope.cli.options import LayerOptions, parse_head
 
 
 @pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 ", "L05H03"])

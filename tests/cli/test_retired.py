@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnscope.cli.retired import RETIRED
+from attnscope.cli.command import RETIRED
 
 
 @pytest.mark.parametrize("option", [name for name in RETIRED if name.startswith("--")])

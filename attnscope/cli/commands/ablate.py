@@ -9,7 +9,7 @@ from attnscope.cli.command import MOST_USED, command, flag, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_heads, select
+from attnscope.cli.options import parse_heads, select
 from attnscope.cli.source import list_prompts, load_model, read_source, reading
 from attnscope.cli.waiting import waiting
 
@@ -33,7 +33,7 @@ def ablate(
     many: options.PromptsOptions,
     attention: options.HeadOptions,
     output: options.TableOutput,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Measure what the model's predictions lose without each head.
@@ -67,7 +67,6 @@ def ablate(
         ),
     ):
         refuse(wrong, name, sentence)
-    options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     selection = select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.measures import DEFAULT
     from attnscope.models import ModelInput

@@ -21,7 +21,7 @@ from attnscope.cli.command import (
     refuse_first,
 )
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_heads
+from attnscope.cli.options import parse_heads
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
 from attnscope.errors import InputError, OutputError
@@ -101,7 +101,8 @@ def align(
         (drawn and unprinted, "--out", "saves a picture: no --rank, no other format"),
         (given and asked.generate is not None, "--generate", "the transcript is given: leave it out"),
     )
-    options.check_picture(output.out, picture.cmap, suffixes=options.PICTURES)
+    if output.out is not None:
+        options.check_place(output.out, options.PICTURES)
     from attnscope.models.inputs import SoundPart
     from attnscope.questions import align as study
     from attnscope.questions.answer import Answer

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from attnscope.cli import options
 from attnscope.cli.command import command, option
-from attnscope.cli.heads import select
-from attnscope.cli.source import read_source, reading
+from attnscope.cli.source import read_source
 from attnscope.errors import AttnscopeError, OutputError
 
 
@@ -47,8 +46,6 @@ def browse(
     """
     if not has_terminal():
         raise AttnscopeError("browse needs a terminal; attnscope show prints, -o saves a page of all heads")
-    given = read_source(source, model)
-    options.check_picture(None, picture.cmap)
     if not output.out.is_dir():
         raise OutputError(f"pictures cannot be saved to {output.out}: there is no such folder")
     try:
@@ -61,7 +58,6 @@ def browse(
         ) from None
     from attnscope.questions.layers import all_heads
 
-    loaded, prepared = given.open(saving=True)
-    with reading(loaded, prepared):
-        heads = all_heads(loaded, prepared, select(attention, axes))
+    with read_source(source, model).reading(saving=True) as (loaded, prepared):
+        heads = all_heads(loaded, prepared, options.select(attention, axes))
     Browser(heads, output.out, picture.cmap).run()

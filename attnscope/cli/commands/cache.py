@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from attnscope.cli.command import command, flag
 from attnscope.text import clean
-
-if TYPE_CHECKING:
-    from attnscope.storage.cache import CachedPass
-    from attnscope.views.table import Table
 
 QUOTED = 200  # most characters of a listed text
 WIDEST = 32  # most characters of a model's name
@@ -36,31 +32,19 @@ def cache(asked: CacheOptions) -> None:
     attnscope cache
     attnscope cache --clear
     """
+    from attnscope.models.kept import TracedModel
     from attnscope.private import VARIABLE
     from attnscope.render.terminal import print_view
     from attnscope.storage.cache import cache_folder, clear_passes, list_passes
+    from attnscope.views.table import Column, Table
 
     folder = cache_folder()
     if folder is None:
-        print(f"nothing is cached: {VARIABLE} is off")
-    elif asked.clear:
+        return print(f"nothing is cached: {VARIABLE} is off")
+    if asked.clear:
         count = clear_passes()
-        print(f"removed {count:,} pass{'es' * (count != 1)} from {clean(str(folder))}")
-    else:
-        entries = list_passes()
-        if entries:
-            print_view(_table(entries))
-        size = sum(entry.size for entry in entries) / 1e6
-        print(f"{len(entries):,} pass{'es' * (len(entries) != 1)}, {size:.1f} MB in {clean(str(folder))}")
-
-
-def _table(entries: list[CachedPass]) -> Table:
-    """One line per entry."""
-    from datetime import datetime
-
-    from attnscope.models.kept import TracedModel
-    from attnscope.views.table import Column, Table
-
+        return print(f"removed {count:,} pass{'es' * (count != 1)} from {clean(str(folder))}")
+    entries = list_passes()
     rows = []
     for entry in entries:
         trace, about = entry.trace, entry.trace.description
@@ -72,4 +56,7 @@ def _table(entries: list[CachedPass]) -> Table:
         rows.append((used, model, *size, " ".join(text.split())[:QUOTED]))
     right = [Column(name, right=True, long="keep") for name in ("tokens", "MB")]
     left = [Column(name, long="keep") for name in ("last used", "model")]
-    return Table((*left, *right, Column("text", long="rest")), tuple(rows))
+    if entries:
+        print_view(Table((*left, *right, Column("text", long="rest")), tuple(rows)))
+    total = sum(entry.size for entry in entries) / 1e6
+    print(f"{len(entries):,} pass{'es' * (len(entries) != 1)}, {total:.1f} MB in {clean(str(folder))}")

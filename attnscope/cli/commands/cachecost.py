@@ -32,6 +32,7 @@ class WindowOptions:
 class PatternOutput(options.TableOutput):
     """Where the answer goes."""
 
+    suffixes = (*options.PICTURES, TABLE)
     out: Path | None = option("Save the pattern as .tsv, or pictures: .png, .svg or .pdf.", "--out", "-o")
 
 
@@ -61,8 +62,6 @@ def cachecost(
     refuse(corpus.texts is None, "--texts", "give the texts that the loss is measured on")
     keep, depths = _shares("--keep", asked.keep), _shares("--needle", asked.needle or "")
     pattern = output.out if output.out is not None and output.out.suffix.lower() == TABLE else None
-    if output.out is not None:
-        options.check_place(output.out, (*options.PICTURES, TABLE))
     loaded = load_model(model, predicting=True)
     read = partial(loaded.prepare, limit=Limit(truncate=asked.truncate))
     texts = [prepared for _, prepared in each_text(corpus, read, strict=True)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from attnscope.cli import options
 from attnscope.cli.command import argument, command, option, refuse
 from attnscope.cli.corpus import check_texts, measure_corpus
-from attnscope.cli.deliver import PLAIN, deliver
-from attnscope.cli.heads import select
-from attnscope.cli.options import CorpusOptions, LayerOptions, NumbersOptions, TextNamed, WeighedModelOptions
+from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_source, reading
 from attnscope.cli.waiting import notify
 
@@ -34,11 +33,11 @@ class ClaimOptions:
 @command
 def check(
     asked: ClaimOptions,
-    source: TextNamed,
-    corpus: CorpusOptions,
-    attention: LayerOptions,
-    output: NumbersOptions,
-    model: WeighedModelOptions,
+    source: options.TextNamed,
+    corpus: options.CorpusOptions,
+    attention: options.LayerOptions,
+    output: options.NumbersOptions,
+    model: options.WeighedModelOptions,
 ) -> None:
     """Check claims about heads: exit code 0 if all hold, 1 if one fails.
 
@@ -70,25 +69,25 @@ def check(
         other = load_model(replace(model, model=asked.check_with))
         with reading(other, served.prepared):
             checked = Checked(check_served(served, other))
-        deliver("check", of_checked(checked, asked.tolerance), output, PLAIN)
-        raise SystemExit(0 if checked.holds else 1)
+        deliver("check", of_checked(checked, asked.tolerance), output)
+        raise SystemExit(int(not checked.holds))
     refuse(not asks, "CLAIMS", "give a claim, --save or --against")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
-    selection = select(attention)
+    selection = options.select(attention)
     check_texts(corpus, source)
     if corpus.texts is not None:
         result = measure_corpus(corpus, source, lambda: load_model(model), selection, names)
     else:
         refuse(not source.names_one, "--texts", "give --texts CORPUS, --text or --file")
-        loaded, prepared = read_source(source, model).open(kind="fused" if names == DEFAULT else "other")
-        with reading(loaded, prepared):
+        kind = "fused" if names == DEFAULT else "other"
+        with read_source(source, model).reading(kind=kind) as (loaded, prepared):
             result = measure_heads(loaded, prepared, selection, names=names)
     verdicts = tuple(each.judge(result.heads) for each in claims)
     differences = None if asked.against is None else tuple(changes(result, asked.against, asked.tolerance))
     checked = Checked(verdicts, differences)
     if torchrun_processes().number == 0:  # of several processes, only the first prints and writes
-        deliver("check", of_checked(checked, asked.tolerance), output, PLAIN, model.metadata)
+        deliver("check", of_checked(checked, asked.tolerance), output, metadata=model.metadata)
         if asked.save is not None:
             save_snapshot(result, asked.save)
             notify(f"saved {asked.save}")
-    raise SystemExit(0 if checked.holds else 1)
+    raise SystemExit(int(not checked.holds))

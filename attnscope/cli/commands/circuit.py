@@ -31,12 +31,19 @@ class PairsOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CircuitOutput(options.TableOutput):
+    """Where the graph goes."""
+
+    suffixes = (*options.PICTURES, ".html")
+
+
 @command
 def circuit(
     asked: PairsOptions,
     score: ScoreOptions,
-    output: options.TableOutput,
-    picture: options.PrintedOptions,
+    output: CircuitOutput,
+    picture: options.SignedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Find the smallest circuit that a prediction needs.
@@ -56,7 +63,6 @@ def circuit(
     from attnscope.questions.head import one_head
     from attnscope.questions.patching import read_pairs
 
-    options.check_picture(output.out, picture.cmap, signed=True, suffixes=(*options.PICTURES, ".html"))
     table = read_file(asked.pairs)
     loaded = load_model(model, predicting=True)
     pairs = read_pairs(table, loaded.prepare, score.target, score.against)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,8 @@ from attnscope.cli import options
 from attnscope.cli.command import argument, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_head, select
-from attnscope.cli.source import HEAD, SourceInput, load_model, open_two, read_source, reading, reopen
+from attnscope.cli.options import parse_head, select
+from attnscope.cli.source import HEAD, SourceInput, load_model, read_source, reading, reopen
 from attnscope.errors import InputError, SelectionError
 from attnscope.text import read_number
 
@@ -57,6 +57,7 @@ class ComparedHeads(options.LayerOptions):
 class CompareOutput(options.TableOutput):
     """Where the comparison goes."""
 
+    suffixes = (*options.PICTURES, ".npz")
     out: Path | None = option(
         "Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).", "--out", "-o"
     )
@@ -66,7 +67,7 @@ def show_composition(
     source: options.SecondNamed,
     contrast: Contrast,
     output: CompareOutput,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.WeighedModelOptions,
 ) -> None:
     """Compute the composition of all heads, and print or save what feeds the named head, or any."""
@@ -76,9 +77,9 @@ def show_composition(
         (model.metadata, "--weigh", "not valid with --composition, which reads the model's weights"),
     )
     fed = parse_head(named[0]) if named else None
-    options.check_picture(output.out, picture.cmap, one=True, signed=True)
-    nameless = output.out is not None and fed is None
-    refuse(nameless, "--out", "name the head whose map is saved: compare L1H2 --composition")
+    if output.out is not None:
+        refuse(fed is None, "--out", "name the head whose map is saved: compare L1H2 --composition")
+        options.check_place(output.out, options.PICTURES)
     from attnscope.questions.composition import find_feeds, of_feeds
 
     if source.names_one:
@@ -99,7 +100,7 @@ def compare(
     attention: ComparedHeads,
     axes: options.AxisOptions,
     output: CompareOutput,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.WeighedModelOptions,
 ) -> None:
     """Compare heads with each other, on two texts, or in two models.
@@ -120,16 +121,25 @@ def compare(
         source = replace(source, text=None)
     if contrast.composition:
         return show_composition(source, contrast, output, picture, model)
-    selection = _select(attention, axes)
+    number = None if attention.layers is not None else read_number(attention.head or "")
+    if number is not None:  # a number alone is that head of every layer
+        selection = select(attention, axes, number=number)
+    else:
+        head = None if attention.head is None else parse_head(attention.head, attention)
+        selection = select(attention, axes, head)
     _check(contrast, corpus, source, selection)
     pair = [parse_head(name, attention) for name in contrast.heads or ()]
-    given = _texts(corpus, source, model) if corpus.texts else [read_source(source, model)]
-    options.check_picture(output.out, picture.cmap, signed=True, suffixes=(*options.PICTURES, ".npz"))
     opening, one = None, corpus.texts is None
     if one:
+        given = [read_source(source, model)]
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
+    else:
+        texts = each_text(corpus, lambda text: SourceInput(source, model, text), strict=True)
+        given = [text for _, text in texts]
+        if not given:
+            raise InputError(f"{corpus.texts} holds no text")
     answer = _compare(given, selection, pair, contrast, opening, one=one, saving=output.out is not None)
     deliver("compare", answer, output, picture, model.metadata)
 
@@ -143,16 +153,6 @@ def _names_head(source: options.SecondNamed, corpus: options.TextsOptions, contr
         return (bool(source.image) or contrast.composition) and bool(Head(str(source.text)))
     except SelectionError:
         return False
-
-
-def _select(attention: ComparedHeads, axes: options.AxisOptions) -> Selection:
-    """Which heads are meant; a number alone is that head of every layer."""
-    if attention.head is None:
-        return select(attention, axes)
-    number = read_number(attention.head)
-    if number is not None and attention.layers is None:
-        return select(attention, axes, number=number)
-    return select(attention, axes, parse_head(attention.head, attention))
 
 
 def _check(
@@ -183,17 +183,6 @@ def _check(
     )
 
 
-def _texts(
-    corpus: options.TextsOptions, source: options.SecondNamed, model: options.WeighedModelOptions
-) -> list[SourceInput]:
-    """The texts of a corpus. Raises ``InputError`` where one cannot be read, or where there is none."""
-    read = partial(SourceInput, source, model)
-    texts = [each for _, each in each_text(corpus, read, strict=True)]
-    if not texts:
-        raise InputError(f"{corpus.texts} holds no text")
-    return texts
-
-
 def _compare(
     given: list[SourceInput],
     selection: Selection,
@@ -209,18 +198,27 @@ def _compare(
     from attnscope.questions import across
     from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
 
-    rival = _rival(given[0], contrast)
+    first, rival = given[0], None
+    if contrast.with_text is not None:
+        asked = replace(first.asked, text=contrast.with_text, file=None, line=None, keep=None)
+        rival = read_source(asked, first.model)
+    elif contrast.with_model is not None:  # a revision is the first one's alone
+        name = replace(first.model, model=contrast.with_model, revision=None)
+        rival = replace(first, model=name, asked=replace(first.asked, keep=None))
     theirs: list[ModelInput] = []
     if not one:
-        model = given[0].load()
+        model = first.load()
         mine = [each.prepare(model) for each in given]
         if rival is not None:
             other = rival.load()
             theirs = [each.prepare(other) for each in given]
     elif rival is None:
-        model, *mine = given[0].open(saving=saving)
-    else:
-        (model, *mine), (other, *theirs) = open_two(given[0], rival, saving=saving)
+        model, *mine = first.open(saving=saving)
+    else:  # the same model is loaded once
+        writes = [each.asked.generate is not None for each in (first, rival)]
+        alike = first.model == rival.model and writes[0] == writes[1] and first.asked.saved is None
+        load = cache(first.load) if alike else None
+        (model, *mine), (other, *theirs) = (each.open(saving=saving, load=load) for each in (first, rival))
     with reading(model, *mine, *theirs):
         if contrast.with_text is not None:
             return across.of_texts(across.compare_texts(model, mine[0], theirs[0], selection), opening)
@@ -232,14 +230,3 @@ def _compare(
         if contrast.with_trace is not None:
             return across.compare_passes(model, mine[0], open_file(contrast.with_trace), selection, opening)
         return of_heads(compare_all_heads(model, mine, selection), opening)
-
-
-def _rival(first: SourceInput, contrast: Contrast) -> SourceInput | None:
-    """The other text, or the text with the other model, which is loaded as the first one is."""
-    if contrast.with_text is not None:
-        asked = replace(first.asked, text=contrast.with_text, file=None, line=None, keep=None)
-        return read_source(asked, first.model)
-    if contrast.with_model is not None:  # a revision is the first one's alone
-        name = replace(first.model, model=contrast.with_model, revision=None)
-        return replace(first, model=name, asked=replace(first.asked, keep=None))
-    return None

@@ -10,7 +10,7 @@ from attnscope.cli.command import MOST_USED, argument, command, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_heads, select
+from attnscope.cli.options import parse_heads, select
 from attnscope.cli.source import list_prompts, read_source, split_asked
 from attnscope.cli.waiting import waiting
 
@@ -44,7 +44,7 @@ def cut(
     many: options.PromptsOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Cut attention between parts of a text; measure the prediction.
@@ -71,7 +71,6 @@ def cut(
     refuse(mean and corpus.texts is None, "--how", "a mean is taken over a corpus: add --texts")
     refuse(not mean and corpus != options.TextsOptions(), "--texts", "only valid with --how mean")
     heads = parse_heads(cause.head, attention)
-    options.check_picture(output.out, picture.cmap, one=True, signed=True)
     given = read_source(source, model)
     prompts = list_prompts(given, many, cause.target, cause.against)
     loaded, named = given.load(predicting=True), ", ".join(map(str, questions))

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, refuse, write
+from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, refuse, tell_retired, write
 from attnscope.cli.deliver import print_answer
-from attnscope.cli.heads import parse_numbers, select
-from attnscope.cli.retired import tell_retired
-from attnscope.cli.source import read_source, reading
+from attnscope.cli.options import parse_numbers, select
+from attnscope.cli.source import read_source
 from attnscope.cli.waiting import STOPPED, notify
 from attnscope.errors import OutputError
 from attnscope.text import clean
@@ -73,11 +72,9 @@ def export(
     attnscope export -f paper.txt --truncate -m openai-community/gpt2 -o data --format npz,html
     """
     layers = parse_numbers(attention.layers, "--layer")
-    refuse(
-        attention.keep_mass is not None and attention.token is None, "--keep-mass", "only valid with --token"
-    )
+    no_token = attention.keep_mass is not None and attention.token is None
+    refuse(no_token, "--keep-mass", "only valid with --token")
     given = read_source(source, model)
-    options.check_picture(None, picture.cmap)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
     from attnscope.storage.folder import ExportPlan, refuse_existing
 
@@ -90,9 +87,8 @@ def export(
         refuse_existing(output.out, contents)
     from attnscope.render.export import save_export
 
-    loaded, prepared = given.open(saving=True)
     selection = select(attention, axes, token=attention.token)
-    with reading(loaded, prepared), _going_on(output.out, contents):
+    with given.reading(saving=True) as (loaded, prepared), _going_on(output.out, contents):
         done = save_export(
             loaded,
             prepared,
@@ -100,10 +96,7 @@ def export(
             output.out,
             formats=formats,
             heads=contents.heads,
-            dpi=picture.dpi,
-            size=picture.size,
-            font=picture.font,
-            cmap=picture.cmap,
+            **vars(picture),
             force=output.force,
             mass=attention.keep_mass,
             command=write("export", source, attention, axes, replace(output, force=False), picture, model),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import argument, command, flag, option, refuse, refuse_first, repeat
+from attnscope.cli.command import RETIRED, argument, command, flag, option, refuse, repeat
 from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import select
-from attnscope.cli.retired import RETIRED
-from attnscope.cli.source import load_model, read_source, reading, split_asked
+from attnscope.cli.options import select
+from attnscope.cli.source import load_model, read_source, split_asked
 from attnscope.errors import InputError
 
 GOLD = "Questions with known answers"
@@ -65,24 +64,8 @@ class FindOutput(options.TableOutput):
 SOUNDS = re.compile(r'"audio"\s*:')  # fields of a line that name a sound
 
 
-def check_gold(
-    gold: GoldOptions, words: list[str], source: options.SourceOptions, output: FindOutput
-) -> bool:
-    """Whether answers come from a file; conflicting options are wrong usage."""
-    if gold.gold is None:
-        default = GoldOptions()
-        for each in fields(gold):
-            changed = getattr(gold, each.name) != getattr(default, each.name)
-            refuse(changed, f"--{each.name.replace('_', '-')}", "only valid with --gold FILE")
-        return False
-    refuse_first(
-        (words or source.names_one, "--gold", "the file has the texts: give no text and no question"),
-        (output.out is not None, "--out", "there is no picture of --gold: use --json or --csv"),
-    )
-    return True
-
-
 def answer_gold(
+    path: Path,
     gold: GoldOptions,
     source: options.SourceOptions,
     attention: options.LayerOptions,
@@ -92,12 +75,14 @@ def answer_gold(
     """Ask all heads the questions of a file, and print how well they answer."""
     from attnscope.questions.gold import find_gold, of_gold
     from attnscope.questions.processes import torchrun_processes
+    from attnscope.storage.files import read_lines
     from attnscope.storage.gold import read_gold
 
-    assert gold.gold is not None
-    file = read_gold(gold.gold, alignments=gold.alignments, coreference=gold.coreference)
-    if gold.gold.suffix.lower() in (".jsonl", ".ndjson") and gold.alignments is None:
-        _refuse_sounds(gold.gold)
+    file = read_gold(path, alignments=gold.alignments, coreference=gold.coreference)
+    if path.suffix.lower() in (".jsonl", ".ndjson") and gold.alignments is None:
+        first = next((line.text for line in read_lines(path) if line.fault or line.text.strip()), "")
+        if SOUNDS.search(first):  # one note on sounds with timed words, instead of an error for each line
+            raise InputError(RETIRED["sounds in --gold"])
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
     with corpus_run(source, file.size, gold.limit, gold.strict, gold.checkpoint) as run:
@@ -106,15 +91,6 @@ def answer_gold(
         )
     if not torchrun_processes().number:
         deliver("find", of_gold(result, output.top or 1), output, metadata=model.metadata)
-
-
-def _refuse_sounds(path: Path) -> None:
-    """One note on sounds with timed words, instead of an error for each line."""
-    from attnscope.storage.files import read_lines
-
-    first = next((line.text for line in read_lines(path) if line.fault or line.text.strip()), "")
-    if SOUNDS.search(first):
-        raise InputError(RETIRED["sounds in --gold"])
 
 
 @command
@@ -154,17 +130,18 @@ def find(
     """
     from attnscope.questions.find import LISTED, asks_all_rows, find_heads, of_found
 
-    if check_gold(gold, asked.asked or [], source, output):
-        answer_gold(gold, source, attention, output, model)
-        return
+    if gold.gold is not None:
+        given = asked.asked or source.names_one
+        refuse(given, "--gold", "the file has the texts: give no text and no question")
+        refuse(output.out is not None, "--out", "there is no picture of --gold: use --json or --csv")
+        return answer_gold(gold.gold, gold, source, attention, output, model)
+    for name, default in vars(GoldOptions()).items():
+        changed = getattr(gold, name) != default
+        refuse(changed, f"--{name.replace('_', '-')}", "only valid with --gold FILE")
     questions, source = split_asked(asked.asked, source, "a question")
     refuse(len(questions) > MOST, "ASKED", f"{len(questions):,} questions: ask {MOST} at a time")
-    options.check_picture(output.out, picture.cmap, one=True)
-    given = read_source(source, model)
-    loaded, prepared = given.open(
-        saving=output.out is not None, kind="other" if asks_all_rows(questions) else "kernel"
-    )
-    with reading(loaded, prepared):
+    saving, kind = output.out is not None, "other" if asks_all_rows(questions) else "kernel"
+    with read_source(source, model).reading(saving=saving, kind=kind) as (loaded, prepared):
         result = find_heads(loaded, prepared, questions, select(attention))
     meant = options.LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
     opening = repeat("show", options.SourceOptions(**vars(source)), meant, picture, model)

@@ -9,8 +9,8 @@ from typing import Literal
 from attnscope.cli import options
 from attnscope.cli.command import WHERE, command, flag, option, refuse, refuse_first
 from attnscope.cli.deliver import curve_marks, deliver
-from attnscope.cli.heads import parse_numbers, select
-from attnscope.cli.source import read_source, reading
+from attnscope.cli.options import parse_numbers, select
+from attnscope.cli.source import read_source
 
 FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer, --from or --csv"
 
@@ -45,6 +45,7 @@ class FlowOptions:
 class FlowOutput(options.NumbersOptions):
     """Where the answer goes."""
 
+    suffixes = (*options.PICTURES, *options.WHOLE)
     out: Path | None = option(
         "Save a picture (.png, .svg, .pdf), or the maps of all layers (.npz, .safetensors, .json, .csv).",
         "--out",
@@ -82,26 +83,22 @@ def flow(
         (several, "--layer", "name one layer, up to which a token is followed"),
         (unasked, "--target", "only valid with --method relevance or --faithful"),
     )
-    options.check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
+    if asked.token is not None or asked.faithful:
+        options.refuse_whole(output.out)
     given = read_source(source, model)
     if asked.faithful:
         others = asked.token or attention.layers or source.saved
         refuse(others, "--faithful", FAITHFUL_ALONE)
         from attnscope.questions.faithful import compare_methods, of_faithful
 
-        loaded, prepared = given.open(predicting=True)
-        with reading(loaded, prepared):
+        with given.reading(predicting=True) as (loaded, prepared):
             found = compare_methods(loaded, prepared, asked.target)
         marks = curve_marks(picture, CURVED)
         return deliver("flow", of_faithful(found, len(found.ranked), marks), output, picture)
     from attnscope.questions.flow import follow_flow, of_flow
 
-    loaded, prepared = given.open(
-        predicting=asked.method == "relevance",
-        cached=asked.method in ("rollout", "flow"),
-        saving=output.out is not None,
-    )
-    with reading(loaded, prepared):
+    how = {"predicting": asked.method == "relevance", "cached": asked.method in ("rollout", "flow")}
+    with given.reading(saving=output.out is not None, **how) as (loaded, prepared):
         shown = select(options.LayerOptions(kind=attention.kind), axes)
         result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
     if output.as_json or (output.out is not None and output.out.suffix.lower() in options.WHOLE):

@@ -9,7 +9,7 @@ from attnscope.cli.command import argument, command, flag, is_typed, option, ref
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.settings import settings_table
-from attnscope.cli.source import read_source, reading
+from attnscope.cli.source import read_source
 from attnscope.plugins import GROUPS, load_plugins
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def info(
     from attnscope.questions.info import describe_model, of_survey, survey_model
     from attnscope.views.table import Column, Table
 
-    loaded, prepared = read_source(source, model).open(cached=False, predicting=asked.copying)
-    with reading(loaded, prepared):
+    given = read_source(source, model)
+    with given.reading(cached=False, predicting=asked.copying) as (loaded, prepared):
         if asked.copying:
             answer = of_copying(measure_copying(loaded, prepared))
         elif asked.audit:

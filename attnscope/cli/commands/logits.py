@@ -9,7 +9,7 @@ from typing import Literal
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, command, option, refuse
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_head
+from attnscope.cli.options import parse_head
 from attnscope.cli.source import list_prompts, read_source, reading
 
 
@@ -37,6 +37,7 @@ class LogitsOptions(ScoreOptions):
 class LogitsOutput(options.NumbersOptions):
     """Where the answer goes."""
 
+    suffixes = options.PICTURES
     out: Path | None = option("Save a picture: .png, .svg or .pdf.", "--out", "-o")
 
 
@@ -47,7 +48,7 @@ def logits(
     many: options.PromptsOptions,
     attention: options.HeadOptions,
     output: LogitsOutput,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Direct logit attribution: what each head adds to a token's logit.
@@ -68,7 +69,6 @@ def logits(
     by_layer = asked.by == "layer"
     refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
     head = None if attention.head is None else parse_head(attention.head, attention)
-    options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
     given = read_source(source, model)
     from attnscope.questions.logits import Lens, Writes, direct_effects, logit_lens, of_lens, of_writes
     from attnscope.questions.prompts import mean_lens, mean_writes

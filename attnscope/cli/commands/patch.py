@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, RETIRED, command, flag, option, refuse
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import parse_heads, select
-from attnscope.cli.retired import RETIRED
+from attnscope.cli.options import parse_heads, select
 from attnscope.cli.source import list_prompts, load_model, read_file, read_source
 from attnscope.cli.waiting import waiting
 
@@ -47,7 +46,7 @@ def patch(
     cause: CauseOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Activation patching: which heads restore a prediction?
@@ -90,7 +89,6 @@ def patch(
 
     heads = parse_heads(cause.head, attention)
     to = None if asked.to is None else Receiver.parse(asked.to)
-    options.check_picture(output.out, picture.cmap, one=True, signed=True)
     if asked.pairs is not None:
         table = read_file(asked.pairs)
         loaded = load_model(model, predicting=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from attnscope.cli import options
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
-from attnscope.cli.heads import parse_head, parse_heads, parse_rows, select
-from attnscope.cli.source import PassKind, SourceInput, read_file, read_source, reading, reopen
+from attnscope.cli.options import parse_head, parse_heads, parse_rows, select
+from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
 
 if TYPE_CHECKING:
     from attnscope.questions.selection import Selection
@@ -30,6 +30,7 @@ class PairOptions:
 class ShowOutput(options.NumbersOptions):
     """Where the answer goes."""
 
+    suffixes = (*options.PICTURES, *options.WHOLE)
     out: Path | None = option(
         "Save instead of printing: a picture (.png, .svg, .pdf), all heads as a page to open in a "
         "browser (.html), or their weights (.npz, .safetensors, .json, .csv).",
@@ -59,7 +60,7 @@ def show(
     axes: options.MapOptions,
     many: options.PromptsOptions,
     output: ShowOutput,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.WeighedModelOptions,
 ) -> None:
     """Show what the attention heads do on a text.
@@ -104,7 +105,9 @@ def show(
     if score.pair is not None or score.neurons:
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
-    options.check_picture(output.out, picture.cmap, one=pictured)
+    if pictured:
+        options.refuse_whole(output.out)
+    options.PictureOptions(cmap=picture.cmap)  # refuses a map for differences: there are none
     zoom = parse_rows(output.zoom, "--zoom")
     selection = select(attention, axes, head, token=token, min_weight=output.min_weight, zoom=zoom)
     if many.prompts is not None:
@@ -116,10 +119,9 @@ def show(
     from attnscope.questions.overview import of_overview, overview
     from attnscope.questions.token import of_token, one_token
 
-    exact = output.exact_kernel
-    kind: PassKind = "kernel" if pictured or whole or exact else "fused"
-    loaded, prepared = given.open(predicting=output.loss, kind=kind, saving=output.out is not None)
-    with reading(loaded, prepared):
+    exact, saving = output.exact_kernel, output.out is not None
+    kind = "kernel" if pictured or whole or exact else "fused"
+    with given.reading(predicting=output.loss, kind=kind, saving=saving) as (loaded, prepared):
         if whole and output.out is not None:
             seen = loaded, prepared, selection
             layers, every = (lambda: whole_layers(*seen).data), partial(all_heads, *seen)
@@ -166,7 +168,7 @@ def _show_neurons(
     score: PairOptions,
     axes: options.MapOptions,
     output: ShowOutput,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.WeighedModelOptions,
 ) -> None:
     """One score of a head, by dimension."""
@@ -179,12 +181,11 @@ def _show_neurons(
         (axes.words or axes.hide_special, "--neurons", unmerged),
         (model.weigh != "raw", "--weigh", "not valid with --neurons, which shows the softmax's scores"),
     )
-    options.check_picture(output.out, picture.cmap, signed=True, suffixes=options.PICTURES)
-    given = read_source(source, model)
+    if output.out is not None:
+        options.check_place(output.out, options.PICTURES)
     from attnscope.questions.neurons import of_neurons, take_apart
 
-    loaded, prepared = given.open(cached=False)
-    with reading(loaded, prepared):
+    with read_source(source, model).reading(cached=False) as (loaded, prepared):
         selection = select(attention, axes, parse_head(attention.head or "", attention))
         answer = of_neurons(take_apart(loaded, prepared, selection, score.pair or ""))
     deliver("show", answer, output, picture, model.metadata)

@@ -12,7 +12,7 @@ from attnscope.cli import options
 from attnscope.cli.command import MODEL, MOST_USED, WHERE, command, flag, option, refuse, refuse_first
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import select_heads
+from attnscope.cli.options import select_heads
 from attnscope.cli.source import SourceInput, read_file, read_source, reading
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ def spans(
     from attnscope.questions.spans import of_spans, of_written, rank_spans, span_maps, written_looks
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
-    options.check_picture(output.out, picture.cmap, one=True)
     check_cut(parts, source)
     loaded, prepared, cut = read_parts_of(read_source(source, model), parts)
     refuse(parts.written and output.as_csv, "--written", "this one is drawn, or printed with --json")

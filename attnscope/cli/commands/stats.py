@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from attnscope.cli import complete, options
+from attnscope.cli import options
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, refuse_first
 from attnscope.cli.commands.flow import CURVED, FAITHFUL_ALONE
 from attnscope.cli.corpus import check_texts, each_text, measure_corpus, text_reader
 from attnscope.cli.deliver import PLAIN, curve_marks, deliver, print_answer, save_data
-from attnscope.cli.heads import parse_rows, select_heads
-from attnscope.cli.source import load_model, read_source, reading
+from attnscope.cli.options import parse_rows, select_heads
+from attnscope.cli.source import load_model, read_source
 
 if TYPE_CHECKING:
     from attnscope.questions.stats import Stats
@@ -26,7 +26,7 @@ class MeasuredHeads(options.HeadOptions):
     where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
     sort: str | None = option(
         "By a measure, role or head. Default: role figure minus its baseline.",
-        complete=complete.measures,
+        complete=options.measure_names,
     )
     top: int | None = option("List at most N heads.", min=1)
 
@@ -53,7 +53,7 @@ class StatsOptions:
     )
     rows: str | None = option("Only rows of these tokens: 30-46.")
     by_position: str | None = option(
-        "Plot one measure along the text, a curve per head.", complete=complete.measures
+        "Plot one measure along the text, a curve per head.", complete=options.measure_names
     )
     exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=MODEL)
 
@@ -63,11 +63,13 @@ class StatsOutput(options.TableOutput):
     """Where the figures go."""
 
     head_map: str | None = option(
-        "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete.measures
+        "Draw one measure of all heads, layers down and heads across.",
+        "--map",
+        complete=options.measure_names,
     )
     jsonl: bool = flag("With --texts: print the figures of each text as a line of JSON.")
     explain: str | None = option(
-        "Say what a measure, a role or a weighing means, and stop.", complete=complete.explained
+        "Say what a measure, a role or a weighing means, and stop.", complete=options.explained_names
     )
     list: bool = flag("List all measures, and stop.")
 
@@ -91,7 +93,7 @@ def stats(
     attention: MeasuredHeads,
     output: StatsOutput,
     asked: StatsOptions,
-    picture: options.PrintedOptions,
+    picture: options.SignedOptions,
     model: options.WeighedModelOptions,
 ) -> None:
     """Measure every head on a text or a corpus.
@@ -135,7 +137,6 @@ def stats(
     )
     if asked.pooled is not None:
         options.check_place(asked.pooled, options.WHOLE)
-    options.check_picture(output.out, picture.cmap, one=True, signed=not asked.faithful)
     given = read_source(source, model) if one else None
     selection = select_heads(attention)
     if asked.faithful:
@@ -145,8 +146,7 @@ def stats(
         from attnscope.questions.faithful import compare_weighed_heads, of_faithful
 
         given = replace(given, model=replace(model, weigh="raw", target=None))  # weighed below
-        loaded, prepared = given.open(predicting=True)
-        with reading(loaded, prepared):
+        with given.reading(predicting=True) as (loaded, prepared):
             ranked = compare_weighed_heads(loaded, prepared, model.weigh, model.target, selection)
         answer = of_faithful(ranked, attention.top or FAITHFUL_TOP, curve_marks(picture, CURVED))
         return deliver("stats", answer, output, picture, model.metadata)
@@ -157,8 +157,7 @@ def stats(
     for name in asked_for:
         MEASURES[name]  # an unknown name is refused before the model is loaded
     if given is not None and asked.by_position is not None:
-        loaded, prepared = given.open(kind="kernel")
-        with reading(loaded, prepared):
+        with given.reading() as (loaded, prepared):
             curves = study.curves_by_position(
                 loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
             )
@@ -190,13 +189,10 @@ def stats(
         load = partial(load_model, model)
         result = measure_corpus(corpus, source, load, selection, names, exact_kernel=asked.exact_kernel)
     else:
-        kernel = asked.exact_kernel or rows is not None
-        loaded, prepared = given.open(
-            cached=asked.pooled is None,
-            kind="kernel" if kernel else "fused" if names == DEFAULT else "other",
-            saving=output.out is not None,
-        )
-        with reading(loaded, prepared):
+        kernel, saving = asked.exact_kernel or rows is not None, output.out is not None
+        kind = "kernel" if kernel else "fused" if names == DEFAULT else "other"
+        opened = given.reading(cached=asked.pooled is None, kind=kind, saving=saving)
+        with opened as (loaded, prepared):
             result = study.measure_heads(
                 loaded,
                 prepared,

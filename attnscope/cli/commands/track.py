@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.cli import complete, options
+from attnscope.cli import options
 from attnscope.cli.command import WHERE, argument, command, flag, option, refuse_first
 from attnscope.cli.corpus import open_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.heads import select
+from attnscope.cli.options import select
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import notify
 from attnscope.errors import NoCheckpoint
@@ -36,7 +36,7 @@ class TrackOptions:
     measure: str = option(
         "Measures, with commas (attnscope stats --list).",
         default="entropy,first,previous,induction",
-        complete=complete.measures,
+        complete=options.measure_names,
         panel=WHERE,
     )
     jsonl: Path | None = option("Keep the figures in this file; checkpoints that it has are not run again.")
@@ -68,6 +68,7 @@ def track(
     from attnscope.questions.track import of_track
     from attnscope.questions.track import track as follow
 
+    revisions = [name.strip() for name in (asked.revisions or "").split(",") if name.strip()]
     both = bool(asked.revisions) == bool(asked.checkpoints)
     refuse_first(
         (corpus.texts is None, "--texts", "give the texts that heads are measured on"),
@@ -76,7 +77,6 @@ def track(
         (asked.watch and asked.revisions, "--watch", "only valid with folders"),
         (both, "CHECKPOINTS", "give folders, or -m and --revisions"),
     )
-    options.check_picture(output.out, picture.cmap, one=True)
     measures = tuple(dict.fromkeys(name.strip() for name in asked.measure.split(",") if name.strip()))
     for name in measures:
         MEASURES[name]
@@ -92,7 +92,6 @@ def track(
             print(clean(f"attnscope: {sentence}"), file=sys.stderr)
         told.add(sentence)
 
-    revisions = [name.strip() for name in (asked.revisions or "").split(",") if name.strip()]
     run, last = CorpusRun(limit=corpus.limit, truncate=True), None
     while True:
         try:

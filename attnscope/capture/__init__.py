@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnscope.capture.known_passes import KnownPasses
-    from attnscope.capture.observer import Observer
-    from attnscope.capture.observers.coarsen import CoarseMap, Coarsen
-    from attnscope.capture.observers.rows import Keep, Kept, RowSum, RowSums
-    from attnscope.capture.passes import recording
-    from attnscope.capture.record import FUSED, Failure, LayerWithoutAttention, Record, Replay, SiteRecord
+    from attnscope.capture.observers import CoarseMap, Coarsen, Keep, Kept, RowSum, RowSums
+    from attnscope.capture.record import (
+        FUSED,
+        Failure,
+        LayerWithoutAttention,
+        Observer,
+        Record,
+        Replay,
+        SiteRecord,
+    )
+    from attnscope.capture.recorder import recording
     from attnscope.capture.rows.steps import Steps
 
 __all__ = [
@@ -38,11 +44,9 @@ __all__ = [
 
 _HOMES = {
     "known_passes": ("KnownPasses",),
-    "observer": ("Observer",),
-    "observers.coarsen": ("CoarseMap", "Coarsen"),
-    "observers.rows": ("Keep", "Kept", "RowSum", "RowSums"),
-    "passes": ("recording",),
-    "record": ("FUSED", "Failure", "LayerWithoutAttention", "Record", "Replay", "SiteRecord"),
+    "observers": ("CoarseMap", "Coarsen", "Keep", "Kept", "RowSum", "RowSums"),
+    "recorder": ("recording",),
+    "record": ("FUSED", "Failure", "LayerWithoutAttention", "Observer", "Record", "Replay", "SiteRecord"),
     "rows.steps": ("Steps",),
 }
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from attnscope.attention import Attention, Site
+from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
-from attnscope.capture.observer import quietly
 from attnscope.capture.record import Record, tolerance
-from attnscope.capture.rows.proof import mix, sample_rows, sampled_weights
-from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.scores import ScoredRows, mix, sample_rows, sampled_weights
 
 PROOF = 1e-5
 """Tolerance between the sum over heads and keys and the module's output, relative to its largest number."""

@@ -6,15 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Protocol
 
 from attnscope.attention import Attention, Site, Source
 from attnscope.progress import tell
 from attnscope.records import Meaning, Parts, derived, record
-
-if TYPE_CHECKING:
-    from attnscope.capture.observer import Observer
-
 
 FUSED = "fused pass"  # the fused pass's name in place of a kernel's
 
@@ -207,6 +203,17 @@ def name_all(names: Iterable[str]) -> str:
 def _describe(description: str, known: list[tuple[str, str]]) -> str:
     details = " or ".join(dict.fromkeys(detail for _, detail in known))
     return description.format(names=name_all(name for name, _ in known), details=details)
+
+
+class Observer(Protocol):
+    """What reads attention during a pass."""
+
+    def observe(self, attention: Attention) -> None:
+        """Read what is needed immediately; called inside the forward pass, right after the kernel ran.
+
+        The attention holds the kernel's own tensors, so it must not be kept when this returns.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,18 +11,16 @@ from typing import Any, TypeVar, cast
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
-from attnscope.capture.hooks.compiled import COMPILED, runs_as_written
+from attnscope.capture.hooks.functions import COMPILED, is_quiet, quietly, runs_as_written
 from attnscope.capture.hooks.modules import PLAIN, Call, Guard, ModuleStack
 from attnscope.capture.known_passes import PassTrace
 from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.lineage.nodes import QueryKeyOrigin
-from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import Sites
-from attnscope.capture.record import Record, SiteRecord
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.record import Observer, Record, SiteRecord
+from attnscope.capture.rows.capture import Capture, Weighing
 from attnscope.capture.rows.kernels import Frame
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.rows.weighing import Weighing
 from attnscope.errors import SizeError
 from attnscope.limits import MOST_CALLS
 

@@ -21,10 +21,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 
 from attnscope.attention import AttentionCall
-from attnscope.fused.places import Gaps, Matches, Spots, find_matches
-from attnscope.fused.request import SHORTEST, Request
-from attnscope.fused.runs import Runs, digest, is_plain, open_runs
-from attnscope.fused.statistics import Map, MapAlone, PairSums, Statistics
+from attnscope.fused.request import SHORTEST, Map, MapAlone, PairSums, Request, Runs, Statistics
+from attnscope.fused.runs import Gaps, Matches, Spots, digest, find_matches, is_plain, open_runs
 from attnscope.fused.weigh import (
     BITS,
     LOWEST,

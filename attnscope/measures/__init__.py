@@ -11,7 +11,7 @@ for head in measurement.figures():
 from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain
-from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
+from attnscope.measures.forms import MEASURES, Measure, fused_request, measure
 from attnscope.measures.measurement import DEFAULT, Measurement
 from attnscope.measures.roles import PATTERNS, ROLES, role, settle_roles, worth_a_look
 

@@ -1,4 +1,4 @@
-"""Forms of measures: each turns one small function into a measure of rows and of the fused pass's statistics.
+"""What a measure is: forms turn one small function into a measure of rows and of the fused pass's statistics.
 
 ``of_block`` measures rows of weights, ``of_statistics`` the fused pass's statistics, each with the baseline:
 for a block, by measuring a block with even attention; for statistics, in closed form, because there the open
@@ -8,18 +8,20 @@ keys of a row are one run, and the count of anything inside a run is a differenc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
+from attnscope.attention import Token
 from attnscope.fused.request import Request
 from attnscope.measures.block import Block, TokenFacts
+from attnscope.plugins import load_plugins
+from attnscope.registry import Registry, docstring
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.fused.request import Pairs
-    from attnscope.fused.statistics import Statistics
+    from attnscope.fused.request import Pairs, Statistics
 
 
 class PerRow(NamedTuple):
@@ -458,3 +460,80 @@ def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tenso
     baseline = (before.gather(1, high) - before.gather(1, low)) / runs.count
     lone = statistics.total.double() * number.gather(1, low)[:, None]
     return Total(value, (runs.count > 0)[:, None].expand_as(baseline[:, None]), baseline[:, None], lone)
+
+
+LACKING = {
+    "positions": "compares positions of one sequence, and here there are two sequences",
+    "queries": "needs tokens, and this axis holds bare positions",
+    "keys": "needs tokens, and this axis holds bare positions",
+    "scores": "needs the scores before the softmax, and here only weights are known",
+}
+"""Why a measure does not exist, by missing requirement."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number per row, with all that a reader needs to know; ``rows`` says which rows count."""
+
+    name: str
+    form: Form
+    unit: str
+    bounds: str
+    formula: str
+    rows: str
+    source: str
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the function's docstring."""
+        return docstring(self.form.function).split("\n")[0].split("  ")[0].rstrip(".")  # without shapes
+
+    def missing(self, offered: Iterable[str]) -> str | None:
+        """Why this measure does not exist for an attention that offers only this; ``None`` if it does."""
+        lacking = [need for need in self.form.needs if need not in offered]
+        return f"{self.name} {LACKING[lacking[0]]}" if lacking else None
+
+
+MEASURES: Registry[Measure] = Registry(
+    "measure",
+    retired={"spread": "normalized_entropy", "span": "effective_keys", "sink": "no_key"},
+    more=lambda: load_plugins("measures"),  # each measure declares its own, under @measure
+)
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
+
+
+def measure(
+    name: str,
+    form: type[Form],
+    *,
+    formula: str,
+    source: str,
+    unit: str = "share",
+    bounds: str = "0 to 1",
+    rows: str | None = None,
+) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function as the measure ``name``; its form says what it is given.
+
+    ``rows`` says in words which rows count, if the form's own words are not plain enough.
+    """
+
+    def file(function: Function) -> Function:
+        entry = Measure(name, form(function), unit, bounds, formula, rows or form.rows, source)
+        MEASURES.register(name)(entry)
+        return function
+
+    return file
+
+
+def fused_request(
+    names: Iterable[str], texts: Sequence[Sequence[Token]], cells: int | None = None
+) -> Request | None:
+    """What to ask the fused pass for to compute these measures; ``None`` if it cannot compute them all.
+
+    ``texts`` are those of a batch, of equal length, or one for all of it; ``cells`` also asks for a map.
+    """
+    facts = TokenFacts.of(texts) if texts and texts[0] else None
+    request = Request(cells=cells)
+    able = [MEASURES[name].form.ask(name, request, facts) for name in names]
+    return request if all(able) else None

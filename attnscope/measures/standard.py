@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attnscope.fused.request import Pairs
 from attnscope.measures import forms
 from attnscope.measures.block import Block, TokenFacts, finest, number_of
-from attnscope.measures.measure import MEASURES, Measure, measure
+from attnscope.measures.forms import MEASURES, Measure, measure
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from attnscope.errors import InputError, ModelError, SizeError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.limits import MEASURED_WEIGHTS
 from attnscope.measures import HeadFigures, Measurement, fused_request
-from attnscope.measures.words import measure_words
+from attnscope.measures.measurement import measure_words
 from attnscope.models.inputs import ModelInput, text_axes
 from attnscope.models.kept import TracedModel, has_short_text, is_short
 from attnscope.models.labels import Axes, Label, images_of_pass, place_images, tokens_of

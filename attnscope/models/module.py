@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Token
-from attnscope.capture.hooks.compiled import original
+from attnscope.capture.hooks.functions import original
 from attnscope.capture.placing.without_attention import find_unseen
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models.inputs import ModelInput, Objective, text_axes

@@ -16,8 +16,18 @@ from attnscope.capture.projections import Projection, Projections, head_gradient
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError
 from attnscope.figures import Weigh
-from attnscope.measures.blocks import by_block_norm, normed_weight, residual_part, spread_rows
-from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
+from attnscope.measures.weighing import (
+    WEIGHINGS,
+    Values,
+    WeighedRows,
+    by_block_norm,
+    by_gradient,
+    by_norm,
+    by_zeroing,
+    normed_weight,
+    residual_part,
+    spread_rows,
+)
 from attnscope.models.inputs import ModelInput
 from attnscope.models.kept import TracedModel
 from attnscope.models.model import Model

@@ -303,7 +303,7 @@ def _probe(
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from attnscope.capture.hooks.compiled import original
+    from attnscope.capture.hooks.functions import original
     from attnscope.models.module import wrap_module
     from attnscope.notebook.reader import at_rest
     from attnscope.questions.corpus import CorpusRun

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from attnscope.attention import Head, Kind, Site, Token
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Figure, Importance, Removal
-from attnscope.measures.sums import Sums
+from attnscope.measures.measurement import Sums
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Limit
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
@@ -225,7 +225,7 @@ Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]
 
 
 class HeadSums:
-    """Sums over texts for one figure of each head, which is averaged as ``measures.sums`` says."""
+    """Sums over texts for one figure of each head, which is averaged as ``Sums`` says."""
 
     def __init__(self) -> None:
         self.heads: dict[Head, Sums] = {}

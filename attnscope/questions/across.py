@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from attnscope import comparison
 from attnscope.attention import Attention, Axis, Head, Kind
 from attnscope.axes import Array, Coarsening, coarsen_axis
-from attnscope.capture.observers.coarsen import SharedRows
-from attnscope.capture.observers.rows import Rows, Sample
+from attnscope.capture.observers import Rows, Sample, SharedRows
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import TracedModel

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from attnscope.attention import Head, Site, Token
 from attnscope.axes import Array
-from attnscope.capture.observers.coarsen import SharedRows
-from attnscope.capture.observers.rows import Rows, Sample
+from attnscope.capture.observers import Rows, Sample, SharedRows
 from attnscope.comparison import first_columns, likeliest_states, most_on_way
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput

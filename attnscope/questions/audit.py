@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Site
 from attnscope.capture import recording
-from attnscope.capture.hooks.compiled import original
+from attnscope.capture.hooks.functions import original
 from attnscope.capture.lineage.functions import ELEMENTWISE
 from attnscope.capture.lineage.layout import CHANNELS
 from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD, is_torchs_own

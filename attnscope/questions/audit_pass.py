@@ -14,9 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attnscope.capture import Record
-from attnscope.capture.hooks.functions import attention_functions
+from attnscope.capture.hooks.functions import attention_functions, is_quiet, quietly
 from attnscope.capture.lineage.functions import SOFTMAX
-from attnscope.capture.observer import is_quiet, quietly
 from attnscope.errors import ModelError
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Head, Site
-from attnscope.capture.rows.proof import mix
+from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer, csv_rows

@@ -16,8 +16,7 @@ from attnscope import comparison
 from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Observer, Record, SiteRecord
-from attnscope.capture.observers.coarsen import SharedRows
-from attnscope.capture.observers.rows import Rows, Sample, Sampled
+from attnscope.capture.observers import Rows, Sample, Sampled, SharedRows
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from attnscope.attention import Head, Site
 from attnscope.capture import recording
+from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.observer import quietly
 from attnscope.capture.projections import ALIKE, Circuits, first_tensor, orientations, weight_of
 from attnscope.capture.residuals import Norm, find_norm
 from attnscope.errors import ModelError

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Head, Site, tensor_of
 from attnscope.axes import Array
-from attnscope.capture.observers.coarsen import rows_at_a_time
+from attnscope.capture.observers import rows_at_a_time
 from attnscope.capture.projections import Projections
 from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionError
 from attnscope.figures import Weigh

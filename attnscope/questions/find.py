@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Head, Site
-from attnscope.capture.observers.coarsen import BLOCK, RowObserver, SharedRows, rows_at_a_time
+from attnscope.capture.observers import BLOCK, RowObserver, SharedRows, rows_at_a_time
 from attnscope.errors import SelectionError
 from attnscope.fused.fused_pass import FusedPass
-from attnscope.fused.request import Request
-from attnscope.fused.statistics import Statistics
+from attnscope.fused.request import Request, Statistics
 from attnscope.models import Model, ModelInput
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.axes import Array, Coarsening, Weights, coarsen, weights
-from attnscope.capture.observers.coarsen import rows_at_a_time
+from attnscope.capture.observers import rows_at_a_time
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures import flow
-from attnscope.measures.blocks import Contributions
-from attnscope.measures.weighing import Amounts, Values, by_gradient
+from attnscope.measures.weighing import Amounts, Contributions, Values, by_gradient
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.models.kept import TracedModel

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.attention import Attention, Kind, Site, Token
-from attnscope.capture.observers.coarsen import rows_at_a_time
+from attnscope.capture.observers import rows_at_a_time
 from attnscope.errors import InputError
-from attnscope.measures.sums import read_site
+from attnscope.measures.measurement import read_site
 from attnscope.questions.corpus import ReadText
 from attnscope.questions.scene import locate_tokens
 from attnscope.questions.selection import Selection

@@ -11,10 +11,10 @@ import numpy as np
 from attnscope.attention import Head, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers.coarsen import CoarseMap, RowObserver, SharedRows
+from attnscope.capture.observers import CoarseMap, RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
-from attnscope.measures.words import measure_words
+from attnscope.measures.measurement import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Heard
 from attnscope.questions import sentences

@@ -24,7 +24,7 @@ from attnscope.capture import Observer, Record, recording
 from attnscope.capture.hooks.gate import Edit, Gates, edited, put_forward
 from attnscope.capture.projections import first_tensor
 from attnscope.capture.record import tolerance
-from attnscope.capture.rows.proof import mix
+from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, score_prediction

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from attnscope.attention import Head
 from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers.coarsen import Coarsen, RowObserver, SharedRows
+from attnscope.capture.observers import Coarsen, RowObserver, SharedRows
 from attnscope.measures import HeadFigures, Measurement, settle_roles, worth_a_look
-from attnscope.measures.words import measure_words
+from attnscope.measures.measurement import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.questions import sentences

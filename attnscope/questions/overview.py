@@ -8,7 +8,7 @@ from typing import Annotated
 
 from attnscope.attention import Head
 from attnscope.capture import Record
-from attnscope.capture.observers.coarsen import RowObserver, SharedRows
+from attnscope.capture.observers import RowObserver, SharedRows
 from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles, worth_a_look
 from attnscope.models import Model, ModelInput
 from attnscope.questions import sentences

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from attnscope.attention import Axis, Head, Site
 from attnscope.axes import Coarsening, coarsen_axis
-from attnscope.capture.observers.coarsen import Coarsen
+from attnscope.capture.observers import Coarsen
 from attnscope.errors import SelectionError
 from attnscope.views import Scale
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from attnscope.attention import Site
 from attnscope.axes import GROUPED, Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers.coarsen import CoarseMap, How
+from attnscope.capture.observers import CoarseMap, How
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.text.generation import spell_tokens

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Coarsening, Place, Weights
-from attnscope.capture.observers.coarsen import Axes, Coarsen, Reading, RowObserver, SharedRows
+from attnscope.capture.observers import Axes, Coarsen, Reading, RowObserver, SharedRows
 from attnscope.errors import InputError, SelectionError
 from attnscope.fused.fused_pass import MOST_CELLS, FusedPass
 from attnscope.fused.request import SHORTEST, Request

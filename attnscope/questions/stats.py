@@ -14,7 +14,7 @@ from typing import Annotated
 
 from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
-from attnscope.capture.observers.coarsen import Coarsen, How, RowObserver, SharedRows, cells
+from attnscope.capture.observers import Coarsen, How, RowObserver, SharedRows, cells
 from attnscope.errors import SelectionError
 from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS, Figure, Importance, Removal
 from attnscope.fused.request import SHORTEST

@@ -11,7 +11,7 @@ import numpy as np
 from attnscope.attention import Attention, Head, Site
 from attnscope.axes import Array, Coarsening, Place
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers.coarsen import Axes, CoarseMap, Coarsen, SharedRows
+from attnscope.capture.observers import Axes, CoarseMap, Coarsen, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture

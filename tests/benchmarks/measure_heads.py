@@ -77,7 +77,7 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
 
     from attnscope.attention import Token
     from attnscope.capture import FUSED, Coarsen, recording
-    from attnscope.capture.observers.coarsen import cells
+    from attnscope.capture.observers import cells
     from attnscope.fused.fused_pass import FusedPass
     from attnscope.measures import Measurement, fused_request
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attnscope.capture import Keep, recording
-from attnscope.capture.hooks.compiled import COMPILED
+from attnscope.capture.hooks.functions import COMPILED
 from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from attnscope.fused import compiled, weigh
+from attnscope.fused import weigh
 from attnscope.private import VARIABLE
 
 
@@ -16,9 +16,9 @@ def step(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "compiled":
             patch.setenv(VARIABLE, str(tmp_path_factory.getbasetemp() / "cache"))
-        for cached in (compiled.load_compiled, weigh.scripted):
+        for cached in (weigh.load_compiled, weigh.scripted):
             cached.cache_clear()
-        assert compiled.load_compiled() is (request.param == "compiled")
+        assert weigh.load_compiled() is (request.param == "compiled")
         yield request.param
-        for cached in (compiled.load_compiled, weigh.scripted):
+        for cached in (weigh.load_compiled, weigh.scripted):
             cached.cache_clear()

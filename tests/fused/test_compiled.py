@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnscope.fused import compiled
+from attnscope.fused import weigh
 from attnscope.fused.weigh import LOWEST, weigh_tile, weigh_tile_compiled
 from attnscope.private import VARIABLE
 
@@ -62,8 +62,8 @@ def test_the_library_is_kept_and_private():
     assert [path.suffix for path in kept] == [".so"]
     assert not stat.S_IMODE(kept[0].stat().st_mode) & 0o077
     before = kept[0].stat().st_mtime_ns
-    compiled.load_compiled.cache_clear()
-    assert compiled.load_compiled()
+    weigh.load_compiled.cache_clear()
+    assert weigh.load_compiled()
     assert kept[0].stat().st_mtime_ns == before
 
 
@@ -83,9 +83,9 @@ def test_where_it_cannot_be_kept_or_made_nothing_is_loaded(case, tmp_path, monke
         (tmp_path / "c++").write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "c++").chmod(0o700)
         monkeypatch.setenv("CXX", str(tmp_path / "c++"))
-    compiled.load_compiled.cache_clear()
-    assert not compiled.load_compiled()
+    weigh.load_compiled.cache_clear()
+    assert not weigh.load_compiled()
     assert all(path.is_symlink() for path in folder.iterdir())
     monkeypatch.undo()
-    compiled.load_compiled.cache_clear()
-    assert compiled.load_compiled()
+    weigh.load_compiled.cache_clear()
+    assert weigh.load_compiled()

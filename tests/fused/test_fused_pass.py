@@ -15,10 +15,8 @@ from attnscope.fused import fused_pass, weigh
 from attnscope.fused import fused_pass as widened
 from attnscope.fused import weigh as plan
 from attnscope.fused.fused_pass import FusedPass, Refusal, Scores, Worker, attend
-from attnscope.fused.places import find_matches
-from attnscope.fused.request import Pairs, Request
-from attnscope.fused.runs import open_runs
-from attnscope.fused.statistics import MapAlone, Statistics
+from attnscope.fused.request import MapAlone, Pairs, Request, Statistics
+from attnscope.fused.runs import find_matches, open_runs
 
 BATCH, HEADS, SIZE = 2, 4, 16
 

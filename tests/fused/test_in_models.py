@@ -7,7 +7,7 @@ from torch import nn
 
 from attnscope.attention import Attention, Kind, Token
 from attnscope.capture import FUSED, Coarsen, recording
-from attnscope.capture.observers.coarsen import SharedRows, cells
+from attnscope.capture.observers import SharedRows, cells
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request
 from attnscope.measures import DEFAULT, Measurement, fused_request

@@ -10,7 +10,7 @@ from torch import nn
 
 from attnscope.attention import Token
 from attnscope.capture import FUSED, Keep, recording
-from attnscope.capture.observers.coarsen import SharedRows
+from attnscope.capture.observers import SharedRows
 from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.measures import DEFAULT, Measurement, fused_request
 from tests.fused.test_fused_pass import call_of, check, inputs, request_of, weights_of

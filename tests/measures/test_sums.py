@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.measures.sums import Sums
+from attnscope.measures.measurement import Sums
 
 
 def sums_of(rows, values, lone_rows=None, lone_values=None) -> Sums:

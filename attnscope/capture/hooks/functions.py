@@ -1,4 +1,4 @@
-"""Replaces a function while threads listen to it, and restores it after the last one."""
+"""Functions that are replaced or watched while threads record: kernels, compiled and fused code, our own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import ModuleType
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType, ModuleType
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import torch
+from torch import Tensor, nn
+from torch.overrides import (
+    _get_current_function_mode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
 Listener = TypeVar("Listener")
+Function: TypeAlias = Callable[..., Any]
 
 
 class Tap(Generic[Listener]):
@@ -24,7 +34,7 @@ class Tap(Generic[Listener]):
     def __init__(
         self,
         method: str,
-        watch: Callable[[Callable[..., Any], Callable[[], list[Listener]]], Callable[..., Any]],
+        watch: Callable[[Function, Callable[[], list[Listener]]], Function],
     ) -> None:
         self.method = method
         self.watch = watch
@@ -63,7 +73,7 @@ class Tap(Generic[Listener]):
                     self._original = None
 
 
-KernelWatch: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+KernelWatch: TypeAlias = Callable[[str, Function, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a kernel of this name with these arguments, and returns its result."""
 
 
@@ -79,14 +89,14 @@ def attention_functions(watch: KernelWatch) -> Iterator[None]:
         return
     from transformers.modeling_utils import AttentionInterface
 
-    with _tap.listening(AttentionInterface, watch):
+    with _kernel_tap.listening(AttentionInterface, watch):
         yield
 
 
-def _watch(original: Callable[..., Any], listeners: Callable[[], list[KernelWatch]]) -> Callable[..., Any]:
+def _watch_kernels(original: Function, listeners: Callable[[], list[KernelWatch]]) -> Function:
     """The lookup method, returning functions that go through the listeners."""
 
-    def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
+    def get_interface(self: Any, attn_implementation: str, default: Function) -> Any:
         kernel = original(self, attn_implementation, default)
         for watch in listeners():
             kernel = _observed(watch, str(attn_implementation or "eager"), kernel)
@@ -95,7 +105,7 @@ def _watch(original: Callable[..., Any], listeners: Callable[[], list[KernelWatc
     return get_interface
 
 
-def _observed(watch: KernelWatch, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _observed(watch: KernelWatch, name: str, kernel: Function) -> Function:
     """A function that calls the kernel through a watch."""
 
     @functools.wraps(kernel)
@@ -105,4 +115,195 @@ def _observed(watch: KernelWatch, name: str, kernel: Callable[..., Any]) -> Call
     return observed
 
 
-_tap: Tap[KernelWatch] = Tap("get_interface", _watch)
+_kernel_tap: Tap[KernelWatch] = Tap("get_interface", _watch_kernels)
+
+
+_quiet = threading.local()  # .depth: how deep this thread is in our own work
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Our own work, without gradients and hidden from the recording.
+
+    The recording's mode is off meanwhile; otherwise it would record itself endlessly.
+    """
+    _quiet.depth = getattr(_quiet, "depth", 0) + 1
+    mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
+    try:
+        with torch.no_grad(), _pop_mode_temporarily() if isinstance(mode, WatchingMode) else nullcontext():
+            yield
+    finally:
+        _quiet.depth -= 1
+
+
+def is_quiet() -> bool:
+    """Whether this thread is inside ``quietly``."""
+    return bool(getattr(_quiet, "depth", 0))
+
+
+COMPILED = "compiled code was run uncompiled: compiled results may differ in rounding"
+
+FLEX = "torch.nn.attention.flex_attention"
+
+_lock = threading.Lock()
+_stances: list[Any] = []  # one per running recording, on any thread; the first one holds
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run compiled functions and modules uncompiled while the block runs.
+
+    Torch's compiler is not imported if the program has not imported it: then the stance is set as soon as
+    the block's thread compiles something, as ``flex_attention`` does whenever it runs.
+    """
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_eager_stance())
+        else:
+            stack.enter_context(_compile_tap.listening(torch, lambda: stack.enter_context(_eager_stance())))
+        yield
+
+
+@contextmanager
+def _eager_stance() -> Iterator[None]:
+    """Torch has one stance for all threads: the first block sets it, the last one restores it."""
+    with _lock:
+        _stances.append(None if _stances else torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _lock:
+            first = _stances[0]
+            _stances.pop()
+            if not _stances:
+                first.__exit__(None, None, None)
+
+
+def _watch_compile(original: Function, listeners: Callable[[], list[Callable[[], None]]]) -> Function:
+    """Wrap ``torch.compile``, so that listeners set the stance before it compiles anything."""
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        for listener in listeners():
+            listener()
+        return original(*args, **kwargs)
+
+    return compile
+
+
+_compile_tap: Tap[Callable[[], None]] = Tap("compile", _watch_compile)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is compiled: by ``torch.compile``, its own ``compile``, or its ``forward`` alone."""
+    if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+        return True
+    return hasattr(module.forward, "_torchdynamo_orig_callable")
+
+
+def runs_as_written() -> bool:
+    """Whether this is called inside compiled code that runs uncompiled.
+
+    Torch's flex attention compiles parts of itself; those compute the same numbers and do not count.
+    """
+    frame = sys._getframe() if "torch._dynamo" in sys.modules else None
+    while frame is not None and frame.f_back is not None:
+        inside, frame = frame, frame.f_back
+        if (
+            inside.f_code.co_name == "compile_wrapper"
+            and _module(inside) == "torch._dynamo.eval_frame"
+            and _module(frame) != FLEX
+        ):
+            return True
+    return False
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def original(module: nn.Module) -> nn.Module:
+    """The module that ``torch.compile`` wrapped; any other module as it is."""
+    return getattr(module, "_orig_mod", module)
+
+
+ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+FUSED_FUNCTIONS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
+OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in FUSED_FUNCTIONS)
+MULTIPLYING = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+BY_TEXT = torch.ops.aten.bmm.default  # may project non-contiguous (transposed) states; after that, it attends
+TURNING = torch.ops.aten.t.default
+
+
+class WatchingMode(torch.overrides.TorchFunctionMode):
+    """A function mode that knows the fused functions, and changes nothing."""
+
+
+class FusedProducts(TorchDispatchMode):
+    """The products around the attention inside a fused function, which runs unchanged.
+
+    ``projected`` is the output of the first products: queries, keys and values of all positions together,
+    [token, 3·size], with bias unless ``bare``; one product if all three come from the same states.
+    ``mixed`` is the input of the last one: weights times values of all heads, [token, size]. Texts are
+    concatenated along the tokens, without padding where states are nested. Nothing is seen if another
+    mode would see the operators inside, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.projected: list[Tensor] = []
+        self.bare = False
+        self.mixed: Tensor | None = None
+
+    @staticmethod
+    def run(kernel: Function, args: Any, kwargs: Any) -> tuple[Any, FusedProducts]:
+        """The result of a fused function, and what was seen inside."""
+        products = FusedProducts()
+        modes: list[Any] = _get_current_dispatch_mode_stack()
+        with products if all(isinstance(mode, FusedProducts) for mode in modes) else nullcontext():
+            return kernel(*args, **kwargs), products
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator; those of a fused function run under this mode, which is off inside this method."""
+        if func in OPERATORS:
+            below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
+            with self:
+                return func.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func is TURNING and torch.is_inference_mode_enabled():  # a product asks how to run it
+            result.requires_grad_(args[0].requires_grad)
+        if func in MULTIPLYING | {BY_TEXT} and self.mixed is None:
+            given, weight = args[-2:]
+            if sum(part.shape[1] for part in self.projected) < 3 * weight.shape[-2]:
+                self.projected.append(result.flatten(0, -2))
+                self.bare = len(args) == 2  # a bias would come before the two factors
+            elif func in MULTIPLYING:
+                self.mixed = given
+        return result
+
+
+def fast_path(module: nn.Module) -> AbstractContextManager[None]:
+    """Let a module take its fast path under a recording mode, as it would without."""
+    asks = isinstance(module, ASKING)
+    return _check_tap.listening(torch.overrides, asks) if asks or _check_tap.listeners() else nullcontext()
+
+
+def _watch_check(original: Function, listeners: Callable[[], list[bool]]) -> Function:
+    """The check, answering no for a recording mode while one of the checking modules runs its own code."""
+
+    def has_torch_function(tensors: tuple[object, ...]) -> Any:
+        asked = listeners()
+        return original(tensors) and not (asked and asked[-1] and _is_watched_alone(tensors))
+
+    return has_torch_function
+
+
+def _is_watched_alone(tensors: tuple[object, ...]) -> bool:
+    """Whether only recording modes would see functions of these plain tensors."""
+    modes: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    plain = all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+    return plain and all(isinstance(mode, WatchingMode) for mode in modes)
+
+
+_check_tap: Tap[bool] = Tap("has_torch_function", _watch_check)

@@ -16,9 +16,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from attnscope.capture.hooks.compiled import is_compiled, original
-from attnscope.capture.hooks.fast_path import fast_path
-from attnscope.capture.hooks.functions import Tap
+from attnscope.capture.hooks.functions import Tap, fast_path, is_compiled, original
 from attnscope.capture.record import Failure, Record
 from attnscope.errors import AttnscopeError, first_line, out_of_memory
 

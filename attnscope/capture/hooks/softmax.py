@@ -32,7 +32,7 @@ from attnscope.capture.lineage.functions import (
 )
 from attnscope.capture.placing.without_attention import ATTENTION
 from attnscope.capture.record import LayerWithoutAttention
-from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, is_mapped, masked_keys
+from attnscope.capture.rows.capture import ROUNDING, Trail, Weighing, is_mapped, masked_keys
 from attnscope.capture.tracker import Pass, Tracker
 
 MEMORY = "it attends to learned vectors, not to tokens"

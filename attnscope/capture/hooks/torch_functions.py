@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, OpenKeys
-from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts
+from attnscope.capture.hooks.functions import FUSED_FUNCTIONS, FusedProducts, quietly
 from attnscope.capture.hooks.modules import Call, tensors_in
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.lineage.layout import project
 from attnscope.capture.lineage.standing import doubt_axes
-from attnscope.capture.observer import quietly
 from attnscope.capture.placing.without_attention import why_opaque
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.capture import MAPPED, Capture, is_mapped
 from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
-from attnscope.capture.rows.weighing import MAPPED, is_mapped
 from attnscope.capture.tracker import Tracker
 
 ATEN = re.compile("_?(scaled_dot_product|flash|efficient)_.*attention.*")

@@ -22,7 +22,7 @@ from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned, is_parameter
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING, Seen
 from attnscope.capture.lineage.nodes import Contracted, Moved, Node, Origin, Root, nothing
-from attnscope.capture.rows.weighing import is_mapped
+from attnscope.capture.rows.capture import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
 SDPA = "scaled_dot_product_attention"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.nodes import STRETCH, Contracted, Origin, QueryKeyOrigin, Root, is_constant
-from attnscope.capture.rows.weighing import Weighing
+from attnscope.capture.rows.capture import Weighing
 from attnscope.capture.tracker import Taken
 
 CHANNELS = "it attends from channel to channel, not from token to token"

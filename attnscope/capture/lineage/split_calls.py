@@ -15,14 +15,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.layout import Piece, ask_again, survey
 from attnscope.capture.lineage.nodes import STRETCH, UNMOVABLE, QueryKeyOrigin
-from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.placed import Part, PlacedRows
-from attnscope.capture.rows.proof import join_differences
+from attnscope.capture.rows.scores import Part, PlacedRows, join_differences
 from attnscope.capture.tracker import Taken, Tracker
 
 AXES = "it attends over {} axes, and nothing tells which one holds the heads"

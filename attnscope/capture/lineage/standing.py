@@ -23,7 +23,7 @@ from attnscope.capture.lineage.nodes import (
     QueryKeyOrigin,
     is_constant,
 )
-from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
+from attnscope.capture.rows.capture import ROUNDING, Weighing, is_mapped
 
 MOST = 2**24  # most weights whose labels are computed
 IN_ROW = frozenset({"order", "another order"})

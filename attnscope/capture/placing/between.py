@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import PRODUCTS, Seen
 from attnscope.capture.lineage.nodes import STRETCH, UNMOVABLE, Origin, Root, is_constant
-from attnscope.capture.observer import quietly
-from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.weighing import Weighing, is_mapped
+from attnscope.capture.rows.capture import Capture, Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
 ACROSS = "it attends from text to text of a batch, not from token to token"

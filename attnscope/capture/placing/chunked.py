@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import HeldRows
+from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import SOFTMAX, Seen
-from attnscope.capture.observer import quietly
-from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.placed import Part, PlacedRows
-from attnscope.capture.rows.proof import compare_rows
-from attnscope.capture.rows.weighing import masked_keys
+from attnscope.capture.rows.capture import Capture, masked_keys
+from attnscope.capture.rows.scores import Part, PlacedRows, compare_rows
 from attnscope.capture.tracker import Tracker
 
 IN_CHUNKS = "{} attends in chunks, and those of this call cannot be put at their keys"

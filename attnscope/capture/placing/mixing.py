@@ -22,7 +22,7 @@ from attnscope.capture.lineage.follow import MULTIPLYING, Lineage
 from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, REDUCING, Product, Seen
 from attnscope.capture.lineage.nodes import STRETCH, Contracted, Moved, Node, is_constant
 from attnscope.capture.placing.without_attention import POOLED, is_torchs_own
-from attnscope.capture.rows.weighing import MAPPED, is_mapped
+from attnscope.capture.rows.capture import MAPPED, is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
 MOST = 2**22  # most numbers of a tensor whose positions are looked up

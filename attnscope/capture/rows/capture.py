@@ -2,17 +2,143 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, RowSource, Site, Source
-from attnscope.capture.rows.proof import compare_rows
-from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.rows.weighing import Weighing
+from attnscope.capture.rows.scores import ScoredRows, compare_rows
+from attnscope.fused.runs import CLOSED_BELOW
+
+FAR_BELOW = 5e3
+ROUNDING = 0.01  # a row of 16-bit weights may sum to a little over 1
+
+TALKING = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
+SIGNED = "some of its weights are negative when they meet the values: no distribution over keys"
+MAPPED = "it attends inside of torch.vmap, which hides some of its axes: its weights are not shown"
+
+
+@dataclass(frozen=True, eq=False)
+class Trail:
+    """One tensor on the path from a softmax to the product that makes it attention."""
+
+    path: tuple[str, ...]  # the modules that were running at the softmax, outermost first
+    masked: Tensor | None  # bool, with the tensor's axes
+    shapes: tuple[torch.Size, ...]  # every 4-D shape on the path
+    mixed: bool = False  # whether a learned layer mixed heads after the softmax (talking heads)
+    signed: bool = False  # whether some of the weights are negative when they meet the values
+    softmax: int = 0  # number of the softmax in the recording; 0 for none
+
+    def owner(self, path: Sequence[str]) -> str:
+        """The innermost module around the softmax that still runs, when these run."""
+        both = zip(self.path, path, strict=False)
+        return ([""] + [ours for theirs, ours in both if theirs == ours])[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Weighing:
+    """Attention weights as they met the values, in the module's own axes."""
+
+    trail: Trail
+    weights: Tensor  # [..., query, key]
+    masked: Tensor | None  # [..., query, key]
+    grouped: bool = False  # whether neighbouring heads share their values along a separate axis
+    operand: Tensor | None = None  # the tensor that was multiplied
+    axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
+    weighed: Tensor | None = None  # the other factor
+    made_axis: int = -2  # of the product: its queries
+    values: Tensor | None = None  # [..., key, size], if the product had one such axis
+    output: Tensor | None = None  # [..., query, size], the product
+
+    def with_heads(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Weights and open keys with a batch and a head axis, from any axes of the module.
+
+        Five axes and more: those between the first and the queries are heads in groups that share their
+        values; otherwise all but the last of them are batch (windows, blocks), unless the second has as
+        many entries as the module's ``heads``. Three: [batch·head, query, key], split like a 4-D shape on
+        the weights' path, or by the batch of the module's input. -> [batch, head, query, key]
+        """
+        masked = None if self.masked is None else self.masked.expand(self.weights.shape)
+        masked = None if masked is None else ~self._laid(masked, batch, heads)
+        return self._laid(self.weights, batch, heads), masked
+
+    def arrange(self, labels: Tensor, batch: int, heads: int | None = None) -> Tensor:
+        """A tensor in the operand's axes, rearranged as by ``with_heads``; the last two may be shorter."""
+        return self._laid(labels.permute(self.axes), batch, heads)
+
+    def _laid(self, tensor: Tensor, batch: int, heads: int | None) -> Tensor:
+        """A tensor in the weights' axes, with a batch and a head axis."""
+        tensor = tensor.transpose(1, 2) if self._swaps(heads) else tensor
+        return tensor.reshape(*self._shape(batch, heads), *tensor.shape[-2:])
+
+    def product(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor] | None:
+        """The values and their mixtures, rearranged as by ``with_heads``, if they have such axes.
+
+        -> [batch, head, key, size], [batch, head, query, size]
+        """
+        values, output, lead = self.values, self.output, self.weights.shape[:-2]
+        if values is None or output is None or output.dtype != self.weights.dtype:
+            return None
+        if lead[1:] == (1,) and values.ndim == output.ndim == 4 and values.shape[1] == output.shape[1]:
+            # one head weighs the values of all
+            values, output = (part.transpose(1, 2).flatten(2).unsqueeze(1) for part in (values, output))
+        if output.shape[:-1] != self.weights.shape[:-1] or values.ndim > output.ndim:
+            return None
+        values = values.expand(*lead, *values.shape[-2:])
+        return self._laid(values, batch, heads), self._laid(output, batch, heads)
+
+    def _swaps(self, heads: int | None) -> bool:
+        """Whether the second of five axes are the heads."""
+        shape = self.weights.shape
+        return len(shape) == 5 and not self.grouped and shape[1] == heads != shape[2]
+
+    def _shape(self, batch: int, heads: int | None) -> tuple[int, int]:
+        """The batch and the heads of the weights."""
+        *lead, _, _ = self.weights.transpose(1, 2).shape if self._swaps(heads) else self.weights.shape
+        if not lead:
+            return 1, 1
+        if len(lead) == 1:
+            return self._split(batch)
+        if len(lead) > 2 and not self.grouped:
+            return math.prod(lead[:-1]), lead[-1]
+        return lead[0], math.prod(lead[1:])
+
+    def _split(self, batch: int) -> tuple[int, int]:
+        """Batch and heads of [batch·head, query, key] weights."""
+        count, *size = self.weights.shape
+        for shape in reversed(self.trail.shapes):
+            if list(shape[2:]) == size and shape[0] * shape[1] == count:
+                return shape[0], shape[1]
+        return (batch, count // batch) if batch and count % batch == 0 else (count, 1)
+
+
+def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
+    """The scores that a mask closes, or None if all are open.
+
+    Masked is -inf, the very low number of an additive mask, and whatever lies ``FAR_BELOW`` or more under
+    the largest score of its row, where any weight underflows. Inside ``torch.vmap`` one cannot ask
+    whether there is any.
+    """
+    scores = scores.detach()
+    highest = scores.amax(axis, keepdim=True)
+    masked = (scores <= CLOSED_BELOW) | (scores < highest - FAR_BELOW)
+    return masked if is_mapped(masked) or bool(masked.any()) else None
+
+
+def is_mapped(*tensors: Tensor) -> bool:
+    """Whether ``torch.vmap`` hides an axis of one of some tensors, so that their numbers cannot be read."""
+    for tensor in tensors:
+        while functorch.is_functorch_wrapped_tensor(tensor):
+            if functorch.is_batchedtensor(tensor):
+                return True
+            tensor = functorch.get_unwrapped(tensor)
+    return False
+
 
 UNPLACED = Site("", 0, "cross", 0)
 

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys
 from attnscope.capture.record import FUSED, tolerance
-from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.proof import compare_rows
-from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.rows.weighing import ROUNDING, Weighing
+from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing
+from attnscope.capture.rows.scores import ScoredRows, compare_rows
 from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.fused.runs import opens
 

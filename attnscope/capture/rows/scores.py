@@ -1,15 +1,17 @@
-"""Rows of attention, computed beside the kernel from the kernel's own arguments."""
+"""Rows of attention: computed beside the kernel, assembled from parts, and checked against its output."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import AttentionCall, OpenKeys, RowSource
+from attnscope.attention import AttentionCall, HeldRows, OpenKeys, RowSource, SomeHeads
+from attnscope.capture.record import tolerance
 from attnscope.fused.runs import opens
 
 SHORT = 1 << 21
@@ -174,3 +176,157 @@ def _block(mask: OpenKeys, start: int, stop: int, heads: list[int] | None) -> Te
     if mask.shape[2] != 1:
         mask = mask[:, :, start:stop]
     return mask if heads is None or mask.shape[1] == 1 else mask[:, heads]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some weights, and where their rows and slots belong; -1: nowhere."""
+
+    read: RowSource
+    text: Tensor  # [batch, head, query]
+    head: Tensor  # [batch, head, query]
+    row: Tensor  # [batch, head, query]
+    key: Tensor  # [batch, head, query or 1, slot]
+
+    def is_alike(self, heads: int) -> bool:
+        """Whether all heads have the same rows, slots and masks."""
+        if self.head.shape[1] != heads or self.read.allowed(0, 1).shape[1] > 1:
+            return False
+        alike = all(bool((of == of[:, :1]).all()) for of in (self.text, self.row, self.key))
+        return alike and bool((self.head == self.head[:1, :, :1]).all())
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedRows:
+    """Rows of several parts; entries of several parts for one row and key are added."""
+
+    parts: tuple[Part, ...]
+    texts: int
+    heads: int
+    keys: int
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        chosen = range(self.heads) if heads is None else heads
+        taken = sorted(set(chosen))
+        rows = self._gathered(start, stop, taken, of_mask=False)
+        return rows if list(chosen) == taken else rows[:, [taken.index(head) for head in chosen]]
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that a part had and its mask left open, bool.  -> [batch, head or 1, row, key]"""
+        alike = all(part.is_alike(self.heads) for part in self.parts)
+        return self._gathered(start, stop, range(1 if alike else self.heads), of_mask=True) > 0
+
+    def _gathered(self, start: int, stop: int, heads: Sequence[int], of_mask: bool) -> Tensor:
+        """The parts' entries for some rows and heads, at their keys.  -> [batch, head, row, key]"""
+        device = self.parts[0].row.device
+        number = torch.full((self.heads,), -1, device=device)
+        number[list(heads)] = torch.arange(len(heads), device=device)
+        count, wide = stop - start, self.keys + 1  # the last column is for slots that belong nowhere
+        sums: Tensor | None = None
+        for part in self.parts:
+            mine = (part.row >= start) & (part.row < stop) & (number[part.head] >= 0)  # [batch, head, query]
+            asked = mine.any(0).any(0).nonzero()[:, 0].tolist() or [0, -1]
+            first, last = asked[0], asked[-1] + 1
+            lanes = mine.any(0).any(-1).nonzero()[:, 0]
+            mine = mine[:, lanes, first:last]
+            if of_mask:
+                values = part.read.allowed(first, last).float()
+                values = values if values.shape[1] == 1 else values[:, lanes]
+                values = values.expand(*mine.shape, -1)
+            else:
+                values = part.read.rows(first, last, lanes.tolist())
+            if sums is None:
+                sums = values.new_zeros(self.texts * len(heads) * count, wide)
+            key = part.key if part.key.shape[2] == 1 else part.key[:, :, first:last]
+            key = key[:, lanes].expand(*values.shape)[mine]  # [place, slot]
+            column = torch.where(key < 0, self.keys, key)
+            text, head, row = (of[:, lanes, first:last][mine] for of in (part.text, part.head, part.row))
+            lane = (text * len(heads) + number[head]) * count + row - start
+            whole = torch.equal(lane, torch.arange(len(sums), device=device))
+            spread = sums if whole else values.new_zeros(len(lane), wide)
+            spread.scatter_add_(-1, column, values[mine])
+            if not whole:
+                sums.index_add_(0, lane, spread)
+        assert sums is not None
+        return sums.view(self.texts, len(heads), count, wide)[..., :-1]
+
+
+SOME = 64  # about this many keys are enough for the magnitude of the values
+
+
+def sample_rows(queries: int) -> tuple[int, ...]:
+    """The sampled rows: the first, the middle and the last one."""
+    return tuple(sorted({0, queries // 2, queries - 1}))
+
+
+@torch.no_grad()
+def compare_rows(
+    rows: RowSource,
+    value: Tensor,
+    output: Tensor,
+    finish: Callable[[Tensor, Sequence[int]], Tensor] | None = None,
+) -> float:
+    """The largest error of a few rows of weights @ values against the output, relative to the largest value.
+
+    ``value`` is [batch, key_head, key, size] and ``output`` [batch, head, query, size]. Rows are read in
+    all heads; NaNs and infinities of the kernel are ignored. The magnitude of the values is estimated
+    from some of them and from these rows: reading all of them would cost one more pass over memory.
+    ``finish`` is what a kernel does with the heads of a few rows, [batch, head, row, size], before it
+    returns [batch, row, size].
+    """
+    places = sample_rows(output.shape[2])
+    mixed = mix(sampled_weights(rows, places), value)  # [batch, head, row, size]
+    mixed = mixed if finish is None else finish(mixed, places).unsqueeze(1)
+    given = output[:, :, list(places)]
+    gap = (mixed - given).abs().where(given.isfinite(), 0)
+    worst = float(gap.nan_to_num(torch.inf).amax())
+    some = [given] if finish is not None else [given, value[:, :, :: max(1, value.shape[2] // SOME)]]
+    largest = max(float(part.nan_to_num(0.0, 0.0, 0.0).abs().amax()) for part in some)
+    return worst / largest if largest else worst
+
+
+def join_differences(differences: Sequence[float | None], dtype: torch.dtype) -> float | None:
+    """The error of parts of one attention: None if one is unknown, unless another is wrong."""
+    known = [each for each in differences if each is not None]
+    most = max(known, default=None)
+    whole = len(known) == len(differences)
+    return most if whole or (most is not None and not most <= tolerance(dtype)) else None
+
+
+def mix(weights: Tensor, values: Tensor) -> Tensor:
+    """Weights times values, which several heads may share.
+
+    [batch, head, row, key], [batch, key_head, key, size] -> [batch, head, row, size]
+    """
+    batch, heads, count, keys = weights.shape
+    values = values.to(weights.dtype)
+    grouped = weights.reshape(batch, values.shape[1], -1, keys)  # [batch, key_head, group·row, key]
+    return (grouped @ values).view(batch, heads, count, -1)
+
+
+def sampled_weights(rows: RowSource, places: tuple[int, ...]) -> Tensor:
+    """The weights of a few queries.  -> [batch, head, row, key]"""
+    if isinstance(rows, ScoredRows):
+        return rows.pick(places)
+    return torch.cat([rows.rows(row, row + 1, None) for row in places], 2)
+
+
+ReadScores: TypeAlias = Callable[[int, int, "Sequence[int] | None"], Tensor]
+"""The input of the softmax, for some queries and heads.  -> [batch, head, row, key]"""
+
+
+def find_scores(read: RowSource) -> ReadScores | None:
+    """The scores behind rows; ``None`` if only weights are known, or if rows are not a softmax of scores."""
+    if hasattr(read, "source"):  # rows of a trace are read on demand
+        read = read.source()
+    if isinstance(read, ScoredRows):
+        return read.scores
+    if isinstance(read, SomeHeads):
+        scores, chosen = find_scores(read.all), read.chosen
+        return scores and (lambda start, stop, heads: scores(start, stop, chosen))
+    if not isinstance(read, HeldRows) or read.call is None:
+        return None
+    made, places = ScoredRows(read.call), sample_rows(read.weights.shape[2])
+    gap = (made.pick(places) - read.weights[:, :, list(places)]).abs().amax()
+    return made.scores if float(gap) <= tolerance(read.weights.dtype) else None

@@ -13,11 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import AttentionCall, HeldRows
+from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.observer import quietly
 from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.proof import join_differences, sample_rows, sampled_weights
-from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
+from attnscope.capture.rows.scores import (
+    JoinedHeads,
+    ScoredRows,
+    join_differences,
+    sample_rows,
+    sampled_weights,
+)
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
 

@@ -19,12 +19,11 @@ from torch.autograd.graph import Node
 from torch.nn import functional as F
 
 from attnscope.attention import Attention, Site
-from attnscope.capture.hooks.fast_path import WatchingMode
+from attnscope.capture.hooks.functions import WatchingMode, is_quiet, quietly
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.observer import is_quiet, quietly
 from attnscope.capture.projections import Projections
 from attnscope.capture.record import tolerance
-from attnscope.capture.rows.proof import mix
+from attnscope.capture.rows.scores import mix
 
 # fmt: off
 LINEAR = frozenset((

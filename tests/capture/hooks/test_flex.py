@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnscope.capture import Keep, recording
-from attnscope.capture.hooks.compiled import COMPILED
+from attnscope.capture.hooks.functions import COMPILED
 from tests.capture.tiny import FAMILIES, inputs
 
 SIZE, HEADS, COUNT = 16, 4, 7

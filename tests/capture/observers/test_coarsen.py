@@ -8,8 +8,8 @@ import torch
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
 from attnscope.capture import Coarsen
-from attnscope.capture.observers import coarsen as coarsening
-from attnscope.capture.observers.coarsen import cells
+from attnscope.capture import observers as coarsening
+from attnscope.capture.observers import cells
 
 
 def random_attention(queries=11, keys=13, causal=True, seed=0):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from attnscope.attention import Attention, HeldRows, Site
-from attnscope.capture.observers.rows import Rows, Sample
+from attnscope.capture.observers import Rows, Sample
 
 
 class Counting(HeldRows):
@@ -53,7 +53,7 @@ def test_blocks_change_nothing(monkeypatch):
     whole = Sample(lambda _: Rows([[query] for query in range(24)]))
     whole.observe(seen)
     assert seen.read.read == [(0, 24)]
-    monkeypatch.setattr("attnscope.capture.observers.coarsen.BLOCK", 3 * 24 * 10)
+    monkeypatch.setattr("attnscope.capture.observers.BLOCK", 3 * 24 * 10)
     parts = Sample(lambda _: Rows([[query] for query in range(24)]))
     parts.observe(seen)
     assert seen.read.read[1:] == [(0, 10), (10, 20), (20, 24)]

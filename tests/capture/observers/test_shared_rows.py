@@ -7,9 +7,8 @@ import torch
 
 from attnscope.attention import Attention
 from attnscope.capture import Coarsen, RowSums, recording
-from attnscope.capture.observers.coarsen import SharedRows, cells
-from attnscope.capture.observers.rows import Rows, Sample
-from attnscope.capture.passes import AttentionMode
+from attnscope.capture.observers import Rows, Sample, SharedRows, cells
+from attnscope.capture.recorder import AttentionMode
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
@@ -20,7 +19,7 @@ from tests.capture.observers.test_sample import attention
 
 
 def test_observers_of_blocks_of_other_sizes_read_each_row_once(monkeypatch):
-    monkeypatch.setattr("attnscope.capture.observers.coarsen.BLOCK", 3 * 24 * 5)
+    monkeypatch.setattr("attnscope.capture.observers.BLOCK", 3 * 24 * 5)
     seen = attention()
     sums, coarsen, sample = RowSums(), Coarsen(cells(7)), Sample(lambda _: Rows([[1], [22]]))
     SharedRows([sums, coarsen, sample]).observe(seen)

@@ -7,7 +7,7 @@ from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.placing import mixing as why
-from attnscope.capture.rows.weighing import MAPPED
+from attnscope.capture.rows.capture import MAPPED
 from tests.capture.placing.ways import COUNT, EACH, SIZE, TEXTS, Stream, attend, decay, observe, run_a_sum
 from tests.capture.tiny import FAMILIES, inputs
 

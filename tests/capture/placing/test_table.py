@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from attnscope.capture import Keep, recording
-from attnscope.capture.hooks.compiled import COMPILED
+from attnscope.capture.hooks.functions import COMPILED
 from tests.capture.placing.ways import COUNT, HEADS, NAMED, SHOWN, SIZE, TEXTS, Stream, attend
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from attnscope.capture import Keep, recording
 from attnscope.capture.placing import mixing as why
 from attnscope.capture.placing.without_attention import POOLED
-from attnscope.capture.rows.weighing import MAPPED
+from attnscope.capture.rows.capture import MAPPED
 
 TEXTS, SIZE, HEADS, COUNT = 2, 16, 4, 7
 EACH = SIZE // HEADS

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnscope.capture import FUSED, recording
-from attnscope.capture.rows.proof import join_differences
+from attnscope.capture.rows.scores import join_differences
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.questions.sentences import note_unproved, provenance
 from tests.capture import modules

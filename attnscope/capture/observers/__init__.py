@@ -1,1 +1,0 @@
-"""Observers of attention during a pass: coarsen, keep, sample, row sums."""

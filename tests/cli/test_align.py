@@ -38,13 +38,6 @@ def test_each_word_has_a_line_with_its_times(run, whisper, tone, answer):
     ]
 
 
-def test_json_has_words_tokens_and_heads(answer):
-    assert [word["text"] for word in answer["words"]] == TEXT.split()
-    assert answer["heads"] == ["L0H1", "L1H0"]
-    assert answer["tokens"][0]["begin"] == 0
-    assert answer["seconds"] == pytest.approx(1.3)
-
-
 def test_the_map_and_its_path_are_saved_as_a_picture(run, whisper, tone, answer, tmp_path):
     ran = run("align", tone, TEXT, "-m", whisper, "-o", tmp_path / "map.svg")
     assert (ran.code, ran.out) == (0, "")
@@ -100,21 +93,6 @@ def test_a_textgrid_fills_the_whole_sound_and_leaves_no_word_out(run, whisper, t
     assert all(begin < end for begin, end in zip(begins, ends, strict=True))
     assert " ".join(re.findall(r'^ {12}text = "(.+)"', out, re.M)) == TEXT
     assert f"size = {len(begins)}" in out
-
-
-def test_heads_are_ranked(run, whisper, tone):
-    ran = run("align", tone, TEXT, "-m", whisper, "--rank")
-    assert ran.code == 0
-    assert len(re.findall(r"^L\dH\d ", ran.out, re.M)) == speech.LAYERS * speech.HEADS
-    ranked = json.loads(run("align", tone, TEXT, "-m", whisper, "--rank", "--json").out)["ranked"]
-    shares = [each["forward"] for each in ranked]
-    assert shares == sorted(shares, reverse=True)
-
-
-def test_the_model_writes_what_is_said(run, whisper, tone):
-    ran = run("align", tone, "-m", whisper, "--generate", "4", "--json")
-    assert len(json.loads(ran.out)["tokens"]) <= 4
-    assert run("align", tone, "-m", whisper, "--json").code == 0
 
 
 def test_an_answer_is_what_its_schema_says(run, whisper, tone, answer):

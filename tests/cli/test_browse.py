@@ -57,19 +57,6 @@ def test_the_browser_is_given_what_the_command_says(run, monkeypatch, tmp_path):
     assert browser.heads.selection.words
 
 
-def test_an_image_is_browsed_as_its_patches(run, monkeypatch, tmp_path):
-    from tests.models import images
-
-    app = pytest.importorskip("textual.app", reason="Textual is not installed")
-    seen = []
-    monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
-    picture, folder = images.picture(tmp_path / "corner.png"), images.vision(tmp_path / "vit", "vit")
-    assert run("browse", "--image", picture, "-m", folder).code == 0
-    (browser,) = seen
-    labels = [place.label for place in browser.heads.head("encoder", 0, 0).weights.keys]
-    assert labels[:3] == ["[CLS]", "0,0", "0,1"]
-
-
 def test_a_trace_is_browsed_without_its_model(run, monkeypatch, tmp_path):
     app = pytest.importorskip("textual.app", reason="Textual is not installed")
     seen = []

@@ -3,7 +3,6 @@
 import json
 
 import click
-import numpy as np
 import pytest
 
 from attnscope.cli.options import parse_numbers
@@ -58,27 +57,6 @@ def test_a_token_is_drawn_with_the_keys_that_hold_a_share_alone(run, tmp_path):
     assert drawn["all"] != drawn["few"]
     command = json.loads((tmp_path / "few" / "manifest.json").read_text("utf-8"))["command"]
     assert "--keep-mass 0.5" in command
-
-
-def test_a_file_of_weights_is_exported_without_a_model(run, tmp_path):
-    run("show", TEXT, "-o", tmp_path / "heads.npz")
-    ran = run(
-        "export", "--from", tmp_path / "heads.npz", "-o", tmp_path / "out", "--layers", "3", "--heads", "0"
-    )
-    assert ran.code == 0
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
-    assert [file["name"] for file in manifest["files"]] == ["overview.png", "L03.png", "L03H00.png"]
-    assert manifest["sites"][0]["source"] == "file"
-    assert manifest["texts"][0]["tokens"][2] == "cat"
-
-
-def test_what_a_model_writes_is_exported_too(run, tmp_path):
-    arguments = ("-m", "own-causal", "--generate", "3", "-o", tmp_path, "--layers", "0", "--format", "npz")
-    assert run("export", "The cat", *arguments).code == 0
-    ran = run("show", "The cat", "-m", "own-causal", "--generate", "3", "-o", tmp_path / "shown.npz")
-    assert ran.code == 0
-    with np.load(tmp_path / "heads.npz") as exported, np.load(tmp_path / "shown.npz") as shown:
-        np.testing.assert_array_equal(exported["decoder.00"], shown["decoder.00"])
 
 
 @pytest.mark.parametrize(

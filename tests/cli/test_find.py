@@ -1,24 +1,16 @@
-"""``attnscope find``: what it prints, saves and refuses."""
+"""``attnscope find``, also with known answers, and ``attnscope spans``."""
 
 import csv
 import io
 import json
+import re
+
+import jsonschema
+import pytest
+
+from tests.questions.gold import treebank
 
 TEXT = "The cat sat on the mat because it was tired."
-
-
-def test_a_question_is_answered_by_a_map_of_all_heads_and_a_table_of_the_best(run):
-    ran = run("find", "* -> -1", TEXT, "--top", "2")
-    assert ran.code == 0
-    lines = ran.out.splitlines()
-    assert "* -> -1 · encoder attention" in lines
-    start = next(number for number, line in enumerate(lines) if line.startswith("head"))
-    assert [line.split() for line in lines[start + 1 : start + 3]] == [
-        ["L2H1", "0.97", "0.08", "1"],
-        ["L1H3", "0.95", "0.08", "1"],
-    ]
-    assert "· 1 of 13 rows cannot look there and are left out" in lines
-    assert lines[-1] == f"· attnscope show '{TEXT}' --head L2H1"
 
 
 def test_json_and_csv_hold_every_head_of_every_question(run):
@@ -31,21 +23,6 @@ def test_json_and_csv_hold_every_head_of_every_question(run):
     first = questions[0]["heads"][0]
     assert (first["layer"], first["head"], first["kind"]) == (2, 5, "encoder")
     assert float(rows[0]["weight"]) == first["weight"]
-
-
-def test_a_map_is_saved_for_each_question(run, tmp_path):
-    ran = run("find", "it <-> cat", TEXT, "-o", tmp_path / "map.png", "--dpi", "50")
-    assert ran.code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["map-1.png", "map-2.png"]
-
-
-def test_weights_from_a_file_are_asked_without_a_model(run, tmp_path):
-    run("show", TEXT, "-o", tmp_path / "heads.npz")
-    asked = ("find", "it -> cat", "--json")
-    saved = json.loads(run(*asked, "--from", tmp_path / "heads.npz").out)["questions"][0]["heads"]
-    direct = json.loads(run(*asked, TEXT).out)["questions"][0]["heads"]
-    assert [each["head"] for each in saved[:5]] == [each["head"] for each in direct[:5]]
-    assert abs(saved[0]["weight"] - direct[0]["weight"]) < 1e-6
 
 
 def test_what_begins_with_a_minus_and_is_no_option_is_an_argument(run):
@@ -76,14 +53,89 @@ def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):
     assert [each["question"] for each in json.loads(ran.out)["questions"]] == ['"x -> y" -> cat']
 
 
-def test_a_note_names_the_first_of_many_places(run):
-    ran = run("find", "* -> a", "a b " * 30, "--top", "1")
-    assert "· a stands at 30 places (1, 3, 5, 7, 9, 11, ...): summed" in ran.out.splitlines()
+ANSWERS = '{"text": "The cat sat on the mat.", "pairs": [[1, 0, "article"], [5, 4, "article"], [2, 1]]}\n'
 
 
-def test_a_head_of_the_kind_that_was_asked_for_is_opened_as_one(run, pair_folder):
-    ran = run(
-        "find", "sat -> cat", "The cat sat.", "--second", "A cat sat.", "-m", pair_folder, "--kind", "cross"
-    )
+@pytest.fixture
+def bank(tmp_path):
+    (tmp_path / "small.conllu").write_text(treebank.conllu(), "utf-8")
+    return tmp_path / "small.conllu"
+
+
+def test_json_is_what_its_schema_says_and_csv_has_the_same(run, bank, tmp_path):
+    (tmp_path / "small.jsonl").write_text(ANSWERS)
+    schema = json.loads(run("schema", "find").out)
+    for file in (bank, tmp_path / "small.jsonl"):
+        seen = json.loads(run("find", "--gold", file, "--json").out)
+        jsonschema.Draft202012Validator(schema).validate(seen)
+        rows = list(csv.DictReader(io.StringIO(run("find", "--gold", file, "--csv").out)))
+        flat = [(each["label"], each["direction"], head) for each in seen["labels"] for head in each["heads"]]
+        assert len(rows) == len(flat)
+        for row, (label, direction, head) in zip(rows, flat, strict=True):
+            assert (row["label"], row["direction"]) == (label, direction)
+            assert float(row["accuracy"]) == head["accuracy"]
+        table = sorted(re.findall(r"L\d+H\d+", run("find", "--gold", file).out))
+        assert sorted(f"L{row['layer']}H{row['head']}" for row in rows if row["printed"] == "True") == table
+        assert sum(row["printed"] == "True" for row in rows) == len({row["label"] for row in rows})
+    assert {each["label"] for each in seen["labels"]} == {"article", "all"}
+
+
+def test_alignments_have_an_error_rate_in_the_table(run, tmp_path, pair_folder):
+    (tmp_path / "texts").write_text("The cat sat ||| A cat looks\nwords look ||| heads look back\n")
+    (tmp_path / "links").write_text("0-0 1-1 2?2\n0-0 1-1\n")
+    ran = run("find", "--gold", tmp_path / "texts", "--alignments", tmp_path / "links", "-m", pair_folder)
     assert ran.code == 0
-    assert " --kind cross" in ran.out.splitlines()[-1]
+    assert "AER" in ran.out.splitlines()[1]
+    assert all(len(line) <= 80 for line in ran.out.splitlines())
+    assert "target → source" in ran.out
+
+
+def test_what_cannot_be_read_is_said_and_counted(run, bank):
+    bank.write_text("1\tcat\tno treebank\n\n" + bank.read_text("utf-8"), "utf-8")
+    ran = run("find", "--gold", bank)
+    assert "attnscope: skipped line 1: line 1: it has 3 columns, not 10" in ran.err
+    assert "1 text could not be read: line 1" in ran.out
+    run("find", "--gold", bank, "--strict").refuses("line 1")
+
+
+def test_a_direction_that_can_hardly_be_asked_is_not_listed_beside_the_other(run, tmp_path):
+    """A causal head looks back alone, and one lucky word ahead says nothing."""
+    pairs = [[n, n - 1, "before"] for n in range(1, 12)] + [[0, 5, "before"]]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a cat " * 6, "pairs": pairs}) + "\n")
+    ran = run("find", "--gold", tmp_path / "a.jsonl", "-m", "own-causal", "--top", "20")
+    assert "from → to" in ran.out
+    assert "to → from" not in ran.out
+    assert "1 directions can be asked too rarely" not in ran.out
+    assert "1 direction can be asked too rarely to be compared: --json has it" in ran.out
+
+
+TWO = "The cat sat on the mat. It was tired because it ran."
+
+
+def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
+    numbers = json.loads(run("spans", TWO, "--json").out)
+    assert numbers["parts"][0]["name"] == "[CLS]"
+    assert len(numbers["heads"]) == 32
+    rows = list(csv.DictReader(io.StringIO(run("spans", TWO, "--csv").out)))
+    assert len(rows) == 32 * 4 * 4
+    assert float(rows[1]["weight"]) == numbers["heads"][0]["weights"][0][1]
+
+
+def test_one_head_is_that_head_and_no_mean(run):
+    every = json.loads(run("spans", TWO, "--json").out)["heads"]
+    ran = json.loads(run("spans", TWO, "--json", "--head", "L1H3").out)
+    assert ran["heads"] == [head for head in every if (head["layer"], head["head"]) == (1, 3)]
+    assert run("spans", TWO, "--head", "L1H3").out.startswith("L1H3 · encoder attention")
+
+
+def test_at_a_star_the_parts_are_listed_by_what_is_looked_at_most(run):
+    asked = ("spans", TWO, "-m", "own-causal", "--pair", "2 -> *")
+    numbers = json.loads(run(*asked, "--head", "L1H3", "--json").out)["questions"]
+    shares = [each["heads"][0]["weight"] for each in numbers]
+    assert shares == sorted(shares, reverse=True)
+    lines = run(*asked, "--head", "L1H3").out.splitlines()
+    assert lines[0] == "2 -> * · L1H3"
+    head = [line.split() for line in lines].index(["part", "share", "baseline"])
+    named = [line.split("  ")[0] for line in lines[head + 1 : head + 1 + len(numbers)]]
+    assert named == [each["question"].partition(" -> ")[2] for each in numbers]
+    assert "most in" in run(*asked).out

@@ -5,8 +5,7 @@ import json
 import pytest
 import transformers
 
-from tests.models import images
-from tests.models.folders import gpt2, minilm, t5
+from tests.models.folders import gpt2, minilm
 
 TINY = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 400, "intermediate_size": 32}
 
@@ -33,52 +32,6 @@ def test_alike_layers_share_a_line(run):
     assert len(lines) == 1
     assert lines[0].startswith("0-5")
     assert max(len(line) for line in ran.out.splitlines()) <= 80
-
-
-def test_json_names_every_call(run):
-    answer = json.loads(run("info", minilm(), "--json").out)
-    assert [site["layer"] for site in answer["sites"]] == list(range(6))
-    assert answer["sites"][3]["name"] == "encoder.layer.3.attention.self"
-    assert answer["sites"][3]["row_sums"] == pytest.approx([1, 1], abs=1e-5)
-    assert {site["own_report"] for site in answer["sites"]} == {"right"}
-    assert answer["without"] == []
-
-
-def test_the_own_encoder_reports_nothing_itself(run):
-    answer = json.loads(run("info", "own", "--json").out)
-    assert {site["own_report"] for site in answer["sites"]} == {"none"}
-
-
-def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run, saved):
-    groups = dict.fromkeys(
-        ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"),
-        1,
-    )
-    config = transformers.SqueezeBertConfig(**TINY, num_hidden_layers=2, embedding_size=32, **groups)
-    folder = saved(transformers.SqueezeBertModel(config))
-    told = "own output_attentions are wrong in encoder layers 0-1: scores from before the softmax"
-    assert told in " ".join(run("info", folder).out.split())
-    sites = json.loads(run("info", folder, "--json").out)["sites"]
-    assert {(site["own_report"], site["own_fault"]) for site in sites} == {
-        ("wrong", "scores from before the softmax")
-    }
-
-
-def test_a_model_of_images_is_listed_with_an_image(run, tmp_path):
-    picture = images.picture(tmp_path / "corner.png")
-    answers = {}
-    for name in ("vit", "swin"):
-        folder = images.vision(tmp_path / name, name)
-        answers[name] = json.loads(run("info", folder, "--image", picture, "--json").out)
-    assert {site["own_report"] for site in answers["vit"]["sites"]} == {"right"}
-    assert {site["own_fault"] for site in answers["swin"]["sites"]} == {"2 tensors for 3 calls"}
-    assert "give it one with --image FILE" in run("info", tmp_path / "vit").err
-    folder = images.clip(tmp_path / "clip")
-    towers = json.loads(run("info", folder, "--image", picture, "--json").out)["sites"]
-    assert {(site["name"].partition(".")[0], site["own_report"]) for site in towers} == {
-        ("vision_model", "right")
-    }
-    assert {site["kind"] for site in json.loads(run("info", folder, "--json").out)["sites"]} == {"decoder"}
 
 
 def test_layers_without_attention_are_named_with_what_they_have_instead(run, saved):
@@ -131,14 +84,6 @@ def test_a_text_of_one_token_is_reported_rightly_though_all_heads_are_alike(run,
     assert {site["own_report"] for site in answer["sites"]} == {"right"}
 
 
-def test_info_prints_the_audit(run):
-    assert run("info", "own", "--audit").out.startswith(
-        "all mixing between tokens goes through the attention"
-    )
-    numbers = json.loads(run("info", "own", "--audit", "--json").out)
-    assert (numbers["complete"], numbers["mixers"], len(numbers["held"])) == (True, [], 4)
-
-
 RECTIFIED = """
 import torch
 
@@ -170,35 +115,3 @@ def test_weights_that_no_softmax_made_are_named_with_the_reason_and_not_shown(ru
     said = " ".join(run("info", f"{tmp_path}/rectified.py:Model").err.split())
     assert "has no attention to show" in said
     assert "in layers.0, it weighs values by scores that no softmax made" in said
-
-
-def test_it_begins_with_what_the_model_is(run, tmp_path):
-    folder = t5(tmp_path / "t5")
-    config = transformers.AutoConfig.from_pretrained(folder)
-    count = sum(each.numel() for each in transformers.AutoModel.from_pretrained(folder).parameters())
-    first = " ".join(run("info", folder).out.partition("layer ")[0].split())
-    for words in (
-        "T5Model",
-        f"encoder: {config.num_layers} layers × {config.num_heads} heads",
-        f"decoder: {config.num_decoder_layers} layers",
-        f"cross: {config.num_decoder_layers} layers",
-        f"{count:,} parameters",
-    ):
-        assert words in first
-    assert "512 positions" in run("info", "own").out
-
-
-def test_copying_lists_every_head_from_the_weights_alone(run, saved):
-    folder = saved(
-        transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=400))
-    )
-    one, other = (
-        json.loads(run("info", folder, text, "--copying", "--json").out) for text in ("A cat", "It was")
-    )
-    for mine, theirs in zip(one["heads"], other["heads"], strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-5)
-    assert len(one["heads"]) == 8
-    assert all(0 <= head["copies"] <= 1 and -1 <= head["eigenvalues"] <= 1 for head in one["heads"])
-    printed = run("info", folder, "--copying").out
-    assert "own logit rises most" in " ".join(printed.split())
-    assert max(map(len, printed.splitlines())) <= 80

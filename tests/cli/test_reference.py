@@ -1,8 +1,19 @@
-"""Which command has which option, and the page that lists them."""
+"""Which command has which option, how heads and numbers are typed, and the help and the page that list them."""
 
+import re
+
+import click
 import pytest
 
-from attnscope.cli.commands import NAMES
+from attnscope.attention import Head
+from attnscope.cli import commands, options
+from attnscope.cli.command import RETIRED
+from attnscope.cli.commands import NAMES, find_command
+from attnscope.cli.options import LayerOptions, parse_head
+from attnscope.errors import SelectionError
+from attnscope.measures import MEASURES, ROLES
+from attnscope.render.colour import choose_map
+from attnscope.text import read_number
 from tests.tools.command_reference import MANUAL, README, manual, page, rows
 
 OPTIONS = {
@@ -61,3 +72,207 @@ def test_the_help_begins_with_what_people_use_most():
 @pytest.mark.parametrize(("file", "text"), [(README, page()), (MANUAL, manual())], ids=["page", "manual"])
 def test_page_and_manual_are_what_the_code_says(file, text):
     assert file.read_text("utf-8") == text, "write it anew: python -m tests.tools.command_reference"
+
+
+def test_without_a_command_the_help_is_shown(run):
+    ran = run()
+    for name in NAMES:
+        assert name in ran.out + ran.err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_a_help_of_one_page_with_an_example(run, name):
+    ran = run(name, "--help")
+    text, examples = ran.out.split("Examples:\n")
+    assert ran.code == 0
+    assert re.search(rf"attnscope {name} ", examples)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert ran.out.count("\n") <= 50
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_all_has_every_option_and_its_text_word_for_word(run, name):
+    printed = " ".join(run(name, "--help-all").out.split())
+    for word in find_command(name).words:
+        assert " ".join(" ".join(word.row).split()) in printed
+    assert "--quiet" in printed
+    assert "--verbose" in printed
+
+
+def test_the_list_of_commands_begins_with_those_that_people_use_most(run):
+    printed = run("--help").out
+    names = re.findall("^  ([a-z]+) ", printed, re.M)
+    assert names[:5] == ["show", "browse", "stats", "find", "compare"]
+    assert printed.index("More:") > printed.index("  check ")
+    assert {*NAMES} <= {*names}
+    summaries = printed.partition("Options:")[0]
+    assert not re.search("^ {9}", summaries, re.M)  # a line each
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_says_what_it_does(name):
+    for parameter in find_command(name).words:
+        assert parameter.row[1], f"{name} {parameter.name}"
+
+
+def test_brackets_in_a_help_are_literal(run):
+    assert "pip install 'attnscope[browse]'" in " ".join(run("browse", "--help").out.split())
+
+
+def test_an_unknown_command_is_wrong_usage(run):
+    assert run("shwo").code == 2
+
+
+def test_every_measure_and_role_is_offered():
+    assert set(options.measure_names()) == set(MEASURES)
+    assert set(options.explained_names()) >= {*MEASURES, *ROLES}
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "begun", "offered"),
+    [
+        ("stats", "--map", "ind", ["induction"]),
+        ("show", "--cmap", "VI", ["viridis"]),
+        ("show", "--kind", "", ["encoder", "decoder", "cross"]),
+    ],
+)
+def test_what_begins_as_typed_is_offered(command, option, begun, offered):
+    context = click.Context(commands)
+    found = commands.get_command(context, command)
+    (parameter,) = (each for each in found.params if option in each.opts)
+    assert [each.value for each in parameter.shell_complete(context, begun)] == offered
+
+
+def test_every_colour_map_that_is_offered_exists():
+    for name in options.map_names():
+        choose_map(name, signed=True)
+
+
+def test_models_of_the_hub_that_are_here_are_offered(tmp_path, monkeypatch):
+    (tmp_path / "models--someone--a-bert").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert list(options.model_names()) == ["own", "own-causal", "someone/a-bert"]
+
+
+@pytest.mark.parametrize("option", [name for name in RETIRED if name.startswith("--")])
+def test_a_retired_option_is_answered_with_its_sentence(run, option):
+    ran = run("show", "the cat", option).refuses(RETIRED[option])
+    assert "no option" not in ran.err
+
+
+def test_sounds_with_timed_words_are_answered_with_a_sentence(run, tmp_path):
+    file = tmp_path / "timed.jsonl"
+    file.write_text('\n{"audio": "a.wav", "words": [["The", 0.12, 0.31]]}\n', encoding="utf-8")
+    run("find", "--gold", file).refuses(RETIRED["sounds in --gold"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("span", "effective_keys"), ("spread", "normalized_entropy"), ("sink", "no_key")]
+)
+@pytest.mark.parametrize("asked", ["--sort {}", "--map {}", "--where {}<1", "--explain {}", "check any.{}<1"])
+def test_a_renamed_measure_is_refused_with_its_new_name(run, asked, old, new):
+    command, *rest = asked.format(old).split()
+    typed = ("check", *rest, "--text", "a cat") if command == "check" else ("stats", "a cat", command, *rest)
+    run(*typed).refuses(f"the measure '{old}' is now '{new}'")
+
+
+@pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 ", "L05H03"])
+def test_a_head_is_spelled_in_many_ways(spelling):
+    assert parse_head(spelling) == Head("L5H3")
+
+
+def test_layer_and_head_may_come_apart():
+    assert parse_head("3", LayerOptions(layers="5")) == Head("L5H3")
+    assert parse_head("L5H3", LayerOptions(layers="5")) == Head("L5H3")
+
+
+def test_a_kind_stands_before_a_head_or_in_its_own_option():
+    assert parse_head("cross L5H3") == Head("cross L5H3")
+    assert parse_head("cross L5H3", LayerOptions(kind="cross")) == Head("cross L5H3")
+    with pytest.raises(click.BadParameter, match="--kind encoder and --head cross L5H3 name two kinds"):
+        parse_head("cross L5H3", LayerOptions(kind="encoder"))
+
+
+@pytest.mark.parametrize(
+    ("head", "layer", "sentence"),
+    [
+        ("3", None, "which layer"),
+        ("L5", None, "'L5' is not a head: write L5H3, 5.3 or 5-3"),
+        ("5.3.1", None, "is not a head"),
+        ("-1", None, "is not a head"),
+        ("٣", "1", "is not a head"),
+        ("", None, "is not a head"),
+        ("3", "0-3", "which layer"),
+        ("L5H3", "4", "--layer 4 and --head L5H3 name two layers"),
+    ],
+)
+def test_a_wrong_spelling_says_what_to_write(head, layer, sentence):
+    with pytest.raises(click.BadParameter, match=sentence):
+        parse_head(head, LayerOptions(layers=layer))
+
+
+TEXT = "The cat sat on the mat."
+LONG = "9" * 5000
+PLACES = [
+    ("show", TEXT, "--token", LONG),
+    ("show", TEXT, "--layer", LONG),
+    ("show", TEXT, "--layers", f"0-{LONG}"),
+    ("show", TEXT, "--head", LONG),
+    ("show", TEXT, "--head", f"L0H{LONG}"),
+    ("show", TEXT, "--head", f"{LONG}.0"),
+    ("show", TEXT, "--head", LONG, "--layer", "0"),
+    ("ablate", TEXT, "--head", f"L{LONG}H0"),
+    ("show", TEXT, "--line", LONG),
+    ("show", TEXT, "--line", "9" * 25),
+    ("show", TEXT, "--max-tokens", "9" * 25),
+    ("logits", TEXT, "--target", LONG),
+    ("show", TEXT, "--generate", "9" * 25, "-m", "own-causal"),
+    ("show", TEXT, "--from-second", "nan"),
+    ("show", TEXT, "--dpi", "nan"),
+    ("show", TEXT, "--size", "nan"),
+    ("show", TEXT, "--temperature", "1e999"),
+    ("show", TEXT, "--temperature", "nan"),
+    ("stats", TEXT, "--rows", f"0-{LONG}"),
+    ("stats", TEXT, "--where", f"entropy<{LONG}"),
+    ("stats", TEXT, "--where", "entropy>nan"),
+    ("stats", TEXT, "--where", "entropy<1e999"),
+    ("stats", TEXT, "--where", "entropy<1_0"),
+    ("stats", TEXT, "--where", f"offset={LONG}>0"),
+    ("stats", TEXT, "--sort", f"offset=-{LONG}"),
+    ("stats", TEXT, "--top", "9" * 25),
+    ("check", f"L0H{LONG}.entropy > 1", "--text", TEXT),
+    ("check", f"count(entropy > 1) > {LONG}", "--text", TEXT),
+    ("find", f"{LONG} -> cat", TEXT),
+    ("find", f"* -> +{LONG}", TEXT),
+    ("find", f"cat#{LONG} -> cat", TEXT),
+    ("spans", TEXT, "--by", "sentence", "--pair", f"{LONG} -> *"),
+    ("compare", TEXT, "--head", LONG),
+    ("compare", TEXT, f"L0H{LONG}", "L0H0"),
+    ("flow", TEXT, "--layer", LONG),
+    ("flow", TEXT, "--token", LONG),
+    ("export", TEXT, "--heads", LONG, "-o", "out"),
+    ("browse", TEXT, "--layer", LONG),
+    ("align", "--audio", "a.wav", "--heads", f"L0H{LONG}"),
+    (f"--{LONG}",),
+    (LONG,),
+]
+
+
+@pytest.mark.parametrize("typed", PLACES, ids=lambda typed: " ".join(part[:12] for part in typed))
+def test_a_number_that_counts_nothing_ends_in_a_sentence_that_can_be_read(run, typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = run(*typed)
+    assert ended.code == 2
+    assert "unexpected" not in ended.err
+    assert len(ended.err) < 2000
+
+
+def test_a_number_is_a_few_ascii_digits():
+    assert read_number("007") == 7
+    assert [read_number(text) for text in ("", "-1", "+1", "1_0", "٣", "²", "1.0", "1" * 10)] == [None] * 8
+
+
+def test_a_head_has_a_number_that_can_be_read():
+    assert Head("L000000001H3") == Head(1, 3)
+    with pytest.raises(SelectionError, match="is not a head"):
+        Head("L0H" + "0" * 10_000)

@@ -3,23 +3,9 @@
 import os
 import shlex
 
-import numpy as np
 import pytest
 
-from attnscope.models import load
-from attnscope.models.keeping import keep_trace
-from attnscope.storage.trace import write_trace
-from tests.models import folders, images, speech
-from tests.questions.gold import treebank
-
-WORDS = {
-    "TEXT": "The cat sat on the mat because it was tired.",
-    "OTHER": "The dog sat on the very old mat because it was tired.",
-    "DOG": "The dog sat on the mat because it was tired.",
-    "BOOK": "cat " * 2000,
-    "MINILM": folders.minilm(),
-}
-"""What stands for itself in the commands below."""
+from tests.cli.conftest import WORDS
 
 LAYERS = "this model has layers 0-3, heads 0-7"
 ONE_HEAD = "only valid with one head"
@@ -348,42 +334,6 @@ REFUSED = {
     "align tone.wav TEXT -m ./whisper --from-second 7": "ends at 1.30 seconds: 7 is behind that",
     "align tone.wav TEXT -m ./whisper --from-second 1 --to-second 0.5": "give a later end",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with every file that the commands name, and a tiny model of each sort."""
-    place = tmp_path_factory.mktemp("place")
-    for make in (folders.gpt2, folders.t5, folders.mamba, speech.whisper):
-        make(place / make.__name__)
-    folders.gpt2(place / "short", n_positions=12)
-    speech.encoder(place / "hubert", "hubert")
-    images.vision(place / "vit", "vit")
-    images.picture(place / "a.png")
-    speech.sound(place / "tone.wav", 1.3)
-    speech.sound(place / "long.wav", 3.0)
-    np.savez(
-        place / "heads.npz", **{f"encoder.{n:02}": np.full((8, 3, 3), 1 / 3, np.float32) for n in range(4)}
-    )
-    np.savez(place / "negative.npz", np.random.default_rng(0).normal(size=(2, 3, 5, 5)))
-    files = {
-        "texts.txt": f"{WORDS['TEXT']}\n{WORDS['OTHER']}\n",
-        "texts.jsonl": '{"text": "the cat"}\n{"words": "none"}\n',
-        "one.txt": "A\nB\n",
-        "empty.txt": "\n\n",
-        "names.tsv": "A\tB\nking\tqueen\n",
-        "pairs.tsv": "a cat\ta dog\n",
-        "bank.conllu": treebank.conllu(),
-        "drawn/overview.png": "mine",
-        "empty/nothing": "",
-    }
-    for name, text in files.items():
-        (place / name).parent.mkdir(exist_ok=True)
-        (place / name).write_text(text, "utf-8")
-    (place / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
-    own = load("own")
-    write_trace(keep_trace(own, own.prepare(WORDS["TEXT"])), place / "a.trace")
-    return place
 
 
 def files_below(place):

@@ -1,12 +1,14 @@
-"""Whatever a command looks at may come as a text, an image, tensors, a file of weights, or be written on."""
+"""Whatever a command reads: a text, an image, tensors, a file of weights; from where and by what it is loaded."""
 
 import json
+import socket
 
 import pytest
 from safetensors.torch import save_file
 from torch import randn
 
 from tests.models import images
+from tests.models.folders import gpt2
 
 TEXT = "The cat sat on the mat."
 LOOKING = {
@@ -128,3 +130,81 @@ def test_what_a_file_prints_while_it_writes_text_is_no_part_of_the_answer(run, t
     assert ran.code == 0, ran.err
     json.loads(ran.out)
     assert "called\n" in ran.err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    pytest.importorskip("accelerate")
+    return gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.mark.parametrize("command", ["show", "stats", "compare", "info", "check"])
+def test_a_model_may_lie_where_accelerate_puts_it(run, folder, command):
+    words = {
+        "info": ("info", folder, "--json"),
+        "check": ("check", "any.first > 0", "--text", TEXT, "-m", folder),
+    }.get(command, (command, TEXT, "-m", folder, "--json"))
+    plain, placed = run(*words), run(*words, "--device-map", "auto")
+    assert (placed.code, placed.out) == (0, plain.out), placed.err
+
+
+def test_an_export_may_too(run, folder, tmp_path):
+    ran = run("export", TEXT, "-m", folder, "--device-map", "auto", "--format", "npz", "-o", tmp_path)
+    assert (ran.code, (tmp_path / "heads.npz").exists()) == (0, True)
+
+
+def test_a_device_beside_a_device_map_is_refused(run, folder):
+    assert (
+        run("export", TEXT, "-m", folder, "--device-map", "auto", "--device", "cpu", "-o", "nowhere")
+        .refuses("a device map places the layers: leave out the device")
+        .err.count("\n")
+        == 1
+    )
+
+
+MODEL_COMMANDS = {
+    "show": ["show", "The cat."],
+    "stats": ["stats", "The cat."],
+    "info": ["info"],
+    "export": ["export", "The cat.", "-o", "{folder}/out"],
+    "check": ["check", "any.previous > 0", "--text", "The cat."],
+    "compare": ["compare", "The cat."],
+}
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """The addresses that anything tried to reach; nothing is reached."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # what the command sets is taken back after the test
+    addresses = []
+
+    def refuse(*arguments, **options):
+        addresses.append(arguments)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return addresses
+
+
+@pytest.mark.parametrize("command", MODEL_COMMANDS)
+def test_offline_a_model_that_is_not_here_is_one_sentence_and_no_connection(run, reached, tmp_path, command):
+    arguments = [part.format(folder=tmp_path) for part in MODEL_COMMANDS[command]]
+    model = ["nobody/nothing"] if command == "info" else ["-m", "nobody/nothing"]
+    run(*arguments, *model, "--offline").refuses("it is not in the cache, and the hub is switched off")
+    assert reached == []
+
+
+def test_without_it_the_hub_is_asked(run, reached):
+    run("show", "The cat.", "-m", "nobody/nothing").refuses("the hub cannot be reached")
+    assert reached
+
+
+@pytest.mark.parametrize("model", ["own", "causal_folder"])
+def test_offline_a_model_that_is_here_works(run, reached, request, model):
+    name = "own" if model == "own" else request.getfixturevalue(model)
+    assert run("show", "The cat.", "-m", name, "--offline").code == 0
+    assert reached == []

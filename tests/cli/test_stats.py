@@ -1,21 +1,17 @@
-"""``attnscope stats``: figures that agree with an independent computation, sorted, filtered and drawn."""
+"""``attnscope stats``: figures that agree with an independent computation, sorted, filtered, and weighed."""
 
-import csv
-import io
 import itertools
 import json
-import re
 
 import numpy as np
 import pytest
 
 from attnscope.errors import SelectionError
 from attnscope.models import load
-from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import COLUMNS, measure_heads, parse_conditions
+from attnscope.questions.stats import measure_heads, parse_conditions
 from attnscope.render.latex import escape_latex
-from tests.models.folders import eager_minilm, gpt2, minilm
+from tests.models.folders import eager_minilm, minilm
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -64,15 +60,6 @@ def test_latex_sets_what_is_written_literally(text, expected):
     assert escape_latex(text) == expected
 
 
-def test_the_map_of_a_measure_has_the_mean_of_each_layer_beside_it(run, eager):
-    out = run("stats", TEXT, "-m", minilm(), "--map", "confidence").out
-    named, *lines = [line.split() for line in out.splitlines() if re.match(r"(L\d|\s+H0)", line)]
-    assert named[-1] == "mean"
-    assert max(map(len, out.splitlines())) <= 80
-    for row, layer in zip(lines, eager, strict=True):
-        assert float(row[-1]) == pytest.approx(layer.max(-1).mean(), abs=0.0051)
-
-
 def test_the_largest_of_a_measure_comes_first_and_top_cuts(run):
     values = [head["figures"]["distance"]["value"] for head in heads(run, "--sort", "distance", "--top", "7")]
     assert len(values) == 7
@@ -89,13 +76,6 @@ def test_only_heads_that_meet_the_conditions_are_listed(run):
     assert len(others) + len(heads(run, "--where", "role=first")) == 72
 
 
-def test_the_known_head_is_on_top_of_the_table(run):
-    ran = run("stats", TEXT, "-m", minilm(), "--sort", "previous", "--top", "1")
-    assert "L0H2 previous 1.00 (0.08)" in ran.out
-    assert "1 of 72 heads; figures measured beside the kernel" in ran.out
-    assert max(len(line) for line in ran.out.splitlines()) <= 80
-
-
 def test_heads_stand_in_the_order_of_how_far_their_role_lies_above_its_baseline(run):
     """The lifts, from the JSON, fall; heads on even attention and heads without a pattern come last."""
     found = heads(run)
@@ -110,42 +90,9 @@ def test_heads_stand_in_the_order_of_how_far_their_role_lies_above_its_baseline(
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("more", [(), ("-m", "own-causal"), ("--where", "entropy<1"), ("--sort", "next")])
-def test_the_table_has_the_same_columns_in_every_call_with_units(run, more):
-    lines = run("stats", TEXT, *more).out.splitlines()
-    (header,) = (line.split() for line in lines if line.startswith("head "))
-    measures = ["next", "entropy", "distance", "previous", "first"] if "next" in more else None
-    assert header == ["head", "role", "figure", *(measures or COLUMNS)]
-    assert ["nats", "tokens"] in [line.split() for line in lines]
-    assert max(map(len, lines)) <= 80
-
-
 def test_one_head_has_the_role_that_it_has_among_all(run):
     (all_,) = (each for each in heads(run) if (each["layer"], each["head"]) == (1, 3))
     assert heads(run, "--head", "L1H3") == [all_]
-
-
-def test_csv_has_every_figure_of_every_head(run):
-    rows = list(csv.DictReader(io.StringIO(run("stats", TEXT, "-m", minilm(), "--csv").out)))
-    assert len(rows) == 72
-    head = next(row for row in rows if (row["layer"], row["head"]) == ("0", "2"))
-    assert float(head["previous"]) == pytest.approx(1, abs=0.01)
-    assert float(head["previous_baseline"]) == pytest.approx(1 / 13)
-    assert head["role"] == "previous"
-
-
-def test_one_measure_is_drawn_as_a_map(run, tmp_path):
-    out = run("stats", TEXT, "-m", minilm(), "--map", "previous").out
-    (line,) = (line for line in out.splitlines() if line.startswith("L0 "))
-    assert line.split()[3] == "1.00"
-    assert run("stats", TEXT, "--map", "entropy", "-o", tmp_path / "map.png").code == 0
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_measures_are_listed_and_explained(run):
-    assert "induction" in run("stats", "--list").out
-    explained = run("stats", "--explain", "induction").out
-    assert "Olsson et al. 2022" in explained
 
 
 def test_a_condition_on_a_figure_that_does_not_exist_is_not_met():
@@ -163,50 +110,61 @@ def test_conditions_are_read_with_or_without_spaces():
         parse_conditions("")
 
 
-def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):
-    model = load(gpt2(tmp_path, n_positions=1200, n_layer=1))
-    prepared = model.prepare("The cat sat on the mat because it was tired. " * 60, limit=Limit(truncate=True))
-    assert len(prepared.tokens) >= 512
-    passed = measure_heads(model, prepared, Selection())
-    beside = measure_heads(model, prepared, Selection(), exact_kernel=True)
-    assert "1 of 1 calls ran as a fused pass" in passed.ran
-    assert beside.ran == "figures measured beside the kernel"
-    for one, other in zip(passed.heads, beside.heads, strict=True):
-        for name, figure in other.figures.items():
-            assert one.figures[name].value == pytest.approx(figure.value, rel=1e-5, abs=1e-5), name
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("show", TEXT),
+        ("show", TEXT, "--head", "L0H1"),
+        ("show", TEXT, "--token", "cat"),
+        ("stats", TEXT),
+        ("find", "it -> cat", TEXT),
+        ("spans", TEXT),
+        ("compare", TEXT),
+    ],
+    ids=lambda command: " ".join(command).replace(TEXT, "TEXT"),
+)
+def test_the_title_and_the_json_name_the_weighing_and_the_numbers_are_others(run, command):
+    assert "weighed by norm" in " ".join(run(*command, "--weigh", "norm").out.split())
+    raw, norm = (json.loads(run(*command, "--json", "--weigh", weigh).out) for weigh in ("raw", "norm"))
+    assert "weigh" not in raw
+    assert norm.pop("weigh") == "norm"
+    assert norm | {"notes": []} != raw | {"notes": []}
+    assert norm.keys() == raw.keys()
 
 
-def test_every_head_of_a_long_text_is_saved_small_and_shown_again(run, tmp_path):
-    folder = gpt2(tmp_path / "model", n_positions=600)
-    out = tmp_path / "maps.npz"
-    ran = run("stats", TEXT * 80, "-m", folder, "--max-tokens", "600", "--pooled", out, "--top", "1")
-    assert (ran.code, f"saved {out}" in ran.err) == (0, True)
-    shown = run("show", "--from", out, "--head", "L1H2", "--json")
-    assert shown.code == 0
-    assert np.array(json.loads(shown.out)["weights"]).shape == (256, 256)
+def test_a_gradient_is_of_the_prediction_that_is_named(run):
+    words = ("show", "The cat sat on the", "-m", "own-causal", "--weigh", "gradient", "--target", "mat")
+    seen = json.loads(run(*words, "--json").out)
+    assert (seen["weigh"], seen["target"]) == ("gradient", "mat")
+    assert any("the prediction: 'mat'" in note for note in seen["notes"])
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json", ".csv", ".html"])
-def test_maps_are_saved_in_every_form_that_the_help_names(run, tmp_path, suffix):
-    assert suffix in run("stats", "--help-all").out
-    out = tmp_path / f"maps{suffix}"
-    ran = run("stats", TEXT, "--pooled", out, "--top", "1")
-    assert (ran.code, f"saved {out}" in ran.err) == (0, True)
-    if suffix == ".html":
-        assert "looks at the previous token (0.97, baseline 0.08)" in out.read_text("utf-8")
-    elif suffix == ".csv":
-        assert out.read_text("utf-8").count("\n") > 32 * 13 * 13
-    else:
-        assert run("show", "--from", out, "--head", "L2H1").code == 0
+def test_a_corpus_is_weighed_by_the_prediction_of_each_text(run, tmp_path):
+    corpus = tmp_path / "texts.txt"
+    corpus.write_text("The cat sat on the\nThe dog sat on the\n")
+    words = ("stats", "-m", "own-causal", "--weigh", "gradient", "--csv")
+    both = run(*words, "--texts", corpus).out
+    corpus.write_text("The cat sat on the\nThe cat sat on the\n")
+    twice, once = run(*words, "--texts", corpus).out, run(*words, "The cat sat on the").out
+    assert both != twice
+    last = [line.split(",")[4:6] for line in once.splitlines()]
+    assert len(last) == len(twice.splitlines())
 
 
-def test_what_is_said_of_predictions_is_explained(run):
-    assert "an output head" in run("stats", "--explain", "importance").out
-    assert "L without the head" in run("stats", "--explain", "ablation").out
+def test_an_export_says_it_in_its_manifest(run, tmp_path):
+    run("export", TEXT, "--weigh", "norm", "--format", "npz", "-o", tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["weigh"] == "norm"
+    assert "--weigh norm" in manifest["command"]
 
 
-def test_conditions_that_no_head_meets_are_answered_without_a_table(run):
-    ran = run("stats", "The cat sat on the mat.", "--where", "offset=-2>0.9")
-    assert ran.code == 0
-    assert "· none of the 32 heads meets the conditions; figures measured beside the kernel" in ran.out
-    assert "entropy" not in ran.out
+def test_sums_of_one_weighing_do_not_go_on_with_another(run, tmp_path):
+    corpus, sums = tmp_path / "texts.txt", tmp_path / "sums.json"
+    corpus.write_text(f"{TEXT}\nA dog.\n")
+    first = run("stats", "--texts", corpus, "--checkpoint", sums, "--weigh", "norm")
+    assert first.code == 0
+    assert "weighed by norm" in " ".join(first.out.split())
+    assert run("stats", "--texts", corpus, "--checkpoint", sums, "--weigh", "norm").out == first.out
+    raw = run("stats", "--texts", corpus, "--checkpoint", sums)
+    assert raw.code == 2
+    assert "another weighing" in raw.err

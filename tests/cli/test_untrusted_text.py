@@ -1,15 +1,19 @@
-"""Text from outside: every kind of file, every field, hostile in each; nothing arrives as it was."""
+"""Text from outside: every kind of file and every name, hostile in each; nothing arrives as it was."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
+import transformers
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from tokenizers import processors
 
 from attnscope.storage.arrays import read_weights, save_weights
+from tests.models.folders import gpt2
 from tests.models.images import vision
 from tests.test_text import HOSTILE, steering
 
@@ -134,3 +138,58 @@ def test_the_name_of_a_folder_steers_nothing_when_files_are_saved(tmp_path, run,
         assert ran.code == 0
         assert not steering(ran.out + ran.err)
     assert not steering((folder / "all" / "manifest.json").read_text("utf-8"))
+
+
+EVIL = (
+    "$\\frac{1}{0}$ \\unknown{"  # a formula
+    "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202e"  # what a terminal obeys
+    "[bold red][/][link=http://x]"  # markup
+    "</script><script>alert(1)</script><img src=x onerror=alert(1)>"  # code in a page
+    "{0} %s %(x)d {{"  # a format
+)
+VIEWS = [
+    ["show"],
+    ["show", "--plain"],
+    ["show", "--head", "L1H1"],
+    ["show", "--token", "0"],
+    ["show", "--json"],
+    ["stats"],
+    ["stats", "--csv"],
+    ["stats", "--json"],
+]
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
+    """A model whose name, and the special token before every text, are hostile."""
+    token = EVIL
+    made = gpt2(tmp_path_factory.mktemp("made"), vocab_size=500)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made)
+    tokenizer.add_special_tokens({"cls_token": token})
+    start = {"id": "S", "ids": [tokenizer.cls_token_id], "tokens": [token]}
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(["S", "$A"], None, [start])
+    folder = tmp_path_factory.mktemp("evil") / token.replace("/", "|")
+    shutil.copytree(made, folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", VIEWS, ids=" ".join)
+def test_no_name_and_no_token_steers_a_terminal(run, evil, view):
+    ran = run(*view, "-m", evil, "The cat sat.")
+    assert ran.code == 0, ran.err
+    assert not steering(ran.out + ran.err)
+
+
+def test_info_says_what_it_says(run, evil):
+    ran = run("info", evil)
+    assert ran.code == 0
+    assert not steering(ran.out + ran.err)
+
+
+def test_no_token_and_no_name_becomes_code_in_a_page(run, evil, tmp_path):
+    assert run("show", "-m", evil, "The cat sat.", "-o", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page

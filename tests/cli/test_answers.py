@@ -1,0 +1,125 @@
+"""What each command answers: an option reaches its question; tests/questions has the numbers."""
+
+import shlex
+
+import pytest
+
+from tests.cli.conftest import WORDS
+
+STANDS_OUT = "no head stands out from even attention"
+"""Of random weights."""
+
+ANSWERED = {
+    "--version": "attnscope 0.1.0 (torch ",
+    # show
+    "show 'The cat sat'": "too few tokens to name patterns: try a sentence",
+    "show TEXT --head L0H2,1.5,L3H0": ("L0H2", "L1H5"),
+    "show TEXT --head L0H0 --words --hide-special": "special tokens hidden: they take",
+    "show TEXT --zoom 4-9": "tokens 4-9 alone: other tokens take",
+    "show BOOK --truncate --layer 0": "cut: the first 512 of 2,002 tokens are shown",
+    "show TEXT -m ./new": "untrained",
+    "show TEXT -m ./new --head L0H0": "untrained",
+    "show TEXT -m ./new --token cat": "untrained",
+    "show TEXT --head L2H0 --pair 'it -> cat' --neurons": "L2H0 · it 8 → cat 2 · own",
+    "show TEXT --head L2H0 --pair 'it -> cat' --neurons -o made/score.svg": "saved made/score.svg",
+    "show --repeat-random 8 -m own-causal --loss": "mean",
+    "show 'The {A} saw the {B}' --prompts names.tsv -m own-causal --head L1H0": "of “The {A} saw the {B}”",
+    "show TEXT -o made/heads.html": "saved made/heads.html",
+    "show TEXT -o made/heads.npz": "saved made/heads.npz",
+    "show TEXT 'It slept.' -m ./t5 -o made/all.png": (
+        "saved made/all-encoder.png saved made/all-decoder.png saved made/all-cross.png"
+    ),
+    "show --from negative.npz -o made/odd.png": "saved made/odd.png",
+    "show TEXT --weigh norm": f"attnscope show --weigh norm '{WORDS['TEXT']}' --head",
+    "show --image a.png -m ./vit": ("2 layers × 2 heads · 17 tokens", STANDS_OUT),
+    "show --image a.png -m ./vit --token 0,3 -o made/patch.pdf": "saved made/patch.pdf",
+    "show 'a tired cat' --image a.png -m ./clip": ("encoder attention", "decoder attention"),
+    "show 'a tired cat' --image a.png -m ./clip --kind decoder --token cat": "cat (token 3) looks at",
+    "show --audio tone.wav -m ./hubert": STANDS_OUT,
+    "show --audio tone.wav -m ./hubert --token '0.32 s' --head L0H1": "0.32 s (token 16) looks at",
+    "show 'The cat.' --audio tone.wav -m ./whisper --head 'cross L0H0'": "0.00 s 0.40 s 0.80 s",
+    "show --audio tone.wav -m ./whisper --generate 5 --kind cross": "<|transcribe|> <|notimestamps|> │ ",
+    "show 'The cat sat on the mat' -m own-causal --generate 5": (
+        "3 layers × 4 heads · 12 tokens",
+        "generated 5 tokens, greedy, from token 7 on: ",
+    ),
+    "show TEXT -m own-causal --generate 2 --temperature 1.5 --seed 18446744073709551615 --head L0H0": (
+        "temperature 1.5, seed 18446744073709551615"
+    ),
+    # stats
+    "stats --list": "induction",
+    "stats --explain induction": "Olsson et al. 2022",
+    "stats --explain importance": "an output head",
+    "stats --explain ablation": "L without the head",
+    "stats --explain norm": ("Kobayashi", "W_O"),
+    "stats --explain rollout": "rollout (flow --method rollout): ",
+    "stats --explain alti": "alti (flow --method alti): ",
+    "stats TEXT --where offset=-2>0.9": "none of the 32 heads meets the conditions",
+    "stats TEXT --map previous": "mean",
+    "stats TEXT --map entropy -o made/map.png": "saved made/map.png",
+    **{
+        f"stats TEXT --pooled made/maps{suffix} --top 1": f"saved made/maps{suffix}"
+        for suffix in (".npz", ".safetensors", ".json", ".csv", ".html")
+    },
+    "stats TEXT -m own-causal --faithful --top 2 --target mat": ("and 11 more", "'mat'"),
+    "stats TEXT -m own-causal --faithful -o made/ways.svg": "saved made/ways-deletion.svg",
+    # compare
+    "compare TEXT --csv": "one,other,",
+    "compare TEXT L0H1 L2H3": ("L0H1 − L2H3", "where they part most"),
+    "compare TEXT --with-text OTHER": "… --head L1H2",
+    "compare TEXT --with-text OTHER --head L1H0": "L1H0 · own · the second text minus the first",
+    "compare TEXT --with-model own": "Heads that drifted most",
+    "compare TEXT --with-model MINILM": "L2H1 L0H2",
+    "compare --texts texts.txt": ("mean over 2 texts", "±"),
+    "compare L1H0 --composition -m own-causal": (
+        "what feeds the keys of L1H0 · K-composition",
+        "L0H0 keys of L1H0 0.116 0.088 ±0.002",
+    ),
+    "compare --composition -m own-causal --csv": "0.088",
+    # find, spans, flow
+    "find 'it <-> cat' TEXT -o made/map.png --dpi 50": "saved made/map-1.png saved made/map-2.png",
+    "find '* -> a' MANY --top 1": "a stands at 30 places (1, 3, 5, 7, 9, 11, ...): summed",
+    "find 'it -> cat' TEXT --weigh norm": "attnscope show --weigh norm '",
+    "find 'sat -> cat' 'The cat sat.' --second 'A cat sat.' -m ./t5 --kind cross": "--kind cross",
+    "spans TWO -m own-causal": "mean of 12 heads · decoder attention · 4 parts",
+    "spans TWO --by paragraph": "the whole text is one part",
+    "spans TWO --by line": "the whole text is one part",
+    "spans '[[fact: A cat.]] Rain. [[question: Who?]]' --by marks --pair 'question -> fact'": (
+        "question -> fact · encoder attention"
+    ),
+    "spans TWO --pair '1 -> 2' -o made/parts.png --dpi 40": "saved made/parts.png",
+    "spans 'The king said that he would' -m own-causal --generate 5": "written",
+    "flow TEXT --layer 1": "rollout through layers 0-1 ·",
+    "flow TEXT --layer 0-2": ("rollout layer by layer · own", "each map is a layer: 13 queries"),
+    "flow TEXT --layer 0-3 -o made/layers.png --dpi 50": "saved made/layers.png",
+    **{
+        f"flow TEXT --token it --method {method}": "it (token 8) is made of"
+        for method in ("rollout", "flow", "relevance", "alti")
+    },
+    "flow --image a.png -m ./vit --token CLS": "[CLS] is made of",
+    "flow --image a.png -m ./vit --token CLS -o made/lit.png": "saved made/lit.png",
+    "flow 'The cat sat' -m own-causal --faithful -o made/ways.png": "saved made/ways-insertion.png",
+    # info, align, check, export
+    "info own": "512 positions",
+    "info ./t5": ("T5Model", "encoder: 2 layers", "decoder: 2 layers", "cross: 2 layers", " parameters"),
+    "info ./vit --image a.png": "right",
+    "info own --audit": "all mixing between tokens goes through the attention",
+    "info ./gpt2 --copying": "own logit rises most",
+    "align tone.wav TEXT -m ./whisper --rank": "forward",
+    "align tone.wav -m ./whisper --generate 4": "in 1.30 seconds",
+    "check 'L2H1.previous > 0.8' 'count(previous > 0.5) >= 2' --text TEXT": (
+        "ok L2H1.previous > 0.8",
+        "ok count(previous > 0.5) >= 2",
+    ),
+    "export --from heads.npz -o made/out --layers 3 --heads 0 --force": "saved 3 files and manifest.json in",
+}
+
+
+@pytest.mark.parametrize(("typed", "sentences"), ANSWERED.items(), ids=ANSWERED)
+def test_it_answers_in_these_words(run, place, monkeypatch, typed, sentences):
+    monkeypatch.chdir(place)
+    ran = run(*(WORDS.get(word, word) for word in shlex.split(typed)))
+    said = " ".join((ran.out + ran.err).split())
+    for sentence in (sentences,) if isinstance(sentences, str) else sentences:
+        assert " ".join(sentence.split()) in said
+    assert (ran.code, "\x1b" in ran.out) == (0, False)

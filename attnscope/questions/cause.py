@@ -312,9 +312,10 @@ def cut(
 ) -> Intervention:
     """Cut edges from each head in turn, and from all of them.
 
-    ``mean`` is taken over the same edges in ``texts``; ``named`` says what is cut if not the questions. Raises
-    ``SelectionError`` for an edge that does not exist or is masked, ``ModelError`` for a model without an
-    output head or whose heads cannot be changed.
+    ``mean`` is taken over the same edges in ``texts``; ``named`` says what is cut if not the questions.
+
+    Raises ``SelectionError`` for an edge that does not exist or is masked, ``ModelError`` for a model without
+    an output head or whose heads cannot be changed.
     """
     means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(

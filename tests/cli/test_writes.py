@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from tests.questions.test_writes import CAUSAL, TEXT, saved
+from tests.questions.intervention.shapes import saved
+from tests.questions.test_writes import TEXT
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("gpt2"), CAUSAL["gpt2"]())
+    return saved(tmp_path_factory.mktemp("gpt2"), "gpt2")
 
 
 def test_groups_and_parts_each_sum_to_the_score(run, folder):

@@ -9,8 +9,8 @@ from attnscope.models import load
 from attnscope.models.targets import place_prediction
 from attnscope.questions.logits import logit_lens
 from tests.models.folders import mamba, minilm
-from tests.questions.intervention.test_importance import saved
-from tests.questions.test_writes import CAUSAL, SIZES, TEXT
+from tests.questions.intervention.shapes import SIZES, T5, saved
+from tests.questions.test_writes import CAUSAL, TEXT
 
 PLAIN = {  # the layers, the final norm and the unembedding of a model
     "gpt2": lambda model: (model.transformer.h, model.transformer.ln_f, model.lm_head),
@@ -50,13 +50,10 @@ def test_each_layer_is_read_through_the_final_norm_and_the_unembedding(name, tex
         assert [token for token, _ in each.likeliest] == spelled
 
 
-SEQUENCES = {"model_type": "t5", "vocab_size": 8192, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
 OTHERS = {
     "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SIZES, embedding_size=16)),
-    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZES)),
-    "t5": lambda: hf.T5ForConditionalGeneration(
-        hf.T5Config(**SEQUENCES, num_layers=3, num_decoder_layers=2, decoder_start_token_id=0)
-    ),
+    "bert": lambda: "bert",
+    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5 | {"num_layers": 3}, num_decoder_layers=2)),
 }
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
@@ -12,12 +11,10 @@ from attnscope.questions.head import one_head
 from attnscope.questions.loss import token_losses
 from attnscope.questions.selection import Selection
 from attnscope.render.image.draw import drawing
-from tests.models.folders import minilm
-from tests.questions.intervention.test_importance import SIZES, saved
-from tests.questions.test_writes import CAUSAL
+from tests.models.folders import made_once, minilm
+from tests.questions.intervention.shapes import saved
 
 TEXT = "The unhappiest cat sat on the mat."
-SEQUENCES = {"vocab_size": 8192, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2}
 
 
 def next_tokens(model, inputs, ids):
@@ -39,26 +36,12 @@ def masked_tokens(model, inputs, ids):
     return list(found.values())
 
 
-MODELS = {
-    "gpt2": (CAUSAL["gpt2"], next_tokens),
-    "bert": (lambda: hf.BertForMaskedLM(hf.BertConfig(vocab_size=8192, **SIZES)), masked_tokens),
-    "t5": (
-        lambda: hf.T5ForConditionalGeneration(hf.T5Config(**SEQUENCES, decoder_start_token_id=0)),
-        next_tokens,
-    ),
-}
+MODELS = {"gpt2": next_tokens, "bert": masked_tokens, "t5": next_tokens}
 
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            made[name] = saved(tmp_path_factory.mktemp(name), MODELS[name][0]())
-        return made[name]
-
-    return folder
+    return made_once(tmp_path_factory, saved)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -67,7 +50,7 @@ def test_each_token_has_the_loss_of_a_plain_pass(name, folder_of):
     prepared = model.prepare(TEXT, TEXT if name == "t5" else None)
     tokens = prepared.axes["decoder"][0]
     with torch.no_grad():
-        plain = MODELS[name][1](model, prepared.inputs, [token.id for token in tokens])
+        plain = MODELS[name](model, prepared.inputs, [token.id for token in tokens])
     losses = token_losses(model, prepared)
     assert [each.token for each in losses] == [token.text for token in tokens]
     for token, each, wanted in zip(tokens, losses, plain, strict=True):

@@ -12,8 +12,8 @@ from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.neurons import of_neurons, take_apart
 from attnscope.questions.selection import Selection
-from tests.questions.intervention.test_importance import saved
-from tests.questions.test_writes import CAUSAL, GROUPED, TEXT
+from tests.questions.intervention.shapes import GROUPED, saved
+from tests.questions.test_writes import TEXT
 
 LAYER, HEAD, HEADS = 1, 2, 4
 
@@ -73,18 +73,18 @@ def own(model, prepared):
 
 
 MODELS = {
-    "gpt2": (CAUSAL["gpt2"], gpt2, True),
-    "llama": (CAUSAL["llama"], llama, True),
-    "own": ("own", own, False),
-    "own-causal": ("own-causal", own, True),
+    "gpt2": (gpt2, True),
+    "llama": (llama, True),
+    "own": (own, False),
+    "own-causal": (own, True),
 }
 
 
 @pytest.fixture(params=MODELS)
 def given(request, tmp_path):
     """A model, its input, and the queries, keys and causality of a head by hand."""
-    made, by_hand, causal = MODELS[request.param]
-    model = load(made if isinstance(made, str) else saved(tmp_path, made()))
+    (by_hand, causal), name = MODELS[request.param], request.param
+    model = load(name if name.startswith("own") else saved(tmp_path, name))
     prepared = model.prepare(TEXT)
     with torch.no_grad():
         return model, prepared, *by_hand(model, prepared), causal
@@ -116,12 +116,8 @@ EXTRAS = {
     "gpt-oss": lambda: hf.GptOssForCausalLM(
         hf.GptOssConfig(**GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2)
     ),
-    "t5": lambda: hf.T5ForConditionalGeneration(
-        hf.T5Config(
-            vocab_size=8192, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=2, decoder_start_token_id=0
-        )
-    ),
-}  # fmt: skip
+    "t5": lambda: "t5",
+}
 
 
 @pytest.mark.parametrize("name", EXTRAS)

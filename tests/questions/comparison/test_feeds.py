@@ -13,7 +13,7 @@ from attnscope.questions.composition import find_feeds
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2, minilm, t5
-from tests.questions.intervention.test_importance import saved
+from tests.questions.intervention.shapes import saved
 
 SAMPLES = Path(__file__).parents[3] / "sample_inputs"
 TEXT = "The cat sat on the mat. " * 12

@@ -1,18 +1,55 @@
-"""Tiny random models of five shapes, each with two inputs that differ, its layers and its projections."""
+"""Tiny random models of five shapes, and their passes by plain hooks and by attention written out."""
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import transformers
+import transformers as hf
+from torch.nn import functional as F
 
 from attnscope.models import ModelInput, load
-from tests.models.folders import t5
+from attnscope.models.targets import score_prediction
+from tests.models.folders import gpt2, t5
 from tests.models.images import VIT, WHOLE, save_images, save_noise
-from tests.questions.intervention.test_importance import SIZES, bert, gpt2, saved
 
 TEXT, OTHER = "The cat sat on the mat because it was tired.", "The mat sat on the mat because it was tired."
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 64, "vocab_size": 8192,
+}  # fmt: skip
+GROUPED = SIZES | {"num_key_value_heads": 2}
+OLDER = {"vocab_size": 8192, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+T5 = {
+    "vocab_size": 8192, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+NETWORKS = {
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**OLDER)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)),
+    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZES)),
+    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)),
+    "classifier": lambda: hf.BertForSequenceClassification(hf.BertConfig(**SIZES)),
+    "starcoder2": lambda: hf.Starcoder2ForCausalLM(hf.Starcoder2Config(**GROUPED)),
+}
+
+
+def saved(folder, model):
+    """A tiny random model, by its name or made, beside the bundled encoder's tokenizer."""
+    model = NETWORKS[model]() if isinstance(model, str) else model
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=load("own").reader.tokenizer,
+        mask_token="[MASK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    )
+    torch.manual_seed(0)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.15)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 class Shaped(NamedTuple):
@@ -26,39 +63,22 @@ class Shaped(NamedTuple):
     projections: list
 
 
-def _texts(folder, edge, find):
-    model = load(folder, predicting=True)
-    return Shaped(model, model.prepare(TEXT), model.prepare(OTHER), edge, *find(model.writer))
+LAYERS = {
+    "gpt2": lambda net: (net.transformer.h, [layer.attn.c_proj for layer in net.transformer.h]),
+    "bert": lambda net: (net.bert.encoder.layer, [e.attention.output.dense for e in net.bert.encoder.layer]),
+    "llama": lambda net: (net.model.layers, [layer.self_attn.o_proj for layer in net.model.layers]),
+}
 
 
-def make_gpt2(folder):
-    return _texts(
-        gpt2(folder),
-        "it -> cat",
-        lambda net: ([net.transformer.h], [each.attn.c_proj for each in net.transformer.h]),
-    )
+def make_text(folder, name):
+    model = load(gpt2(folder) if name == "gpt2" else saved(folder, name), predicting=True)
+    layers, projections = LAYERS[name](model.writer)
+    return Shaped(model, model.prepare(TEXT), model.prepare(OTHER), "it -> cat", [layers], projections)
 
 
-def make_bert(folder):
-    return _texts(
-        bert(folder),
-        "it -> cat",
-        lambda net: ([net.bert.encoder.layer], [e.attention.output.dense for e in net.bert.encoder.layer]),
-    )
-
-
-def make_llama(folder):
-    config = transformers.LlamaConfig(vocab_size=8192, num_key_value_heads=2, **SIZES)
-    return _texts(
-        saved(folder, transformers.LlamaForCausalLM(config)),
-        "it -> cat",
-        lambda net: ([net.model.layers], [each.self_attn.o_proj for each in net.model.layers]),
-    )
-
-
-def make_t5(folder):
+def make_t5(folder, _):
     place = t5(folder)
-    transformers.T5ForConditionalGeneration.from_pretrained(place).save_pretrained(place)
+    hf.T5ForConditionalGeneration.from_pretrained(place).save_pretrained(place)
     model = load(place, predicting=True)
     clean, corrupt = (model.prepare(text, "the cat sat") for text in ("the cat sat", "the mat sat"))
     encoder, decoder = model.writer.encoder.block, model.writer.decoder.block
@@ -68,8 +88,8 @@ def make_t5(folder):
     return Shaped(model, clean, corrupt, "sat -> the", [encoder, decoder], projections)
 
 
-def make_vit(folder):
-    network = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT))
+def make_vit(folder, _):
+    network = hf.ViTForImageClassification(hf.ViTConfig(**VIT))
     model = load(save_images(folder, network, "ViTImageProcessor", WHOLE), predicting=True)
     clean, corrupt = (
         model.prepare_image(save_noise(Path(folder) / f"{seed}.png", 48, 80, seed)) for seed in range(2)
@@ -78,30 +98,23 @@ def make_vit(folder):
     return Shaped(model, clean, corrupt, "0 -> 3", [layers], [each.attention.o_proj for each in layers])
 
 
-SHAPES = {"gpt2": make_gpt2, "bert": make_bert, "llama": make_llama, "t5": make_t5, "vit": make_vit}
-
-
-@pytest.fixture(scope="module", params=SHAPES)
-def shaped(request, tmp_path_factory):
-    """A tiny random model of a shape, in float64."""
-    made = SHAPES[request.param](tmp_path_factory.mktemp(request.param))
-    for module in list(made.model.writer.modules()):
-        for name, part in list(module.named_children()):
-            if hasattr(part, "variance_epsilon"):  # it rounds to float32 in every model; torch's does not
-                setattr(module, name, torch.nn.RMSNorm(part.weight.shape, part.variance_epsilon))
-    made.model.writer.double()
-    for prepared in (made.clean, made.corrupt):
-        pixels = prepared.inputs.get("pixel_values")
-        if pixels is not None:
-            prepared.inputs["pixel_values"] = pixels.double()
-    return made
+SHAPES = {**dict.fromkeys(LAYERS, make_text), "t5": make_t5, "vit": make_vit}
 
 
 class Hooked:
     """A model's passes with plain hooks on modules; the score is the log-probability of one prediction."""
 
-    def __init__(self, shaped, prediction):
-        self.shaped, self.prediction = shaped, prediction
+    def __init__(self, shaped):
+        self.shaped = shaped
+        with torch.no_grad():
+            self.prediction = score_prediction(shaped.model, shaped.clean, None)
+
+    def sides(self, noise):
+        """The text whose parts are put into a pass, and the text of that pass, each with its score."""
+        texts = (
+            (self.shaped.corrupt, self.shaped.clean) if noise else (self.shaped.clean, self.shaped.corrupt)
+        )
+        return *texts, *map(self.score, texts)
 
     def score(self, prepared, hooks=()):
         """The score of a pass, with ``hooks`` as in ``log_shares``."""
@@ -129,17 +142,46 @@ class Hooked:
             for handle in handles:
                 handle.remove()
 
-    def seen(self, prepared, modules, kind):
+    def seen(self, prepared, modules, kind, hooks=()):
         """What each module received, or gave."""
         kept = []
-        self.score(
-            prepared, [(each, kind, lambda given: (kept.append(given.clone()), given)[1]) for each in modules]
-        )
+
+        def keep(given):
+            kept.append(given.clone())
+            return given
+
+        self.score(prepared, [*hooks, *((each, kind, keep) for each in modules)])
         return kept
 
 
 def _first(output, change):
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+
+class Attends:
+    """Torch's kernel written out; ``weigh(number, weights)`` and ``give(number, output)`` change a call."""
+
+    def __init__(self, monkeypatch, mask=None, weigh=None, give=None, parts=None):
+        self.number, self.mask, self.weigh, self.give, self.parts = -1, mask, weigh, give, parts
+        monkeypatch.setattr(F, "scaled_dot_product_attention", self)
+
+    def __call__(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **more):
+        self.number += 1
+        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
+        if self.parts is not None:
+            q, k, v = self.parts(self.number, q, k, v)
+        scores = q @ k.mT * (scale or 1 / math.sqrt(q.shape[-1]))
+        if is_causal:
+            closed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not()
+            scores = scores.masked_fill(closed, -torch.inf)
+        if attn_mask is not None:
+            bool_ = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if bool_ else scores + attn_mask
+        if self.mask is not None:
+            scores = self.mask(self.number, scores)
+        weights = scores.softmax(-1)
+        output = (weights if self.weigh is None else self.weigh(self.number, weights)) @ v
+        return output if self.give is None else self.give(self.number, output)
 
 
 def put(other, head, size):
@@ -157,8 +199,31 @@ def close(found, expected):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+def heads_are(shaped, result, by_hand, here, whole=1.0, reached=None):
+    """Every head alone, and all at once, score as ``by_hand`` does, a function of calls and their heads."""
+    heads = max(each.head.head for each in result.heads) + 1
+    assert len(result.heads) == heads * (len(shaped.projections) if reached is None else reached)
+    for each in result.heads:
+        after = by_hand([sent(shaped, each.head)])
+        close(each.score, after)
+        close(each.effect, (after - here) / whole)
+    close(result.together.score, by_hand([sent(shaped, each.head) for each in result.heads]))
+
+
 def sent(shaped, head):
     """Which projection gets what a head gives; decoders attend to themselves, then across."""
     if len(shaped.stacks) == 1 or head.kind == "encoder":
         return head.layer, head.head
     return len(shaped.stacks[0]) + 2 * head.layer + (head.kind == "cross"), head.head
+
+
+def places_of(axis, side):
+    """The tokens of every word, or the one of a number."""
+    if side.isdecimal():
+        return [int(side)]
+    words = {}
+    for place, token in enumerate(axis):
+        words.setdefault(token.word, []).append(place)
+    spelled = ("".join(axis[place].text for place in places).strip(" .") for places in words.values())
+    named = [places for places, word in zip(words.values(), spelled, strict=True) if word == side]
+    return [place for places in named for place in places]

@@ -4,12 +4,14 @@ import gc
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from attnscope.attention import Head
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
+from attnscope.models.targets import score_prediction
 from attnscope.questions.ablate import measure_ablation
 from attnscope.questions.cause import cut
 from attnscope.questions.circuit import find_circuit
@@ -18,37 +20,63 @@ from attnscope.questions.find import parse_questions
 from attnscope.questions.patching import Receiver, TextPair, patch, trace_tokens
 from attnscope.questions.selection import Selection
 from tests.models.folders import gpt2
-from tests.questions.intervention import shapes, test_importance
-from tests.questions.intervention.shapes import SHAPES, Hooked, close, put, sent
-from tests.questions.intervention.test_cause import TEXT, Attends, chosen, logits
+from tests.questions.intervention.shapes import SHAPES, TEXT, Attends, Hooked, close, heads_are, put
 from tests.questions.planted import Planted, wrap_planted
 
-model, shaped = test_importance.model, shapes.shaped
+NOISE = pytest.mark.parametrize("noise", [False, True])
+WHAT = {"q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
 
 
-@pytest.mark.parametrize("noise", [False, True])
+@NOISE
 def test_a_heads_output_patched_is_its_columns_before_the_projection(shaped, noise):
     result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], noise=noise)
-    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
-    donor, base = (shaped.corrupt, shaped.clean) if noise else (shaped.clean, shaped.corrupt)
-    there, here = hooked.score(donor), hooked.score(base)
+    hooked, heads = Hooked(shaped), max(each.head.head for each in result.heads) + 1
+    donor, base, there, here = hooked.sides(noise)
     theirs = hooked.seen(donor, shaped.projections, "input")
-    heads = max(each.head.head for each in result.heads) + 1
-    assert len(result.heads) == heads * len(shaped.projections)
-    for each in result.heads:
-        call, head = sent(shaped, each.head)
-        change = put(theirs[call], head, theirs[call].shape[-1] // heads)
-        after = hooked.score(base, [(shaped.projections[call], "input", change)])
-        close(each.score, after)
-        close(each.effect, (after - here) / (there - here))
+
+    def by_hand(meant):
+        hooks = [
+            (shaped.projections[call], "input", put(theirs[call], head, theirs[call].shape[-1] // heads))
+            for call, head in meant
+        ]
+        return hooked.score(base, hooks)
+
+    heads_are(shaped, result, by_hand, here, there - here)
 
 
-@pytest.mark.parametrize("noise", [False, True])
+@NOISE
+@pytest.mark.parametrize("what", WHAT)
+def test_a_part_patched_is_that_of_attention_written_out_in_every_shape_of_model(
+    shaped, what, noise, monkeypatch
+):
+    """Queries, keys and values as the kernel gets them: those of shared keys are exchanged for one head."""
+    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], what=what, noise=noise)
+    hooked, theirs = Hooked(shaped), []
+    donor, base, there, here = hooked.sides(noise)
+    with monkeypatch.context() as patched:
+        Attends(patched, parts=lambda number, *parts: theirs.append(parts) or parts)
+        assert hooked.score(donor) == pytest.approx(there)
+
+    def by_hand(meant):
+        def parts(number, *mine):
+            mine = [part.clone() for part in mine]
+            for head in (head for call, head in meant if call == number):
+                for place in WHAT[what]:
+                    mine[place][:, head] = theirs[number][place][:, head]
+            return mine
+
+        with monkeypatch.context() as patched:
+            Attends(patched, parts=parts)
+            return hooked.score(base)
+
+    heads_are(shaped, result, by_hand, here, there - here)
+
+
+@NOISE
 def test_a_token_traced_is_its_row_of_a_layers_output(shaped, noise):
     result = trace_tokens(shaped.model, TextPair(shaped.clean, shaped.corrupt), noise=noise)
-    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
-    donor, base = (shaped.corrupt, shaped.clean) if noise else (shaped.clean, shaped.corrupt)
-    there, here = hooked.score(donor), hooked.score(base)
+    hooked = Hooked(shaped)
+    donor, base, there, here = hooked.sides(noise)
     layers = [layer for stack in shaped.stacks for layer in stack]
     theirs = hooked.seen(donor, layers, "output")
     found = {(each.kind, each.layer, each.position): each for each in result.tokens}
@@ -76,35 +104,24 @@ def test_a_path_is_a_head_of_the_other_text_with_all_other_heads_held(shaped, pa
     last = len(shaped.stacks[-1]) - 1
     to = Receiver.parse("logits" if part is None else f"L{last}H1:{part}")
     result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], to=to)
-    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
-    there, here = hooked.score(shaped.clean), hooked.score(shaped.corrupt)
-    theirs, mine = (hooked.seen(each, shaped.projections, "input") for each in (shaped.clean, shaped.corrupt))
-    heads = max(each.head.head for each in result.heads) + 1
-    reached = shaped.projections if part is None else shaped.projections[:last]
-    assert len(result.heads) == heads * len(reached)
+    hooked, heads = Hooked(shaped), max(each.head.head for each in result.heads) + 1
+    donor, base, there, here = hooked.sides(False)
+    theirs, mine = (hooked.seen(each, shaped.projections, "input") for each in (donor, base))
 
     def by_hand(senders):
         held = []
         for call, module in enumerate(shaped.projections):
             given = mine[call].clone()
-            size = given.shape[-1] // heads
             for head in (head for at, head in senders if at == call):
-                given = put(theirs[call], head, size)(given)
+                given = put(theirs[call], head, given.shape[-1] // heads)(given)
             held.append((module, "input", lambda _, given=given: given))
         if part is None:
-            return hooked.score(shaped.corrupt, held)
-        module, kept = projected(shaped.stacks[0][last], part), []
-        hooked.score(
-            shaped.corrupt, [*held, (module, "output", lambda given: (kept.append(given), given)[1])]
-        )
-        size = kept[0].shape[-1] // heads
-        return hooked.score(shaped.corrupt, [(module, "output", put(kept[0], 1, size))])
+            return hooked.score(base, held)
+        module = projected(shaped.stacks[0][last], part)
+        [kept] = hooked.seen(base, [module], "output", held)
+        return hooked.score(base, [(module, "output", put(kept, 1, kept.shape[-1] // heads))])
 
-    for each in result.heads:
-        after = by_hand([sent(shaped, each.head)])
-        close(each.score, after)
-        close(each.effect, (after - here) / (there - here))
-    close(result.together.score, by_hand([sent(shaped, each.head) for each in result.heads]))
+    heads_are(shaped, result, by_hand, here, there - here, None if part is None else last)
 
 
 def projected(layer, part):
@@ -222,57 +239,23 @@ def test_a_layer_that_returns_less_than_the_stream_is_not_traced():
         trace_tokens(model, pair)
 
 
-WHAT = {"q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
-
-
-@pytest.mark.parametrize("what", WHAT)
-@pytest.mark.parametrize("noise", [False, True])
-def test_a_part_patched_is_that_of_attention_written_out_in_every_shape_of_model(
-    shaped, what, noise, monkeypatch
-):
-    """Queries, keys and values as the kernel gets them: those of shared keys are exchanged for one head."""
-    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], what=what, noise=noise)
-    hooked = Hooked(shaped, chosen(shaped.model, shaped.clean))
-    donor, base = (shaped.corrupt, shaped.clean) if noise else (shaped.clean, shaped.corrupt)
-    here, theirs = hooked.score(base), []
-    with monkeypatch.context() as patched:
-        Attends(patched, parts=lambda number, *parts: theirs.append(parts) or parts)
-        there = hooked.score(donor)
-
-    def by_hand(meant):
-        def parts(number, *mine):
-            mine = [part.clone() for part in mine]
-            for head in (head for call, head in meant if call == number):
-                for place in WHAT[what]:
-                    mine[place][:, head] = theirs[number][place][:, head]
-            return mine
-
-        with monkeypatch.context() as patched:
-            Attends(patched, parts=parts)
-            return hooked.score(base)
-
-    heads = max(each.head.head for each in result.heads) + 1
-    assert len(result.heads) == heads * len(shaped.projections)
-    for each in result.heads:
-        after = by_hand([sent(shaped, each.head)])
-        close(each.score, after)
-        close(each.effect, (after - here) / (there - here))
-    close(result.together.score, by_hand([sent(shaped, each.head) for each in result.heads]))
-
-
 def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
     clean, corrupt = model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat"))
     result = patch(model, [TextPair(clean, corrupt)], fast=True)
     assert result.estimated
     assert result.together is None
-    prediction, kept = chosen(model, clean), {}
-    with monkeypatch.context() as patched:
-        Attends(patched, give=lambda number, output: kept.setdefault(number, output))
-        there = logits(model, clean, prediction.at).log_softmax(-1)[prediction.chosen]
-    here = logits(model, corrupt, prediction.at).log_softmax(-1)[prediction.chosen]
+    at, kept = score_prediction(model, clean, None), {}
+
+    def score(prepared, give):
+        with monkeypatch.context() as patched, torch.no_grad():
+            Attends(patched, give=give)
+            logits = model.logits(prepared, torch.tensor([0]), torch.tensor([at.at]))[0].double()
+            return logits.log_softmax(-1)[at.chosen]
+
+    there, here = score(clean, kept.setdefault), score(corrupt, None)
     for each in result.heads[:3]:
 
-        def score(step, meant=(each.head.layer, each.head.head)):
+        def moved(step, meant=(each.head.layer, each.head.head)):
             def give(number, output):
                 output = output.clone()
                 if number == meant[0]:
@@ -280,11 +263,9 @@ def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
                     output[:, meant[1]] = mine + step * (theirs - mine)
                 return output
 
-            with monkeypatch.context() as patched:
-                Attends(patched, give=give)
-                return logits(model, corrupt, prediction.at).log_softmax(-1)[prediction.chosen]
+            return score(corrupt, give)
 
-        slope = (score(1e-4) - score(-1e-4)) / 2e-4
+        slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
         assert each.effect == pytest.approx(float(slope / (there - here)), rel=1e-4, abs=1e-6)
 
 

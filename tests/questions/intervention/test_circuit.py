@@ -1,90 +1,25 @@
-"""Circuits: planted ones are named and nothing else, and each number is that of plain hooks."""
-
-import random
+"""Circuits: each number is that of plain hooks; planted ones are in test_cause.py."""
 
 import pytest
 import torch
-import transformers as hf
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.models.targets import score_prediction
-from attnscope.questions import circuit as patching
+from attnscope.questions import circuit
 from attnscope.questions.circuit import TwoTexts, connected, find_circuit, of_circuit, prune
 from attnscope.questions.patching import TextPair, read_pairs
 from tests.models.folders import mamba, minilm
-from tests.questions.intervention import shapes
-from tests.questions.intervention.shapes import Hooked
-from tests.questions.intervention.test_importance import SIZES, saved
-from tests.questions.planted import WORDS, Planted, wrap_planted
-from tests.questions.test_writes import CAUSAL
+from tests.questions.intervention.shapes import Hooked, saved
+from tests.questions.planted import Planted, wrap_planted
 
-shaped = shapes.shaped
-
-SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))]
-
-
-def pair_of(model, clean, corrupt, *words):
-    return TextPair(model.prepare(clean), model.prepare(corrupt), *words)
-
-
-def sample(seed, count):
-    return random.Random(seed).sample(WORDS, count)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_planted_copying_head_is_the_circuit(seed):
-    layer, head = divmod(seed % 6, 3)
-    module = Planted(seed)
-    module.plant_copy((layer, head), at=2)
-    model, pairs = wrap_planted(module), []
-    for each in range(2):
-        a, b, c, d, other = sample(2 * seed + each, 5)
-        pairs.append(pair_of(model, f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c))
-    found = find_circuit(model, pairs)
-    name = f"L{layer}H{head}"
-    assert [each.head.name for each in found.heads] == [name]
-    assert {(each.source, each.target) for each in found.edges} == {
-        ("embeddings", name),
-        (name, "prediction"),
-    }
-    assert found.faithfulness == pytest.approx(1, abs=0.02)
-    assert found.completeness == pytest.approx(1, abs=0.02)
-    assert all(each.effect == pytest.approx(1, abs=0.02) for each in (*found.edges, *found.heads))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_two_planted_heads_in_sequence_are_the_circuit(seed):
-    module, (first, second) = Planted(seed), divmod(seed % 9, 3)
-    module.plant_induction((0, first), (1, second))
-    model, pairs = wrap_planted(module), []
-    for each in range(2):
-        a, b, c, d, other = sample(2 * seed + each, 5)
-        pairs.append(pair_of(model, f"{a} {b} {c} {d} {a}", f"{other} {b} {c} {d} {a}", b, d))
-    found = find_circuit(model, pairs)
-    before, behind = f"L0H{first}", f"L1H{second}"
-    assert [each.head.name for each in found.heads] == [before, behind]
-    assert {(each.source, each.target, each.way) for each in found.edges} == {
-        ("embeddings", before, None),
-        (before, behind, "K"),  # Olsson et al. 2022: by its keys
-        (behind, "prediction", None),
-    }
-    assert 0.8 <= found.faithfulness <= 1.1
-    assert found.completeness == pytest.approx(1, abs=0.1)
-
-
-SEQUENCES = {"vocab_size": 8192, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2}
-MODELS = {
-    "gpt2": CAUSAL["gpt2"],
-    "llama": CAUSAL["llama"],
-    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(vocab_size=8192, **SIZES)),
-    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**SEQUENCES, decoder_start_token_id=0)),
-    "classifier": lambda: hf.BertForSequenceClassification(hf.BertConfig(vocab_size=8192, **SIZES)),
-}
 CLEAN, CORRUPT = "The cat sat on the mat", "The dog sat on the mat"
 
 
 LIKE = pytest.mark.parametrize("shaped", ["gpt2", "llama", "bert", "t5"], indirect=True)
+
+
+def pair_of(model, clean, corrupt, *words):
+    return TextPair(model.prepare(clean), model.prepare(corrupt), *words)
 
 
 def contrast(model, clean, corrupt):
@@ -92,9 +27,9 @@ def contrast(model, clean, corrupt):
         return TwoTexts.read(model, TextPair(clean, corrupt))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "classifier"])
 def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, tmp_path):
-    model = load(saved(tmp_path, MODELS[name]()), predicting=True)
+    model = load(saved(tmp_path, name), predicting=True)
     made = contrast(model, model.prepare(CLEAN), model.prepare(CORRUPT))
     last = 1 + len(made.places)
     every = [(source, target) for target in range(1, last + 1) for source in range(target)]
@@ -104,7 +39,7 @@ def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, t
 
 
 def test_heads_of_several_kinds_have_one_name_in_edges_lists_and_the_graph(tmp_path):
-    model = load(saved(tmp_path, MODELS["t5"]()), predicting=True)
+    model = load(saved(tmp_path, "t5"), predicting=True)
     answer = of_circuit(find_circuit(model, [pair_of(model, CLEAN, CORRUPT)], keep=0.5))
     graph = answer.pictures["circuit"]
     ends = {end for edge in graph.edges for end in (edge.source, edge.target)}
@@ -116,7 +51,7 @@ class ByHand:
     """Passes with plain hooks: what heads give is read and replaced before the projection."""
 
     def __init__(self, shaped):
-        self.hooked = Hooked(shaped, score_prediction(shaped.model, shaped.clean, None))
+        self.hooked = Hooked(shaped)
         self.clean, self.projections, network = shaped.clean, shaped.projections, shaped.model.writer
         self.table = getattr(network, "encoder", network).get_input_embeddings()
         self.size = 8
@@ -148,7 +83,7 @@ class ByHand:
 
 @LIKE
 def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, monkeypatch):
-    monkeypatch.setattr(patching, "STEPS", 1)  # half-way between the texts
+    monkeypatch.setattr(circuit, "STEPS", 1)  # half-way between the texts
     made = contrast(shaped.model, shaped.clean, shaped.corrupt)
     with torch.enable_grad():
         scores = made.attribute()
@@ -270,9 +205,8 @@ def test_a_search_that_ends_early_says_so(monkeypatch):
     module = Planted(0)
     module.plant_copy((0, 1), at=2)
     model = wrap_planted(module)
-    a, b, c, d, other = sample(0, 5)
-    pairs = [pair_of(model, f"{a} {b} {c} {d}", f"{a} {b} {other} {d}", c)]
-    monkeypatch.setattr("attnscope.questions.circuit.PASSES", 1)
+    pairs = [pair_of(model, "ash bay cod dew", "ash bay elm dew", "cod")]
+    monkeypatch.setattr(circuit, "PASSES", 1)
     assert any("stopped after" in note for note in find_circuit(model, pairs).notes)
     monkeypatch.undo()
     assert not any("stopped after" in note for note in find_circuit(model, pairs).notes)

@@ -1,0 +1,461 @@
+"""Ablation is W_O without a head's columns, also over texts; importance is what finite differences find."""
+
+import copy
+import math
+from contextlib import suppress
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attnscope.attention import Head
+from attnscope.capture import recording
+from attnscope.capture.hooks.gate import edited
+from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.models import load
+from attnscope.models.inputs import Limit
+from attnscope.models.targets import TURNS, batch_predictions
+from attnscope.questions.ablate import Removals, ablate, measure_ablation
+from attnscope.questions.cause import cut
+from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.find import parse_questions
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import measure_heads
+from attnscope.storage.corpus import ListedTexts
+from tests.models.folders import gpt2, mamba, minilm, t5
+from tests.questions.intervention.shapes import TEXT, Hooked, heads_are, places_of
+
+TEXTS = [
+    TEXT,
+    "The dog slept on the mat.",
+    "It was tired of the cat because it sat.",
+    "a",
+    "The dog sat on it.",
+]
+
+
+def ablated(model, text=TEXT, selection=None):
+    """The loss without each head, for one text."""
+    return measure_heads(model, model.prepare(text), selection or Selection(), ablation=True).ablation
+
+
+def importance_of(model, text=TEXT):
+    """What one text says, or None where it has no token to predict."""
+    with suppress(InputError):
+        return measure_heads(model, model.prepare(text), Selection(), importance=True).importance
+
+
+def predicted(model, text, what=lambda logits, ids: F.cross_entropy(logits, ids, reduction="none").tolist()):
+    """The loss of every prediction in a text, or ``what`` else is made of logits and the right tokens."""
+    prepared, found = model.prepare(text), []
+    with torch.no_grad(), suppress(InputError):
+        for predictions in batch_predictions(model, prepared, [prepared.tokens]):
+            found += what(predictions.logits(model), predictions.target_ids)
+    return found
+
+
+def without(model, layer, head):
+    """A copy of the model whose output projection has no columns for the head."""
+    other = copy.deepcopy(model)
+    ends = (
+        f"layers.{layer}.self_attn.out_proj",
+        f"layers.{layer}.self_attn.o_proj",
+        f"layer.{layer}.attention.output.dense",
+        f"h.{layer}.attn.c_proj",
+    )
+    (module,) = (module for name, module in other.module.named_modules() if name.endswith(ends))
+    columns = module.weight if isinstance(module, torch.nn.Linear) else module.weight.T  # of a Conv1D
+    size = columns.shape[1]
+    heads = getattr(other.module.config, "heads", 4)
+    with torch.no_grad():
+        columns[:, head * size // heads : (head + 1) * size // heads] = 0
+    return other
+
+
+def losses(model, gate):
+    """The mean loss of every copy of the text under a gate, computed by itself.  -> [copy]"""
+    prepared = model.prepare(TEXT)
+    found = []
+    with torch.no_grad():
+        for predictions in batch_predictions(model, prepared, [prepared.tokens]):
+            with edited(gate):
+                logits = predictions.logits(model)
+            each = F.cross_entropy(logits, predictions.target_ids, reduction="none")
+            for number in range(len(predictions.texts)):
+                mine = [i for i, target in enumerate(predictions.targets) if target.copy == number]
+                found.append(each[mine].mean())
+    return torch.stack(found)
+
+
+def test_importance_is_what_finite_differences_find(model):
+    found = importance_of(model)
+    layers = list(dict.fromkeys((head.layer, head.kind) for head in found))
+
+    def at(call, head, factor):
+        def gate(number, output):
+            factors = torch.ones(output.shape[2], 1).to(output)  # [head, 1]
+            factors[head] = factor
+            return output * factors if number == call else None
+
+        return losses(model, gate)
+
+    for call, head in ((0, 0), (0, 3), (1, 1), (len(layers) - 1, 2)):
+        slopes = (at(call, head, 1 + 1e-4) - at(call, head, 1 - 1e-4)) / 2e-4  # [copy]
+        expected = slopes.abs().mean().item()
+        assert found[Head(layers[call][0], head, layers[call][1])].value == pytest.approx(
+            expected, rel=1e-5, abs=1e-9
+        )
+        assert expected > 1e-6
+
+
+def test_ablation_is_an_output_projection_without_the_heads_columns(model):
+    prepared = model.prepare(TEXT)
+    seen = ablate(model, prepared, "L1H2")
+    other = without(model, 1, 2)
+    divergence, right = {}, {}
+    with torch.no_grad():
+        for predictions in batch_predictions(model, prepared, [prepared.tokens]):
+            p, q = (predictions.logits(each).softmax(-1) for each in (model, other))
+            for number, target in enumerate(predictions.targets):
+                divergence[target.position] = (p[number] * (p[number] / q[number]).log()).sum().item()
+                right[target.position] = p[number, target.id].item(), q[number, target.id].item()
+    assert {one.position: one.divergence for one in seen.changed} == pytest.approx(divergence, abs=1e-9)
+    assert seen.divergence == pytest.approx(sum(divergence.values()) / len(divergence))
+    for found, shares in zip(seen.losses, zip(*right.values(), strict=True), strict=True):
+        assert found == pytest.approx(-sum(map(math.log, shares)) / len(shares))
+    listed = [one.divergence for one in seen.changed]
+    assert listed == sorted(listed, reverse=True)
+    assert listed[0] > 1e-6
+    for one in seen.changed:
+        assert one.token == prepared.tokens[one.position].text
+        assert one.right == pytest.approx(right[one.position])
+
+
+def test_several_heads_are_removed_in_one_pass(model):
+    heads = [Head("L0H1"), Head("L1H2")]
+    first, both = (ablate(model, model.prepare(TEXT), Selection(), heads[:count]) for count in (1, 2))
+    plain, gone = (predicted(each, TEXT) for each in (model, without(without(model, 0, 1), 1, 2)))
+    assert both.head == "L0H1, L1H2"
+    assert both.losses == pytest.approx((sum(plain) / len(plain), sum(gone) / len(gone)), abs=1e-5)
+    assert first.divergence != pytest.approx(both.divergence)
+
+
+def test_a_gate_of_one_changes_no_bit(model):
+    prepared = model.prepare(TEXT)
+    for predictions in batch_predictions(model, prepared, [prepared.tokens]):
+        with torch.no_grad():
+            plain = predictions.logits(model)
+            with edited(lambda number, output: output * torch.ones(1).to(output)) as gates:
+                assert torch.equal(predictions.logits(model), plain)
+            with recording(model.module) as record:
+                predictions.logits(model)
+    assert gates.heads == [site.heads for site in record.sites]
+
+
+def test_every_plain_token_is_asked_for_once_and_hidden_where_it_is():
+    model = load("own")
+    prepared = model.prepare(TEXT)
+    (predictions,) = batch_predictions(model, prepared, [prepared.tokens])
+    ids = predictions.prepared.inputs["ids"]
+    mask = model.reader.tokenizer.token_to_id("[MASK]")
+    plain = list(range(1, len(prepared.tokens) - 1))
+    assert sorted(target.position for target in predictions.targets) == plain
+    assert len(ids) == TURNS
+    for number, row in enumerate(ids.tolist()):
+        hidden = {target.position for target in predictions.targets if target.copy == number}
+        assert row == [mask if i in hidden else token.id for i, token in enumerate(prepared.tokens)]
+
+
+def test_a_causal_model_is_asked_for_each_next_token():
+    model = load("own-causal")
+    prepared = model.prepare(TEXT)
+    (predictions,) = batch_predictions(model, prepared, [prepared.tokens])
+    for target in predictions.targets:
+        assert (target.at, target.id) == (target.position - 1, prepared.tokens[target.position].id)
+    assert predictions.prepared.inputs["ids"].tolist() == [[token.id for token in prepared.tokens]]
+
+
+def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
+    seen = corpus_stats(model, ListedTexts(TEXTS), importance=True).importance
+    alone = [found for text in TEXTS if (found := importance_of(model, text)) is not None]
+    for key, figure in seen.items():
+        values = [one[key].value for one in alone]
+        mean = sum(values) / len(values)
+        error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+        assert figure.texts == len(values)
+        assert figure.value == pytest.approx(mean, rel=1e-6)
+        assert figure.error == pytest.approx(error, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
+    seen = corpus_stats(model, ListedTexts(TEXTS), ablation="zero").ablation
+    before = [losses for text in TEXTS if (losses := predicted(model, text))]
+    heads, tokens, count = sorted(seen), sum(map(len, before)), len(before)
+    assert len(heads) == len({head.layer for head in heads}) * len({head.head for head in heads})
+    for head in (heads[0], heads[len(heads) // 2], heads[-1]):
+        other = without(model, head.layer, head.head)
+        after = [losses for text in TEXTS if (losses := predicted(other, text))]
+        rises = [sum(a) - sum(b) for a, b in zip(after, before, strict=True)]
+        mean = sum(rises) / tokens
+        spread = sum((rise - mean * len(one)) ** 2 for rise, one in zip(rises, before, strict=True))
+        assert seen[head].value == pytest.approx(mean, rel=1e-4, abs=1e-7)
+        assert seen[head].error == pytest.approx(
+            math.sqrt(count / (count - 1) * spread) / tokens, rel=1e-3, abs=1e-7
+        )
+        assert seen[head].loss == pytest.approx(sum(map(sum, after)) / tokens, rel=1e-5)
+        assert seen[head].texts == count
+    assert max(abs(found.value) for found in seen.values()) > 1e-4
+
+
+def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
+    causal = load(gpt2(tmp_path), predicting=True)
+    seen = corpus_stats(causal, ListedTexts(TEXTS), ablation="mean").ablation
+    outputs, texts = [], [text for text in TEXTS if len(text) > 1]
+    projection = causal.module.h[1].attn.c_proj
+    watching = projection.register_forward_pre_hook(lambda module, given: outputs.append(given[0][0]))
+    plain = [loss for text in texts for loss in predicted(causal, text)]
+    watching.remove()
+    mean = torch.cat(outputs).mean(0)[8:16]
+
+    def replace(module, given):
+        hidden = given[0].clone()
+        hidden[..., 8:16] = mean
+        return (hidden,)
+
+    projection.register_forward_pre_hook(replace)
+    other = [loss for text in texts for loss in predicted(causal, text)]
+    rise = (sum(other) - sum(plain)) / len(plain)
+    assert seen[Head(1, 1, "decoder")].value == pytest.approx(rise, rel=1e-3, abs=1e-6)
+
+
+def test_the_layers_before_a_head_run_once_for_all_heads(tmp_path):
+    causal = load(gpt2(tmp_path), predicting=True)
+    attended = [0, 0]
+    for number, layer in enumerate(causal.module.h):
+        forward = layer.attn.forward
+
+        def attend(*args, forward=forward, number=number, **kwargs):
+            attended[number] += 1
+            return forward(*args, **kwargs)
+
+        layer.attn.forward = attend
+    ablated(causal)
+    # measured, kept, and layer 1 proved to need no other; then layer 0 for its heads, layer 1 for all
+    assert attended == [2 + 4, 2 + 1 + 8]
+    assert all("forward" not in vars(layer) for layer in causal.module.h)
+
+
+def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path):
+    causal = load(gpt2(tmp_path), predicting=True)
+    exact, kept = ablated(causal), []
+    first, last = causal.module.h
+    start, end = first.forward, last.forward
+
+    def leave(*args, **kwargs):
+        kept.append(start(*args, **kwargs))
+        return kept[-1]
+
+    def take(hidden, *args, **kwargs):
+        return end(kept.pop() if kept else hidden * 2, *args, **kwargs)
+
+    first.forward, last.forward = leave, take
+    again = ablated(causal)
+    for head, found in exact.items():
+        assert again[head].value == pytest.approx(found.value, abs=1e-6)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped, everywhere):
+    side = shaped.edge.split(" -> ")[0]
+    if everywhere:
+        found = measure_ablation(shaped.model, shaped.clean, Selection())
+    else:
+        found = cut(shaped.model, shaped.clean, parse_questions(f"{side} -> *"), how="zero")
+    hooked, count = Hooked(shaped), 1 + max(each.head.head for each in found.heads)
+    rows = {
+        kind: slice(None) if everywhere else places_of(axes[0], side)
+        for kind, axes in shaped.clean.axes.items()
+    }
+    kinds = ["encoder", "encoder", *["decoder", "cross"] * 2] if "cross" in rows else [next(iter(rows))] * 9
+
+    def zeroed(heads):
+        hooks = []
+        for call, head in heads:
+
+            def change(given, rows=rows[kinds[call]], head=head):
+                given = given.clone()
+                given.unflatten(-1, (count, -1))[:, rows, head] = 0
+                return given
+
+            hooks.append((shaped.projections[call], "input", change))
+        return hooked.score(shaped.clean, hooks)
+
+    heads_are(shaped, found, zeroed, hooked.score(shaped.clean))
+
+
+def test_some_layers_alone_are_taken_away():
+    own = load("own-causal")
+    every, some = ablated(own), ablated(own, selection=Selection(layers=(1,)))
+    assert {head.layer for head in some} == {1}
+    for head, found in some.items():
+        assert found.value == pytest.approx(every[head].value, abs=1e-6)
+
+
+def test_all_kinds_of_an_encoder_decoder_are_asked_for_its_targets_tokens(tmp_path):
+    pair = load(t5(tmp_path), predicting=True)
+    prepared = pair.prepare("The cat sat.", "It was tired.")
+    found = measure_heads(pair, prepared, Selection(), importance=True, ablation=True)
+    for heads in (found.importance, found.ablation):
+        assert {head.kind for head in heads} == {"encoder", "decoder", "cross"}
+        assert len(heads) == 6 * 4
+    seen = ablate(pair, prepared, "cross L0H1")
+    assert seen.kind == "cross"
+    tokens = prepared.axes["decoder"][0]
+    assert all(tokens[one.position].text == one.token for one in seen.changed)
+
+
+def test_sums_of_two_halves_merge_and_come_back_from_a_file():
+    own = load("own-causal")
+    whole = corpus_stats(own, ListedTexts(TEXTS), ablation="zero").ablation
+    assert whole[Head(0, 0, "decoder")].texts == len(TEXTS)
+    halves = []
+    for text in (TEXTS[0], TEXTS[1]):
+        made = Removals()
+        prepared = own.prepare(text)
+        made.add(own, prepared, {"decoder": ([prepared.tokens], [prepared.tokens])}, Selection())
+        halves.append(made)
+    halves[0].merge(halves[1])
+    again = Removals.from_state(halves[0].state())
+    assert again.figures() == halves[0].figures()
+    both = corpus_stats(own, ListedTexts(TEXTS[:2]), ablation="zero").ablation
+    for head, found in again.figures().items():
+        assert found.value == pytest.approx(both[head].value, abs=1e-6)
+
+
+MODULE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Packed(nn.Linear):
+    def __init__(self, causal):
+        super().__init__(16, 48)
+        self.causal = causal
+
+    def forward(self, hidden, **mask):
+        parts = super().forward(hidden).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*parts, is_causal=self.causal)
+        return hidden + mixed.transpose(1, 2).flatten(-2)
+
+
+class Torchs(nn.Module):
+    def __init__(self, batch_first, need_weights):
+        super().__init__()
+        self.self_attn = nn.MultiheadAttention(16, 2, batch_first=batch_first)
+        self.need_weights = need_weights
+
+    def forward(self, hidden, src_mask, is_causal):
+        states = hidden if self.self_attn.batch_first else hidden.transpose(0, 1)
+        mixed, _ = self.self_attn(
+            states, states, states, attn_mask=src_mask, need_weights=self.need_weights
+        )
+        return hidden + (mixed if self.self_attn.batch_first else mixed.transpose(0, 1))
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.output = nn.Embedding(8192, 16), nn.Linear(16, 8192)
+        self.layers = nn.ModuleList([{layer}, {layer}])
+
+    def forward(self, ids):
+        hidden, size = self.embedding(ids), ids.shape[-1]
+        mask = nn.Transformer.generate_square_subsequent_mask(size)
+        for layer in self.layers:
+            hidden = layer(hidden, src_mask=mask, is_causal=True)
+        return {returned}
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "returned"),
+    [
+        ("Packed(True)", "self.output(hidden)"),
+        ("Packed(True)", "(self.output(hidden), hidden)"),
+        ("Packed(False)", "self.output(hidden)"),
+        ("Packed(False)", "(self.output(hidden), hidden)"),
+        ("Torchs(True, False)", "self.output(hidden)"),
+        ("Torchs(False, True)", "self.output(hidden)"),
+        ("nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)", "self.output(hidden)"),
+    ],
+)
+def test_heads_of_a_module_in_a_file_are_taken_away_before_its_last_projection(tmp_path, layer, returned):
+    file = tmp_path / f"small_{abs(hash(layer + returned))}.py"
+    file.write_text(MODULE.format(layer=layer, returned=returned))
+    made = load(f"{file}:Small", predicting=True)
+    assert (made.objective.mask is None) == (layer != "Packed(False)")
+    prepared = made.prepare(TEXT)
+    seen = measure_heads(made, prepared, Selection(), importance=True, ablation=True)
+    assert len(seen.ablation) == len(seen.importance) == 4
+    alone, plain, own = ablate(made, prepared, "L1H1"), predicted(made, TEXT), made.module.layers[1]
+    with torch.no_grad():
+        if "Packed" in layer:  # the values of the head
+            own.weight[2 * 16 + 8 :] = 0
+            own.bias[2 * 16 + 8 :] = 0
+        else:  # what the last projection reads of it
+            own.self_attn.out_proj.weight[:, 8:] = 0
+    gone = predicted(made, TEXT)
+    rise = sum(gone) / len(plain) - sum(plain) / len(plain)
+    head = next(head for head in seen.ablation if (head.layer, head.head) == (1, 1))
+    assert abs(rise) > 1e-4
+    assert seen.ablation[head].value == pytest.approx(rise, abs=1e-5)
+    assert alone.losses[1] - alone.losses[0] == pytest.approx(rise, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda folder: minilm(), "predicts no tokens: it has no language-model head"),
+        (mamba, "no attention"),
+        (lambda folder: "torch.nn:Identity", "predicts no tokens: it returns .* not scores over the"),
+    ],
+)
+def test_a_model_that_cannot_be_asked_says_so(tmp_path, make, sentence):
+    def ask():
+        model = load(make(tmp_path), predicting=True)
+        ablate(model, model.prepare(TEXT), "L0H0")
+
+    with pytest.raises(ModelError, match=sentence):
+        ask()
+
+
+def test_heads_that_cannot_be_gated_are_named_with_how_they_attend(tmp_path):
+    model = load(gpt2(tmp_path), predicting=True)
+
+    def by_hand(hidden, *args, **kwargs):
+        weights = torch.softmax(hidden @ hidden.mT, -1)
+        return weights @ hidden, weights
+
+    model.module.h[0].attn.forward = by_hand
+    with pytest.raises(ModelError, match="cannot be gated: it attends by"):
+        ablate(model, model.prepare(TEXT), "L1H0")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "asked", "error", "sentence"),
+    [
+        ("own", TEXT, "L9H0", SelectionError, "no head L9H0: this model has layers 0-3"),
+        ("own", TEXT, Selection(layers=(1,)), SelectionError, "which head is removed"),
+        ("own-causal", "cat", "L0H0", InputError, "no token to predict"),
+    ],
+)
+def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused(
+    name, text, asked, error, sentence
+):
+    model = load(name)
+    prepared = model.prepare(text, limit=Limit(2 if text == "cat" else None))
+    with pytest.raises(error, match=sentence):
+        ablate(model, prepared, asked)

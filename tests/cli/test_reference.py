@@ -1,4 +1,4 @@
-"""Which command has which option, how heads and numbers are typed, and the help and the page that list them."""
+"""Which command has which option, how heads and numbers are typed, and the help and the pages of them."""
 
 import re
 

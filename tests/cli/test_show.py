@@ -134,6 +134,7 @@ def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
     ]
 
 
+TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

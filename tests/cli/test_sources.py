@@ -1,4 +1,4 @@
-"""Whatever a command reads: a text, an image, tensors, a file of weights; from where and by what it is loaded."""
+"""Whatever a command reads: a text, an image, tensors, a file of weights; and where its model comes from."""
 
 import json
 import socket

@@ -24,18 +24,8 @@ from attnscope.records import plain
 from attnscope.render.image import DPI, Album
 from attnscope.render.image.sheet import families
 from attnscope.render.page.page import PAGE, save_page
+from attnscope.storage import folder as kept
 from attnscope.storage.checkpoint import fingerprint
-from attnscope.storage.folder import (
-    ALL,
-    PICTURES,
-    ExportPlan,
-    Name,
-    begin_manifest,
-    claim_folder,
-    describe_file,
-    refuse_existing,
-    write_manifest,
-)
 from attnscope.views import Drawable
 
 Job: TypeAlias = "tuple[dict[str, Any], Callable[[], Drawable]]"
@@ -81,16 +71,16 @@ def save_export(
     for what does not exist.
     """
     folder = Path(folder)
-    contents = ExportPlan(formats, selection.layers, heads)
+    contents = kept.ExportPlan(formats, selection.layers, heads)
     if selection.token is not None and contents.wholes:
-        raise OutputError(f"a token has pictures alone: --format {','.join(PICTURES)}")
-    with claim_folder(folder):
+        raise OutputError(f"a token has pictures alone: --format {','.join(kept.PICTURES)}")
+    with kept.claim_folder(folder):
         tokens = [[str(place) for place in axis] for axes in prepared.axes.values() for axis in axes]
         options = (selection, formats, sorted(heads or ()), dpi, size, font, cmap, command, mass)
         asked = [__version__, model.name, fingerprint(model.module), tokens, *map(repr, options)]
         identity = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
         if not force:
-            refuse_existing(folder, contents, identity)
+            kept.refuse_existing(folder, contents, identity)
         result = None if selection.token is not None else all_heads(model, prepared, selection)
         if result is not None:
             layers, most = result.layers, max(len(weights.values) for weights in result.weights.values())
@@ -105,27 +95,27 @@ def save_export(
         jobs = [each for each in pictures if heads is None or each[0].get("head") in (None, *heads)]
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
         families((), font)  # refuses one that is not there before anything is written
-        begin_manifest(folder, contents, identity)
+        kept.begin_manifest(folder, contents, identity)
         total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
         for named, view in jobs:
             name = named if len(layers.kinds) > 1 else {**named, "kind": None}
             drawn = view()
             for form in contents.pictures:
-                path = folder / str(Name(form, **name))
+                path = folder / str(kept.Name(form, **name))
                 warnings |= dict.fromkeys(album.save(drawn, path))
-                files.append(ExportedFile(**describe_file(path), **name))
+                files.append(ExportedFile(**kept.describe_file(path), **name))
                 tell("file", len(files), total)
         for form in contents.wholes:
             assert result is not None
-            path = folder / f"{ALL}.{form}"
+            path = folder / f"{kept.ALL}.{form}"
             if path.suffix == PAGE:
                 save_page(result, path, cmap)
             else:
                 layers.save(path)
-            files.append(ExportedFile(**describe_file(path)))
+            files.append(ExportedFile(**kept.describe_file(path)))
             tell("file", len(files), total)
         manifest = plain(write_down(model, prepared, layers, command, tuple(warnings), tuple(files)))
-        write_manifest(folder, manifest)
+        kept.write_manifest(folder, manifest)
     return Exported(folder, manifest, tuple(warnings))
 
 

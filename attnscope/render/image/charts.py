@@ -168,8 +168,8 @@ def curves_figure(view: Curves, style: Style) -> Figure:
     first, last, least = view.edges[0], view.edges[-1], min(0.0, view.least)
     for number, curve in enumerate(view.curves):
         axes = drawn.part(0, number * (TALL + AIR), None, TALL)
-        axes.stairs(_numbers(curve.values), view.edges, fill=True, color=style.bar)
-        axes.stairs(_numbers(curve.baseline), view.edges, baseline=None, color=GREY, linewidth=0.8)
+        axes.stairs(np.array(curve.values, float), view.edges, fill=True, color=style.bar)
+        axes.stairs(np.array(curve.baseline, float), view.edges, baseline=None, color=GREY, linewidth=0.8)
         axes.set_xlim(first, last)
         axes.set_ylim(least, view.top)
         paper.frame(axes, ("bottom",), "#bbbbbb")
@@ -190,7 +190,7 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
     axes, step = drawn.part(), min(0.2, TALL_LINES / len(view.curves))
     for number, curve in enumerate(view.curves):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
-        values, name = _numbers(curve.values), clean(curve.head)
+        values, name = np.array(curve.values, float), clean(curve.head)
         axes.plot(view.edges[:-1], values, ".", linestyle=dash, color=colour, label=name)
         (start, y), (end, _) = (drawn.at(width + left, (number + 0.5) * step) for left in (0.15, 0.37))
         drawn.figure.add_artist(Line2D([start, end], [y, y], color=colour, linestyle=dash, linewidth=1.3))
@@ -200,20 +200,11 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
     axes.tick_params(labelsize=SMALL, length=2)
     for side, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         side.set_ticks([tick for tick in side.get_ticklocs() if low <= tick <= high])
-    _open(axes)
-    return drawn.figure
-
-
-def _open(axes: Axes) -> None:
-    """Grid lines, and a frame on two sides."""
-    for side, spine in axes.spines.items():
-        spine.set(visible=side in ("left", "bottom"), color="#bbbbbb")
+    for name, spine in axes.spines.items():
+        spine.set(visible=name in ("left", "bottom"), color="#bbbbbb")
     axes.grid(axis="y", color="#eeeeee", linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-def _numbers(values: Sequence[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]
+    return drawn.figure
 
 
 TALL_LINES = 2.9  # inches

@@ -7,7 +7,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,16 +55,11 @@ def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], 
             raise SelectionError(f"no font {font!r} is installed: name a family, such as {BASE!r}")
         chosen.insert(0, font)
         missing -= _characters(_font_files()[font])
-    if missing:
-        for family, path in sorted(  # sans faces first, in one order on every run
-            _font_files().items(), key=lambda entry: ("sans" not in entry[0].lower(), entry[0])
-        ):
-            found = missing & _characters(path)
-            if found:
-                chosen.append(family)
-                missing -= found
-            if not missing:
-                break
+    by_name = _font_files().items() if missing else ()
+    for family, path in sorted(by_name, key=lambda entry: ("sans" not in entry[0].lower(), entry[0])):
+        if missing and (found := missing & _characters(path)):
+            chosen.append(family)
+            missing -= found
     return chosen, [*_lacks(missing), *_note_unjoined_letters(wanted)]
 
 
@@ -102,20 +97,18 @@ def _characters(path: str) -> frozenset[str]:
 
 
 def _lacks(missing: set[str]) -> list[str]:
-    by_script: dict[str, list[str]] = {}
+    """The warning for characters that no font has."""
+    by_script: dict[str, str] = {}
     for character in sorted(missing):
-        by_script.setdefault(script(character), []).append(character)
-    if not missing:
-        return []
-    named = [
-        f"{name} ({''.join(found[:5])}{' and more' if len(found) > 5 else ''})"
-        for name, found in sorted(by_script.items())
-    ]
-    wanted = sorted({FONTS.get(name, OTHERS) for name in by_script})
-    return [
-        f"no installed font can draw {' and '.join(named)}, so boxes stand there: install "
-        f"{' and '.join(wanted)}, which is then found by itself, or name another as the font (--font)"
-    ]
+        by_script[script(character)] = by_script.get(script(character), "") + character
+    told = {name: found if len(found) <= 5 else f"{found[:5]} and more" for name, found in by_script.items()}
+    named = " and ".join(f"{name} ({told[name]})" for name in sorted(told))
+    wanted = " and ".join(sorted({FONTS.get(name, OTHERS) for name in by_script}))
+    sentence = (
+        f"no installed font can draw {named}, so boxes stand there: install {wanted}, which is then found "
+        "by itself, or name another as the font (--font)"
+    )
+    return [sentence] if missing else []
 
 
 def sets_letters() -> bool:
@@ -129,14 +122,12 @@ def _note_unjoined_letters(wanted: set[str]) -> list[str]:
     """The warning for matplotlib before 3.11, which does not shape text."""
     import matplotlib
 
-    if sets_letters():
-        return []
-    turned = sorted({script(c) for c in wanted if unicodedata.bidirectional(c) in ("R", "AL")})
-    version = ".".join(map(str, SHAPING))
+    turned = {script(c) for c in wanted if unicodedata.bidirectional(c) in ("R", "AL")}
     return [
         f"{name} letters stand unjoined and from left to right: matplotlib {matplotlib.__version__} "
-        f"cannot set them; install matplotlib {version} or later"
-        for name in turned
+        f"cannot set them; install matplotlib {SHAPING[0]}.{SHAPING[1]} or later"
+        for name in sorted(turned)
+        if not sets_letters()
     ]
 
 
@@ -330,10 +321,8 @@ def sheet(
     left, right, above, below = margins
     full = max(left + width + right, 3.2)
     title, subtitle = wrap_title(title or view.title, LARGE, full), wrap_title(view.subtitle, BELOW, full)
-    columns = in_columns(readings, full)
-    notes = view.notes if notes is None else notes
-    lines = note_lines(notes, full)
-    measured = max((len(column) for column in columns), default=0)
+    measured = -(-len(readings) // max(int((full - GAP) / COLUMN), 1))  # lines of readings, in columns
+    lines = note_lines(view.notes if notes is None else notes, full)
     heads = [
         (TITLE, title, LARGE, "black", 0.22 + 0.18 * title.count("\n"), 0.08),
         (SUBTITLE, subtitle, BELOW, GREY, 0.2 + 0.14 * subtitle.count("\n"), 0.0),
@@ -352,30 +341,23 @@ def sheet(
         figure.text(
             GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, linespacing=1.25, **QUIET
         )
-    for number, column in enumerate(columns):
-        start = GAP + number * COLUMN
-        for row, reading in enumerate(column):
-            y = (GAP + (measured + len(lines) - row - 0.75) * LINE) / tall
-            value, baseline = reading.texts
-            for x, side, gid, text in (
-                (start, "left", NAME, reading.name),
-                (start + TO_VALUE, "right", VALUE, value),
-                (start + TO_VALUE + 0.05, "left", BASELINE, f"{reading.unit} {baseline}".strip()),
-            ):
-                figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, linespacing=1.25, **QUIET)
+    for number, reading in enumerate(readings):
+        column, row = divmod(number, measured)
+        start = GAP + column * COLUMN
+        y = (GAP + (measured + len(lines) - row - 0.75) * LINE) / tall
+        value, baseline = reading.texts
+        for x, side, gid, text in (
+            (start, "left", NAME, reading.name),
+            (start + TO_VALUE, "right", VALUE, value),
+            (start + TO_VALUE + 0.05, "left", BASELINE, f"{reading.unit} {baseline}".strip()),
+        ):
+            figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, linespacing=1.25, **QUIET)
     return Sheet(figure, left, bottom, width, height)
 
 
 def note_lines(notes: Sequence[str], width: float) -> list[str]:
     """Notes in lines for a sheet of this width in inches."""
     return [line for note in notes for line in wrap_inches(clean(note), SMALL, width)]
-
-
-def in_columns(readings: Sequence[Measured], width: float) -> list[Sequence[Measured]]:
-    """Readings in as many columns as fit."""
-    count = max(int((width - GAP) / COLUMN), 1)
-    tall = -(-len(readings) // count)
-    return [readings[start : start + tall] for start in range(0, len(readings), tall)] if tall else []
 
 
 def paint(axes: Axes, values: Array, cmap: str, limits: tuple[float, float], **options: Any) -> None:
@@ -419,16 +401,14 @@ def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], fl
     size = min(max(pitch * every * 0.8, SMALL), NORMAL)
     if every > 1 and axis and all(place.heard for place in axis):
         return *_round_seconds(axis, pitch), size
-    shown = list(range(0, len(axis), every))
-    texts = [
-        axis[i].moment
-        if axis[i].heard
-        else f"{axis[i].start} {fence(short(axis[i].label))}"
-        if every > 1 and not axis[i].pooled
-        else short(axis[i].label)
-        for i in shown
-    ]
-    return shown, texts, size
+
+    def text_of(place: Place) -> str:
+        if place.heard:
+            return place.moment
+        numbered = every > 1 and not place.pooled
+        return f"{place.start} {fence(short(place.label))}" if numbered else short(place.label)
+
+    return list(range(0, len(axis), every)), [text_of(place) for place in axis[::every]], size
 
 
 def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list[str]]:
@@ -475,20 +455,13 @@ def put(
 
     ``top`` are axes above the map, if any. Labels of generated tokens, from number ``written`` on, are bold.
     """
-    shown, texts, size = labels(columns, cell[0])
-    above(top or axes, shown, texts, size, rotation=90)
-    _embolden(top or axes, columns, shown, written)
-    shown, texts, size = labels(rows, cell[1])
-    beside(axes, shown, texts, size)
-    _embolden(axes, rows, shown, written)
-
-
-def _embolden(axes: Axes, places: Sequence[Place], shown: Sequence[int], written: int | None) -> None:
-    """Make the labels just drawn bold from token ``written`` on."""
-    latest = axes.texts[len(axes.texts) - len(shown) :]
-    for text, at in zip(latest, shown, strict=True):
-        if written is not None and places[at].start >= written:
-            text.set_fontweight("bold")
+    upwards = partial(above, rotation=90)
+    for on, places, pitch, write in ((top or axes, columns, cell[0], upwards), (axes, rows, cell[1], beside)):
+        shown, texts, size = labels(places, pitch)
+        write(on, shown, texts, size)
+        for text, at in zip(on.texts[len(on.texts) - len(shown) :], shown, strict=True):
+            if written is not None and places[at].start >= written:
+                text.set_fontweight("bold")
 
 
 def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, rotation: float = 0) -> None:
@@ -498,20 +471,11 @@ def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *,
     rotated, Chinese, Japanese and Korean characters are stacked upright.
     """
     transform = axes.get_xaxis_transform() + _shift(axes, 0, PAD)
+    look: dict[str, Any] = {"size": size, "linespacing": 1.0, "ha": "center", "va": "bottom"}
     for x, text in zip(at, texts, strict=True):
         upright = rotation == 90 and bool(text) and all(map(is_double_width, text))
-        axes.text(
-            x,
-            1,
-            "\n".join(text) if upright else text,
-            size=size,
-            linespacing=1.0,
-            rotation=0 if upright else rotation,
-            ha="center",
-            va="bottom",
-            transform=transform,
-            gid=LABEL_COLUMN,
-        )
+        text, turned = ("\n".join(text), 0) if upright else (text, rotation)
+        axes.text(x, 1, text, rotation=turned, transform=transform, gid=LABEL_COLUMN, **look)
 
 
 def beside(
@@ -519,11 +483,14 @@ def beside(
 ) -> None:
     """Write texts on the left of the axes, or on the right, at these rows; ``size`` in points."""
     transform = axes.get_yaxis_transform() + _shift(axes, PAD if right else -PAD, 0)
-    side = "left" if right else "right"
+    look: dict[str, Any] = {
+        "size": size,
+        "ha": "left" if right else "right",
+        "va": "center_baseline",
+        "gid": ROW,
+    }
     for y, text in zip(at, texts, strict=True):
-        axes.text(
-            float(right), y, text, size=size, ha=side, va="center_baseline", transform=transform, gid=ROW
-        )
+        axes.text(float(right), y, text, transform=transform, **look)
 
 
 def _shift(axes: Axes, x: float, y: float) -> Transform:
@@ -550,8 +517,7 @@ def stacked(words: str) -> str:
 def draw_colour_bar(axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
     """Draw the colour bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
     figure: Any = axes.figure
-    box = axes.get_position()
-    wide, tall = figure.get_size_inches()
+    box, (wide, tall) = axes.get_position(), figure.get_size_inches()
     height = min(box.height, TALLEST / tall)
     apart, thick = (0.08, 0.08) if style.narrow else (0.14, 0.12)
     bar = figure.add_axes((box.x1 + apart / wide, box.y1 - height, thick / wide, height))

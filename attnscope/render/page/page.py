@@ -165,15 +165,12 @@ class Page:
     written: int | None = None
     scene: Scene | None = None
     min_weight: float = 0.0
-    _heads: dict[str, tuple[str, int]] = field(
-        default_factory=dict, init=False
-    )  # packed, and its keys, by id
+    _heads: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)  # packed, and its keys
     _axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict, init=False)
 
     def text(self) -> str:
         """The page as text. Raises ``ValueError`` for weights that are negative or above ``top``."""
-        chosen = choose_map(self.cmap, signed=False)
-        top = max(self.top, 1.0)
+        chosen, top = choose_map(self.cmap, signed=False), max(self.top, 1.0)
         code = Code(top, self.min_weight)
         kinds = [
             {"kind": kind, "layers": list(self._layers(kind, number, layers, code))}
@@ -204,13 +201,15 @@ class Page:
             "cmap": chosen,
             "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
         }
-        heads = dict(self._heads)
-        opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(heads), "")
-        first = _element(opened, *heads.pop(opened)) if opened else ""
-        others = (
-            f'<script type="text/plain" id="{name}">{text}</script>' for name, (text, _) in heads.items()
-        )
-        return _assemble(self.title, content, first, "\n".join(others))
+        stored = {name: _stored("plain", name, packed) for name, (packed, _) in self._heads.items()}
+        opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(stored), "")
+        first = stored.pop(opened, "")
+        if opened:  # unpacked if small, so that it can be drawn at once
+            packed, columns = self._heads[opened]
+            codes = unpack(packed, -1, columns)
+            if codes.size <= AT_ONCE:
+                first = _stored("bytes", opened, base64.b64encode(codes.tobytes()).decode())
+        return _assemble(self.title, content, first, "\n".join(stored.values()))
 
     def _label_axes(self) -> list[dict[str, Any]]:
         """The axes as plain data."""
@@ -322,17 +321,8 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
     return page.text()
 
 
-def _stored(name: str, packed: str) -> str:
-    return f'<script type="text/plain" id="{name}">{packed}</script>'
-
-
-def _element(name: str, packed: str, columns: int) -> str:
-    """The head that the page opens at: unpacked if small, so that it can be drawn at once."""
-    codes = unpack(packed, -1, columns)
-    if codes.size > AT_ONCE:
-        return _stored(name, packed)
-    text = base64.b64encode(codes.tobytes()).decode()
-    return f'<script type="text/bytes" id="{name}">{text}</script>'
+def _stored(form: str, name: str, text: str) -> str:
+    return f'<script type="text/{form}" id="{name}">{text}</script>'
 
 
 def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> str:

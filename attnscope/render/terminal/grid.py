@@ -14,7 +14,7 @@ from rich.segment import Segment
 
 from attnscope.axes import Array
 from attnscope.render.terminal.surface import (
-    BRACKET,
+    BOLD,
     DIM,
     MARK,
     TONES,
@@ -80,21 +80,13 @@ def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
 
 
 def in_bands(
-    view: Grid,
-    surface: Surface,
-    width: int,
-    height: int,
-    gap: int,
-    air: int | None = None,
-    around: int = AROUND_LOOSE,
+    view: Grid, surface: Surface, width: int, height: int, gap: int, air: int = 2, around: int = AROUND_LOOSE
 ) -> GridLayout:
     """Thumbnails in as few bands of nearly equal length as the width allows."""
     bands = -(-view.heads // max((surface.width - _label(view) - 1) // (width + gap), 1))
     beside = max(1, -(-view.heads // max(bands, 1)))
     if surface.colour:
-        return GridLayout(
-            width, height, gap, 2 - height % 2 if air is None else min(air, 2 - height % 2), beside, around
-        )
+        return GridLayout(width, height, gap, min(air, 2 - height % 2), beside, around)
     lines = max((height + 1) // 2, min(height, 2))  # a row takes one line or several, but all the same number
     lines -= lines % max(view.size[0], 1) if lines > view.size[0] else 0
     return GridLayout(width, lines, gap, 1, beside, around)
@@ -179,13 +171,10 @@ def _band(
         inside = range(first, first + -(-shape.height // rows))
         left = heads.index(chosen[1]) * (shape.width + shape.gap)
         right = left + shape.width + 1
-        parts = [
-            cell_lines(cells[:, part], surface, palette)
-            for part in np.s_[:left, left + 1 : right, right + 1 :]
-        ]
+        parts = (cells[:, :left], cells[:, left + 1 : right], cells[:, right + 1 :])
+        before, between, after = (cell_lines(part, surface, palette) for part in parts)
         for at in inside:
-            before, between, after = (part[at] for part in parts)
-            drawn[at] = [*before, Segment("▐", BRACKET), *between, Segment("▌", BRACKET), *after]
+            drawn[at] = [*before[at], Segment("▐", BOLD), *between[at], Segment("▌", BOLD), *after[at]]
     for at, line in enumerate(drawn):
         name = f"L{names[at]}" if at in names else ""
         marked = bool(chosen and names.get(at) == chosen[0] and inside)
@@ -231,7 +220,7 @@ def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Itera
     left = sum(segment.cell_length for segment in bar) + 3
     if surface.width - left < left:
         yield bar
-        yield from ([Segment(line, DIM)] for line in wrap_text(said, surface.width))
+        yield from surface.quiet(said)
         return
     for at, line in enumerate(wrap_text(said, surface.width - left)):
         yield [*([Segment(" " * (left - 3))] if at else bar), Segment(f"   {line}", DIM)]

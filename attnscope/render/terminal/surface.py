@@ -129,8 +129,7 @@ TONES = 64  # colours of a map in a terminal; fewer than a table has, so that st
 FAINT = 0.65  # the share of its own colour in faint text; the rest is the colour of its cell
 
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
-MARK, BRACKET = Style(bold=True, reverse=True), Style(bold=True)
-"""The style of the chosen head: its names, and the brackets around its thumbnail."""
+MARK = Style(bold=True, reverse=True)  # of the names of the chosen head
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"

@@ -55,10 +55,7 @@ _TO_LIGHT = np.array(
 
 @cache
 def table(name: str) -> Array:
-    """The colours of a map from low to high, uint8 sRGB.  -> [256, 3]
-
-    Raises ``SelectionError`` for a name that does not exist.
-    """
+    """The colours of a map from low to high, uint8 sRGB; ``SelectionError`` if unknown.  -> [256, 3]"""
     at = np.linspace(0, 1, STEPS)
     if name not in _OWN:
         check_name(name)
@@ -128,10 +125,7 @@ def check_name(name: str) -> None:
 
 
 def choose_map(asked: str | None, *, signed: bool) -> str:
-    """The name of the map to draw with: the requested one, or the default for such values.
-
-    Raises ``SelectionError`` for an unknown name, and for a diverging map of weights.
-    """
+    """The requested map, or the default; raises ``SelectionError`` if unknown, or diverging for weights."""
     name = asked or (DIVERGING if signed else SEQUENTIAL)
     check_name(name)
     if not signed and name.removesuffix("_r") in TWO_SIDED:

@@ -35,10 +35,7 @@ def levels_of(weights: Array, top: float) -> Array:
 
 
 def resize(field: Array, rows: int, columns: int) -> Array:
-    """A picture or a map at another size: averaged where it shrinks, repeated where it grows.
-
-    [row, column, ...] -> [rows, columns, ...]
-    """
+    """A picture or map at another size: averaged or repeated.  [row, column, ...] -> [rows, columns, ...]"""
     for axis, size in enumerate((rows, columns)):
         edges = np.linspace(0, field.shape[axis], size + 1)
         starts = np.minimum(edges[:-1].astype(int), field.shape[axis] - 1)

@@ -33,10 +33,7 @@ CHUNK = 4096  # most letters of a kitty command
 
 
 def choose_way(asked: Way, console: Console) -> Way:
-    """The method to use: ``cells`` in a pipe, without colour, and if a terminal does not answer.
-
-    Raises ``OutputError`` if a method's library is not installed.
-    """
+    """The method to use: ``cells`` in a pipe, without colour, and if a terminal does not answer."""
     if asked == "cells" or not sys.stdout.isatty() or not console.is_terminal or console.no_color:
         return "cells"
     if asked == "sixel" and find_spec(LIBRARY) is None:
@@ -115,10 +112,7 @@ def _show_in_sixels(image: Image, console: Console) -> None:
 
 
 def _show_in_kitty(image: Image, console: Console) -> None:
-    """The protocol of kitty, which draws the picture at the cursor.
-
-    The library would place it under Unicode placeholders, which only kitty supports.
-    """
+    """The protocol that draws at the cursor; the library's Unicode placeholders work in kitty alone."""
     tallest = 2 * (console.height - 2) * image.width // image.height  # columns at which it is a screen tall
     columns = max(min(console.width, image.width // CELL, tallest), 1)
     buffer = io.BytesIO()

@@ -29,10 +29,7 @@ def fill_lines(items: Sequence[str], room: float, gap: str, measure: Measure) ->
 
 
 def balance_lines(text: str, room: float, measure: Measure, words: Sequence[str] | None = None) -> list[str]:
-    """A text in as few lines as possible, with the longest as short as possible.
-
-    Lines are broken between the parts of a title if that costs no extra line, otherwise between words.
-    """
+    """A text in as few even lines as possible, broken between parts if that costs no line, or words."""
     measure = cache(measure)
     items, gap = title_words(text) if words is None else words, " "
     lines = fill_lines(items, room, gap, measure)

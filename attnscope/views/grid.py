@@ -96,11 +96,7 @@ class Grid(Titled):
         return f"{minus}{low}" if self.signed else "0", high
 
     def legend(self, *, masked: str = "", line: str = "line") -> list[str]:
-        """What a thumbnail is, and what its colours mean, drawn with this many rows and columns.
-
-        ``masked`` describes the look of masked cells, if any; ``line`` that of the line above generated
-        columns.
-        """
+        """What a thumbnail is, and its colours; ``masked`` and ``line`` say how such cells look."""
         queries, keys = self.size
         cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
         said = [f"each map is {self.each}: {queries:,} queries × {keys:,} keys"]
@@ -133,10 +129,7 @@ class Grid(Titled):
 
     @cached_property
     def top(self) -> float:
-        """The weight of full colour, unless each head or row has its own scale.
-
-        The largest cell, for pooled maps that would be nearly black otherwise.
-        """
+        """The weight of full colour: 1, or the largest cell of pooled maps that would be nearly black."""
         cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
         if self.scale != "auto" or self.shown_scale != "fixed" or self.signed or cells >= self.size:
             return 1.0

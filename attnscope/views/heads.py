@@ -64,10 +64,7 @@ class HeadMap(Titled):
 
 
 def number(value: float, largest: float = 1.0) -> str:
-    """A number of a head in three digits: 0.42, 3.14, 12.8, 128; empty for NaN.
-
-    Beside numbers of at most ``largest``, a small one, it shows two digits of that: 0.0014.
-    """
+    """Three digits (0.42, 12.8, 128; empty for NaN); two of small ones beside a small ``largest``: 0.0014."""
     if np.isnan(value):
         return ""
     if abs(value) < 9.995:
@@ -180,11 +177,7 @@ def joint(steps: Sequence[Step]) -> tuple[Place, ...]:
 
 
 def joint_difference(maps: tuple[Array, Array], queries: Sequence[Step], keys: Sequence[Step]) -> Weights:
-    """The second map minus the first, [pair of queries, pair of keys], on the joint axes of both texts.
-
-    Cells of a token that only one text has are masked, and so are cells that are 0 in both, which were
-    masked.
-    """
+    """The second map minus the first on the joint axes; cells of one text, or 0 in both, are masked."""
     rows, columns = ([a is not None and b is not None for a, b in axis] for axis in (queries, keys))
     values = np.zeros((len(queries), len(keys)), np.float32)
     allowed = np.zeros(values.shape, bool)
@@ -221,10 +214,7 @@ class DistanceMap(Titled):
         return tuple(int(start) for start in np.cumsum((0, *self.groups))[:-1])
 
     def fit(self, rows: int, columns: int) -> DistanceMap:
-        """The same table on at most so many cells; a cell is then the mean of several heads.
-
-        A matched table keeps as many heads as fit.
-        """
+        """The same table on at most so many cells, each a mean of several heads; if matched, fewer heads."""
         block = max(-(-len(self.rows) // max(rows, 1)), -(-len(self.columns) // max(columns, 1)), 1)
         if block == 1:
             return self
@@ -250,10 +240,7 @@ def distance_map(
     groups: Sequence[Sequence[int]] = (),
     **more: Any,
 ) -> DistanceMap:
-    """Build the view of a table ``[row, column]``; ``groups`` of head numbers order both axes.
-
-    Full colour is distance 0, none is the largest one in the table. ``more`` are other fields.
-    """
+    """Build the view of a table ``[row, column]``; ``groups`` of head numbers order both axes."""
     if groups:
         order = [head for group in groups for head in group]
         values = values[np.ix_(order, order)]

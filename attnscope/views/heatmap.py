@@ -144,11 +144,7 @@ def heatmap(
     notes: tuple[str, ...] = (),
     **more: Any,
 ) -> Heatmap:
-    """Build the view of one head ``[query, key]``; ``more`` are other fields.
-
-    NaNs are shown as masked, values beyond the limits in the colour of the nearer end; a note gives their
-    number.
-    """
+    """Build the view of one head ``[query, key]``; NaNs are masked, values beyond the limits told."""
     if weights.values.ndim != 2:
         raise ValueError(f"a heatmap shows one head [query, key], not {weights.values.shape}")
     broken = ~np.isfinite(weights.values)

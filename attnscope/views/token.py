@@ -222,10 +222,7 @@ def place_of(axis: Sequence[Place], position: int) -> int:
 def rank_places(
     values: Array, allowed: Array, axis: Sequence[Place], top: int, boxes: Mapping[int, Edges] = NOWHERE
 ) -> Bars:
-    """The unmasked places by weight, the heaviest ``top`` of them, ties in text order.  [place]
-
-    NaN and infinite sums are left out. ``boxes`` gives the part of a picture of each place, by its id.
-    """
+    """The ``top`` heaviest finite unmasked places, ties in text order; ``boxes`` by id."""
     order = [i for i in np.argsort(-values, kind="stable") if allowed[i] and np.isfinite(values[i])]
     bars = tuple(
         Bar(place.label, place.start, float(values[i]), None if place.id is None else boxes.get(place.id))

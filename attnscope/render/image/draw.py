@@ -172,10 +172,7 @@ def drawing(
     font: str | None = None,
     annotate: bool = False,
 ) -> Iterator[tuple[Figure, list[str]]]:
-    """The figure of a view, and warnings; save it inside the ``with`` block.
-
-    Inside, matplotlib has its own defaults and takes text literally; afterwards, the user's settings return.
-    """
+    """The figure of a view, to be saved in the block, where settings are matplotlib's own; and warnings."""
     fonts, warnings = paper.families(texts_of(view), font)
     with settings(fonts):
         figure = figure_of(view, replace(style_of(view, cmap, width), annotate=annotate))

@@ -30,10 +30,7 @@ WEIGHT = "weight"  # the group id of the weights written into cells
 
 
 def heatmap_figure(view: Heatmap, style: Style) -> Figure:
-    """One head: row 0 on top, the colour bar beside it, masked cells hatched, hidden ones white.
-
-    The image holds the weights themselves (with the scale "row", their levels).
-    """
+    """One head, masked cells hatched, hidden ones white. The image holds the weights, or levels by row."""
     rows, columns = view.values.shape
     queries, keys = view.weights.queries, view.weights.keys
     cell = min(max(2.6 / max(rows, columns), 0.21), 7.0 / max(rows, columns))
@@ -97,10 +94,7 @@ def _draw_weights(axes: Axes, view: Heatmap, cmap: str, **options: Any) -> None:
 
 
 def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
-    """The values of a heatmap's image: its weights, or their levels if each row has its own scale.
-
-    Hidden cells lie below the scale.
-    """
+    """The values of a heatmap's image: its weights, or levels by row; hidden cells lie below the scale."""
     values, low = (view.levels(), 0.0) if view.scale == "row" else (view.values, view.limits[0])
     return np.ma.array(np.where(view.hidden, low - 1, np.maximum(values, low)), mask=view.masked)
 
@@ -184,10 +178,7 @@ NAMED = 0.42  # inches of a head's name and role below its map
 
 
 def pair_figure(view: HeadPair, style: Style) -> Figure:
-    """Both heads, then the first minus the second in the diverging colours; rows are labelled once.
-
-    In a narrow picture they are stacked.
-    """
+    """Both heads, and the first minus the second in the diverging colours; stacked if narrow."""
     rows, columns = view.difference.values.shape
     queries, keys = view.difference.weights.queries, view.difference.weights.keys
     cell, beside = SIDE / max(rows, columns), 1 if style.narrow else 3
@@ -268,10 +259,7 @@ MASKED, GROUND = (226, 226, 226), (255, 255, 255)
 
 
 def grid_figure(view: Grid, style: Style) -> Figure:
-    """Every head in one composite image on one axes: layers down, heads across.
-
-    The image holds colours, so that gaps and masked cells have their own.
-    """
+    """Every head in one image of colours on one axes, so that gaps and masked cells have their own."""
     masked = any(layer.masked.any() for layer in view.layers)
     composite, (tall, wide, gap) = mosaic(view, style.cmap)
     heads, layers = view.heads, view.numbers

@@ -41,10 +41,7 @@ INVISIBLE = "\u200c\u200d\ufe0e\ufe0f"
 
 
 def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], list[str]]:
-    """Font families that together cover ``texts``, and a warning for each missing script.
-
-    ``font`` names a family to prefer. Raises ``SelectionError`` if it is not installed.
-    """
+    """Font families that together cover ``texts``, ``font`` first; a warning per missing script."""
     from matplotlib.font_manager import findfont
 
     wanted = set("".join(texts)) - set(INVISIBLE)

@@ -60,10 +60,7 @@ class Code:
         return math.ceil(LARGEST * math.pow(min(self.min_weight / self.top, 1.0), 1 / POWER))
 
     def bytes_of(self, values: Array, allowed: Array) -> Array:
-        """The nearest bytes, uint8. Raises ``ValueError`` for weights that are negative or above ``top``.
-
-        NaNs count as masked.  [...] -> [...]
-        """
+        """The nearest bytes, NaNs masked; ``ValueError`` for weights beyond 0 to ``top``."""
         known = np.isfinite(values) & allowed
         shares = np.where(known, values, 0) / self.top
         if shares.min(initial=0) < -1e-6 or shares.max(initial=0) > 1 + 1e-6:

@@ -112,10 +112,7 @@ def half_lines(view: Grid, width: int) -> int:
 
 
 def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = None) -> Iterator[Line]:
-    """The whole picture, line by line; heads that do not fit side by side follow below.
-
-    The ``chosen`` (layer, head) gets brackets and reversed names.
-    """
+    """The whole picture, line by line; the ``chosen`` (layer, head) gets brackets and reversed names."""
     shape = layout_of(view, surface, chosen is not None)
     small = view.fit(shape.height, shape.width)
     palette = surface.palette(signed=view.signed)
@@ -182,10 +179,7 @@ def _band(
 
 
 def thumbnail_cells(small: Grid, shape: GridLayout, heads: range) -> Array:
-    """The levels of all cells: -1 is masked, -2 is empty, as in the first column.
-
-    -> [layer · (height + air) - air, 1 + head · (width + gap)]
-    """
+    """All levels; masked -1, empty -2.  -> [layer · (height + air) - air, 1 + head · (width + gap)]"""
     numbers = small.numbers
     step = shape.gap + shape.width
     field = np.full((len(numbers), shape.height + shape.air, len(heads), step), -2.0)

@@ -50,10 +50,7 @@ def fit_text(text: str, width: int, *, right: bool = False) -> str:
 
 
 def number_label(text: str, number: int, width: int) -> str:
-    """A label and its token's number on the right of exactly ``width`` cells; a long label is cut.
-
-    Only the label is isolated, so that a number stays after right-to-left text.
-    """
+    """A label, cut if long and alone isolated, and its token's number, in exactly ``width`` cells."""
     room = width - len(f" {number}")
     if room < 1:
         return fit_text(f"{number}", width, right=True)
@@ -82,10 +79,7 @@ def _fill(pieces: Sequence[str], room: int, size: Callable[[str], int]) -> list[
 
 
 def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
-    """Lines that hold each label vertically in its own column of ``width`` cells, aligned at the bottom.
-
-    At most ``height`` lines; ``None`` if a character is wider than its column.
-    """
+    """At most ``height`` lines, each label upright in its column; ``None`` if a character is too wide."""
     columns = [clusters(label) for label in labels]
     if any(cell_len(cluster) > width for column in columns for cluster in column):
         return None
@@ -193,10 +187,7 @@ class Surface:
         return (ASCII_SHADES if self.ascii else SHADES)[sum(level >= start for start in SHADE_FROM)]
 
     def heading(self, title: str, subtitle: str, *, tight: bool = False) -> Iterator[Line]:
-        """The title, with its subtitle beside or below it, and an empty line.
-
-        If space is ``tight``: one line, with the subtitle only if it fits.
-        """
+        """The title, and the subtitle beside or below it; in ``tight`` space one line, with what fits."""
         title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
         beside = title and subtitle and cell_len(title) + 3 + cell_len(subtitle) <= self.width
         if title:
@@ -231,10 +222,7 @@ class Surface:
         return "#" * whole if self.ascii else "█" * whole + EIGHTHS[eighth].strip()
 
     def colour_bar(self, low: str, high: str, palette: Palette) -> Line:
-        """The colour map from end to end, with the labels of its ends.
-
-        Without colour: each shade with the share of the full scale at which it begins.
-        """
+        """The colour map with the labels of its ends; without colour, where each shade begins."""
         if not self.colour:
             shades = (f"{self.shade(start)} {start:.0%}" for start in SHADE_FROM)
             return [Segment(f"{'  '.join(shades)}  of {high}")]

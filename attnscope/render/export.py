@@ -120,7 +120,6 @@ def save_export(
 
 
 def _pictures(result: AllHeads) -> Iterator[Job]:
-    """The overview, then each layer and its heads."""
     for kind, layers in result.layers.kinds.items():
         yield {"kind": kind}, partial(result.overview, kind)
         for layer, weights in layers:
@@ -130,7 +129,6 @@ def _pictures(result: AllHeads) -> Iterator[Job]:
 
 
 def _token_pictures(seen: SeenToken, mass: float | None) -> Iterator[Job]:
-    """One token in each head, by layer and head."""
     for record in seen.sites:
         site = record.site
         for head in range(record.heads):

@@ -203,7 +203,6 @@ def _limits(weights: Weights, scale: Scale, signed: bool) -> tuple[float, float]
 
 
 def _beyond(values: Array, limits: tuple[float, float]) -> tuple[str, ...]:
-    """The note on values beyond the colour map."""
     low, high = limits
     beyond = int(((values < low - 1e-4) | (values > high + 1e-4)).sum())
     return (f"{beyond} values are outside {low:g} to {high:g}",) if beyond else ()

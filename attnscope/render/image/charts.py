@@ -60,7 +60,6 @@ def overlay_figure(view: TokenView, style: Style) -> Figure:
 
 
 def _titles(view: TokenView, shown: Overlay, side: float, *, several: bool) -> list[str]:
-    """The titles of a picture and its maps."""
     which = f" · {shown.name}" if several else ""
     label = paper.short(view.label)
     whole = paper.wrap_title(f"as the model sees it{which}", NORMAL, side + GAP, bold=True)
@@ -69,7 +68,6 @@ def _titles(view: TokenView, shown: Overlay, side: float, *, several: bool) -> l
 
 
 def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: float, style: Style) -> None:
-    """The picture itself, or the map of that number over it."""
     paper.frame(axes)
     if number:
         _, weights = shown.maps[number - 1]
@@ -143,7 +141,6 @@ def _draw_list(axes: Axes, bars: Bars, full: float, longest: int, style: Style) 
 def _lay_bars(
     axes: Axes, values: Sequence[float], places: Sequence[float], labels: Sequence[str], colour: Any
 ) -> None:
-    """Horizontal bars with their labels on the left."""
     axes.barh(places, values, height=0.72, color=colour)
     axes.set_yticks(places, labels, size=NORMAL)
     axes.tick_params(axis="y", length=0, pad=3)
@@ -308,7 +305,6 @@ def _draw_terms(
 
 
 def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Style) -> None:
-    """A map of every head, blue and red like the bars."""
     if not np.isfinite(heads.values).all():
         paper.hatch(axes)
     paper.paint(axes, np.ma.masked_invalid(heads.values), style.cmap, heads.limits)

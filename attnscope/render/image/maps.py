@@ -65,7 +65,6 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
 
 
 def _draw_losses(axes: Axes, view: Heatmap, strip: Sequence[float | None], style: Style) -> None:
-    """A bar under each column: the loss of its tokens."""
     axes.bar(range(len(strip)), [each or 0.0 for each in strip], width=0.9, color=style.bar)
     axes.set_xlim(-0.5, len(strip) - 0.5)
     axes.set_ylim(0, view.most)
@@ -87,7 +86,6 @@ def scale_ticks(view: Heatmap) -> list[tuple[float, str]]:
 
 
 def _draw_weights(axes: Axes, view: Heatmap, cmap: str, **options: Any) -> None:
-    """The cells of a head over hatched ground."""
     paper.hatch(axes)
     paper.paint(axes, image_values(view), cmap, (0.0, 1.0) if view.scale == "row" else view.limits, **options)
     axes.images[-1].set_cmap(axes.images[-1].get_cmap().with_extremes(under="white"))
@@ -144,7 +142,6 @@ POINTS, TALL = 1.65, 1.3  # inches below the map, and of the heads drawn there
 
 
 def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style, cell: float) -> None:
-    """The cells of a map, with their numbers where they fit."""
     if not np.isfinite(view.values).all():
         paper.hatch(axes)
     paper.paint(axes, np.ma.masked_invalid(view.values), style.cmap, view.limits)
@@ -287,7 +284,6 @@ def grid_figure(view: Grid, style: Style) -> Figure:
 
 
 def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:
-    """A line above each thumbnail's columns of generated tokens."""
     from matplotlib.collections import LineCollection
 
     tall, wide, gap = sizes

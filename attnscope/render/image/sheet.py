@@ -94,7 +94,6 @@ def _characters(path: str) -> frozenset[str]:
 
 
 def _lacks(missing: set[str]) -> list[str]:
-    """The warning for characters that no font has."""
     by_script: dict[str, str] = {}
     for character in sorted(missing):
         by_script[script(character)] = by_script.get(script(character), "") + character
@@ -116,7 +115,6 @@ def sets_letters() -> bool:
 
 
 def _note_unjoined_letters(wanted: set[str]) -> list[str]:
-    """The warning for matplotlib before 3.11, which does not shape text."""
     import matplotlib
 
     turned = {script(c) for c in wanted if unicodedata.bidirectional(c) in ("R", "AL")}

@@ -209,7 +209,6 @@ class Page:
         return _assemble(self.title, content, first, "\n".join(stored.values()))
 
     def _label_axes(self) -> list[dict[str, Any]]:
-        """The axes as plain data."""
         return [
             {
                 "queries": self._labels(queries),
@@ -279,15 +278,11 @@ def _second(places: Sequence[Place]) -> int | None:
 
 
 def _describe(head: Described) -> list[Any]:
-    readings = [
-        [
-            each.name,
-            f"{each.value:.2f}",
-            "" if each.baseline is None else round_short(each.baseline),
-            "" if each.unit == "share" else each.unit,
-        ]
-        for each in head.readings
-    ]
+    readings = []
+    for each in head.readings:
+        baseline = "" if each.baseline is None else round_short(each.baseline)
+        unit = "" if each.unit == "share" else each.unit
+        readings.append([each.name, f"{each.value:.2f}", baseline, unit])
     return [clean(head.role), clean(head.sentence), readings]
 
 

@@ -77,7 +77,6 @@ class PrintedView:
 
 
 def _in_ascii(segment: Segment) -> Segment:
-    """The segment for an ASCII-only console, at the same width."""
     text = segment.text.translate(ASCII)
     if not text.isascii():
         text = "".join(c if c.isascii() else "?" * cell_len(c) for c in text)

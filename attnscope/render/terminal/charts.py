@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -221,14 +221,12 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
 
 
 def _merge(values: Sequence[float | None], count: int) -> tuple[float | None, ...]:
-    """Averages of neighbours where there is no room for each."""
     groups = (values[start : start + count] for start in range(0, len(values), count))
     known = [[value for value in group if value is not None] for group in groups]
     return tuple(sum(group) / len(group) if group else None for group in known)
 
 
 def _ends(values: Sequence[float | None]) -> str:
-    """The first and the last figure, and the largest."""
     known = [value for value in values if value is not None]
     return f"{known[0]:.2f} to {known[-1]:.2f}, {max(known):.2f}" if known else "–"
 
@@ -247,11 +245,10 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
     room = min(surface.width - label - 10, WIDEST_STACK)
     for name, shares in zip(view.labels, view.shares.tolist(), strict=True):
         line: Line = [Segment(isolate(fit_text(cut(clean(name), label), label)) + "  ")]
-        for part, cells in enumerate(_cells(shares, room)):
-            if cells:
-                line.append(Segment(letters[part] * cells, styles[part]))
+        cells = _cells(shares, room)
+        line += [Segment(letters[part] * wide, styles[part]) for part, wide in enumerate(cells) if wide]
         most = max(range(len(shares)), key=shares.__getitem__)
-        rest = " " * (room - sum(_cells(shares, room)))
+        rest = " " * (room - sum(cells))
         line.append(Segment(f"{rest}  {letters[most]} {shares[most]:.2f}"))
         yield line
     yield []
@@ -261,10 +258,7 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
 
 def _cells(shares: Sequence[float], room: int) -> list[int]:
     """Columns of each share, rounded so that they fill the whole."""
-    ends, sum_ = [0], 0.0
-    for share in shares:
-        sum_ += share
-        ends.append(round(min(sum_, 1.0) * room))
+    ends = [round(min(end, 1.0) * room) for end in accumulate(shares, initial=0.0)]
     return [stop - start for start, stop in pairwise(ends)]
 
 
@@ -306,22 +300,20 @@ def _line(
     label, number, room = widths
     eighths = round(abs(term.value) / column * 8)
     text = f"{fit_text(term.label, label)}  {f'{term.value:+.3f}':>{number}}  "
-    line = [Segment(text, style)]
     zero = Segment("|" if surface.ascii else "│", DIM)
-    low = high = None
-    if surface.colour:  # both ends of the diverging map, slightly inside
-        palette = surface.palette(signed=True)
-        low, high = (tone(palette, end, None) for end in (TONES // 6, TONES - 1 - TONES // 6))
-    if term.value < 0:
-        drawn = "#" * (eighths // 8)
-        if not surface.ascii:  # its tip is half a column, the finest possible
-            drawn = ("▐" if eighths % 8 >= 4 else "") + "█" * (eighths // 8)
-        return [*line, Segment(" " * (room - cell_len(drawn))), Segment(drawn, low), zero]
-    return [*line, Segment(" " * room), zero, Segment(surface.bar(term.value / column), high)]
+    ink, end = None, TONES // 6  # both ends of the diverging map, slightly inside
+    if surface.colour:
+        ink = tone(surface.palette(signed=True), end if term.value < 0 else TONES - 1 - end, None)
+    if term.value >= 0:
+        bar = Segment(surface.bar(term.value / column), ink)
+        return [Segment(text, style), Segment(" " * room), zero, bar]
+    drawn = "#" * (eighths // 8)
+    if not surface.ascii:  # its tip is half a column, the finest possible
+        drawn = ("▐" if eighths % 8 >= 4 else "") + "█" * (eighths // 8)
+    return [Segment(text, style), Segment(" " * (room - cell_len(drawn))), Segment(drawn, ink), zero]
 
 
 def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
-    """Two lines: promoted words, and demoted ones."""
     for name, words in (("raises", moved.raised), ("lowers", moved.lowered)):
         label = (moved.label if name == "raises" else "").ljust(width)
         line = [Segment(f"{label}  ", BOLD), Segment(f"{name}  ", DIM)]

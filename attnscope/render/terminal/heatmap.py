@@ -72,7 +72,6 @@ def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) ->
 def _cells_of(
     view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette, pinned: int | None = None
 ) -> Iterator[Line]:
-    """The map itself, with labelled rows and columns."""
     row = None if pinned is None else _place_of(view.weights.queries, pinned)
     yield from _header(view, layout)
     if row is not None and view.weights.square:
@@ -151,14 +150,12 @@ def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
 
 
 def _place_of(axis: tuple[Place, ...], token: int) -> int | None:
-    """The place that a token belongs to."""
     return next((i for i, place in enumerate(axis) if place.start <= token < place.stop), None)
 
 
 def _rows(
     view: Heatmap, tones: Array, layout: CellLayout, surface: Surface, palette: Palette, marked: int | None
 ) -> Iterator[Line]:
-    """One row per line."""
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
     masked, hidden = view.masked, view.hidden
     for row, values in enumerate(view.values):
@@ -185,7 +182,6 @@ def _number(value: float, cell: int) -> str:
 
 
 def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout, surface: Surface) -> Line:
-    """The loss of each column's tokens: taller marks for larger losses."""
     line = [Segment(fit_text("loss", layout.label, right=True), DIM), Segment(" ")]
     for loss in strip:
         if loss is None:
@@ -260,7 +256,6 @@ def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
 
 
 def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:
-    """A head with its title, as a part of a picture."""
     yield from surface.heading(view.title, view.subtitle)
     yield from heatmap_lines(view, surface)
 
@@ -383,7 +378,6 @@ def _distance_layout(view: DistanceMap, surface: Surface) -> CellLayout | None:
 
 
 def _edges(view: DistanceMap, layout: CellLayout) -> set[int]:
-    """The columns, and rows, that follow a gap."""
     return set(view.starts[1:]) if layout.gap else set()
 
 

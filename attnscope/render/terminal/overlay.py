@@ -61,10 +61,9 @@ def _columns(views: Sequence[Overlay], surface: Surface) -> tuple[int, int]:
 
 
 def _size(view: Overlay, room: int) -> tuple[int, int]:
-    """Columns and lines of a picture in colour."""
     tall, wide = view.pixels.shape[:2]
     columns = max(1, min(room, 2 * TALLEST * wide // tall))
-    return columns, half_rows(view, columns) // 2
+    return columns, _half_rows(view, columns) // 2
 
 
 def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surface) -> Iterator[Line]:
@@ -80,15 +79,13 @@ def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surf
         yield surface.colour_bar("0", f"{top:.2g}", palette)
 
 
-def half_rows(view: Overlay, room: int) -> int:
-    """Half-lines of a picture ``room`` columns wide."""
+def _half_rows(view: Overlay, room: int) -> int:
     tall, wide = view.pixels.shape[:2]
     return int(max(2 * round(room * tall / wide / 2), 2))
 
 
 def _blocks(view: Overlay, levels: Array, cmap: str, room: int) -> Iterator[Line]:
-    """Two pixels per character, one above the other."""
-    rows = half_rows(view, room)
+    rows = _half_rows(view, room)
     picture = blend(resize(view.pixels, rows, room), resize(levels, rows, room), cmap)
     itself = _middle(view, rows // 2, room)
     for line in range(rows // 2):

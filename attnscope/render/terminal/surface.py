@@ -73,7 +73,6 @@ def _shorten(text: str, room: int, size: Callable[[str], int]) -> list[str]:
 
 
 def _fill(pieces: Sequence[str], room: int, size: Callable[[str], int]) -> list[str]:
-    """As many of the pieces as fit."""
     ends = itertools.accumulate(map(size, pieces))
     return [piece for piece, end in zip(pieces, ends, strict=True) if end <= room]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -12,7 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
+
+from attnscope.render.page.page import Code, Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -37,13 +42,8 @@ class Browser:
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
-        self.send(
-            "Network.emulateNetworkConditions",
-            offline=True,
-            latency=0,
-            downloadThroughput=0,
-            uploadThroughput=0,
-        )
+        still = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        self.send("Network.emulateNetworkConditions", offline=True, **still)
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send one command and wait for its answer; what goes wrong in the page is noted meanwhile."""
@@ -71,21 +71,18 @@ class Browser:
         line, self._unread = self._unread.split(b"\0", 1)
         return json.loads(line)
 
-    def open_anew(self, path: Path, width: int, height: int) -> None:
-        """Load a page freshly in a light window."""
+    def open_anew(
+        self, path: Path, width: int = 1400, height: int = 900, dark: bool = False, fragment: str = ""
+    ) -> None:
+        """Load a page freshly in a window of this size."""
         self.size(width, height)
-        self.dark(False)
+        self.dark(dark)
         self.send("Page.navigate", url="about:blank")
-        self.open(path)
+        self.open(path, fragment)
 
-    def size(self, width: int, height: int, scale: float = 1, mobile: bool = False) -> None:
-        self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=scale,
-            mobile=mobile,
-        )
+    def size(self, width: int, height: int, scale: float = 1) -> None:
+        device = {"deviceScaleFactor": scale, "mobile": width < 500}
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, **device)
 
     def dark(self, on: bool = True) -> None:
         value = "dark" if on else "light"
@@ -100,6 +97,18 @@ class Browser:
         """Load a page from its file; one without scripts is drawn then."""
         self.send("Page.navigate", url=f"{path.resolve().as_uri()}{fragment}")
         self.until("document.readyState === 'complete'")
+
+    def text(self, name: str) -> str:
+        """The text of an element, by its id."""
+        return self.run(f"element('{name}').textContent")
+
+    def texts(self, selector: str) -> list[str]:
+        """The texts of all elements that a selector finds."""
+        return self.run(f"[...document.querySelectorAll(`{selector}`)].map((one) => one.textContent)")
+
+    def box(self, element: str) -> list[float]:
+        """Left, top, right and bottom of an element in the window."""
+        return self.run(f"((b) => [b.left, b.top, b.right, b.bottom])({element}.getBoundingClientRect())")
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; a promise is waited for."""
@@ -133,6 +142,23 @@ class Browser:
     def photograph(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
 
+    def pixels(self) -> np.ndarray:
+        """The window as it is seen.  -> [row, column, red green blue], 0 to 255"""
+        data = self.send("Page.captureScreenshot", format="png")["data"]
+        return imread(io.BytesIO(base64.b64decode(data)))[..., :3] * 255
+
+
+def write_page(path: Path, kinds: Any, title: str = "x", **more: Any) -> Path:
+    """A page of these layers as a file."""
+    path.write_text(Page(kinds, title=title, **more).text(), "utf-8")
+    return path
+
+
+def stored(values: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+    """What a page can hold of some weights, NaN where they are masked."""
+    known = np.ones_like(values, bool) if allowed is None else allowed
+    return Code().weights_of(Code().bytes_of(values, known))
+
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
@@ -149,23 +175,10 @@ def browser(folder: Path) -> Iterator[Browser]:
         os.dup2(first, 3)
         os.dup2(second, 4)
 
-    process = subprocess.Popen(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--remote-debugging-pipe",
-            "--no-first-run",
-            f"--user-data-dir={folder}",
-            "about:blank",
-        ],
-        preexec_fn=wire,
-        close_fds=False,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    flags = "headless no-sandbox disable-gpu disable-dev-shm-usage remote-debugging-pipe no-first-run"
+    command = [CHROMIUM, *(f"--{flag}" for flag in flags.split()), f"--user-data-dir={folder}", "about:blank"]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, preexec_fn=wire, close_fds=False, **silent)
     os.close(command_end)
     os.close(answer_end)
     try:

@@ -8,14 +8,14 @@ import pytest
 from attnscope.attention import Token
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import Code, Page
-from tests.render.page.browser import MARKS
+from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head
 
 pytestmark = MARKS
 
 WORDS = ("[CLS]", "the", "cat", "[SEP]", "it", "sat", "here", "[SEP]")
 COUNT, SECOND, HEADS = len(WORDS), 4, 5
+CAUSAL = np.tril(np.ones((COUNT, COUNT), bool))
 PAIR = tuple(
     Token(text, 7, special=text[0] == "[", segment=int(i >= SECOND), word=None if text[0] == "[" else i)
     for i, text in enumerate(WORDS)
@@ -25,25 +25,21 @@ PAIR = tuple(
 def head(layer: int, number: int) -> np.ndarray:
     """What the page can hold of a head, with what its rows may not see as NaN.  [query, key]"""
     values = random_head(COUNT, seed=10 * layer + number).values
-    codes = Code().bytes_of(values, np.tril(np.ones((COUNT, COUNT), bool)) | (layer == 0))
-    return Code().weights_of(codes)
+    return stored(values, CAUSAL | (layer == 0))
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    seen = {0: None, 1: np.tril(np.ones((COUNT, COUNT), bool))}
     layers = []
-    for layer, mask in seen.items():
+    for layer, mask in ((0, None), (1, CAUSAL)):
         values = np.nan_to_num(np.stack([head(layer, number) for number in range(HEADS)]))
-        layers.append((layer, weights(values, PAIR, PAIR, *(() if mask is None else (mask,)))))
-    found = tmp_path_factory.mktemp("page") / "page.html"
-    found.write_text(Page({"encoder": layers}, title="a pair").text(), "utf-8")
-    return found
+        layers.append((layer, weights(values, PAIR, PAIR, mask)))
+    return write_page(tmp_path_factory.mktemp("page") / "page.html", {"encoder": layers}, "a pair")
 
 
 @pytest.fixture
 def opened(chromium, path):
-    chromium.open_anew(path, 1400, 900)
+    chromium.open_anew(path)
     yield chromium
     assert chromium.troubles == []
 
@@ -55,18 +51,16 @@ def open_head(page, layer: int, number: int) -> None:
 
 def point_at(page, token: int) -> None:
     """Move the pointer over a token of the list."""
-    box = f"document.querySelectorAll('.text [role=option]')[{token}].getBoundingClientRect()"
-    page.move(*page.run(f"((box) => [box.left + box.width / 2, box.top + box.height / 2])({box})"))
+    left, top, right, bottom = page.box(f"document.querySelectorAll('.text [role=option]')[{token}]")
+    page.move((left + right) / 2, (top + bottom) / 2)
     page.until(f"layered.shown?.token === {token}")
 
 
 def band(page, head: int, token: int) -> tuple[float, float]:
     """Where the cell of a head and a token is in the window."""
-    return page.run(
-        "((box) => [box.left + layered.labels + "
-        f"{head + 0.5} * layered.cell, box.top + layered.top + {token + 0.5} * ROW])"
-        "(element('bands').getBoundingClientRect())"
-    )
+    left, top, *_ = page.box("element('bands')")
+    x, y = f"layered.labels + {head + 0.5} * layered.cell", f"layered.top + {token + 0.5} * ROW"
+    return page.run(f"[{left} + {x}, {top} + {y}]")
 
 
 def colours(page) -> np.ndarray:
@@ -98,7 +92,7 @@ def test_a_token_under_the_pointer_is_shown_in_every_head_of_the_layer(opened, s
     assert (~known).any()
     assert opened.run("state.token") == 0  # what is chosen stays chosen
     verb = "looks at" if side == "query" else "is looked at by"
-    assert opened.run("element('who').textContent") == f"sat 5 {verb}, in every head of layer 1"
+    assert opened.text("who") == f"sat 5 {verb}, in every head of layer 1"
 
 
 def test_a_chosen_token_is_shown_too_and_its_strongest_are_told(opened) -> None:
@@ -117,7 +111,7 @@ def test_a_column_says_its_weight_and_opens_its_head(opened) -> None:
     point_at(opened, 2)
     opened.move(*band(opened, 3, 6))
     opened.until("!element('tip').hidden")
-    name, *_, weight = opened.run("element('tip').textContent").split()
+    name, *_, weight = opened.text("tip").split()
     assert (name, float(weight)) == ("L0H3", pytest.approx(head(0, 3)[2, 6], abs=6e-4))
     opened.click(*band(opened, 3, 6))
     opened.until("element('name').textContent === 'L0H3 · encoder'")
@@ -128,24 +122,22 @@ def test_of_a_pair_one_text_that_looks_at_one_is_shown_alone(opened, between) ->
     parts = {"A": slice(0, SECOND), "B": slice(SECOND, COUNT)}
     opened.run("tick(0, 1)")
     opened.until("compared.length === 1")
-    opened.run(
-        f"element('between').value = '{between}', element('between').dispatchEvent(new Event('change'))"
-    )
+    choose = "element('between').value = '{}', element('between').dispatchEvent(new Event('change'))"
+    opened.run(choose.format(between))
     opened.until(f"current.axes === axesBetween(0, '{between}').axes && compared.length === 1")
     for number, bytes_ in ((0, "current"), (1, "compared[0]")):
         found = opened.run(f"Array.from({bytes_}.bytes, (byte) => WEIGHT[byte])")
         expected = head(0, number)[parts[between[0]], parts[between[1]]]
         np.testing.assert_allclose(np.array(found).reshape(expected.shape), expected, atol=1e-6)
     assert opened.run("current.axes.keys.map(([text]) => text)") == list(WORDS[parts[between[1]]])
-    opened.run("element('between').value = '', element('between').dispatchEvent(new Event('change'))")
+    opened.run(choose.format(""))
     opened.until(f"current.rows === {COUNT}")
 
 
 def test_a_text_alone_has_no_choice_of_texts(chromium, tmp_path) -> None:
     alone = PAIR[:SECOND]
     field = weights(np.full((1, SECOND, SECOND), 0.25), alone, alone)
-    (tmp_path / "page.html").write_text(Page({"encoder": [(0, field)]}, title="x").text(), "utf-8")
-    chromium.open(tmp_path / "page.html")
+    chromium.open(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
     assert chromium.run("element('texts').hidden")
 
 
@@ -176,4 +168,4 @@ def test_a_layer_begins_with_the_five_strongest_lines_of_each_token(opened) -> N
     assert opened.run(LINES_DRAWN) == drawn.sum()
     opened.press("f")
     assert opened.run("element('few').firstChild.checked")
-    assert opened.run("element('least').textContent").endswith("the five strongest of each token")
+    assert opened.text("least").endswith("the five strongest of each token")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import xml.etree.ElementTree as ElementTree
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,9 +14,8 @@ from matplotlib.image import imread
 from attnscope.attention import Head
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import Code, Page
 from attnscope.views import Described, Measured
-from tests.render.page.browser import MARKS
+from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
 
 pytestmark = MARKS
@@ -27,8 +27,7 @@ LAYERS, HEADS = 2, 13
 
 def head(layer: int, number: int) -> np.ndarray:
     """What the page can hold of a head.  [query, key]"""
-    values = random_head(COUNT, seed=100 * layer + number).values
-    return Code().weights_of(Code().bytes_of(values, np.ones_like(values, bool)))
+    return stored(random_head(COUNT, seed=100 * layer + number).values)
 
 
 @pytest.fixture(scope="module")
@@ -37,52 +36,39 @@ def path(tmp_path_factory):
         (layer, weights(np.stack([head(layer, number) for number in range(HEADS)]), TEXT, TEXT))
         for layer in range(LAYERS)
     ]
+    figures = [(Measured("entropy", number, 2.0, "nats", "how even"),) for number in range(HEADS)]
     said = {
         ("encoder", layer): [
-            Described(
-                "mixed", f"says {layer}, {number}", (Measured("entropy", number, 2.0, "nats", "how even"),)
-            )
-            for number in range(HEADS)
+            Described("mixed", f"says {layer}, {number}", each) for number, each in enumerate(figures)
         ]
         for layer in range(LAYERS)
     }
     found = tmp_path_factory.mktemp("page") / "page.html"
     worth = (Head(1, 5, "encoder"), Head(0, 2, "encoder"))
-    found.write_text(
-        Page({"encoder": layers}, title="a <i>model</i>", described=said, worth=worth).text(), "utf-8"
-    )
-    return found
+    return write_page(found, {"encoder": layers}, "a <i>model</i>", described=said, worth=worth)
 
 
 @pytest.fixture
 def opened(chromium, path):
-    chromium.open_anew(path, 1400, 900)
+    chromium.open_anew(path)
     yield chromium
     assert chromium.troubles == []
 
 
 def over_key(page, key: int) -> tuple[float, float]:
-    return page.run(
-        f"((box) => [box.left + lines.right + 40, box.top + 4 + {key + 0.5} * LINE])"
-        "(element('strokes').getBoundingClientRect())"
-    )
+    left, top, *_ = page.box("element('strokes')")
+    return left + page.run("lines.right") + 40, top + 4 + (key + 0.5) * page.run("LINE")
 
 
 def test_it_opens_at_the_head_most_worth_a_look_and_says_why(opened) -> None:
-    assert opened.run("element('name').textContent") == "L1H5 · encoder"
-    assert opened.run("element('role').textContent") == "mixed: says 1, 5"
-    assert opened.run("[...document.querySelectorAll('#figures td')].map((one) => one.textContent)") == [
-        "5.00 nats",
-        "2.00",
-    ]
+    assert opened.text("name") == "L1H5 · encoder"
+    assert opened.text("role") == "mixed: says 1, 5"
+    assert opened.texts("#figures td") == ["5.00 nats", "2.00"]
     assert opened.run("document.querySelector('#figures th').innerText") == "entropy\nhow even"
-    assert opened.run("[...document.querySelectorAll('#worth b')].map((one) => one.textContent)") == [
-        "L1H5",
-        "L0H2",
-    ]
+    assert opened.texts("#worth b") == ["L1H5", "L0H2"]
     opened.run("document.querySelectorAll('#worth button')[1].click()")
     opened.until("element('name').textContent === 'L0H2 · encoder'")
-    assert opened.run("element('role').textContent") == "mixed: says 0, 2"
+    assert opened.text("role") == "mixed: says 0, 2"
 
 
 def test_the_pointer_says_the_share_of_each_head_that_is_ticked(opened) -> None:
@@ -131,7 +117,7 @@ def test_twelve_heads_have_colours_and_a_thirteenth_is_told_so(opened) -> None:
     assert len(set(opened.run("compared.map((one) => css(`--head${one.slot}`))"))) == 12
     opened.run("tick(0, 0)")
     assert opened.run("compared.length") == 12
-    assert "12 heads are compared at most" in opened.run("element('live').textContent")
+    assert "12 heads are compared at most" in opened.text("live")
     opened.run("tick(1, 4)")  # a tick taken away makes room, and its colour is free again
     slot = opened.run("compared[4].slot")
     opened.run("tick(0, 0)")
@@ -149,18 +135,18 @@ def test_the_legend_says_what_is_drawn(opened) -> None:
         for mode in ("map", "lines", "both")
     }
     assert seen == {"map": [True, False, True], "lines": [False, True, False], "both": [True, True, True]}
-    assert opened.run("element('least').textContent") == "below 0.1 no line"
+    assert opened.text("least") == "below 0.1 no line"
     opened.run("pin(2)")
-    assert opened.run("element('least').textContent") == "below 0.02 no line; a full bar is 1"
+    assert opened.text("least") == "below 0.02 no line; a full bar is 1"
     opened.run("tickLayer()")
     opened.until("compared.length === 12")
     opened.run("pin(null)")
-    assert opened.run("element('least').textContent") == "below 0.1 no line; the five strongest of each token"
+    assert opened.text("least") == "below 0.1 no line; the five strongest of each token"
     opened.run("pin(2)")
-    assert opened.run("element('least').textContent") == "below 0.05 no line; a full bar is 1"
+    assert opened.text("least") == "below 0.05 no line; a full bar is 1"
     opened.run("restyle({ scale: 'row' })")
     words = "of the largest; below 0.05 of it no line; a full bar is the largest"
-    assert opened.run("element('least').textContent") == words
+    assert opened.text("least") == words
 
 
 def test_lines_of_every_strength_have_their_full_colour(opened) -> None:
@@ -226,28 +212,26 @@ def test_a_key_saves_it(opened, key) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (1024, 768), (400, 844)])
 def test_thumbnails_are_in_the_first_window_at_every_size(opened, width, height) -> None:
-    opened.size(width, height, mobile=width < 500)
+    opened.size(width, height)
     opened.until(f"innerWidth === {width}")
-    box = opened.run("((b) => [b.left, b.top, b.right, b.bottom])(element('board').getBoundingClientRect())")
+    box = opened.box("element('board')")
     assert 0 <= box[0] < box[2]
     assert 0 <= box[1] < box[3] <= height
 
 
 def test_a_tap_says_the_weight_and_it_stays(opened) -> None:
-    opened.size(400, 844, 2, mobile=True)
+    opened.size(400, 844, 2)
     opened.send("Emulation.setTouchEmulationEnabled", enabled=True)
     opened.until("innerWidth === 400 && !waiting")
     opened.run("element('stage').scrollIntoView()")
     opened.run("new Promise((done) => setTimeout(done, 100))")
-    x, y = opened.run(
-        "((box) => [box.left + map.left + 2.5 * map.cell, box.top + map.top + 3.5 * map.cell])"
-        "(element('picture').getBoundingClientRect())"
-    )
+    left, top, *_ = opened.box("element('picture')")
+    x, y = opened.run(f"[{left} + map.left + 2.5 * map.cell, {top} + map.top + 3.5 * map.cell]")
     opened.send("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
     opened.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
     opened.until("!element('tip').hidden && state.token === 3")
-    said = opened.run("element('tip').textContent")
-    box = opened.run("((b) => [b.left, b.top, b.right, b.bottom])(element('tip').getBoundingClientRect())")
+    said = opened.text("tip")
+    box = opened.box("element('tip')")
     opened.send("Emulation.setTouchEmulationEnabled", enabled=False)
     assert float(said.split()[-1]) == pytest.approx(head(1, 5)[3, 2], abs=6e-4)
     assert 0 <= box[0] < box[2] <= 400
@@ -258,20 +242,13 @@ def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
     field = weights(
         np.tril(random_head(COUNT, seed=1).values)[None], TEXT, TEXT, np.tril(np.ones((COUNT, COUNT), bool))
     )
-    (tmp_path / "page.html").write_text(Page({"decoder": [(0, field)]}, title="x", written=5).text(), "utf-8")
-    chromium.open(tmp_path / "page.html")
-    assert chromium.run("[...document.querySelectorAll('.wrote')].map((one) => one.textContent)") == [
-        "sat",
-        "⏎",
-        "🐱",
-    ]
+    chromium.open(write_page(tmp_path / "page.html", {"decoder": [(0, field)]}, written=5))
+    assert chromium.texts(".wrote") == ["sat", "⏎", "🐱"]
     assert (
         chromium.run("document.querySelector('.wrote').getAttribute('aria-label')")
         == "sat, token 5, written by the model"
     )
-    assert (
-        chromium.run("element('direction').textContent") == "rows look at columns; bold: written by the model"
-    )
+    assert chromium.text("direction") == "rows look at columns; bold: written by the model"
     after = "((context) => (writer(context, 11)(current.axes.keys[{}]), context.font))"
     canvas = "(made('canvas').getContext('2d'))"
     assert chromium.run(after.format(5) + canvas).startswith("bold ")
@@ -281,9 +258,7 @@ def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
 def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_path) -> None:
     axis = tokens(*(f"t{i}" for i in range(300)))
     field = weights(random_head(300, seed=1).values[None], axis, axis)
-    (tmp_path / "page.html").write_text(Page({"encoder": [(0, field)]}, title="x").text(), "utf-8")
-    chromium.size(1400, 900)
-    chromium.open(tmp_path / "page.html")
+    chromium.open_anew(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
     chromium.run("changeMode('lines')")
     chromium.run("pin(280)")
     seen = chromium.run(
@@ -294,20 +269,12 @@ def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_pat
 
 def test_the_open_head_of_a_large_model_is_in_view_among_all(chromium, tmp_path) -> None:
     layers = [(layer, weights(np.stack([head(0, 0)] * 40), TEXT, TEXT)) for layer in range(60)]
-    (tmp_path / "page.html").write_text(Page({"encoder": layers}, title="x").text(), "utf-8")
-    for width, height in ((1400, 900), (400, 844)):
-        chromium.size(width, height, mobile=width < 500)
-        for name in ("L59H39", "L0H0"):
-            chromium.send("Page.navigate", url="about:blank")
-            chromium.open(tmp_path / "page.html", f"#encoder-{name}")
-            shelf, cell = (
-                chromium.run(
-                    f"((b) => [b.left, b.top, b.right, b.bottom])(document.querySelector('{which}')"
-                    ".getBoundingClientRect())"
-                )
-                for which in ("#shelf", "#heads [aria-current=true]")
-            )
-            assert shelf[0] <= cell[0]
-            assert shelf[1] <= cell[1]
-            assert cell[2] <= shelf[2]
-            assert cell[3] <= shelf[3]
+    path = write_page(tmp_path / "page.html", {"encoder": layers})
+    for size, name in product(((1400, 900), (400, 844)), ("L59H39", "L0H0")):
+        chromium.open_anew(path, *size, fragment=f"#encoder-{name}")
+        shelf, cell = (
+            np.array(chromium.box(f"document.querySelector('{which}')"))
+            for which in ("#shelf", "#heads [aria-current=true]")
+        )
+        assert (shelf[:2] <= cell[:2]).all()
+        assert (cell[2:] <= shelf[2:]).all()

@@ -1,19 +1,17 @@
-"""The page in headless Chromium, opened from its file with the network off."""
+"""The page in headless Chromium, opened from its file with the network off; thumbnails of long texts."""
 
 from __future__ import annotations
 
 import base64
-import io
 import zlib
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
-from attnscope.axes import weights
+from attnscope.axes import shrink, weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import UP, Code, Page, pack
-from tests.render.page.browser import MARKS
+from attnscope.render.page.page import UP, Code, pack
+from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
 
 pytestmark = MARKS
@@ -41,23 +39,15 @@ def path(tmp_path_factory):
         "decoder": [(0, weights(causal, TEXT, TEXT, CAUSAL))],
         "cross": [(0, weights(cross, TEXT[:2], TEXT))],
     }
-    found.write_text(
-        Page(kinds, title="<i>a model</i>", subtitle="eight tokens", notes=("untrained",)).text(), "utf-8"
-    )
-    return found
+    return write_page(found, kinds, "<i>a model</i>", subtitle="eight tokens", notes=("untrained",))
 
 
 @pytest.fixture
 def opened(chromium, path):
     """The page, freshly loaded in a wide light window; nothing may go wrong in it during a test."""
-    chromium.open_anew(path, 1300, 900)
+    chromium.open_anew(path, 1300)
     yield chromium
     assert chromium.troubles == []
-
-
-def exact(values: np.ndarray) -> np.ndarray:
-    """What the page can hold of some weights."""
-    return Code().weights_of(Code().bytes_of(values, np.ones_like(values, bool)))
 
 
 def shown(page) -> np.ndarray:
@@ -66,41 +56,29 @@ def shown(page) -> np.ndarray:
     return np.array(rows).reshape(page.run("[current.rows, current.columns]"))
 
 
-def middle(page, name: str, x: str = "0", y: str = "0") -> tuple[float, float]:
-    box = f"document.getElementById('{name}').getBoundingClientRect()"
-    return page.run(f"{box}.left + {x}"), page.run(f"{box}.top + {y}")
+def inside(page, name: str, x: str, y: str) -> list[float]:
+    """A place in an element, in the window."""
+    return page.run(f"((box) => [box.left + {x}, box.top + {y}])(element('{name}').getBoundingClientRect())")
 
 
-def over_cell(page, row: int, column: int) -> tuple[float, float]:
-    return middle(
-        page, "picture", f"map.left + {column + 0.5} * map.cell", f"map.top + {row + 0.5} * map.tall"
-    )
-
-
-def over_thumbnail(page, row: int, head: int) -> tuple[float, float]:
-    return middle(
-        page,
-        "grid",
-        f"overview.left + {head + 0.5} * overview.pitch",
-        f"overview.top + {row + 0.5} * overview.pitch",
-    )
+def over_cell(page, row: int, column: int) -> list[float]:
+    x, y = f"map.left + {column + 0.5} * map.cell", f"map.top + {row + 0.5} * map.tall"
+    return inside(page, "picture", x, y)
 
 
 def test_it_opens_the_first_head_and_says_what_it_shows(opened) -> None:
-    assert opened.run("element('name').textContent") == "L0H0 · encoder"
-    assert opened.run("element('title').textContent") == "<i>a model</i>"
-    assert "untrained" in opened.run("element('notes').textContent")
-    np.testing.assert_allclose(shown(opened), exact(heads(0)[0]), atol=1e-7)
+    assert opened.text("name") == "L0H0 · encoder"
+    assert opened.text("title") == "<i>a model</i>"
+    assert "untrained" in opened.text("notes")
+    np.testing.assert_allclose(shown(opened), stored(heads(0)[0]), atol=1e-7)
 
 
 def test_few_rows_over_many_columns_are_as_tall_as_a_line_of_text(chromium, tmp_path) -> None:
     """As those of three words over six seconds of sound; and the label of the last column has its room."""
-    wide = tmp_path / "wide.html"
     cross = np.full((1, 3, 300), 1 / 300)
     moments = tokens(*(f"{0.02 * frame:.2f} s" for frame in range(300)))
-    wide.write_text(Page({"cross": [(0, weights(cross, TEXT[:3], moments))]}, title="it").text(), "utf-8")
-    chromium.size(1300, 900)
-    chromium.open(wide)
+    kinds = {"cross": [(0, weights(cross, TEXT[:3], moments))]}
+    chromium.open_anew(write_page(tmp_path / "wide.html", kinds), 1300)
     assert chromium.run("[map.cell < 4, map.tall]") == [True, 14]
     chromium.click(*over_cell(chromium, 2, 150))
     assert chromium.run("[state.side, state.token]") == ["query", 2]
@@ -116,7 +94,7 @@ def test_a_link_opens_a_head(chromium, path) -> None:
     chromium.until("element('name').textContent === 'L0H1 · decoder'")
     found = shown(chromium)
     np.testing.assert_array_equal(found == -1, ~CAUSAL)
-    np.testing.assert_allclose(found[CAUSAL], exact(heads(0)[1] * CAUSAL)[CAUSAL], atol=1e-7)
+    np.testing.assert_allclose(found[CAUSAL], stored(heads(0)[1] * CAUSAL)[CAUSAL], atol=1e-7)
 
 
 def test_heads_that_are_stored_as_differences_come_back(opened) -> None:
@@ -124,33 +102,28 @@ def test_heads_that_are_stored_as_differences_come_back(opened) -> None:
     assert zlib.decompress(base64.b64decode(packed_head), wbits=-15)[:1] == UP
     opened.run("openHead(0, 3)")
     opened.until("element('name').textContent === 'L0H3 · encoder'")
-    np.testing.assert_allclose(shown(opened), exact(heads(0)[3]), atol=1e-7)
+    np.testing.assert_allclose(shown(opened), stored(heads(0)[3]), atol=1e-7)
 
 
 def test_a_click_on_a_thumbnail_opens_its_head(opened) -> None:
-    opened.click(*over_thumbnail(opened, 1, 2))
+    x, y = (f"overview.{side} + {at} * overview.pitch" for side, at in (("left", 2.5), ("top", 1.5)))
+    opened.click(*inside(opened, "grid", x, y))
     opened.until("element('name').textContent === 'L2H2 · encoder'")
-    np.testing.assert_allclose(shown(opened), exact(heads(2)[2]), atol=1e-7)
+    np.testing.assert_allclose(shown(opened), stored(heads(2)[2]), atol=1e-7)
 
 
 def test_keys_move_over_layers_and_heads_and_stop_at_the_edge(opened) -> None:
-    for key, name in (
-        ("ArrowRight", "L0H1"),
-        ("ArrowDown", "L2H1"),
-        ("ArrowDown", "L2H1"),
-        ("ArrowLeft", "L2H0"),
-        ("ArrowLeft", "L2H0"),
-        ("ArrowUp", "L0H0"),
-    ):
-        opened.press(key)
+    steps = ["Right", "L0H1", "Down", "L2H1", "Down", "L2H1", "Left", "L2H0", "Left", "L2H0", "Up", "L0H0"]
+    for key, name in zip(steps[::2], steps[1::2], strict=True):
+        opened.press(f"Arrow{key}")
         opened.until(f"element('name').textContent === '{name} · encoder'")
 
 
 def test_the_value_under_the_pointer_is_the_weight(opened) -> None:
     opened.move(*over_cell(opened, 5, 1))
     opened.until("!element('tip').hidden")
-    text = opened.run("element('tip').textContent").replace("\u2068", "").replace("\u2069", "")
-    value = exact(heads(0)[0])[5, 1]
+    text = opened.text("tip").replace("\u2068", "").replace("\u2069", "")
+    value = stored(heads(0)[0])[5, 1]
     assert text == f"sat 5 → <b>cat</b> 1  {value:.{5 if value < 0.01 else 3}f}"
 
 
@@ -159,8 +132,8 @@ def test_pixels_have_the_colours_of_their_weights(opened) -> None:
     opened.move(1, 1)
     opened.until("!waiting && state.pointer === null")
     spots = [over_cell(opened, row, column) for row in range(COUNT) for column in range(COUNT)]
-    picture = imread(io.BytesIO(_screen(opened)))[..., :3] * 255
-    levels = np.clip(exact(heads(0)[0]), 0, 1).ravel()
+    picture = opened.pixels()
+    levels = np.clip(stored(heads(0)[0]), 0, 1).ravel()
     expected = table("ember")[steps(levels)]
     found = np.array([picture[int(y), int(x)] for x, y in spots])
     np.testing.assert_allclose(found, expected, atol=3)
@@ -168,13 +141,9 @@ def test_pixels_have_the_colours_of_their_weights(opened) -> None:
 
 def test_hidden_cells_are_the_ground_in_light_and_dark_and_the_legend_says_so(chromium, tmp_path) -> None:
     values = heads(0)[:1]
-    (tmp_path / "page.html").write_text(
-        Page({"encoder": [(0, weights(values, TEXT, TEXT))]}, title="x", min_weight=0.1).text(), "utf-8"
-    )
-    chromium.size(1300, 900)
-    chromium.dark(False)
-    chromium.open(tmp_path / "page.html")
-    assert chromium.run("element('direction').textContent") == "rows look at columns; hidden below 0.1: blank"
+    kinds = {"encoder": [(0, weights(values, TEXT, TEXT))]}
+    chromium.open_anew(write_page(tmp_path / "page.html", kinds, min_weight=0.1), 1300)
+    assert chromium.text("direction") == "rows look at columns; hidden below 0.1: blank"
     faint = (values[0] < 0.1).ravel()
     assert 0 < faint.sum() < faint.size
     spots = [over_cell(chromium, row, column) for row in range(COUNT) for column in range(COUNT)]
@@ -182,49 +151,44 @@ def test_hidden_cells_are_the_ground_in_light_and_dark_and_the_legend_says_so(ch
         chromium.dark(dark)
         chromium.until(f"getComputedStyle(document.body).backgroundColor === 'rgb{ground}'")
         chromium.until("!waiting")
-        picture = imread(io.BytesIO(_screen(chromium)))[..., :3] * 255
+        picture = chromium.pixels()
         found = np.array([picture[int(y), int(x)] for x, y in spots])
         np.testing.assert_array_equal(np.abs(found - ground).max(-1) <= 3, faint)
     assert chromium.troubles == []
 
 
-def _screen(page) -> bytes:
-    return base64.b64decode(page.send("Page.captureScreenshot", format="png")["data"])
-
-
 def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
     opened.click(*over_cell(opened, 3, 0))
     opened.until("state.token === 3")
-    assert opened.run("element('token').textContent") == "猫 (token 3) in L0H0"
-    values = exact(heads(0)[0])
+    assert opened.text("token") == "猫 (token 3) in L0H0"
+    values = stored(heads(0)[0])
     names = opened.run(
         "[...document.querySelectorAll('#lists ol')].map((list) => [...list.querySelectorAll('.place')]"
         ".map((name) => +name.textContent.split(' ').at(-1)))"
     )
-    ranked = [np.argsort(-side, kind="stable").tolist() for side in (values[3], values[:, 3])]
     assert names == [
-        [place for place in places if side[place] > 0]
-        for places, side in zip(ranked, (values[3], values[:, 3]), strict=True)
+        [place for place in np.argsort(-side, kind="stable").tolist() if side[place] > 0]
+        for side in (values[3], values[:, 3])
     ]
-    rest = opened.run("[...document.querySelectorAll('#lists .quiet')].map((one) => one.textContent)")
+    rest = opened.texts("#lists .quiet")
     assert rest[-1] == "and 2 more, each less than 0.00009"
     opened.press("j")
     assert opened.run("state.token") == 4
     opened.press("Escape")
-    assert opened.run("element('token').textContent") == "No token chosen"
+    assert opened.text("token") == "No token chosen"
 
 
 def test_cross_attention_lists_one_side_only(opened) -> None:
     opened.run("element('kind').value = 2, element('kind').dispatchEvent(new Event('change'))")
     opened.until("element('name').textContent === 'L0H0 · cross'")
     opened.press("j")
-    assert opened.run("[...document.querySelectorAll('#lists h3')].map((e) => e.textContent)") == ["looks at"]
+    assert opened.texts("#lists h3") == ["looks at"]
 
 
 def test_lines_are_drawn_and_a_token_of_either_side_can_be_pinned(opened) -> None:
     opened.press("l")
     assert opened.run("state.mode") == "lines"
-    opened.click(*middle(opened, "strokes", "lines.right + 20", "4 + 2.5 * LINE"))
+    opened.click(*inside(opened, "strokes", "lines.right + 20", "4 + 2.5 * LINE"))
     opened.until("state.token === 2 && state.side === 'key'")
     column = "element('strokes').getContext('2d').getImageData"
     drawn = opened.run(
@@ -242,7 +206,7 @@ def test_scales_change_what_full_colour_means(opened) -> None:
     assert opened.run(high) == "each row's largest"
     opened.press("s")
     largest, _, words = opened.run(high).partition(", ")
-    assert float(largest) == pytest.approx(exact(heads(0)[0]).max(), abs=0.01)
+    assert float(largest) == pytest.approx(stored(heads(0)[0]).max(), abs=0.01)
     assert words == "this head's largest"
     opened.press("s")
     assert opened.run("state.scale") == "auto"
@@ -258,7 +222,7 @@ def test_light_and_dark_follow_the_system_until_they_are_chosen(opened) -> None:
 
 
 def test_a_phone_needs_no_scrolling_sideways(opened) -> None:
-    opened.size(390, 844, 2, mobile=True)
+    opened.size(390, 844, 2)
     opened.until("document.documentElement.clientWidth === 390")
     opened.until("document.documentElement.scrollWidth <= 390")
     opened.press("l")
@@ -276,3 +240,63 @@ def test_a_policy_stops_every_request(opened) -> None:
     assert opened.run("fetch('data:text/plain,x').then(() => 'loaded', () => 'refused')") == "refused"
     assert any("Content Security Policy" in trouble for trouble in opened.troubles)
     opened.troubles.clear()
+
+
+LONG = 512
+WORDS = tokens(*(f"word{number}" for number in range(LONG)))
+
+
+def spread(causal: bool) -> np.ndarray:
+    """A head whose weights are spread over all open keys, the first half threefold.  [query, key]"""
+    values = np.tile(np.where(np.arange(LONG) < LONG // 2, 3.0, 1.0), (LONG, 1))
+    values = np.tril(values) if causal else values
+    return (values / values.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def thumbnail(page, path, values, heads, open_=None) -> np.ndarray:
+    """The pixels of the first head's thumbnail, and of nothing around it.  [row, column, colour]"""
+    layers = [(0, weights(np.stack([values] * heads), WORDS, WORDS, open_))]
+    page.open_anew(write_page(path, {"decoder": layers}), 1300)
+    assert page.troubles == []
+    left, top, right, bottom = (round(edge) for edge in page.box("overview.cells[0][0]"))
+    return np.round(page.pixels()[top + 2 : bottom - 2, left + 2 : right - 2])
+
+
+@pytest.mark.parametrize("heads", [2, 24])
+def test_a_head_whose_weights_are_spread_over_512_tokens_is_no_black_square(
+    chromium, tmp_path, heads
+) -> None:
+    values = spread(causal=False)
+    seen = thumbnail(chromium, tmp_path / "page.html", values, heads)
+    cells = min(32, chromium.run("overview.most"))
+    assert (cells < 32) == (heads == 24)
+    pooled = shrink(*shrink(values, np.ones_like(values, bool), 32, 32), cells, cells)[0]
+    colours = table("ember")[steps(pooled / pooled.max())]
+    height, width = seen.shape[:2]
+    for column in (0, cells - 1):
+        x = 0 if column == 0 else width - 1
+        np.testing.assert_allclose(seen[height // 2, x], colours[cells // 2, column], atol=8)
+    said = chromium.text("shades")
+    assert said == "Nearly nothing is above 0.1: full colour is each head's largest weight, not 1."
+
+
+def test_the_first_rows_of_a_causal_head_do_not_turn_the_others_black(chromium, tmp_path) -> None:
+    causal = np.tril(np.ones((LONG, LONG), bool))
+    seen = thumbnail(chromium, tmp_path / "page.html", spread(causal=True), 2, causal)
+    width = seen.shape[1]
+    assert seen[-1, width // 4].sum() > 200  # a weight on the map of the darkest ground
+    assert "where most keys are open, not 1" in chromium.text("shades")
+    assert "this head's largest where most keys are open" in chromium.text("high")
+
+
+def test_few_cells_are_pooled_from_the_weights_as_everywhere(chromium, tmp_path) -> None:
+    values = np.random.default_rng(0).dirichlet(np.full(LONG, 0.01), LONG).astype(np.float32)
+    thumbnail(chromium, tmp_path / "page.html", values, 2)
+    found = chromium.run(
+        "(() => { const small = pooled(overview.layers[0], 7);"
+        "return Array.from(small.bytes.subarray(0, 49), (byte) => WEIGHT[byte]) })()"
+    )
+    small = shrink(values, np.ones_like(values, bool), 32, 32)
+    expected = shrink(*small, 7, 7)[0]
+    bytes_off = 32 / 7 * Code().error(small[0].max()) + Code().error(expected.max())  # of keys, of the sum
+    np.testing.assert_allclose(np.reshape(found, (7, 7)), expected, atol=bytes_off)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import re
 from importlib.resources import files
 
 import numpy as np
@@ -16,7 +14,8 @@ from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED, places, weights
 from attnscope.render.page.page import LOSSLESS, SIDE, Page, data_uri
 from attnscope.views.token import Scene, SceneRegion
-from tests.render.page.browser import MARKS
+from tests.render.page.browser import MARKS, write_page
+from tests.render.page.test_page import content
 
 PATCHES = [Token(f"image 1 · {n // 2},{n % 2}", PICTURED + n) for n in range(4)]
 QUARTERS = {
@@ -28,10 +27,6 @@ WORDS = [Token("<s>", 1, special=True), Token("the", 10), Token("disc", 11), Tok
 
 def field(rows, queries, keys, allowed=None):
     return weights(np.asarray(rows, float)[None], tuple(queries), tuple(keys), allowed)
-
-
-def write(path, kinds, scene) -> None:
-    path.write_text(Page(kinds, title="seen", scene=scene).text(), "utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +44,20 @@ def pages(tmp_path_factory):
     bands = np.linspace(0, 255, 8 * 16).reshape(16, 8).astype(np.uint8)
     moments = {HEARD + n: SceneRegion(n / 8, 0, (n + 1) / 8, 1) for n in range(8)}
     seen, heard = Scene(WHITE, QUARTERS), Scene(np.repeat(bands[..., None], 3, -1), moments, heard=True)
-    write(folder / "text.html", {"decoder": [(0, field(mixed, both, both, causal))]}, seen)
-    write(folder / "across.html", {"cross": [(0, field(across, WORDS, PATCHES))]}, seen)
-    write(folder / "alone.html", {"encoder": [(0, field(np.full((5, 5), 0.2), alone, alone))]}, seen)
-    write(folder / "sound.html", {"cross": [(0, field(np.eye(4, 10), WORDS, frames))]}, heard)
+    for name, kind, weights_of_it, scene in (
+        ("text", "decoder", field(mixed, both, both, causal), seen),
+        ("across", "cross", field(across, WORDS, PATCHES), seen),
+        ("alone", "encoder", field(np.full((5, 5), 0.2), alone, alone), seen),
+        ("sound", "cross", field(np.eye(4, 10), WORDS, frames), heard),
+    ):
+        write_page(folder / f"{name}.html", {kind: [(0, weights_of_it)]}, scene=scene)
     return folder
 
 
 @pytest.fixture
 def opened(chromium, pages):
     def open_page(name, size=(1400, 900)):
-        chromium.size(*size, mobile=size[0] < 500)
-        chromium.dark(False)
-        chromium.send("Page.navigate", url="about:blank")
-        chromium.open(pages / f"{name}.html")
+        chromium.open_anew(pages / f"{name}.html", *size)
         chromium.until("scene.picture !== null")
         return chromium
 
@@ -76,14 +71,10 @@ def pixel(page, x: float, y: float) -> list[int]:
     return page.run(f"[...element('scene').getContext('2d').getImageData({at}).data].slice(0, 3)")
 
 
-def lit(page) -> str:
-    return page.run("element('lit').textContent")
-
-
 def click_part(page, x: float, y: float) -> None:
     page.run("element('scene').scrollIntoView({ block: 'center' })")
-    box = "element('scene').getBoundingClientRect()"
-    page.click(page.run(f"{box}.left + {box}.width * {x}"), page.run(f"{box}.top + {box}.height * {y}"))
+    left, top, right, bottom = page.box("element('scene')")
+    page.click(left + (right - left) * x, top + (bottom - top) * y)
 
 
 def click_word(page, text: str) -> None:
@@ -104,10 +95,8 @@ class TestPage:
         bright, dim = pixel(page, 0.25, 0.75), pixel(page, 0.75, 0.75)
         assert min(bright) > 180
         assert max(dim) < 130
-        assert (
-            lit(page)
-            == "Lit: what “disc” (token 6) looks at in L0H0, 0.60 of its attention. Full light is 0.40."
-        )
+        told = "Lit: what “disc” (token 6) looks at in L0H0, 0.60 of its attention. Full light is 0.40."
+        assert page.text("lit") == told
 
     def test_light_is_that_of_the_other_pictures(self, opened):
         from attnscope.render.overlay import blend
@@ -131,7 +120,7 @@ class TestPage:
             ".map((o) => [o.textContent, o.style.getPropertyValue('--tall')]))"
         )
         assert bars == {"<s>": "0px", "the": "0px", "disc": "5px", "<i>mat</i>": "3px"}
-        assert lit(page).endswith("A full bar under a word is 0.40.")
+        assert page.text("lit").endswith("A full bar under a word is 0.40.")
 
     def test_parts_are_chosen_in_the_picture_and_words_in_the_text(self, opened):
         page = opened("text")
@@ -144,24 +133,24 @@ class TestPage:
         assert max(pixel(page, 0.75, 0.25)) < 130
         click_part(page, 0.25, 0.25)
         assert page.run("[state.token, state.side]") == [0, "key"]
-        assert lit(page) == "Outlined: “image 1 · 0,0” (token 0). A full bar under a word is 0.70."
+        assert page.text("lit") == "Outlined: “image 1 · 0,0” (token 0). A full bar under a word is 0.70."
 
     def test_a_picture_alone_lights_what_a_part_looks_at(self, opened):
         page = opened("alone")
-        assert lit(page) == "Choose a part of the picture, and what it looks at is lit."
+        assert page.text("lit") == "Choose a part of the picture, and what it looks at is lit."
         click_part(page, 0.75, 0.25)
         assert page.run("[state.token, state.side]") == [2, "query"]
-        assert lit(page).startswith("Lit: what “image 1 · 0,1” (token 2) looks at in L0H0, 0.80 of")
+        assert page.text("lit").startswith("Lit: what “image 1 · 0,1” (token 2) looks at in L0H0, 0.80 of")
 
     def test_a_word_lights_its_moment_of_a_sound(self, opened):
         page = opened("sound")
-        assert page.run("element('sight').textContent") == "Sound"
+        assert page.text("sight") == "Sound"
         click_word(page, "disc")
         aglow = [max(pixel(page, (n + 0.5) / 8, 0.01)) for n in range(8)]
         assert int(np.argmax(aglow)) == 2
         click_part(page, 1.5 / 8, 0.5)
-        assert lit(page) == "Outlined: “0.10 s” (token 1). A full bar under a word is 1.00."
-        assert page.run("[...document.querySelectorAll('.text')].map((one) => one.textContent)")[1] == ""
+        assert page.text("lit") == "Outlined: “0.10 s” (token 1). A full bar under a word is 1.00."
+        assert page.texts(".text")[1] == ""
 
     def test_the_picture_is_walked_with_keys_and_said(self, opened):
         page = opened("text")
@@ -169,7 +158,7 @@ class TestPage:
         page.run("element('view').focus()")
         page.press("ArrowDown")
         page.press("ArrowDown")
-        assert page.run("element('live').textContent") == "image 1 · 1,0 2  0.400"
+        assert page.text("live") == "image 1 · 1,0 2  0.400"
         page.press("ArrowRight")
         assert page.run("scene.over") == 3
         page.press("Enter")
@@ -191,29 +180,15 @@ class TestPage:
                 assert found == [], name
 
 
-def data_of(text: str) -> dict:
-    found = re.search(r'<script type="application/json" id="page">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
-
-
 def test_only_a_page_with_a_picture_may_load_one():
     kinds = {"encoder": [(0, field(np.full((4, 4), 0.25), WORDS, WORDS))]}
     plain = Page(kinds, title="words").text()
     assert "img-src" not in plain
-    assert data_of(plain)["scene"] is None
-    seen = Page(
-        {"cross": [(0, field(np.full((4, 4), 0.25), WORDS, PATCHES))]},
-        title="x",
-        scene=Scene(WHITE, QUARTERS),
-    ).text()
+    assert content(plain)["scene"] is None
+    kinds = {"cross": [(0, field(np.full((4, 4), 0.25), WORDS, PATCHES))]}
+    seen = Page(kinds, title="x", scene=Scene(WHITE, QUARTERS)).text()
     assert "img-src data:;" in seen
-    assert [one[:5] for one in data_of(seen)["scene"]["parts"]] == [
-        [0, 0, 0.5, 0.5, 1],
-        [0.5, 0, 1, 0.5, 1],
-        [0, 0.5, 0.5, 1, 1],
-        [0.5, 0.5, 1, 1, 1],
-    ]
+    assert content(seen)["scene"]["parts"] == [[*part[:4], 1] for part in QUARTERS.values()]
 
 
 def decoded(uri: str) -> tuple[bytes, Image.Image]:

@@ -13,9 +13,11 @@ from attnscope.axes import weights
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
-from attnscope.render.page.page import Page, save_page
-from tests.render.page.browser import MARKS, browser
+from attnscope.render.colour import _lab
+from attnscope.render.page.page import save_page
+from tests.render.page.browser import MARKS, browser, write_page
 from tests.render.screen import tokens
+from tests.render.test_colour import BLIND, linear
 
 pytestmark = MARKS
 
@@ -83,7 +85,7 @@ def pages(tmp_path_factory):
     wide = {"encoder": [(layer, weights(even[..., :3], axis, axis)) for layer in range(30)]}
     cross = {"cross": [(layer, weights(even[:4], axis, other)) for layer in range(2)]}
     for name, kinds in {"wide": wide, "cross": cross}.items():
-        (folder / f"{name}.html").write_text(Page(kinds, title=name).text(), "utf-8")
+        write_page(folder / f"{name}.html", kinds)
     return folder
 
 
@@ -95,10 +97,7 @@ def chromium(tmp_path_factory):
 
 
 def opened(chromium, path, size=SIZES[0], dark=False):
-    chromium.size(*size, mobile=size[0] < 500)
-    chromium.dark(dark)
-    chromium.send("Page.navigate", url="about:blank")
-    chromium.open(path)
+    chromium.open_anew(path, *size, dark)
     return chromium
 
 
@@ -158,7 +157,7 @@ def test_the_overview_is_walked_and_ticked_with_keys(chromium, pages) -> None:
     page.until("element('live').textContent.startsWith('L1H3')")
     page.press(" ")
     page.until("document.activeElement.getAttribute('aria-selected') === 'true'")
-    assert page.run("element('live').textContent") == "L1H3 ticked"
+    assert page.text("live") == "L1H3 ticked"
 
 
 def test_the_map_is_walked_cell_by_cell_and_says_each_weight(chromium, pages) -> None:
@@ -168,7 +167,7 @@ def test_the_map_is_walked_cell_by_cell_and_says_each_weight(chromium, pages) ->
         page.press(key)
     assert page.run("[state.pointer.row, state.pointer.column]") == [0, 2]
     weight = page.run("WEIGHT[current.bytes[2]]")
-    said = page.run("element('live').textContent")
+    said = page.text("live")
     assert said.startswith("[CLS] 0 → cat 2")
     assert float(said.split()[-1]) == pytest.approx(weight, abs=6e-4)
     assert page.run("element('tip').hidden") is False
@@ -184,14 +183,13 @@ def test_the_text_is_a_list_in_which_tokens_are_chosen(chromium, pages) -> None:
     page.press("ArrowRight")
     assert page.run("document.activeElement.textContent") == "cat"
     assert page.run("[state.token, document.activeElement.getAttribute('aria-selected')]") == [2, "true"]
-    assert page.run("element('live').textContent").startswith("cat (token 2)")
+    assert page.text("live").startswith("cat (token 2)")
 
 
 def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -> None:
     axis = tokens("[CLS]", "جلست", "القطة", "هنا")
     field = weights(np.full((1, 4, 4), 0.25), axis, axis)
-    (tmp_path / "page.html").write_text(Page({"encoder": [(0, field)]}, title="x").text(), "utf-8")
-    page = opened(chromium, tmp_path / "page.html")
+    page = opened(chromium, write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
     places = page.run(
         "[...document.querySelectorAll('.text [role=option]')].map((one) => one.getBoundingClientRect().left)"
     )
@@ -239,8 +237,7 @@ def themes() -> list[dict[str, str]]:
 
 def light(colours: list[str]) -> np.ndarray:
     """Linear light of colours.  -> [colour, red green blue]"""
-    srgb = np.array([[int(colour[at : at + 2], 16) for at in (0, 2, 4)] for colour in colours]) / 255
-    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    return linear(np.array([[*bytes.fromhex(colour)] for colour in colours]))
 
 
 def contrast(one: str, other: str) -> float:
@@ -257,33 +254,10 @@ def test_text_and_lines_stand_out_from_the_ground(theme) -> None:
         assert contrast(theme[name], theme["ground"]) >= 3, name
 
 
-# Machado, Oliveira and Fernandes 2009: what is seen without one kind of cones, in linear light
-SEEN = {
-    "all cones": np.eye(3),
-    "no long": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "no middle": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "no short": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
-}
-
-
-@pytest.mark.parametrize("eyes", SEEN)
+@pytest.mark.parametrize("eyes", BLIND)
 @pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
 def test_twelve_heads_have_colours_that_every_eye_tells_apart(theme, eyes) -> None:
-    from attnscope.render.colour import _lab
-
-    seen = np.clip(light([theme[f"head{place}"] for place in range(12)]) @ np.array(SEEN[eyes]).T, 0, 1)
+    seen = np.clip(light([theme[f"head{place}"] for place in range(12)]) @ np.array(BLIND[eyes]).T, 0, 1)
     srgb = np.where(seen <= 0.0031308, 12.92 * seen, 1.055 * seen ** (1 / 2.4) - 0.055) * 255
     lab = _lab(srgb)
     apart = np.linalg.norm(lab[:, None] - lab, axis=-1) + np.eye(12)

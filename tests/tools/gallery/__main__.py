@@ -118,7 +118,7 @@ def photograph(folder: Path, whole: bool) -> None:
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as shown:
         for path in sorted(folder.glob("page-*.html")):
             for width, dark in every if whole else PAGES_OF[path.stem]:
-                shown.size(width, 900, mobile=width < 500)
+                shown.size(width, 900)
                 shown.dark(dark)
                 shown.open(path)
                 name = f"{path.stem}-{width}-{'dark' if dark else 'light'}"

@@ -1,4 +1,4 @@
-"""Consoles to print pictures on, and pictures read back from what was printed."""
+"""Views made from nothing, consoles to print them on, and pictures read back from what was printed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from attnscope.attention import Token
-from attnscope.axes import Weights, weights
+from attnscope.axes import Place, Weights, weights
 from attnscope.render.colour import STEPS, table
 from attnscope.render.terminal import PrintedView, View, lines
 from attnscope.render.terminal.surface import TONES, Surface, clusters
+from attnscope.views.heads import AlignedTexts, DistanceMap, HeadDistances, distance_map
+from attnscope.views.heatmap import HeadPair, Parting, head_pair
 
 
 def printed(
@@ -70,3 +72,40 @@ def random_head(queries: int, keys: int | None = None, seed: int = 0, causal: bo
     values /= values.sum(-1, keepdims=True)
     labels = tokens(*(f"word{'s' * (i % 9)}" for i in range(max(queries, columns))))
     return weights(values, labels[:queries], labels[:columns], allowed)
+
+
+def distances(count: int, seed: int = 0) -> np.ndarray:
+    """Symmetric, 0 on the diagonal."""
+    table = np.random.default_rng(seed).random((count, count)) * 0.6
+    return np.triu(table, 1) + np.triu(table, 1).T
+
+
+def names(count: int, heads: int = 12) -> tuple[str, ...]:
+    return tuple(f"L{number // heads}H{number % heads}" for number in range(count))
+
+
+def distance_table(count: int, groups=(), **said) -> DistanceMap:
+    return distance_map(distances(count), names(count), names(count), groups=groups, **said)
+
+
+def all_heads(count: int) -> HeadDistances:
+    cut = max(count // 3, 1)
+    groups = [range(cut), range(cut, count)] if count > 1 else [range(count)]
+    points = np.random.default_rng(0).normal(size=(count, 2))
+    layers = tuple(number // 12 for number in range(count))
+    said = {"title": "heads compared", "notes": ("two groups",)}
+    return HeadDistances(distance_table(count, groups, **said), points, names(count), layers, **said)
+
+
+def pair(count: int = 5, label: str = "cat") -> HeadPair:
+    one, other = random_head(count, seed=1), random_head(count, seed=2)
+    parting = Parting(label, 2, 0.51, (f"{label} 0", "it 8"), (0.95, 0.11))
+    return head_pair(("L0H1", "L2H3"), (one, other), (parting,), title="L0H1 and L2H3", notes=("a note",))
+
+
+def aligned(*steps: tuple[str | None, str | None]) -> AlignedTexts:
+    made = [
+        tuple(None if text is None else Place(text, number, number + 1) for text in step)
+        for number, step in enumerate(steps)
+    ]
+    return AlignedTexts(tuple(made), title="two texts")

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attnscope.attention import Token
-from attnscope.axes import Place, weights
+from attnscope.axes import Place, places, weights
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.text import visible
 from attnscope.views import grid, head_map, heatmap, rank_places, token_view
 from attnscope.views.grid import thumbnail_levels
+from attnscope.views.heads import number
 from attnscope.views.heatmap import head_row
 from tests.axes.oracle import hide_special, merge_words
+from tests.render.screen import pixels, printed
 
 TEXT = tuple(Token(text, i, word=i) for i, text in enumerate(("the", "cat", "sat", "down")))
 VALUES = np.array([[1, 0, 0, 0], [0.25, 0.75, 0, 0], [0.5, 0.3, 0.2, 0], [0.1, 0.2, 0.3, 0.4]])
@@ -241,3 +247,112 @@ def test_what_is_no_finite_number_has_no_place_in_a_tokens_list():
     weights = np.array([np.inf, 0.2, np.nan, 0.7])
     bars = rank_places(weights, np.array([True, True, True, True]), axis, 10)
     assert [bar.label for bar in bars.bars] == ["d", "b"]
+
+
+@pytest.mark.parametrize(
+    ("value", "largest", "text"),
+    [
+        (0.42, 1, "0.42"),
+        (-0.001, 1, "0.00"),
+        (12.84, 20, "12.8"),
+        (np.nan, 1, ""),
+        (-0.00144, 0.00144, "-0.0014"),
+        (0.00003, 0.00144, "0.0000"),
+        (0.03, 0.05, "0.030"),
+        (0.0, 0.0, "0.00"),
+    ],
+)
+def test_a_number_shows_two_figures_of_the_largest_beside_it(value, largest, text):
+    assert number(value, largest) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("cat", "cat"),
+        (" cat", "cat"),
+        ("[CLS]", "[CLS]"),
+        ("$a_1$", "$a_1$"),
+        ("\n", "⏎"),
+        ("\r\n", "␍⏎"),
+        ("\t", "⇥"),
+        ("  ", "␣␣"),
+        ("", "∅"),
+        ("\x1b[31m", "␛[31m"),
+        ("\x7f", "␡"),
+        ("\x9b", "‹009B›"),
+        ("a\u202eb", "a‹202E›b"),
+        ("\ufeff", "‹FEFF›"),
+        ("\u0301", "◌\u0301"),
+        ("🧑\u200d🚀", "🧑\u200d🚀"),
+        ("مرحبا", "مرحبا"),
+        ("猫", "猫"),
+        ("\udcff", "‹DCFF›"),
+    ],
+)
+def test_a_label_shows_what_is_there(text: str, label: str) -> None:
+    assert visible(text) == label
+
+
+@given(st.text(max_size=20))
+def test_no_label_steers_a_terminal(text: str) -> None:
+    label = visible(text)
+    assert label
+    for character in label:
+        assert unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+        assert unicodedata.category(character) != "Cf" or character in "\u200c\u200d"
+
+
+def test_places_carry_words_and_numbers() -> None:
+    token = Token("cat", 5, segment=1, word=3)
+    (place,) = places((token,))
+    assert (place.start, place.stop, place.word, place.special) == (0, 1, (1, 3), False)
+
+
+def test_bare_positions_are_their_own_labels() -> None:
+    assert [place.label for place in places(range(3))] == ["0", "1", "2"]
+
+
+def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that_is_said() -> None:
+    even = weights(np.full((2, 12, 12), 0.08), range(12), range(12))
+    assert grid([(0, even)], scale="auto").shown_scale == "head"
+    assert "hardly anything is above 0.1: full colour is each head's largest weight" in " ".join(
+        printed(grid([(0, even)], scale="auto")).split()
+    )
+    assert grid([(0, even)], scale="fixed").shown_scale == "fixed"
+    one = weights(np.stack([np.eye(12), even.values[0]]), range(12), range(12))
+    assert grid([(0, one)], scale="auto").shown_scale == "fixed"
+
+
+def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
+    open_ = np.tril(np.ones((48, 48), bool))
+    even = weights((open_ / open_.sum(-1, keepdims=True))[None], range(48), range(48), open_)
+    drawn = grid([(0, even)], scale="auto")
+    assert drawn.shown_scale == "head"
+    levels = thumbnail_levels(drawn.layers[0], drawn)[0]
+    assert levels[-1, :-1].min() > 0.4  # the last row is the faintest, and is seen
+    said = " ".join(printed(drawn).split())
+    assert "full colour is each head's largest weight where most keys are open, not 1" in said
+    one = heatmap(replace(even, values=even.values[0]), scale="auto")
+    assert one.scale == "head"
+    assert one.limits[1] == pytest.approx(1 / 25)
+    assert "nearly all weights are below 0.1" in one.notes[0]
+    previous = weights(np.eye(48, k=-1)[None], range(48), range(48), open_)
+    assert grid([(0, previous)], scale="auto").shown_scale == "fixed"
+
+
+def test_rows_and_columns_of_a_short_text_have_cells_of_their_own() -> None:
+    heads = np.stack([np.eye(13)] * 12)
+    shown = pixels(grid([(0, weights(heads, range(13), range(13)))], large=True), width=80)
+    lines = [line for line in shown if any(cell != (None, None) for cell in line)][:7]
+    rows = [[cell[half] for cell in line[3:16]] for line in lines for half in (0, 1)][:13]
+    bright = max(filter(None, rows[0]), key=sum)
+    assert [[cell == bright for cell in row] for row in rows] == np.eye(13, dtype=bool).tolist()
+
+
+def test_where_two_rows_share_a_line_they_are_whole_ones() -> None:
+    diagonal = weights(np.eye(13)[None], range(13), range(13))
+    (layer,) = grid([(0, diagonal)]).fit(7, 13).layers
+    whole = np.eye(14)[:, :13].reshape(7, 2, 13).sum(1) / 2
+    whole[-1] = np.eye(13)[-1]
+    np.testing.assert_allclose(layer.values[0], whole)

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import io
 import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from PIL import Image
 
 from attnscope.axes import places, weights
 from attnscope.errors import OutputError, SelectionError
+from attnscope.models import load
+from attnscope.questions.head import one_head
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
 from attnscope.render.colour import steps, table
 from attnscope.render.image import FORMATS, drawing, encode, save_image
-from attnscope.render.image.maps import MASKED, mosaic
-from attnscope.render.image.sheet import READABLE, labels
+from attnscope.render.image import sheet as fonts
+from attnscope.render.image.draw import encode_png
+from attnscope.render.image.maps import MASKED, _beside_dots, _overlap, mosaic
+from attnscope.render.image.sheet import LABEL_COLUMN, READABLE, ROW, labels
 from attnscope.views import Measured, grid, head_map, heatmap, token_view
-from tests.render.screen import random_head, tokens
+from attnscope.views.charts import Curve, Curves, Stack
+from tests.render.screen import all_heads, distance_table, pair, random_head, tokens
 
 
 def map_of(figure):
@@ -182,14 +192,6 @@ def test_a_head_map_holds_its_numbers_and_writes_them() -> None:
         ]
 
 
-def test_a_width_is_kept() -> None:
-    stack = weights(np.stack([np.eye(4)] * 12), range(4), range(4))
-    views = [heatmap(random_head(12)), grid([(0, stack)]), head_map({0: [0.5] * 12}, "x")]
-    for view in views:
-        with drawing(view, width=7) as (figure, _):
-            assert figure.get_size_inches()[0] == pytest.approx(7)
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_view_gives_the_same_bytes_and_a_file_of_its_kind(form: str, tmp_path) -> None:
     view = heatmap(random_head(5, causal=True), title="L0H1", notes=("a note",))
@@ -215,8 +217,6 @@ def test_the_users_own_style_changes_nothing_and_stays() -> None:
 
 
 def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypatch) -> None:
-    from attnscope.render.image import sheet as fonts
-
     monkeypatch.setattr(fonts, "_font_files", lambda: {})
     head = weights(np.eye(2), tokens("猫", "b"), tokens("a", "b"))
     with warnings.catch_warnings():
@@ -229,8 +229,6 @@ def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypa
 
 
 def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
-    from attnscope.render.image import sheet as fonts
-
     monkeypatch.setattr(fonts, "_font_files", lambda: {})
     chosen, warned = fonts.families(["猫が", "Straße", "\U0001f408"])
     assert chosen == [fonts.BASE]
@@ -241,8 +239,6 @@ def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
 
 def test_a_font_of_the_system_that_has_the_script_is_found_by_itself_and_draws(tmp_path, monkeypatch) -> None:
     from matplotlib import font_manager
-
-    from attnscope.render.image import sheet as fonts
 
     path = square_font(tmp_path / "tiny.ttf", "Tiny Sans", "猫犬")
     manager = font_manager.fontManager
@@ -289,8 +285,6 @@ def square_font(path, family: str, characters: str):
 
 
 def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
-    from attnscope.render.image import sheet as fonts
-
     monkeypatch.setattr(fonts, "_font_files", lambda: {"Some Sans": "sans", "A Serif": "serif"})
     real = fonts._characters
     found = {"sans": frozenset("猫"), "serif": frozenset("猫犬")}
@@ -302,19 +296,17 @@ def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
 
 def test_what_cannot_be_written_says_why(tmp_path) -> None:
     view = heatmap(random_head(2))
-    with pytest.raises(OutputError, match=r"'.gif' is not an image format; there are png, svg, pdf"):
-        save_image(view, tmp_path / "a.gif")
-    with pytest.raises(OutputError, match="its name has no suffix"):
-        save_image(view, tmp_path / "a")
-    with pytest.raises(OutputError, match="there is no folder"):
-        save_image(view, tmp_path / "nowhere" / "a.png")
     (tmp_path / "folder.png").mkdir()
-    with pytest.raises(OutputError, match="it is a folder"):
-        save_image(view, tmp_path / "folder.png")
-    with pytest.raises(SelectionError, match="no font 'Nosuch Sans' is installed"):
-        save_image(view, tmp_path / "a.png", font="Nosuch Sans")
-    with pytest.raises(SelectionError, match="no colour map"):
-        save_image(view, tmp_path / "a.png", cmap="rainbo")
+    for name, options, error, told in (
+        ("a.gif", {}, OutputError, r"'.gif' is not an image format; there are png, svg, pdf"),
+        ("a", {}, OutputError, "its name has no suffix"),
+        ("nowhere/a.png", {}, OutputError, "there is no folder"),
+        ("folder.png", {}, OutputError, "it is a folder"),
+        ("a.png", {"font": "Nosuch Sans"}, SelectionError, "no font 'Nosuch Sans' is installed"),
+        ("a.png", {"cmap": "rainbo"}, SelectionError, "no colour map"),
+    ):
+        with pytest.raises(error, match=told):
+            save_image(view, tmp_path / name, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
@@ -328,3 +320,164 @@ def test_in_a_column_of_a_paper_the_map_takes_the_room(count: int) -> None:
         with drawing(view, width=3.3) as (figure, _):
             assert figure.get_figwidth() == pytest.approx(3.3)
             assert figure.axes[0].get_position().width >= 0.48
+
+
+def test_a_png_holds_the_colours_without_transparency_the_dots_per_inch_and_no_date_or_name() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 4), np.uint8)
+    png = encode_png(SimpleNamespace(buffer_rgba=lambda: pixels), 300)
+    np.testing.assert_array_equal(np.round(imread(io.BytesIO(png)) * 255), pixels[..., :3])
+    with Image.open(io.BytesIO(png)) as image:
+        assert set(image.info) == {"dpi"}
+        assert [round(dots, 1) for dots in image.info["dpi"]] == [300, 300]
+
+
+@pytest.fixture(scope="module")
+def generated():
+    model = load("own-causal")
+    return model, model.generate(model.prepare("The king said that he would"), 8)
+
+
+def test_the_tokens_that_a_model_wrote_are_bold(generated):
+    view = one_head(*generated, Selection().of("L1H1")).heatmap
+    with drawing(view) as (figure, _):
+        labels = [text for text in figure.axes[0].texts if text.get_gid() in (ROW, LABEL_COLUMN)]
+        bold = [text.get_fontweight() == "bold" for text in labels]
+        assert bold == [place.start >= 7 for place in view.weights.queries] * 2
+        assert any("bold tokens: written by the model" in text.get_text() for text in figure.texts)
+
+
+def test_a_line_stands_above_the_columns_of_each_thumbnail_that_a_model_wrote(generated):
+    view = overview(*generated, Selection()).grids["decoder"]
+    with drawing(view) as (figure, _):
+        (lines,) = figure.axes[0].collections
+        spans = [path.vertices[:, 0] for path in lines.get_paths()]
+        assert len(spans) == sum(layer.heads for layer in view.layers)
+        for head, (start, stop) in enumerate(spans[: view.heads]):
+            left, right = spans[0][0] + 0.5, spans[0][1] + 0.5
+            assert left / right == pytest.approx(7 / 15)
+            assert stop - start == pytest.approx(right - left)
+            assert head == 0 or start > spans[head - 1][1]
+
+
+def test_a_text_that_no_model_wrote_on_has_no_line():
+    model = load("own-causal")
+    view = overview(model, model.prepare("The king said"), Selection()).grids["decoder"]
+    with drawing(view) as (figure, _):
+        assert not figure.axes[0].collections
+        assert not any("written" in text.get_text() for text in figure.texts)
+
+
+TEXT = "The king said that the queen"
+
+
+def curves(*values: tuple[float | None, ...]) -> Curves:
+    drawn = tuple(Curve(f"L{number}H0", one, (0.2,) * len(one)) for number, one in enumerate(values))
+    return Curves("previous", "share", tuple(range(0, 10 * len(values[0]) + 1, 10)), drawn)
+
+
+def test_every_head_is_drawn_as_steps_on_one_scale_with_its_baseline():
+    view = curves((None, 0.4, 0.3), (0.1, 0.2, 0.25))
+    with drawing(view) as (figure, _):
+        shown = [[patch.get_data() for patch in axes.patches] for axes in figure.axes]
+        limits = {axes.get_ylim() for axes in figure.axes}
+    for (stairs, baseline), curve in zip(shown, view.curves, strict=True):
+        np.testing.assert_array_equal(stairs.values, np.array(curve.values, float))
+        assert tuple(stairs.edges) == view.edges
+        assert list(baseline.values) == [0.2] * 3
+    assert limits == {(0.0, 0.5)}
+
+
+def test_values_at_points_are_lines_over_one_axis():
+    view = replace(curves((None, 0.4, 0.3), (0.1, 0.2, 0.25)), along="% of the cache")
+    with drawing(view) as (figure, _):
+        (axes,) = figure.axes
+        lines = [(line.get_label(), line.get_xdata(), line.get_ydata()) for line in axes.lines]
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("% of the cache", "previous, share")
+    for (name, across, up), curve in zip(lines, view.curves, strict=True):
+        assert (name, tuple(across)) == (curve.head, view.edges[:-1])
+        np.testing.assert_array_equal(up, np.array(curve.values, float))
+
+
+@pytest.mark.parametrize(("values", "top"), [((0.02, 0.09), 0.25), ((0.7, 0.1), 1.0)])
+def test_the_scale_is_a_round_share_that_holds_every_figure_and_the_baseline(values, top):
+    assert curves(values).top == top
+
+
+def test_bars_of_parts_stand_one_behind_the_other_as_wide_as_their_shares():
+    shares = np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
+    view = Stack(("[CLS]", "text", "written"), ("was", "a"), shares)
+    with drawing(view) as (figure, _):
+        bars = [(bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches]
+        letters = [text.get_text() for text in figure.axes[0].texts]
+        said = [text.get_text() for text in figure.texts]
+    assert np.allclose(np.array(bars).reshape(3, 2, 2)[..., 1].T, shares)
+    assert np.allclose(np.array(bars).reshape(3, 2, 2)[2, :, 0], shares[:, :2].sum(1))
+    assert "A" in letters
+    assert said[0].replace("\n", " ") == view.legend
+    assert view.legend.startswith("A [CLS] 0.30 · B text 0.2")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_commands_that_draw_them_save_them(run, tmp_path, suffix):
+    curves, parts = ("stats", "--by-position", "previous"), ("spans", "--generate", "3", "--written")
+    for number, (command, *options) in enumerate((curves, parts)):
+        asked = (command, TEXT, "-m", "own-causal", *options)
+        path = tmp_path / f"{number}.{suffix}"
+        assert run(*asked, "-o", str(path)).code == 0
+        assert path.stat().st_size > 1000
+
+
+def images(figure):
+    return [axes.images[0] for axes in figure.axes if axes.images]
+
+
+def test_the_table_holds_nearness_and_the_plane_its_points():
+    view = all_heads(20)
+    with drawing(view) as (figure, warnings):
+        assert warnings == []
+        assert np.allclose(images(figure)[0].get_array(), view.table.nearness())
+        plane_axes = next(axes for axes in figure.axes if len(axes.texts) > 20 and axes.collections)
+        assert np.allclose(plane_axes.collections[0].get_offsets(), view.points)
+        assert {text.get_text() for text in plane_axes.texts} >= set(view.names)
+        low, high = plane_axes.get_xlim()
+        assert low < view.points[:, 0].min()
+        assert view.points[:, 0].max() < high
+
+
+def test_groups_have_frames():
+    with drawing(all_heads(9)) as (figure, _):
+        frames = [patch.get_bbox() for patch in figure.axes[0].patches]
+    assert [(frame.x0, frame.width) for frame in frames] == [(-0.5, 3), (2.5, 6)]
+
+
+def test_names_stand_apart_where_there_is_room():
+    view = all_heads(24)
+    at = (view.points - view.points.min(0)) * 70
+    places = _beside_dots(at, view.names, 6.0)
+    boxes = []
+    for (x, y), (right, up), name in zip(at, places, view.names, strict=True):
+        wide = 0.64 * 6 * len(name)
+        boxes.append(np.array([x + right - wide / 2, y + up - 3, x + right + wide / 2, y + up + 3]))
+    covered = [_overlap(box, np.array(boxes[:i] + boxes[i + 1 :])) for i, box in enumerate(boxes)]
+    assert np.mean([area > 0 for area in covered]) < 0.2
+
+
+def test_two_heads_and_their_difference():
+    view = pair()
+    with drawing(view) as (figure, _):
+        one, other, difference = [image for image in images(figure) if image.get_array().shape == (5, 5)]
+        assert np.allclose(one.get_array(), view.maps[0].values)
+        assert np.allclose(difference.get_array(), one.get_array() - other.get_array())
+        low, high = difference.get_clim()
+        assert low == -high
+        assert difference.cmap.name != one.cmap.name
+
+
+@pytest.mark.parametrize("view", [all_heads(30), distance_table(8), pair()], ids=lambda v: type(v).__name__)
+def test_the_same_view_gives_the_same_bytes_in_the_width_that_is_asked_for(view):
+    made = []
+    for _ in range(2):
+        with drawing(view, width=7.0) as (figure, _):
+            assert figure.get_size_inches()[0] == pytest.approx(7.0, abs=0.01)
+            made.append(encode(figure, "svg"))
+    assert made[0] == made[1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,9 +16,22 @@ from rich.console import Console
 from attnscope.axes import weights
 from attnscope.errors import SelectionError
 from attnscope.render.pixels import print_views
-from attnscope.render.terminal import PrintedView
+from attnscope.render.terminal import PrintedView, lines
+from attnscope.render.terminal.surface import Surface
 from attnscope.views import Measured, Ranked, Ranking, grid, head_map, heatmap, token_view
-from tests.render.screen import expected_colours, pixels, printed, random_head, tokens, widths
+from attnscope.views.heads import distance_map
+from tests.render.screen import (
+    aligned,
+    all_heads,
+    distance_table,
+    expected_colours,
+    pair,
+    pixels,
+    printed,
+    random_head,
+    tokens,
+    widths,
+)
 
 ESCAPE = "\x1b"
 
@@ -29,9 +44,10 @@ def every_view(count: int, causal: bool = False) -> list:
         grid([(layer, stack) for layer in (0, 2)], title="Every head"),
         token_view(head, query=0, key=0, title="L0H1"),
         head_map({0: head.values[0].tolist(), 1: [0.5]}, "confidence"),
-        Ranking(
-            (Ranked("L0H1", "looks at the token before", "attnscope show cat"),), title="Most worth a look"
-        ),
+        Ranking((Ranked("L0H1", "looks at the token before", "attnscope show cat"),), title="Worth a look"),
+        all_heads(count).table,
+        pair(count),
+        aligned(*((f"word{i}", None if i % 5 == 0 else f"word{i}") for i in range(count))),
     ]
 
 
@@ -85,19 +101,13 @@ def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int,
     head = random_head(count, causal=True)
     view = heatmap(head, scale="head", min_weight=hidden / count)
     colours = expected_colours(view.levels())
-    lines = [line for line in pixels(view, width=120) if any(pixel != (None, None) for pixel in line)]
-    lines = lines[: count if count < 30 else -(-count // 2)]  # the colour bar follows
-    left = min(i for i, pixel in enumerate(lines[0]) if pixel != (None, None))
     cell = 4 if count * 4 <= 100 else 2 if count <= 40 else 1
-    if cell > 1:
-        lines = [line for line in pixels(view, width=120) if any(pixel != (None, None) for pixel in line)][
-            :count
-        ]
-        found = [[line[left + cell * column] for column in range(count)] for line in lines]
-        rows = [[upper for upper, _ in line] for line in found]
-    else:
-        halves = [line[left : left + count] for line in lines]
-        rows = [[pixel[half] for pixel in line] for line in halves for half in (0, 1)][:count]
+    lines = [line for line in pixels(view, width=120) if any(pixel != (None, None) for pixel in line)]
+    lines = lines[: count if cell > 1 else -(-count // 2)]  # the colour bar follows
+    left = min(i for i, pixel in enumerate(lines[0]) if pixel != (None, None))
+    halves = (0,) if cell > 1 else (0, 1)
+    found = [line[left::cell][:count] for line in lines]
+    rows = [[pixel[half] for pixel in line] for line in found for half in halves][:count]
     for i in range(count):
         for j in range(count):
             blank = j > i or head.values[i, j] < hidden / count
@@ -126,19 +136,11 @@ def test_all_heads_stand_on_one_screen(layers: int, heads: int, count: int) -> N
     view = grid(
         [(layer, stack) for layer in range(layers)], title="gpt2 · “The cat sat…”", subtitle="kernel: sdpa"
     )
-    ranked = [
-        Ranked(f"L{n}H0", "looks at the token before", f"attnscope show 'The cat' --head L{n}H0")
-        for n in range(5)
-    ]
-    console = Console(
-        file=io.StringIO(),
-        width=80,
-        height=24,
-        force_terminal=True,
-        color_system="truecolor",
-        legacy_windows=False,
-    )
-    print_views([view, Ranking(tuple(ranked), title="Worth a look")], console)
+    why, command = "looks at the token before", "attnscope show 'The cat' --head L{}H0"
+    ranked = tuple(Ranked(f"L{n}H0", why, command.format(n)) for n in range(5))
+    colours = {"force_terminal": True, "color_system": "truecolor", "legacy_windows": False}
+    console = Console(file=io.StringIO(), width=80, height=24, **colours)
+    print_views([view, Ranking(ranked, title="Worth a look")], console)
     shown = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in console.file.getvalue().splitlines()]
     assert len(shown) <= 24 + max(layers - 12, 0)
     assert max(widths("\n".join(shown))) <= 80
@@ -163,10 +165,8 @@ def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
 def test_in_a_pipe_every_row_of_a_thumbnail_takes_as_many_lines(count: int) -> None:
     values = np.tril(np.ones((1, count, count)))
     view = grid([(0, weights(values, range(count), range(count), values[0] > 0))])
-    shown = [
-        line.count("█") for line in printed(view, width=80).splitlines() if "█" in line and "%" not in line
-    ]
-    lines = {length: shown.count(length) for length in shown}
+    shown = [line for line in printed(view, width=80).splitlines() if "█" in line and "%" not in line]
+    lines = Counter(line.count("█") for line in shown)
     assert len(lines) == count
     assert len(set(lines.values())) == 1
 
@@ -295,3 +295,93 @@ def test_lines_without_colour_end_where_their_text_ends() -> None:
 def test_an_unknown_colour_map_says_what_exists() -> None:
     with pytest.raises(SelectionError, match="there are ember, tide and those of matplotlib"):
         printed(heatmap(random_head(3)), colour="truecolor", cmap="rainbo")
+
+
+@pytest.mark.parametrize("count", [3, 32, 41, 72, 144, 400])
+def test_no_line_of_a_table_of_distances_is_wider_than_the_terminal(count):
+    for width, colour in itertools.product((40, 80, 160), (False, True)):
+        drawn = lines(all_heads(count).table, Surface(width, colour))
+        assert max(sum(segment.cell_length for segment in line) for line in drawn) <= width
+
+
+def test_the_colour_of_a_cell_is_how_near_two_heads_are():
+    view = distance_table(24, [range(10), range(10, 24)])
+    seen = pixels(view, width=80)
+    expected = expected_colours(view.nearness())
+    first = next(i for i, line in enumerate(seen) if any(pixel != (None, None) for pixel in line))
+    label = len("L0H0 ") + 1
+    for row in range(24):
+        line = seen[first + row + (row >= 10)]  # a line of air between the groups
+        for column in range(24):
+            pixel = line[label + 2 * column + (column >= 10)]
+            assert pixel == (tuple(expected[row, column]),) * 2
+
+
+def test_many_heads_share_lines_in_half_blocks():
+    view = distance_table(72)
+    seen = [line for line in pixels(view, width=80) if line.count((None, None)) < len(line)]
+    expected = expected_colours(view.nearness())
+    label = max(len(name) for name in view.rows) + 1
+    for row in range(0, 72, 2):
+        for column in range(0, 72, 5):
+            upper, lower = tuple(expected[row, column]), tuple(expected[row + 1, column])
+            assert seen[row // 2][label + column] == (upper, lower)
+
+
+def test_what_does_not_fit_is_the_mean_of_several_heads_and_says_so():
+    out = printed(distance_table(144), width=80, colour="truecolor")
+    assert "a cell is the mean over 2 × 2 heads" in " ".join(out.split()).replace("\x1b[2m", "")
+    view = distance_table(10)
+    small = view.fit(5, 5)
+    assert small.values[1, 2] == pytest.approx(view.values[2:4, 4:6].mean())
+    odd = view.fit(3, 3)
+    assert odd.values[2, 0] == pytest.approx(view.values[8:, :4].mean())
+
+
+@pytest.mark.parametrize("count", [6, 24, 32, 72])
+def test_every_line_of_a_table_begins_with_the_name_of_its_first_head(count):
+    view = distance_table(count, [range(count // 2), range(count // 2, count)])
+    out = re.sub(r"\x1b\[[\d;]*m", "", printed(view, width=80, colour="truecolor"))
+    half = count // 2  # an empty row stands before the second group
+    two_a_line = (*view.rows[:half:2], view.rows[half], *view.rows[half + 1 :: 2])
+    assert re.findall(r"^L\d+H\d+", out, re.MULTILINE) == list(view.rows if count <= 24 else two_a_line)
+
+
+def test_of_matched_heads_as_many_are_shown_as_have_names_and_numbers():
+    apart = np.arange(40 * 60).reshape(40, 60) / 2400
+    rows, columns = [f"L0H{i}" for i in range(40)], [f"L1H{i}" for i in range(60)]
+    view = distance_map(apart, rows, columns, matched=True)
+    out = printed(view, width=80)
+    assert "the first 12 of 40 rows and 60 columns" in out
+    assert "L1H11" in out
+    assert "mean over" not in out
+
+
+def test_a_small_table_has_its_numbers():
+    view = distance_table(6)
+    out = printed(view, width=80)
+    assert f"{view.values[0, 1]:.2f}" in out
+    assert "L0H5" in out
+    assert "numbers above" not in out
+
+
+def test_two_heads_stand_beside_each_other_where_there_is_room():
+    wide = printed(pair(), width=160).splitlines()
+    assert any(line.startswith("L0H1") and "L2H3" in line for line in wide[2:])
+    narrow = printed(pair(), width=80).splitlines()
+    assert [line for line in narrow if line in ("L0H1", "L2H3", "L0H1 − L2H3")] == [
+        "L0H1", "L2H3", "L0H1 − L2H3",
+    ]  # fmt: skip
+    assert any(re.fullmatch(r" *cat 2  0\.51  cat 0 0\.95 +it 8 0\.11", line) for line in narrow)
+
+
+def test_what_differs_between_two_texts_stands_out():
+    out = printed(aligned(("the", "the"), ("cat", "dog"), (None, "old"), ("sat", None), (".", ".")), width=80)
+    assert out.splitlines()[2:5] == ["the cat     sat .", "the dog old     .", "    ~~~ +   −"]
+
+
+def test_token_text_steers_nothing():
+    out = printed(aligned(("\x1b[31m", "[bold]x[/]"), ("a", "a")), width=80)
+    assert "\x1b" not in out
+    assert "[bold]x[/]" in out
+    assert "[bold]" in printed(pair(label="[bold]"), width=80)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 
+from attnscope.render.colour import OFFERED, TWO_SIDED
+from attnscope.render.pixels import print_views
+from attnscope.render.terminal.charts import MOST_ROWS
 from attnscope.render.terminal.surface import (
+    TONES,
+    Palette,
     clusters,
     cut,
     fit_text,
     flow_items,
     number_label,
+    style_on,
     upright,
     wrap_text,
 )
 from attnscope.render.wrapping import balance_lines
 from attnscope.text import isolate, isolate_lines, isolate_quotes, visible
+from attnscope.views.table import Column, Table
 
 
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans())
@@ -105,3 +115,36 @@ def test_a_quoted_text_from_right_to_left_is_fenced_in_on_every_line() -> None:
         "own · “\u2068שלום\u2069",
         "\u2068עולם…\u2069” · encoder",
     ]
+
+
+def luminance(triplet: tuple[int, int, int]) -> float:
+    """Relative luminance as in WCAG 2."""
+    parts = [part / 255 for part in triplet]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("name", [*OFFERED, *TWO_SIDED])
+@pytest.mark.parametrize(("faint", "least"), [(False, 4.5), (True, 2.0)])
+def test_numbers_contrast_with_their_cells(name: str, faint: bool, least: float) -> None:
+    for number in range(TONES):
+        style = style_on(Palette(name), number, faint)
+        assert style.color is not None
+        assert style.bgcolor is not None
+        light = sorted(luminance(tuple(colour.get_truecolor())) for colour in (style.color, style.bgcolor))
+        assert (light[1] + 0.05) / (light[0] + 0.05) >= least, number
+
+
+def printed(count):
+    console = Console(file=io.StringIO(), width=80)
+    rows = tuple((f"row {number}",) for number in range(count))
+    print_views([Table((Column("name"),), rows)], console)
+    return console.file.getvalue()
+
+
+def test_a_table_prints_as_many_rows_as_anybody_reads_and_says_so():
+    assert f"row {MOST_ROWS - 1}\n" in printed(MOST_ROWS)
+    assert "rows;" not in printed(MOST_ROWS)
+    long = printed(MOST_ROWS + 5)
+    assert f"row {MOST_ROWS}\n" not in long
+    assert "· the first 2,000 of 2,005 rows; --csv and --json have all" in long

@@ -11,6 +11,7 @@ from attnscope.comparison import (
     align_tokens,
     average_over_texts,
     embed_in_plane,
+    find_shared_words,
     group_heads,
     match_heads,
     silhouette,
@@ -67,22 +68,11 @@ def test_groups_are_nearer_within_than_pairs_are_in_general_at_any_scale(seed, s
             assert distances[np.ix_(group, other)].mean() > 0.75 * median  # else they would have been joined
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_heads_that_are_all_the_same_are_one_group(count):
-    assert group_heads(np.zeros((count, count))).members == (tuple(range(count)),)
-
-
 def test_points_on_a_plane_are_found_again_up_to_a_turn():
     points = np.random.default_rng(0).normal(size=(12, 2))
     found = embed_in_plane(squared(points))
     assert squared(found.points) == pytest.approx(squared(points), abs=1e-9)
     assert found.explained_variance == pytest.approx(1)
-
-
-def test_what_a_plane_cannot_show_is_told():
-    found = embed_in_plane(squared(np.eye(5)))  # four equal axes
-    assert found.explained_variance == pytest.approx(0.5)
-    assert embed_in_plane(np.zeros((1, 1))).points.tolist() == [[0, 0]]
 
 
 def test_a_shuffled_copy_is_matched_exactly():
@@ -102,9 +92,10 @@ def test_what_is_put_in_left_out_and_replaced_is_told_apart():
     assert align_tokens(one, other).steps == (
         (0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (None, 5), (None, 6), (5, 7), (None, 8),
     )  # fmt: skip
-    assert align_tokens(["a", "b", "c"], ["a", "x", "y", "c"]).steps == (
-        (0, 0), (1, None), (None, 1), (None, 2), (2, 3),
-    )  # fmt: skip
+    assert align_tokens(["a", "b", "c"], ["a", "x", "c"]).steps == ((0, 0), (1, 1), (2, 2))
+    others = align_tokens(["a", "b", "c"], ["a", "x", "y", "c"]).steps
+    assert others == ((0, 0), (1, None), (None, 1), (None, 2), (2, 3))
+    assert align_tokens(["a", "b"], ["b"]).steps == ((0, None), (1, 0))
 
 
 @settings(max_examples=50, deadline=None)
@@ -127,3 +118,82 @@ def test_texts_count_once_each_and_their_agreement_is_a_rank_correlation():
     expected = [spearmanr(stack[i][upper], np.delete(stack, i, 0).mean(0)[upper]).statistic for i in range(4)]
     assert found.stability == pytest.approx(np.mean(expected))
     assert average_over_texts([tables[0], 2 * tables[0]]).stability == pytest.approx(1)
+
+
+def test_words_in_common_keep_their_places_in_both_texts():
+    one = ["Oh", ",", "the", "cat", "was", "tired", ".", "Yes"]
+    other = ["the", "cat", "is", "tired.", "Yes", "!"]
+    assert find_shared_words(one, other) == (
+        (range(2, 3), range(0, 1)),
+        (range(3, 4), range(1, 2)),
+        (range(7, 8), range(4, 5)),
+    )
+    assert find_shared_words(["a", "tired", ".", "b"], ["a", "tired.", "b"]) == (
+        (range(0, 1), range(0, 1)),
+        (range(1, 3), range(1, 2)),
+        (range(3, 4), range(2, 3)),
+    )
+
+
+@pytest.mark.parametrize("way", [align_tokens, find_shared_words])
+def test_a_word_that_is_everywhere_in_a_long_text_is_aligned_all_the_same(way):
+    # difflib would take it for junk from 200 words on
+    words = [word for number in range(150) for word in ("the", f"w{number}")]
+    found = way(words, words[2:])
+    pairs = found.pairs if way is align_tokens else [(one.start, other.start) for one, other in found]
+    assert list(pairs) == [(number + 2, number) for number in range(len(words) - 2)]
+
+
+def test_what_a_plane_keeps_is_the_share_of_its_two_axes():
+    points = np.random.default_rng(1).normal(size=(9, 5)) * 1e-3
+    centred = points - points.mean(0)
+    values = np.sort(np.linalg.svd(centred, compute_uv=False) ** 2)[::-1]
+    expected = values[:2].sum() / values.sum()
+    assert embed_in_plane(squareform(pdist(points)) ** 2).explained_variance == pytest.approx(expected)
+
+
+def test_distances_that_no_space_has_are_shown_as_far_as_they_go():
+    distances = np.array([[0, 1, 9.0], [1, 0, 1], [9, 1, 0]])  # squares of 1, 1 and 3: no triangle
+    found = embed_in_plane(distances)
+    centre = np.eye(3) - 1 / 3
+    values = np.linalg.eigvalsh(-centre @ distances @ centre / 2)
+    assert values.min() < -0.1
+    assert found.explained_variance == pytest.approx(1.0)
+    assert np.isfinite(found.points).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_or_equal_heads_have_a_place_and_a_group(count):
+    alike = np.zeros((count, count))
+    assert embed_in_plane(alike).points.tolist() == [[0.0, 0.0]] * count
+    assert embed_in_plane(alike).explained_variance == 1.0
+    found = group_heads(alike)
+    assert found.members == (tuple(range(count)),)
+    assert found.silhouette == 0.0
+
+
+def test_two_heads_stand_as_far_apart_as_they_are():
+    found = embed_in_plane(np.array([[0, 0.5], [0.5, 0]]))
+    assert pdist(found.points) == pytest.approx([np.sqrt(0.5)])
+
+
+def test_one_group_or_equal_heads_have_no_silhouette():
+    assert silhouette(np.ones((3, 3)) - np.eye(3), np.zeros(3, int)) == 0.0
+    assert silhouette(np.zeros((4, 4)), np.array([0, 0, 1, 1])) == 0.0
+    two = np.array([[0, 1, 4.0, 4], [1, 0, 4, 4], [4, 4, 0, 2], [4, 4, 2, 0]])
+    assert silhouette(two, np.array([0, 0, 1, 1])) == pytest.approx((0.75 + 0.75 + 0.5 + 0.5) / 4)
+
+
+def test_texts_that_agree_are_stable_and_those_that_say_nothing_are_not():
+    table = np.array([[0, 1, 2.0], [1, 0, 3], [2, 3, 0]])
+    assert average_over_texts([table, 2 * table]).stability == pytest.approx(1.0)
+    flat = np.ones((3, 3)) - np.eye(3)
+    assert average_over_texts([flat, flat]).stability == 1.0, "the same order, though it is none"
+    assert average_over_texts([flat, table]).stability == 0.0
+    assert average_over_texts([np.zeros((1, 1))] * 2).stability == 1.0
+
+
+def test_a_table_that_is_not_symmetric_counts_whole():
+    one = np.array([[0, 1.0], [2, 3]])
+    other = np.array([[0, 2.0], [1, 3]])
+    assert average_over_texts([one, other]).stability == pytest.approx(0.8)

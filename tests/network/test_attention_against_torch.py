@@ -1,13 +1,11 @@
 """Every combination of options gives what ``torch.nn.MultiheadAttention`` gives, from the same weights."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnscope.network.attention import MultiHeadAttention
 
@@ -24,18 +22,18 @@ SIZES = {
 }
 
 
-def modules(**options: object) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
+def modules(**options):
     """Ours with torch's weights, loaded strictly; biases are drawn too, since torch leaves them at 0."""
-    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)  # type: ignore[arg-type]
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter) / 3)
-    ours = MultiHeadAttention(WIDTH, HEADS, **options)  # type: ignore[arg-type]
+    ours = MultiHeadAttention(WIDTH, HEADS, **options)
     assert ours.load_state_dict(theirs.state_dict(), strict=True) is not None
     return ours.eval(), theirs.eval()
 
 
-def attention_mask(kind: str, batch: int, queries: int, keys: int) -> Tensor | None:
+def attention_mask(kind, batch, queries, keys):
     shape = (batch * HEADS, queries, keys) if kind.endswith("3-D") else (queries, keys)
     if kind == "none":
         return None
@@ -48,7 +46,7 @@ def attention_mask(kind: str, batch: int, queries: int, keys: int) -> Tensor | N
     return torch.randn(shape)
 
 
-def padding_mask(kind: str, batch: int, keys: int, additive: bool) -> Tensor | None:
+def padding_mask(kind, batch, keys, additive):
     if kind == "none":
         return None
     closed = torch.zeros(batch, keys, dtype=torch.bool)
@@ -64,7 +62,7 @@ def padding_mask(kind: str, batch: int, keys: int, additive: bool) -> Tensor | N
 @pytest.mark.parametrize("layout", ["batch first", "sequence first", "unbatched"])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_every_combination_of_options_and_masks_equals_torch(layout: str, sizes: str, bias: bool) -> None:
+def test_every_combination_of_options_and_masks_equals_torch(layout, sizes, bias):
     torch.manual_seed(0)
     kdim, vdim = SIZES[sizes]
     batch = 1 if layout == "unbatched" else BATCH
@@ -107,7 +105,7 @@ def test_every_combination_of_options_and_masks_equals_torch(layout: str, sizes:
     assert compared == 4 * 3 * 3 * 7  # options of keys × kinds of weights × paddings × (masks, causal twice)
 
 
-def test_the_kernel_and_the_plain_products_agree() -> None:
+def test_the_kernel_and_the_plain_products_agree():
     torch.manual_seed(1)
     ours, _ = modules(batch_first=True, add_bias_kv=True, add_zero_attn=True)
     x = torch.randn(BATCH, KEYS, WIDTH)
@@ -120,7 +118,7 @@ def test_the_kernel_and_the_plain_products_agree() -> None:
 
 
 @pytest.mark.parametrize("need", [True, False])
-def test_a_row_with_every_key_closed_is_what_torch_makes_of_it(need: bool) -> None:
+def test_a_row_with_every_key_closed_is_what_torch_makes_of_it(need):
     torch.manual_seed(2)
     ours, theirs = modules(batch_first=True)
     x = torch.randn(BATCH, KEYS, WIDTH, requires_grad=True)  # gradients keep torch off its fast path
@@ -137,7 +135,7 @@ def test_a_row_with_every_key_closed_is_what_torch_makes_of_it(need: bool) -> No
 
 
 @pytest.mark.parametrize("need", [True, False])
-def test_gradients_equal_torch(need: bool) -> None:
+def test_gradients_equal_torch(need):
     torch.manual_seed(3)
     ours, theirs = modules(add_bias_kv=True)
     x = torch.randn(KEYS, BATCH, WIDTH)
@@ -149,7 +147,7 @@ def test_gradients_equal_torch(need: bool) -> None:
 
 
 @pytest.mark.parametrize("need", [True, False])
-def test_dropout_drops_the_same_weights_from_the_same_seed(need: bool) -> None:
+def test_dropout_drops_the_same_weights_from_the_same_seed(need):
     ours, theirs = modules(dropout=0.5, batch_first=True)
     x = torch.randn(BATCH, KEYS, WIDTH)
     results = []
@@ -165,18 +163,18 @@ def test_dropout_drops_the_same_weights_from_the_same_seed(need: bool) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"kdim": 7}, {"add_bias_kv": True}, {"bias": False}])
-def test_one_seed_draws_the_weights_that_torch_draws(options: dict[str, object]) -> None:
+def test_one_seed_draws_the_weights_that_torch_draws(options):
     torch.manual_seed(5)
-    ours = MultiHeadAttention(WIDTH, HEADS, **options)  # type: ignore[arg-type]
+    ours = MultiHeadAttention(WIDTH, HEADS, **options)
     torch.manual_seed(5)
-    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)  # type: ignore[arg-type]
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     for name, weight in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], weight), name
     theirs.load_state_dict(ours.state_dict(), strict=True)
 
 
-def test_dtype_is_that_of_the_weights() -> None:
+def test_dtype_is_that_of_the_weights():
     module = MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)
     x = torch.randn(KEYS, WIDTH, dtype=torch.float64)
     out, weights = module(x, x, x)

@@ -1,13 +1,11 @@
 """The attention module against two independent computations, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnscope.network.attention import MultiHeadAttention, RotaryAttention
 
@@ -18,17 +16,17 @@ EACH = WIDTH // HEADS
 class OneHead(nn.Module):
     """Attention as a textbook writes it, for one head."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(WIDTH, EACH) for _ in range(3))
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x, y):
         scores = self.query(x) @ self.key(y).transpose(-1, -2) / math.sqrt(EACH)
         weights = scores.softmax(-1)
         return weights @ self.value(y), weights
 
 
-def test_heads_one_by_one_concatenated_and_projected_agree() -> None:
+def test_heads_one_by_one_concatenated_and_projected_agree():
     torch.manual_seed(0)
     heads = nn.ModuleList(OneHead() for _ in range(HEADS))
     project = nn.Linear(WIDTH, WIDTH)
@@ -52,7 +50,7 @@ def test_heads_one_by_one_concatenated_and_projected_agree() -> None:
     assert weights.shape == (2, HEADS, TOKENS, TOKENS + 2)
 
 
-def test_the_formula_written_in_numpy_agrees() -> None:
+def test_the_formula_written_in_numpy_agrees():
     torch.manual_seed(1)
     module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     nn.init.normal_(module.in_proj_bias)
@@ -75,7 +73,7 @@ def test_the_formula_written_in_numpy_agrees() -> None:
     np.testing.assert_allclose(kernel.detach().numpy(), expected, rtol=0, atol=1e-6)
 
 
-def test_causal_with_padding_needs_no_mask_beside_it() -> None:
+def test_causal_with_padding_needs_no_mask_beside_it():
     torch.manual_seed(2)
     module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     x = torch.randn(2, TOKENS, WIDTH)
@@ -89,12 +87,12 @@ def test_causal_with_padding_needs_no_mask_beside_it() -> None:
 class Nearer(MultiHeadAttention):
     """Scores that fall with the distance (Press et al. 2022, ALiBi), as an override."""
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+    def scores(self, q, k):
         distance = (torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])).abs()
         return super().scores(q, k) - distance
 
 
-def test_an_overridden_score_function_rules_with_and_without_weights() -> None:
+def test_an_overridden_score_function_rules_with_and_without_weights():
     torch.manual_seed(3)
     module, plain = Nearer(WIDTH, HEADS), MultiHeadAttention(WIDTH, HEADS)
     plain.load_state_dict(module.state_dict(), strict=True)
@@ -107,7 +105,7 @@ def test_an_overridden_score_function_rules_with_and_without_weights() -> None:
     torch.testing.assert_close(module(x, x, x, need_weights=False)[0], expected, rtol=0, atol=1e-6)
 
 
-def test_rotary_scores_depend_on_the_distance_alone() -> None:
+def test_rotary_scores_depend_on_the_distance_alone():
     torch.manual_seed(4)
     module = RotaryAttention(WIDTH, HEADS, batch_first=True, length=20)
     q, k = torch.randn(EACH), torch.randn(EACH)
@@ -121,7 +119,7 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
     torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(20), rtol=0, atol=1e-5)
 
 
-def test_rotary_equals_multiplying_by_complex_numbers() -> None:
+def test_rotary_equals_multiplying_by_complex_numbers():
     torch.manual_seed(5)
     module = RotaryAttention(16, 2, length=50, base=100.0)
     x = torch.randn(1, 2, 50, 8)
@@ -132,7 +130,7 @@ def test_rotary_equals_multiplying_by_complex_numbers() -> None:
     torch.testing.assert_close(module.rotate(x), expected, rtol=0, atol=1e-5)
 
 
-def test_rotary_has_the_parameters_of_plain_attention() -> None:
+def test_rotary_has_the_parameters_of_plain_attention():
     rotary = RotaryAttention(WIDTH, HEADS, length=9)
     rotary.load_state_dict(MultiHeadAttention(WIDTH, HEADS).state_dict(), strict=True)
     x = torch.randn(10, WIDTH)
@@ -142,7 +140,7 @@ def test_rotary_has_the_parameters_of_plain_attention() -> None:
         RotaryAttention(12, 4, length=9)
 
 
-def test_sizes_that_do_not_fit_are_named() -> None:
+def test_sizes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="5 heads do not divide a width of 12"):
         MultiHeadAttention(12, 5)
     module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)

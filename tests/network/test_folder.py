@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 import os
 import stat
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,18 +22,13 @@ CONFIG = EncoderConfig(vocabulary=64, width=16, layers=2, heads=2, hidden=32, ma
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     torch.manual_seed(0)
     save_encoder(tmp_path / "model", Encoder(CONFIG), train_tokenizer(["a bare cat", "a cab"], 64))
     return tmp_path / "model"
 
 
-def edit(path: Path, **changes: object) -> None:
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, **changes}))
-
-
-def test_what_was_saved_is_loaded(folder: Path) -> None:
+def test_what_was_saved_is_loaded(folder):
     torch.manual_seed(0)
     original = Encoder(CONFIG).eval()
     state = torch.random.get_rng_state()
@@ -47,15 +39,11 @@ def test_what_was_saved_is_loaded(folder: Path) -> None:
     encoding = tokenizer.encode("a cab", "a cat")
     ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
     assert torch.equal(encoder(ids, segments), original(ids, segments))
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
 
 
-def test_half_precision_is_loaded_as_float32(tmp_path: Path) -> None:
+def test_half_precision_is_loaded_as_float32(tmp_path):
     torch.manual_seed(0)
     original = Encoder(CONFIG)
     save_encoder(tmp_path, original, train_tokenizer(["a bare cat"], 64), torch.float16)
@@ -65,7 +53,7 @@ def test_half_precision_is_loaded_as_float32(tmp_path: Path) -> None:
         assert torch.equal(weight, original.state_dict()[name].half().float())
 
 
-def test_a_folder_without_a_model_says_so(tmp_path: Path, folder: Path) -> None:
+def test_a_folder_without_a_model_says_so(tmp_path, folder):
     with pytest.raises(ModelError, match=r"nowhere holds no model: there is no config\.json"):
         load_encoder(tmp_path / "nowhere")
     assert not is_encoder_folder(tmp_path)
@@ -79,28 +67,25 @@ def test_a_folder_without_a_model_says_so(tmp_path: Path, folder: Path) -> None:
         load_encoder(tmp_path)
 
 
-def test_a_config_is_checked_before_the_weights(folder: Path) -> None:
-    edit(folder / "config.json", heads=3)
-    with pytest.raises(ModelError, match=r"config\.json: 3 heads do not divide a width of 16"):
-        load_encoder(folder)
-    edit(folder / "config.json", heads=2, version=2)
-    with pytest.raises(ModelError, match="has version 2, but this release reads version 1"):
-        load_encoder(folder)
-
-
-def test_weights_of_another_shape_are_named(folder: Path) -> None:
-    edit(folder / "config.json", hidden=48)
-    with pytest.raises(ModelError, match=r"'layers\.0\.linear1\.weight' is \(32, 16\), not \(48, 16\)"):
-        load_encoder(folder)
-    edit(folder / "config.json", hidden=32, layers=3)
-    with pytest.raises(ModelError, match=r"lacks 'layers\.2"):
-        load_encoder(folder)
-    edit(folder / "config.json", layers=1)
-    with pytest.raises(ModelError, match=r"holds 'layers\.1.*no place there"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, r"config\.json: 3 heads do not divide a width of 16"),
+        ({"version": 2}, "has version 2, but this release reads version 1"),
+        ({"hidden": 48}, r"'layers\.0\.linear1\.weight' is \(32, 16\), not \(48, 16\)"),
+        ({"layers": 3}, r"lacks 'layers\.2"),
+        ({"layers": 1}, r"holds 'layers\.1.*no place there"),
+        ({"vocabulary": 8}, r"the tokenizer has \d+ tokens, but the model only 8"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(folder, changes, message):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ModelError, match=message):
         load_encoder(folder)
 
 
-def test_weights_must_be_floats_in_safetensors(folder: Path) -> None:
+def test_weights_must_be_floats_in_safetensors(folder):
     path = folder / "model.safetensors"
     state = load_file(path)
     save_file({**state, "head_bias": state["head_bias"].long()}, path)
@@ -117,26 +102,17 @@ def test_weights_must_be_floats_in_safetensors(folder: Path) -> None:
         load_encoder(folder)
 
 
-def test_a_tokenizer_must_fit(folder: Path) -> None:
-    edit(folder / "config.json", vocabulary=8)
-    with pytest.raises(ModelError, match=r"the tokenizer has \d+ tokens, but the model only 8"):
-        load_encoder(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
-        load_encoder(folder)
-
-
-def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     encoder, tokenizer = Encoder(CONFIG), train_tokenizer(["a cat"], 64)
     with pytest.raises(OutputError, match="cannot be written"):
         save_encoder(tmp_path / "file", encoder, tokenizer)
 
 
-def test_a_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(folder, monkeypatch):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    def fail(descriptor: int) -> None:
+    def fail(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
@@ -148,7 +124,7 @@ def test_a_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.Mo
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_untrained_weights_come_from_their_seed_and_leave_the_random_state_alone() -> None:
+def test_untrained_weights_come_from_their_seed_and_leave_the_random_state_alone():
     torch.manual_seed(1)
     state = torch.random.get_rng_state()
     first, tokenizer = untrained()
@@ -161,7 +137,7 @@ def test_untrained_weights_come_from_their_seed_and_leave_the_random_state_alone
     assert tokenizer.get_vocab_size() == first.config.vocabulary
 
 
-def test_an_unknown_bundled_name_says_what_exists() -> None:
+def test_an_unknown_bundled_name_says_what_exists():
     for call in (bundled, lambda name: untrained(name=name)):
         with pytest.raises(ModelError, match="no bundled encoder 'owl': there are own, own-causal"):
             call("owl")

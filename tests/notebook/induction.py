@@ -1,24 +1,20 @@
 """The model of the induction tutorial, watched while it learns, with its checkpoints beside it."""
 
-from __future__ import annotations
-
 import random
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
 
 import torch
 import transformers as hf
 
 import attnscope
-from attnscope.notebook.watch import TrainingLog
 from tests.tools.readme import ROOT
 
 EVERY, STEPS, HALF = 25, 400, 14
 
 
-def learn(folder: Path) -> TrainingLog:
+def learn(folder):
     """Train it on words that come twice; ``probe.txt`` holds eight such texts, in which no word comes thrice.
 
     The checkpoint of a step has the weights with which that step begins, those that are watched.
@@ -42,7 +38,7 @@ def learn(folder: Path) -> TrainingLog:
     for layer in model.model.layers:  # attention alone
         layer.mlp.down_proj.weight.requires_grad_(False).zero_()
 
-    def save(figures: object) -> None:
+    def save(figures):
         model.save_pretrained(folder / f"checkpoint-{log.step}")
         tokenizer.save_pretrained(folder / f"checkpoint-{log.step}")
 

@@ -1,7 +1,5 @@
 """The face in real notebooks: run by Jupyter's own client, and the page in a frame in a real browser."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
@@ -87,12 +85,12 @@ POLICY = (
 """What VS Code lets a renderer of notebooks do, without the network that it would allow."""
 
 
-def plain_cell(shown: str) -> str:
+def plain_cell(shown):
     """The output of a cell on a page."""
     return f"<!doctype html><title>a cell</title><body style='margin:0'>{shown}</body>"
 
 
-def editor_cell(shown: str) -> str:
+def editor_cell(shown):
     """The same as editors show it: put in by a script, in a frame without rights, under a strict policy."""
     script = json.dumps(shown).replace("</", "<\\/")
     inside = (
@@ -141,7 +139,7 @@ def test_a_page_with_a_picture_fits_into_a_cell_of_any_width(tmp_path):
             assert chromium.run("document.querySelector('#scene').clientWidth") > 100
 
 
-def has_changed(chromium, shot, before) -> bool:
+def has_changed(chromium, shot, before):
     """Whether the map becomes another one, within ten seconds."""
     for _ in range(200):
         chromium.photograph(shot)
@@ -151,7 +149,7 @@ def has_changed(chromium, shot, before) -> bool:
     return False
 
 
-def count_colours(chromium, shot) -> int:
+def count_colours(chromium, shot):
     """Photograph until there are as many colours as a drawn map has, ten seconds at most."""
     colours = 0
     for _ in range(200):

@@ -1,7 +1,5 @@
 """The face for Python: what a run shows is what the command line shows, and what the model did."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading
@@ -114,7 +112,7 @@ def test_what_is_found_is_drawn_and_listed(cat):
     assert cat.spans()._repr_png_().startswith(b"\x89PNG")
 
 
-def answer(ran) -> dict:
+def answer(ran):
     """What a command answers, behind the name of its schema."""
     found = json.loads(ran.out)
     del found["schema"]

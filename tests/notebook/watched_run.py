@@ -1,7 +1,5 @@
 """Runs of one of several processes, each with batches of its own, for ``test_processes``."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings
@@ -22,13 +20,13 @@ STEPS, EVERY, FEW = 5, 2, 3
 WATCHED = ("nothing", "batch", "texts", "stop")
 
 
-def batch(step: int, number: int) -> torch.Tensor:
+def batch(step, number):
     """What a process reads at a step: [text, token], more texts of a later one."""
     chosen = torch.Generator().manual_seed(10 * step + number)
     return torch.randint(1, 40, (FEW + number, 9), generator=chosen)
 
 
-def shared(way: str, model: nn.Module) -> nn.Module:
+def shared(way, model):
     """The model as several processes train it."""
     if way == "ddp":
         return nn.parallel.DistributedDataParallel(model)
@@ -36,7 +34,7 @@ def shared(way: str, model: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
-    def split_rows(name: str, module: nn.Module, mesh: Any) -> None:
+    def split_rows(name, module, mesh):
         """What tensor parallelism does to the weights of a projection."""
         split = distribute_tensor(module.weight.data, mesh, [Shard(0)])
         module.register_parameter("weight", nn.Parameter(split))
@@ -51,13 +49,13 @@ def shared(way: str, model: nn.Module) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def weights(model: nn.Module) -> list[Any]:
+def weights(model):
     """All weights, of whatever share."""
     whole = (each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters())
     return [each.tolist() for each in whole]
 
 
-def run(way: str, watched: str, folder: str) -> dict[str, Any]:
+def run(way, watched, folder):
     """Train, and tell what was seen and learned."""
     options: dict[str, Any] = {"every": EVERY, "measures": ["entropy"]}
     if watched == "texts":
@@ -82,7 +80,7 @@ def run(way: str, watched: str, folder: str) -> dict[str, Any]:
     return {"figures": found, "stopped": stopped, "steps": steps, "learned": weights(model)}
 
 
-def main(folder: str, *ways: str) -> None:
+def main(folder, *ways):
     """Run every way, watched and not, and write what each process saw."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """Facts about the bundled weights, measured on text that they were not trained on."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from safetensors.torch import load_file
 
 from attnscope.attention import Token
 from attnscope.capture import recording
-from attnscope.measures import HeadFigures, Measurement
+from attnscope.measures import Measurement
 from attnscope.models import load as load_model
 from attnscope.network.folder import bundled, load_encoder
 from attnscope.questions.corpus_stats import corpus_stats
@@ -21,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("own", "own-causal")
 
 
-def sentences() -> list[str]:
+def sentences():
     """Two hundred sentences that were written for this project."""
     samples = [ROOT / "sample_inputs" / name for name in ("article.txt", "sentences.txt", "pairs.tsv")]
     found = []
@@ -31,21 +29,21 @@ def sentences() -> list[str]:
     return list(dict.fromkeys(found))[:200]
 
 
-def measured(name: str) -> dict[str, HeadFigures]:
+def measured(name):
     return {head.name: head for head in corpus_stats(load_model(name), ListedTexts(sentences())).heads}
 
 
 @pytest.fixture(scope="module")
-def own() -> dict[str, HeadFigures]:
+def own():
     return measured("own")
 
 
-def most(heads: dict[str, HeadFigures], figure: str) -> float:
+def most(heads, figure):
     return max(head.figures[figure].value for head in heads.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_files_are_small_half_precision_and_trained(name: str) -> None:
+def test_the_files_are_small_half_precision_and_trained(name):
     folder = bundled(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
     assert {x.dtype for x in load_file(folder / "model.safetensors").values()} == {torch.float16}
@@ -58,17 +56,17 @@ def test_the_files_are_small_half_precision_and_trained(name: str) -> None:
     assert f"{sum(parameter.numel() for parameter in encoder.parameters()):,} parameters" in card
 
 
-def test_two_hundred_sentences_are_measured() -> None:
+def test_two_hundred_sentences_are_measured():
     assert len(sentences()) == 200
 
 
 @pytest.mark.parametrize(("pattern", "least"), [("previous", 0.5), ("next", 0.5), ("duplicate", 0.4)])
-def test_the_default_encoder_has_heads_for(own: dict[str, HeadFigures], pattern: str, least: float) -> None:
+def test_the_default_encoder_has_heads_for(own, pattern, least):
     assert most(own, pattern) >= least
     assert pattern in {head.role.name for head in own.values() if head.role}
 
 
-def test_the_default_encoders_heads_have_four_roles_or_more(own: dict[str, HeadFigures]) -> None:
+def test_the_default_encoders_heads_have_four_roles_or_more(own):
     assert len({head.role.name for head in own.values() if head.role}) >= 4
 
 
@@ -80,7 +78,7 @@ def test_the_default_encoders_heads_have_four_roles_or_more(own: dict[str, HeadF
         ("I do not [MASK] what you mean.", "know"),
     ],
 )
-def test_a_hidden_word_is_among_the_first_five_guesses(text: str, word: str) -> None:
+def test_a_hidden_word_is_among_the_first_five_guesses(text, word):
     encoder, tokenizer = load_encoder(bundled("own"))
     ids = torch.tensor([tokenizer.encode(text).ids])
     place = int((ids[0] == tokenizer.token_to_id("[MASK]")).nonzero())
@@ -90,7 +88,7 @@ def test_a_hidden_word_is_among_the_first_five_guesses(text: str, word: str) -> 
 
 
 @pytest.fixture(scope="module")
-def copying() -> dict[str, HeadFigures]:
+def copying():
     """The causal encoder on twenty texts of forty random tokens that come twice."""
     encoder, tokenizer = load_encoder(bundled("own-causal"))
     chance = torch.Generator().manual_seed(0)
@@ -106,14 +104,14 @@ def copying() -> dict[str, HeadFigures]:
 
 
 def test_the_causal_encoder_has_an_induction_head_and_a_previous_token_head(
-    copying: dict[str, HeadFigures],
-) -> None:
+    copying,
+):
     assert most(copying, "induction") >= 0.4
     assert most(copying, "previous") >= 0.5
     assert "induction" in {head.role.name for head in copying.values() if head.role}
 
 
-def test_the_causal_encoder_copies() -> None:
+def test_the_causal_encoder_copies():
     encoder, tokenizer = load_encoder(bundled("own-causal"))
     unit = torch.randint(5, tokenizer.get_vocab_size(), (10, 40), generator=torch.Generator().manual_seed(1))
     ids = torch.cat([torch.full((10, 1), tokenizer.token_to_id("[CLS]")), unit, unit], dim=1)

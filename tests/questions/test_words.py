@@ -17,7 +17,7 @@ def seen():
     return model, model.prepare(TEXT)
 
 
-def test_a_heads_figures_speak_of_the_axes_of_its_picture(seen) -> None:
+def test_a_heads_figures_speak_of_the_axes_of_its_picture(seen):
     found = one_head(*seen, Selection(words=True).of("L0H7"))
     shown = found.heatmap.weights.values  # [word, word]
     assert len(shown) == 7
@@ -29,7 +29,7 @@ def test_a_heads_figures_speak_of_the_axes_of_its_picture(seen) -> None:
     assert found.figures.name == "L0H7"
 
 
-def test_all_heads_tell_the_same_of_words(seen) -> None:
+def test_all_heads_tell_the_same_of_words(seen):
     everything = all_heads(*seen, Selection(words=True))
     one = one_head(*seen, Selection(words=True).of("L2H3")).figures
     same = everything.figures["encoder", 2][3]
@@ -39,7 +39,7 @@ def test_all_heads_tell_the_same_of_words(seen) -> None:
     )
 
 
-def test_where_special_tokens_are_hidden_the_figures_count_every_token_and_say_so(seen) -> None:
+def test_where_special_tokens_are_hidden_the_figures_count_every_token_and_say_so(seen):
     hidden = one_head(*seen, Selection(words=True, hide_special=True).of("L0H7"))
     plain = one_head(*seen, Selection().of("L0H7"))
     assert hidden.figures.figures["next"] == plain.figures.figures["next"]

@@ -1,13 +1,11 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, ModelError
+from attnscope.network.folder import load_tokenizer
 from attnscope.training import data
 from attnscope.training.data import (
     IGNORED,
@@ -24,17 +22,17 @@ CLS, SEP, MASK = 2, 3, 4
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_tokenizer(sentences(200, 0), 100)
 
 
 @pytest.fixture
-def cutter(tokenizer: Tokenizer) -> Cutter:
+def cutter(tokenizer):
     """Rows over the numbers 5, 6, 7, ..., in which every token says where it came from."""
     return Cutter(np.arange(5, 2000, dtype=np.uint32), tokenizer, length=20, guessed=0.0)
 
 
-def test_a_line_without_end_is_read_in_pieces(tmp_path: Path, tokenizer: Tokenizer, monkeypatch) -> None:
+def test_a_line_without_end_is_read_in_pieces(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "long.txt"
     path.write_text("the cat sat " * 40 + "\n\n" * 5000 + "a dog\n")
     whole = write_stream(Lines([path]), tokenizer, tmp_path / "whole")
@@ -48,7 +46,7 @@ def test_a_line_without_end_is_read_in_pieces(tmp_path: Path, tokenizer: Tokeniz
     assert words == again
 
 
-def test_a_stream_holds_each_line_and_its_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_stream_holds_each_line_and_its_end(tmp_path, tokenizer):
     files = write_corpus(tmp_path, files=2, count=3)
     total = write_stream(Lines(tuple(files)), tokenizer, tmp_path / "stream")
     stream = read_stream(tmp_path / "stream")
@@ -61,7 +59,7 @@ def test_a_stream_holds_each_line_and_its_end(tmp_path: Path, tokenizer: Tokeniz
     assert stream.tolist() == expected
 
 
-def test_held_out_files_are_never_trained_on(tmp_path: Path) -> None:
+def test_held_out_files_are_never_trained_on(tmp_path):
     files = write_corpus(tmp_path, files=41, count=1)
     training, held_out = split_held_out(files, [], seed=0)
     assert set(training.files) | set(held_out.files) == set(files)
@@ -74,7 +72,7 @@ def test_held_out_files_are_never_trained_on(tmp_path: Path) -> None:
         split_held_out(files, [tmp_path / "." / "book0.txt"], seed=0)
 
 
-def test_of_a_single_file_the_last_lines_are_held_out(tmp_path: Path) -> None:
+def test_of_a_single_file_the_last_lines_are_held_out(tmp_path):
     path = tmp_path / "only.txt"
     path.write_text("\n".join(f"line {n}" for n in range(100)))
     training, held_out = split_held_out([path], [], seed=0)
@@ -82,7 +80,7 @@ def test_of_a_single_file_the_last_lines_are_held_out(tmp_path: Path) -> None:
     assert list(held_out) == [f"line {n}" for n in range(95, 100)]
 
 
-def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
+def test_files_that_are_no_text_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.txt is not UTF-8 text"):
         list(Lines((tmp_path / "latin.txt",)))
@@ -90,7 +88,7 @@ def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
         list(Lines((tmp_path / "none.txt",)))
 
 
-def test_a_row_is_a_stretch_of_text_between_its_marks(cutter: Cutter) -> None:
+def test_a_row_is_a_stretch_of_text_between_its_marks(cutter):
     rows = cutter.training(0, 4)
     assert rows.ids.shape == rows.segments.shape == rows.targets.shape == (4, 20)
     assert (rows.ids[:, 0] == CLS).all()
@@ -99,7 +97,7 @@ def test_a_row_is_a_stretch_of_text_between_its_marks(cutter: Cutter) -> None:
     assert (rows.targets == IGNORED).all()
 
 
-def test_one_pass_reads_each_stretch_once_and_the_next_in_another_order(cutter: Cutter) -> None:
+def test_one_pass_reads_each_stretch_once_and_the_next_in_another_order(cutter):
     steps = 2 * cutter.count // 2  # of two rows each: two passes, and the first ends inside a step
     starts = np.concatenate([cutter.training(step, 2).ids[:, 1] for step in range(steps)])
     passes = np.split(starts, 2)
@@ -108,7 +106,7 @@ def test_one_pass_reads_each_stretch_once_and_the_next_in_another_order(cutter: 
     assert passes[0].tolist() != passes[1].tolist()
 
 
-def test_a_step_depends_on_the_seed_and_its_number_alone(cutter: Cutter) -> None:
+def test_a_step_depends_on_the_seed_and_its_number_alone(cutter):
     cutter = replace(cutter, guessed=0.3, short=0.5, repeats=0.3)
     alone = cutter.training(7, 6)
     for step in range(7):
@@ -120,7 +118,7 @@ def test_a_step_depends_on_the_seed_and_its_number_alone(cutter: Cutter) -> None
     assert alone.ids.shape != other.ids.shape or not np.array_equal(alone.ids, other.ids)
 
 
-def test_masks_hide_the_share_that_was_asked_for_and_never_a_mark(cutter: Cutter) -> None:
+def test_masks_hide_the_share_that_was_asked_for_and_never_a_mark(cutter):
     plain = replace(cutter, guessed=0.0).training(3, 100)
     rows = replace(cutter, guessed=0.3).training(3, 100)
     hidden = rows.targets != IGNORED
@@ -131,7 +129,7 @@ def test_masks_hide_the_share_that_was_asked_for_and_never_a_mark(cutter: Cutter
     assert np.array_equal(rows.ids[~hidden], plain.ids[~hidden])
 
 
-def test_causal_rows_ask_for_every_next_token(cutter: Cutter) -> None:
+def test_causal_rows_ask_for_every_next_token(cutter):
     rows = replace(cutter, causal=True, guessed=1.0).training(0, 4)
     assert np.array_equal(rows.targets[:, :-1], rows.ids[:, 1:])
     assert (rows.targets[:, -1] == IGNORED).all()
@@ -142,7 +140,7 @@ def test_causal_rows_ask_for_every_next_token(cutter: Cutter) -> None:
     assert np.array_equal(some.targets[:, :-1][asked[:, :-1]], some.ids[:, 1:][asked[:, :-1]])
 
 
-def test_repeated_rows_repeat_and_ask_only_for_what_can_be_known(cutter: Cutter) -> None:
+def test_repeated_rows_repeat_and_ask_only_for_what_can_be_known(cutter):
     rows = replace(cutter, causal=True, guessed=1.0, repeats=1.0).training(0, 50)
     periods = set()
     for ids, targets in zip(rows.ids, rows.targets, strict=True):
@@ -154,13 +152,13 @@ def test_repeated_rows_repeat_and_ask_only_for_what_can_be_known(cutter: Cutter)
     assert len(periods) > 3
 
 
-def test_short_steps_hold_four_times_the_rows(cutter: Cutter) -> None:
+def test_short_steps_hold_four_times_the_rows(cutter):
     rows = replace(cutter, length=32, short=1.0).training(0, 4)
     assert rows.ids.shape == (16, 8)
     assert (np.diff(rows.ids[:, 1:-1], axis=1) == 1).all()
 
 
-def test_half_of_the_rows_with_a_lines_end_become_a_pair(tokenizer: Tokenizer) -> None:
+def test_half_of_the_rows_with_a_lines_end_become_a_pair(tokenizer):
     stream = np.tile(np.array([10, 11, 12, 13, SEP], dtype=np.uint32), 4000)
     rows = Cutter(stream, tokenizer, length=20, guessed=0.0).training(0, 200)
     pairs = rows.segments.any(1)
@@ -172,7 +170,7 @@ def test_half_of_the_rows_with_a_lines_end_become_a_pair(tokenizer: Tokenizer) -
     assert not single.segments.any()
 
 
-def test_evaluation_is_the_same_text_and_masks_each_time(cutter: Cutter) -> None:
+def test_evaluation_is_the_same_text_and_masks_each_time(cutter):
     cutter = replace(cutter, guessed=0.15)
     first, again = cutter.evaluation(2, 6), cutter.evaluation(2, 6)
     assert np.array_equal(first.ids, again.ids)
@@ -180,6 +178,75 @@ def test_evaluation_is_the_same_text_and_masks_each_time(cutter: Cutter) -> None
     assert shown[:, 1:-1].ravel().tolist() == list(range(5 + 2 * 18, 5 + 6 * 18))
 
 
-def test_too_little_text_says_so(tokenizer: Tokenizer) -> None:
+def test_too_little_text_says_so(tokenizer):
     with pytest.raises(InputError, match=r"10 tokens of text are too few for rows of 20"):
         Cutter(np.arange(10, dtype=np.uint32), tokenizer, 20).training(0, 4)
+
+
+LINES = ["The cat sat on the mat.", "“The café isn’t open,” said the cat.", "the cats sat at the cafe"] * 3
+KINDS = ["wordpiece", "bpe"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_lines_give_the_same_tokenizer(kind):
+    lines = Path(__file__).read_text("utf-8").splitlines(keepends=True)
+    texts = {train_tokenizer(lines, 400, kind).to_str() for _ in range(4)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_stand_around_a_text_and_between_a_pair(kind):
+    tokenizer = train_tokenizer(LINES, 320, kind)
+    assert [tokenizer.token_to_id(t) for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == list(
+        range(5)
+    )
+    pair = tokenizer.encode("the [MASK] sat", "the mat")
+    assert pair.ids[0] == 2
+    assert pair.ids.count(3) == 2
+    assert pair.ids[-1] == 3
+    assert 4 in pair.ids
+    border = pair.ids.index(3) + 1
+    assert pair.type_ids == [0] * border + [1] * (len(pair.ids) - border)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_tokens_lead_back_to_the_text_as_it_was(kind, lowercase):
+    text = "The CAFÉ isn’t “open”."
+    tokenizer = train_tokenizer([*LINES, text], 400, kind, lowercase)
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    places = dict.fromkeys(encoding.offsets)  # the two bytes of one letter share its place
+    pieces = [text[start:stop] for start, stop in places]
+    assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
+    folded = tokenizer.encode('the café isn\'t "open".', add_special_tokens=False)
+    assert (folded.ids == encoding.ids) == lowercase
+
+
+def test_only_bytes_can_spell_what_the_lines_lack():
+    text = "猫 🙂"
+    words, pieces = train_tokenizer(LINES, 320), train_tokenizer(LINES, 320, "bpe")
+    assert words.encode(text, add_special_tokens=False).tokens == ["[UNK]", "[UNK]"]
+    assert 1 not in pieces.encode(text).ids
+    assert pieces.decode(pieces.encode(text).ids) == " " + text
+
+
+def test_rare_letters_give_way_to_a_vocabulary_that_is_small():
+    letters = [chr(code) for code in range(0x4E00, 0x4E00 + 500)]
+    tokenizer = train_tokenizer([*LINES, *letters], 200)
+    assert tokenizer.get_vocab_size() <= 200
+    assert tokenizer.token_to_id("the") is not None
+
+
+def test_bad_wishes_are_refused(tmp_path):
+    with pytest.raises(ModelError, match="no tokenizer 'unigram': there are wordpiece, bpe"):
+        train_tokenizer(LINES, 300, "unigram")
+    with pytest.raises(ModelError, match="a bpe vocabulary needs 300 tokens or more, not 299"):
+        train_tokenizer(LINES, 299, "bpe")
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(LINES, 64).save(str(path))
+    assert load_tokenizer(path).get_vocab_size() <= 64
+    path.write_text(path.read_text().replace("[MASK]", "[HIDE]"))
+    with pytest.raises(ModelError, match=r"has no token \[MASK\]"):
+        load_tokenizer(path)
+    with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
+        load_tokenizer(tmp_path / "none.json")

@@ -1,12 +1,6 @@
-from __future__ import annotations
-
 import json
 import math
-import os
-import signal
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,14 +9,12 @@ from attnscope.errors import InputError, ModelError, OutputError
 from attnscope.network.encoder import EncoderConfig
 from attnscope.network.folder import load_encoder
 from attnscope.training.train import (
-    Outcome,
     Recipe,
     Settings,
-    TrainingProgress,
     held_out_loss,
     train_on_files,
 )
-from tests.training.corpus import write_corpus
+from tests.training.corpus import press_ctrl_c, write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=64)
 RECIPE = Recipe(CONFIG, length=32, repeats=0.1)
@@ -30,31 +22,21 @@ SETTINGS = Settings(steps=6, batch=8, rate=5e-3, evaluate_every=3, evaluate_rows
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def files(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("books"), files=3, count=60)
 
 
-def press_ctrl_c(step: int) -> Callable[[TrainingProgress], None]:
-    def observe(progress: TrainingProgress) -> None:
-        if progress.step == step:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return observe
-
-
-def weights(folder: Path) -> bytes:
+def weights(folder):
     return (folder / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
-def trained(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+def trained(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "model"
     return folder, train_on_files(files, folder, RECIPE, SETTINGS)
 
 
-def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(
-    trained: tuple[Path, Outcome], files: list[Path]
-) -> None:
+def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(trained, files):
     folder, outcome = trained
     assert outcome.done
     names = {"config.json", "model.safetensors", "tokenizer.json", "training.json"}
@@ -71,9 +53,7 @@ def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(
     assert not used & set(outcome.held_out)
 
 
-def test_the_loss_can_be_measured_again_from_the_folder(
-    trained: tuple[Path, Outcome], files: list[Path]
-) -> None:
+def test_the_loss_can_be_measured_again_from_the_folder(trained, files):
     folder, outcome = trained
     unseen = [path for path in files if path.name in outcome.held_out]
     loss, tokens = held_out_loss(folder, unseen, length=32)
@@ -83,9 +63,7 @@ def test_the_loss_can_be_measured_again_from_the_folder(
     assert held_out_loss(folder, unseen, length=32, seed=1)[0] != loss
 
 
-def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(
-    trained: tuple[Path, Outcome], files: list[Path], tmp_path: Path
-) -> None:
+def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(trained, files, tmp_path):
     folder = tmp_path / "model"
     stopped = train_on_files(files, folder, RECIPE, SETTINGS, observe=press_ctrl_c(2))
     assert (stopped.progress.step, stopped.done) == (2, False)
@@ -97,7 +75,7 @@ def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(
     assert not (folder / "training").exists()
 
 
-def test_a_run_may_get_longer_but_keeps_its_other_terms(files: list[Path], tmp_path: Path) -> None:
+def test_a_run_may_get_longer_but_keeps_its_other_terms(files, tmp_path):
     folder = tmp_path / "model"
     train_on_files(files, folder, RECIPE, SETTINGS, observe=press_ctrl_c(1))
     wider = replace(RECIPE, config=replace(CONFIG, width=64))
@@ -113,9 +91,7 @@ def test_a_run_may_get_longer_but_keeps_its_other_terms(files: list[Path], tmp_p
     assert longer.progress.step == 8
 
 
-def test_a_run_that_is_over_or_never_was_is_not_resumed(
-    trained: tuple[Path, Outcome], files: list[Path], tmp_path: Path
-) -> None:
+def test_a_run_that_is_over_or_never_was_is_not_resumed(trained, files, tmp_path):
     with pytest.raises(ModelError, match=r"nothing to resume in .*: its run is over"):
         train_on_files(files, trained[0], RECIPE, SETTINGS, resume=True)
     with pytest.raises(ModelError, match=r"nothing to resume in .*: it holds no run"):
@@ -123,9 +99,7 @@ def test_a_run_that_is_over_or_never_was_is_not_resumed(
     assert not (tmp_path / "none").exists()
 
 
-def test_a_folder_that_holds_something_is_left_alone(
-    trained: tuple[Path, Outcome], files: list[Path], tmp_path: Path
-) -> None:
+def test_a_folder_that_holds_something_is_left_alone(trained, files, tmp_path):
     before = weights(trained[0])
     with pytest.raises(OutputError, match=r"exists already: choose another folder, or .* --resume"):
         train_on_files(files, trained[0], RECIPE, SETTINGS)
@@ -148,16 +122,14 @@ def test_a_folder_that_holds_something_is_left_alone(
         ("a few words\n" * 100, "the held-out text has .* tokens, but sequences of 32 need 60 or more"),
     ],
 )
-def test_too_little_text_is_refused_and_leaves_nothing(tmp_path: Path, text: str, message: str) -> None:
+def test_too_little_text_is_refused_and_leaves_nothing(tmp_path, text, message):
     (tmp_path / "book.txt").write_text(text)
     with pytest.raises(InputError, match=message):
         train_on_files([tmp_path / "book.txt"], tmp_path / "model", RECIPE, SETTINGS)
     assert not (tmp_path / "model").exists()
 
 
-def test_a_run_can_start_from_another_ones_encoder(
-    trained: tuple[Path, Outcome], files: list[Path], tmp_path: Path
-) -> None:
+def test_a_run_can_start_from_another_ones_encoder(trained, files, tmp_path):
     settings = replace(SETTINGS, rate=1e-9, steps=1)
     first = trained[1].encoder
     recipe = replace(RECIPE, config=first.config)
@@ -172,7 +144,7 @@ def test_a_run_can_start_from_another_ones_encoder(
     assert not (tmp_path / "n").exists()
 
 
-def test_a_file_that_is_not_there_is_named(files: list[Path], tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(files, tmp_path):
     with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
         train_on_files([*files, tmp_path / "none.txt"], tmp_path / "model", RECIPE, SETTINGS)
     with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
@@ -180,7 +152,7 @@ def test_a_file_that_is_not_there_is_named(files: list[Path], tmp_path: Path) ->
     assert not (tmp_path / "model").exists()
 
 
-def test_byte_pairs_and_next_tokens_can_be_learned_too(files: list[Path], tmp_path: Path) -> None:
+def test_byte_pairs_and_next_tokens_can_be_learned_too(files, tmp_path):
     config = replace(CONFIG, vocabulary=320, causal=True)
     recipe = replace(RECIPE, config=config, tokenizer="bpe", guessed=1.0)
     outcome = train_on_files(files[:2], tmp_path / "m", recipe, SETTINGS, held_out=files[2:])
@@ -201,6 +173,6 @@ def test_byte_pairs_and_next_tokens_can_be_learned_too(files: list[Path], tmp_pa
         ({"repeats": 1.5}, r"repeats is a share from 0\.0 to 1, not 1\.5"),
     ],
 )
-def test_a_recipe_that_makes_no_sense_is_refused(changes: dict[str, object], message: str) -> None:
+def test_a_recipe_that_makes_no_sense_is_refused(changes, message):
     with pytest.raises(ModelError, match=message):
-        replace(RECIPE, **changes)  # type: ignore[arg-type]
+        replace(RECIPE, **changes)

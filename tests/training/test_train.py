@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import math
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,15 +10,15 @@ import torch
 from attnscope.errors import ModelError
 from attnscope.network.encoder import Encoder, EncoderConfig
 from attnscope.training.data import Cutter, Lines, read_stream, train_tokenizer, write_stream
-from attnscope.training.train import Settings, TrainingProgress, evaluate, rows_loss, schedule, train_encoder
-from tests.training.corpus import sentences, write_corpus
+from attnscope.training.train import Settings, evaluate, rows_loss, schedule, train_encoder
+from tests.training.corpus import press_ctrl_c, sentences, write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=32)
 SETTINGS = Settings(steps=12, batch=8, rate=5e-3, evaluate_every=4, evaluate_rows=8)
 
 
 @pytest.fixture(scope="module")
-def cutters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cutter, Cutter]:
+def cutters(tmp_path_factory):
     place = tmp_path_factory.mktemp("text")
     tokenizer = train_tokenizer(sentences(200, 0), 100)
     training, held_out = (Lines((path,)) for path in write_corpus(place, files=2, count=150))
@@ -35,13 +31,13 @@ def cutters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cutter, Cutter]:
 
 
 def run(
-    cutters: tuple[Cutter, Cutter],
-    path: Path,
-    settings: Settings = SETTINGS,
-    config: EncoderConfig = CONFIG,
-    resume: bool = False,
-    observe: Callable[[TrainingProgress], None] = lambda progress: None,
-) -> tuple[Encoder, TrainingProgress, bool]:
+    cutters,
+    path,
+    settings=SETTINGS,
+    config=CONFIG,
+    resume=False,
+    observe=lambda progress: None,
+):
     torch.manual_seed(settings.seed)
     encoder = Encoder(config)
     training, held_out = (replace(cutter, causal=config.causal) for cutter in cutters)
@@ -49,23 +45,12 @@ def run(
     return encoder, progress, done
 
 
-def same(one: Encoder, other: Encoder) -> bool:
+def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-class Ctrl_C:
-    """Press it once, after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def __call__(self, progress: TrainingProgress) -> None:
-        if progress.step == self.step:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_short_run_lowers_the_loss(cutters: tuple[Cutter, Cutter], tmp_path: Path, causal: bool) -> None:
+def test_a_short_run_lowers_the_loss(cutters, tmp_path, causal):
     config = replace(CONFIG, causal=causal)
     settings = replace(SETTINGS, steps=100, evaluate_every=100)
     encoder, progress, done = run(cutters, tmp_path / "c", settings, config)
@@ -81,12 +66,12 @@ def test_a_short_run_lowers_the_loss(cutters: tuple[Cutter, Cutter], tmp_path: P
 
 @pytest.mark.parametrize(("optimizer", "dropout"), [("adamw", 0.1), ("muon", 0.0)])
 def test_a_run_that_was_stopped_resumes_to_the_same_weights_bit_for_bit(
-    cutters: tuple[Cutter, Cutter], tmp_path: Path, optimizer: str, dropout: float
-) -> None:
+    cutters, tmp_path, optimizer, dropout
+):
     settings = replace(SETTINGS, optimizer=optimizer, causal_first=0.3)
     config = replace(CONFIG, dropout=dropout)
     whole, progress, _ = run(cutters, tmp_path / "whole", settings, config)
-    _, stopped, done = run(cutters, tmp_path / "parts", settings, config, observe=Ctrl_C(5))
+    _, stopped, done = run(cutters, tmp_path / "parts", settings, config, observe=press_ctrl_c(5))
     assert (stopped.step, done) == (5, False)
     resumed, last, done = run(cutters, tmp_path / "parts", settings, config, resume=True)
     assert done
@@ -98,7 +83,7 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights_bit_for_bit(
     assert not same(whole, other)
 
 
-def test_bfloat16_learns_too(cutters: tuple[Cutter, Cutter], tmp_path: Path) -> None:
+def test_bfloat16_learns_too(cutters, tmp_path):
     encoder, progress, _ = run(
         cutters, tmp_path / "c", replace(SETTINGS, precision="bfloat16", evaluate_every=20)
     )
@@ -106,7 +91,7 @@ def test_bfloat16_learns_too(cutters: tuple[Cutter, Cutter], tmp_path: Path) -> 
     assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float32}
 
 
-def test_minutes_end_by_the_clock(cutters: tuple[Cutter, Cutter], tmp_path: Path) -> None:
+def test_minutes_end_by_the_clock(cutters, tmp_path):
     settings = replace(SETTINGS, steps=None, minutes=0.01)
     _, progress, done = run(cutters, tmp_path / "c", settings)
     assert done
@@ -114,7 +99,7 @@ def test_minutes_end_by_the_clock(cutters: tuple[Cutter, Cutter], tmp_path: Path
     assert progress.step >= 1
 
 
-def test_a_checkpoint_of_another_shape_is_refused(cutters: tuple[Cutter, Cutter], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_shape_is_refused(cutters, tmp_path):
     path = tmp_path / "c"
     run(cutters, path, replace(SETTINGS, steps=2))
     with pytest.raises(ModelError, match="was made with width 32, not 64"):
@@ -126,14 +111,12 @@ def test_a_checkpoint_of_another_shape_is_refused(cutters: tuple[Cutter, Cutter]
         run(cutters, path, resume=True)
 
 
-def test_a_crash_while_saving_leaves_the_last_checkpoint(
-    cutters: tuple[Cutter, Cutter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_while_saving_leaves_the_last_checkpoint(cutters, tmp_path, monkeypatch):
     path = tmp_path / "c"
-    run(cutters, path, observe=Ctrl_C(5))
+    run(cutters, path, observe=press_ctrl_c(5))
     before = path.read_bytes()
 
-    def crash(source: str, target: Path) -> None:
+    def crash(source, target):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", crash)
@@ -143,18 +126,18 @@ def test_a_crash_while_saving_leaves_the_last_checkpoint(
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
-def test_checkpoints_are_written_along_the_way(cutters: tuple[Cutter, Cutter], tmp_path: Path) -> None:
+def test_checkpoints_are_written_along_the_way(cutters, tmp_path):
     path = tmp_path / "c"
     seen: set[bytes] = set()
 
-    def look(progress: TrainingProgress) -> None:
+    def look(progress):
         seen.add(path.read_bytes())
 
     run(cutters, path, replace(SETTINGS, steps=4, save_minutes=0.0), observe=look)
     assert len(seen) == 4
 
 
-def test_a_loss_that_is_no_number_stops_the_run(cutters: tuple[Cutter, Cutter], tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_stops_the_run(cutters, tmp_path):
     with pytest.raises(
         ModelError, match=r"the loss is nan at step \d+: choose a lower learning rate than 1e\+30"
     ):
@@ -162,7 +145,7 @@ def test_a_loss_that_is_no_number_stops_the_run(cutters: tuple[Cutter, Cutter], 
     assert not (tmp_path / "c").exists()
 
 
-def test_the_loss_is_the_mean_over_the_hidden_tokens_alone(cutters: tuple[Cutter, Cutter]) -> None:
+def test_the_loss_is_the_mean_over_the_hidden_tokens_alone(cutters):
     torch.manual_seed(0)
     encoder = Encoder(CONFIG).eval()
     rows = cutters[0].training(0, 4)
@@ -177,7 +160,7 @@ def test_the_loss_is_the_mean_over_the_hidden_tokens_alone(cutters: tuple[Cutter
     assert loss == pytest.approx(np.mean(asked), abs=1e-5)
 
 
-def test_the_schedule_goes_up_a_line_and_down_a_cosine() -> None:
+def test_the_schedule_goes_up_a_line_and_down_a_cosine():
     assert schedule(0.0, 0.1) == 0
     assert schedule(0.05, 0.1) == pytest.approx(0.5)
     assert schedule(0.1, 0.1) == pytest.approx(1)
@@ -195,16 +178,14 @@ def test_the_schedule_goes_up_a_line_and_down_a_cosine() -> None:
         ({"precision": "float16"}, "no precision 'float16': there are float32, bfloat16"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(ModelError, match=message):
-        replace(SETTINGS, **changes)  # type: ignore[arg-type]
+        replace(SETTINGS, **changes)
 
 
-def test_training_leaves_the_kernel_and_ctrl_c_as_they_were(
-    cutters: tuple[Cutter, Cutter], tmp_path: Path
-) -> None:
+def test_training_leaves_the_kernel_and_ctrl_c_as_they_were(cutters, tmp_path):
     before = signal.getsignal(signal.SIGINT)
     encoder, _, _ = run(cutters, tmp_path / "c", replace(SETTINGS, steps=1))
     assert signal.getsignal(signal.SIGINT) is before
-    assert all(layer.self_attn.use_kernel for layer in encoder.layers)  # type: ignore[union-attr]
+    assert all(layer.self_attn.use_kernel for layer in encoder.layers)
     assert not encoder.training

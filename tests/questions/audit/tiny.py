@@ -3,12 +3,11 @@
 import contextlib
 
 import torch
-from torch import nn
 
 from attnscope.capture.recorder import Recorder
 from attnscope.models import ModelInput
 from attnscope.models.model import Model
-from attnscope.questions.audit import Audit, audit
+from attnscope.questions.audit import audit
 
 SIZES = {
     "hidden_size": 32,
@@ -23,14 +22,14 @@ IDS = torch.randint(5, 55, (1, 13), generator=torch.Generator().manual_seed(1))
 class Bare(Model):
     """A module without a tokenizer."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module):
         super().__init__(type(module).__name__, module, None)
 
     def prepare(self, *texts, **how):
         raise NotImplementedError
 
 
-def audited(module: nn.Module, *arguments: torch.Tensor, **inputs: torch.Tensor) -> Audit:
+def audited(module, *arguments, **inputs):
     """The audit of a module on ids of 13 tokens, or on these tensors."""
     if not arguments and not inputs:
         inputs = {"input_ids": IDS}
@@ -38,7 +37,7 @@ def audited(module: nn.Module, *arguments: torch.Tensor, **inputs: torch.Tensor)
 
 
 @contextlib.contextmanager
-def missing(path: str):
+def missing(path):
     """A capture that misses whatever attends at one module."""
     take = Recorder.take
 

@@ -34,6 +34,11 @@ def folder(tmp_path_factory):
     return speech.whisper(tmp_path_factory.mktemp("whisper"))
 
 
+@pytest.fixture(scope="module")
+def model(folder):
+    return load(folder, generative=True)
+
+
 def shake(module, seed):
     """New random weights, large enough for attention to have peaks."""
     torch.manual_seed(seed)
@@ -140,29 +145,29 @@ def planted(tmp_path_factory):
     return str(folder)
 
 
-def test_a_planted_monotone_head_is_found_first(planted, tmp_path):
+@pytest.fixture(scope="module")
+def heard(planted, tmp_path_factory):
+    """The planted model, and a sound of two seconds with its transcript."""
     model = load(planted, generative=True)
-    prepared = model.prepare_audio(speech.sound(tmp_path / "a.wav", 2.0), LONG)
-    ranked = rank_monotone(model, prepared).ranked
+    return model, model.prepare_audio(speech.sound(tmp_path_factory.mktemp("two") / "a.wav", 2.0), LONG)
+
+
+def test_a_planted_monotone_head_is_found_first(heard):
+    ranked = rank_monotone(*heard).ranked
     assert ranked[0].head == Head(1, 1)
     assert ranked[0].share > 3 * ranked[0].baseline
     assert len(ranked) == speech.LAYERS * speech.HEADS
 
 
-def test_a_planted_head_gives_each_token_its_moment(planted, tmp_path):
-    model = load(planted, generative=True)
-    prepared = model.prepare_audio(speech.sound(tmp_path / "a.wav", 2.0), LONG)
-    seen = align_words(model, prepared, [Head(1, 1)])
-    start = len(prepared.axes["decoder"][0]) - len(seen.tokens)
+def test_a_planted_head_gives_each_token_its_moment(heard):
+    seen = align_words(*heard, [Head(1, 1)])
+    start = len(heard[1].axes["decoder"][0]) - len(seen.tokens)
     for number, said in enumerate(seen.tokens[1:-1], start + 1):
         assert abs(said.begin - 0.05 * (number - 1)) < 0.08
 
 
-def test_the_picture_holds_the_map_its_path_and_where_words_begin(planted, tmp_path):
-    model = load(planted, generative=True)
-    result = align_words(
-        model, model.prepare_audio(speech.sound(tmp_path / "a.wav", 2.0), LONG), [Head(1, 1)]
-    )
+def test_the_picture_holds_the_map_its_path_and_where_words_begin(heard):
+    result = align_words(*heard, [Head(1, 1)])
     picture = result.picture
     assert picture.values.shape == (len(result.tokens), speech.FRAMES)
     assert [frame * picture.seconds for frame in picture.path] == pytest.approx(
@@ -183,32 +188,28 @@ def test_the_picture_holds_the_map_its_path_and_where_words_begin(planted, tmp_p
         np.testing.assert_array_equal(line[2 * row : 2 * row + 2], [[begin - 0.5, row], [end - 0.5, row]])
 
 
-def test_without_alignment_heads_the_upper_half_is_taken_and_named(planted, tone):
-    model = load(planted, generative=True)
-    seen = align_words(model, model.prepare_audio(tone, "The cat sat."))
+def test_without_alignment_heads_the_upper_half_is_taken_and_named(heard):
+    seen = align_words(*heard)
     assert seen.heads == (Head(1, 0), Head(1, 1))
     assert "all heads of layer 1, as" in seen.way
 
 
-def test_chosen_heads_are_taken_in_their_order(folder, tone):
-    model = load(folder, generative=True)
+def test_chosen_heads_are_taken_in_their_order(model, tone):
     prepared = model.prepare_audio(tone, "The cat sat.")
     assert align_words(model, prepared, [Head("L1H1"), Head("L0H0")]).heads == (Head(1, 1), Head(0, 0))
     with pytest.raises(SelectionError, match="no cross-attention head L7H0"):
         align_words(model, prepared, [Head("L7H0")])
 
 
-def test_one_token_and_silence_have_times_too(folder, tmp_path):
+def test_one_token_and_silence_have_times_too(model, tmp_path):
     soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
-    model = load(folder, generative=True)
     for text in ("a", "The cat sat."):
         seen = align_words(model, model.prepare_audio(tmp_path / "silence.wav", text))
         assert all(0 <= word.begin <= word.end <= 1 for word in seen.words)
         assert " ".join(word.text for word in seen.words) == text
 
 
-def test_what_says_nothing_cannot_be_aligned(folder, tone, tmp_path):
-    model = load(folder, generative=True)
+def test_what_says_nothing_cannot_be_aligned(model, tone, tmp_path):
     with pytest.raises(InputError, match="the transcript is empty"):
         align_words(model, model.prepare_audio(tone))
     encoder = load(speech.encoder(tmp_path, "hubert"))
@@ -216,35 +217,28 @@ def test_what_says_nothing_cannot_be_aligned(folder, tone, tmp_path):
         align_words(encoder, encoder.prepare_audio(tone))
 
 
-def words_of(*spelled, decode=None):
-    vocabulary = Vocabulary(
-        lambda ids: [spelled[id_] for id_ in ids],
-        decode or (lambda ids: "".join(spelled[id_].replace("Ġ", " ").replace("▁", " ") for id_ in ids)),
-        set(),
-    )
+def bytes_of_one_letter(ids):
+    return bytes(" é".encode()[id_] for id_ in ids).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    ("spelled", "decode", "words"),
+    [
+        ("Ġ The Ġc at , Ġsat .", None, [("The", 0, 2), ("cat,", 2, 5), ("sat.", 5, 7)]),
+        ("猫 が 。 Ġok", None, [("猫", 0, 1), ("が。", 1, 3), ("ok", 3, 4)]),
+        ("x y z", bytes_of_one_letter, [("é", 0, 3)]),
+    ],
+    ids=["pieces and punctuation", "scripts without spaces: a word a letter", "bytes of one letter"],
+)
+def test_tokens_are_joined_into_words(spelled, decode, words):
+    spelled = spelled.split()
+
+    def plain(ids):
+        return "".join(spelled[id_] for id_ in ids).replace("Ġ", " ")
+
+    vocabulary = Vocabulary(lambda ids: [spelled[id_] for id_ in ids], decode or plain, set())
     tokens = [SpokenToken(Token(text, number), number, number + 1) for number, text in enumerate(spelled)]
-    return [(word.text, word.begin, word.end) for word in join_words(tokens, vocabulary)]
-
-
-def test_a_word_has_its_pieces_and_its_punctuation():
-    assert words_of("Ġ", "The", "Ġc", "at", ",", "Ġsat", ".") == [
-        ("The", 0, 2),
-        ("cat,", 2, 5),
-        ("sat.", 5, 7),
-    ]
-
-
-def test_scripts_without_spaces_have_a_word_a_letter():
-    assert [word[0] for word in words_of("猫", "が", "。", "Ġok")] == ["猫", "が。", "ok"]
-
-
-def test_bytes_of_one_letter_are_one_word():
-    letters = " é".encode()
-
-    def decode(ids):
-        return bytes(letters[id_] for id_ in ids).decode("utf-8", "replace")
-
-    assert words_of("x", "y", "z", decode=decode) == [("é", 0, 3)]
+    assert [(word.text, word.begin, word.end) for word in join_words(tokens, vocabulary)] == words
 
 
 def test_a_pause_is_no_part_of_a_word(planted, tmp_path):
@@ -264,8 +258,7 @@ def test_a_pause_is_no_part_of_a_word(planted, tmp_path):
     assert {edge for word in others for edge in (word.begin, word.end)} <= times
 
 
-def test_a_word_is_as_sure_as_the_model_finds_its_tokens_likely(folder, tone):
-    model = load(folder, generative=True)
+def test_a_word_is_as_sure_as_the_model_finds_its_tokens_likely(model, folder, tone):
     prepared = model.prepare_audio(tone, LONG)
     seen = align_words(model, prepared)
     theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()

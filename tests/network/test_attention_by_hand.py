@@ -1,6 +1,4 @@
-"""The attention module against two independent computations, and what it refuses."""
-
-import math
+"""The attention module against the formula, and what it refuses."""
 
 import numpy as np
 import pytest
@@ -11,43 +9,6 @@ from attnscope.network.attention import MultiHeadAttention, RotaryAttention
 
 WIDTH, HEADS, TOKENS = 12, 3, 6
 EACH = WIDTH // HEADS
-
-
-class OneHead(nn.Module):
-    """Attention as a textbook writes it, for one head."""
-
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(WIDTH, EACH) for _ in range(3))
-
-    def forward(self, x, y):
-        scores = self.query(x) @ self.key(y).transpose(-1, -2) / math.sqrt(EACH)
-        weights = scores.softmax(-1)
-        return weights @ self.value(y), weights
-
-
-def test_heads_one_by_one_concatenated_and_projected_agree():
-    torch.manual_seed(0)
-    heads = nn.ModuleList(OneHead() for _ in range(HEADS))
-    project = nn.Linear(WIDTH, WIDTH)
-    module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
-    with torch.no_grad():
-        assert module.in_proj_weight is not None
-        assert module.in_proj_bias is not None
-        module.in_proj_weight.copy_(
-            torch.cat([getattr(h, part).weight for part in ("query", "key", "value") for h in heads])
-        )
-        module.in_proj_bias.copy_(
-            torch.cat([getattr(h, part).bias for part in ("query", "key", "value") for h in heads])
-        )
-        module.out_proj.load_state_dict(project.state_dict())
-    x, y = torch.randn(2, TOKENS, WIDTH), torch.randn(2, TOKENS + 2, WIDTH)
-    parts = [head(x, y) for head in heads]
-    expected = project(torch.cat([out for out, _ in parts], dim=-1))
-    out, weights = module(x, y, y, average_attn_weights=False)
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(weights, torch.stack([w for _, w in parts], 1), rtol=0, atol=1e-6)
-    assert weights.shape == (2, HEADS, TOKENS, TOKENS + 2)
 
 
 def test_the_formula_written_in_numpy_agrees():

@@ -35,15 +35,6 @@ def test_sinusoids_are_the_formula():
 
 
 @pytest.mark.parametrize("positions", KINDS)
-def test_hidden_states_and_logits_have_the_shapes_they_say(positions):
-    encoder = tiny(positions=positions)
-    ids = torch.randint(0, 30, (3, 9))
-    hidden = encoder(ids)
-    assert hidden.shape == (3, 9, 16)
-    assert encoder.logits(hidden).shape == (3, 9, 30)
-
-
-@pytest.mark.parametrize("positions", KINDS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_only_a_bidirectional_encoder_sees_the_future(positions, causal):
     encoder = tiny(positions=positions, causal=causal)

@@ -1,7 +1,7 @@
-"""The callback of both trainers: they learn what they learn without, and the figures are the batch's."""
+"""A bare loop and the callback of both trainers learn what they learn without, and measure the batch."""
 
+import contextlib
 import json
-import math
 import warnings
 
 import pytest
@@ -10,10 +10,26 @@ import transformers as hf
 
 import attnscope
 from attnscope.errors import ModelError
+from attnscope.notebook.watch import Alarmed
 from tests.models.folders import gpt2
-from tests.notebook.test_watch import batches, build
+from tests.notebook.test_watch import batches, build, learn
 
 STEPS = 7
+
+
+class Bare:
+    """Steps of a loop of one's own, in which each pass counts."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def run(self, options, steps=STEPS, accumulate=1, bf16=False, *, model=None):
+        """What is learned, and the log of what was watched."""
+        model = build() if model is None else model
+        around = contextlib.nullcontext() if options is None else attnscope.watch(model, **options)
+        with contextlib.suppress(Alarmed), around as log:
+            learn(model, steps, accumulate, torch.bfloat16 if bf16 else None)
+        return [*model.state_dict().values(), torch.get_rng_state()], log
 
 
 class Transformers:
@@ -23,8 +39,8 @@ class Transformers:
         pytest.importorskip("accelerate")
         self.folder = folder
 
-    def run(self, callback, steps=STEPS, accumulate=1, bf16=False, *, model=None, **more):
-        """What is learned; the callback is called back, if there is one."""
+    def run(self, options, steps=STEPS, accumulate=1, bf16=False, *, model=None, **more):
+        """The same."""
         settings = hf.TrainingArguments(
             self.folder / "out",
             max_steps=steps,
@@ -43,10 +59,11 @@ class Transformers:
         sampler = torch.utils.data.SequentialSampler(rows)
         trainer = hf.Trainer(model, settings, train_dataset=rows)
         trainer._get_train_sampler = lambda *_: sampler
-        if callback is not None:
-            trainer.add_callback(callback)
+        called = None if options is None else attnscope.callback(**options)
+        if called is not None:
+            trainer.add_callback(called)
         trainer.train()
-        return [*model.state_dict().values(), torch.get_rng_state()]
+        return [*model.state_dict().values(), torch.get_rng_state()], called and called.history
 
 
 class Lightning:
@@ -56,9 +73,10 @@ class Lightning:
         self.lightning = pytest.importorskip("lightning")
         self.folder = folder
 
-    def run(self, callback, steps=STEPS, accumulate=1, bf16=False, *, model=None, logger=False):
-        """What is learned; the callback is called back, if there is one."""
+    def run(self, options, steps=STEPS, accumulate=1, bf16=False, *, model=None, logger=False):
+        """The same."""
         net = build() if model is None else model
+        called = None if options is None else attnscope.callback(**options)
 
         class Learner(self.lightning.LightningModule):
             def __init__(self):
@@ -76,7 +94,7 @@ class Lightning:
             max_steps=steps,
             accumulate_grad_batches=accumulate,
             precision="bf16-mixed" if bf16 else "32-true",
-            callbacks=[] if callback is None else [callback],
+            callbacks=[] if called is None else [called],
             default_root_dir=self.folder,
             accelerator="cpu",
             logger=logger,
@@ -87,68 +105,79 @@ class Lightning:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Lightning's advice on workers and logging
             trainer.fit(Learner(), torch.utils.data.DataLoader(batches(steps * accumulate), batch_size=None))
-        return [*net.state_dict().values(), torch.get_rng_state()]
+        return [*net.state_dict().values(), torch.get_rng_state()], called and called.history
 
 
-@pytest.fixture(params=[Transformers, Lightning])
+@pytest.fixture(params=[Bare, Transformers, Lightning])
 def framework(request, tmp_path):
     return request.param(tmp_path)
 
 
+HOW = {
+    "plain": {},
+    "accumulation": {"accumulate": 3},
+    "bfloat16": {"bf16": True},
+    "gradient checkpointing": {},
+}
+
+
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(200, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(
-    "how", [{}, {"accumulate": 3}, {"bf16": True}], ids=["plain", "accumulation", "bfloat16"]
-)
-def test_weights_and_random_numbers_are_those_of_an_unwatched_run(framework, how, steps):
-    every = 3 if steps == STEPS else 20
-    called = attnscope.callback(every=every, path=framework.folder / "log.jsonl")
-    ways = [framework.run(each, steps, **how) for each in (None, called)]
-    assert all(torch.equal(one, other) for one, other in zip(*ways, strict=True))
-    assert list(called.history.figures) == list(range(0, steps, every))
+@pytest.mark.parametrize("name", HOW)
+def test_weights_and_random_numbers_are_those_of_an_unwatched_run(framework, name, steps):
+    how, every, models = HOW[name], 3 if steps == STEPS else 20, [build(), build()]
+    if name == "gradient checkpointing":
+        for model in models:
+            model.gradient_checkpointing_enable()
+    options = {"every": every, "path": framework.folder / "log.jsonl"}
+    one, _ = framework.run(None, steps, model=models[0], **how)
+    other, log = framework.run(options, steps, model=models[1], **how)
+    assert all(map(torch.equal, one, other))
+    passes = steps * (how.get("accumulate", 1) if isinstance(framework, Bare) else 1)
+    assert list(log.figures) == list(range(0, passes, every))
     lines = [json.loads(line) for line in (framework.folder / "log.jsonl").read_text().splitlines()]
-    assert {line["step"]: line["figures"] for line in lines} == called.history.figures
-    assert len(lines) == math.ceil(steps / every)
+    assert [(line["step"], line["figures"]) for line in lines] == [*log.figures.items()]
+    assert "dropout was on: the weights are those before it" in log.notes
 
 
 def test_figures_are_those_of_the_first_batch_of_a_step(framework):
-    called = attnscope.callback(every=3, measures=["entropy"])
-    framework.run(called, accumulate=2, model=build(dropout=0.0))
+    options = {"every": 3, "measures": ["entropy", "induction"]}
+    _, log = framework.run(options, accumulate=2, model=build(dropout=0.0))
     eager = build(dropout=0.0)
     eager.set_attn_implementation("eager")
     with torch.no_grad():
         weights = eager(input_ids=batches(1)[0], output_attentions=True).attentions
-    for head in called.history.figures[0]:
+    for head in log.figures[0]:
         rows = weights[head["layer"]][:, int(head["head"][-1])].double()
         entropy = torch.special.entr(rows).sum(-1)[:, 1:].mean()
         assert head["figures"]["entropy"][0] == pytest.approx(float(entropy), abs=1e-5)
+    assert any("induction" in head["figures"] for head in log.figures[0])  # ids say which tokens come again
 
 
 def test_probe_texts_change_nothing_of_what_is_learned(framework):
     folder = gpt2(framework.folder / "model")
-    texts, tokenizer = ["The cat sat on the mat."], hf.AutoTokenizer.from_pretrained(folder)
-    called = attnscope.callback(every=3, texts=texts, tokenizer=tokenizer)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     ways = []
-    for each in (None, called):
+    for options in (None, {"every": 3, "texts": ["The cat sat on the mat."], "tokenizer": tokenizer}):
         model = hf.AutoModelForCausalLM.from_pretrained(folder).train()
-        ways.append(framework.run(each, model=model, bf16=True))
-    assert all(torch.equal(one, other) for one, other in zip(*ways, strict=True))
-    assert list(called.history.figures) == [0, 3, 6]
-    assert not any("dropout" in note for note in called.history.notes)  # a probe is read without
+        learned, log = framework.run(options, model=model, bf16=True)
+        ways.append(learned)
+    assert all(map(torch.equal, *ways))
+    assert list(log.figures) == [0, 3, 6]
+    assert not any("dropout" in note for note in log.notes)  # a probe is read without
 
 
 def test_an_alarm_stops_a_run_after_its_step(framework):
-    called = attnscope.callback(every=3, alarm="entropy > 0.1", on_alarm="stop")
-    framework.run(called)
-    assert list(called.history.figures) == [0]
-    assert called.history.stopped.startswith("step 0: L0H0 has entropy")
+    _, log = framework.run({"every": 3, "alarm": "entropy > 0.1", "on_alarm": "stop"})
+    assert list(log.figures) == [0]
+    assert log.stopped.startswith("step 0: L0H0 has entropy")
 
 
-def test_lines_are_in_the_folder_of_the_run_and_a_new_run_begins_anew(framework):
+@pytest.mark.parametrize("trainer", [Transformers, Lightning])
+def test_lines_are_in_the_folder_of_the_run_and_a_new_run_begins_anew(trainer, tmp_path):
     for _ in range(2):
-        called = attnscope.callback(every=3)
-        framework.run(called)
-    assert called.history.path.is_relative_to(framework.folder)
-    assert len(called.history.path.read_text().splitlines()) == 3
+        _, log = trainer(tmp_path).run({"every": 3})
+    assert log.path.is_relative_to(tmp_path)
+    assert len(log.path.read_text().splitlines()) == 3
 
 
 def test_a_run_that_fails_leaves_nothing_behind(framework):
@@ -160,7 +189,7 @@ def test_a_run_that_fails_leaves_nothing_behind(framework):
 
     hook = model.transformer.h[1].register_forward_hook(fail)
     with pytest.raises(ZeroDivisionError):
-        framework.run(attnscope.callback(), model=model)
+        framework.run({}, model=model)
     hook.remove()
     assert {name: value for name, value in vars(model).items() if name in before} == before
     assert "_compiled_call_impl" not in vars(model)
@@ -175,11 +204,10 @@ def test_loggers_of_lightning_get_every_figure(tmp_path):
         def log_metrics(self, metrics, step=None):
             logged.append((step, metrics))
 
-    called = attnscope.callback(every=3)
-    framework.run(called, logger=Logger())
+    _, log = framework.run({"every": 3}, logger=Logger())
     told = [each for each in logged if "L0H0/entropy" in each[1]]
     assert [step for step, _ in told] == [0, 3, 6]
-    assert told[1][1]["L1H0/entropy"] == called.history.figures[3][2]["figures"]["entropy"][0]
+    assert told[1][1]["L1H0/entropy"] == log.figures[3][2]["figures"]["entropy"][0]
 
 
 def test_what_a_trainer_logs_to_gets_every_figure(tmp_path):
@@ -203,10 +231,9 @@ def test_what_a_trainer_logs_to_gets_every_figure(tmp_path):
 
 
 def test_a_trainer_that_compiles_runs_the_watched_steps_uncompiled(tmp_path):
-    called = attnscope.callback(every=3)
     with pytest.warns(UserWarning, match="run uncompiled"):
-        Transformers(tmp_path).run(called, torch_compile=True, torch_compile_backend="eager")
-    assert list(called.history.figures) == [0, 3, 6]
+        _, log = Transformers(tmp_path).run({"every": 3}, torch_compile=True, torch_compile_backend="eager")
+    assert list(log.figures) == [0, 3, 6]
 
 
 def test_copies_on_several_devices_are_refused(tmp_path, monkeypatch):

@@ -69,27 +69,19 @@ def test_heads_of_other_rows_do_not_stand_side_by_side(tmp_path):
         )
 
 
-def test_words_are_merged_as_the_views_define_it(model, prepared, eager):
-    expected = merge_words(labelled(eager, prepared, 2, 5))
-    found = one_head(model, prepared, Selection(Head("L2H5"), words=True)).heatmap
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("words", [False, True])
+def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
+    model, prepared, eager, words, hide
+):
+    expected = labelled(eager, prepared, 2, 5)
+    expected, share = hide_special(expected) if hide else (expected, 0.0)
+    expected = merge_words(expected) if words else expected
+    found = one_head(model, prepared, Selection(Head("L2H5"), words=words, hide_special=hide)).heatmap
     assert found.weights.keys == expected.keys
-    assert len(expected.keys) < len(prepared.tokens)
+    assert (len(expected.keys) < len(prepared.tokens)) == (words or hide)
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
-
-
-def test_special_tokens_are_hidden_and_their_share_is_said(model, prepared, eager):
-    expected, share = hide_special(labelled(eager, prepared, 2, 5))
-    found = one_head(model, prepared, Selection(Head("L2H5"), hide_special=True)).heatmap
-    assert found.weights.keys == expected.keys
-    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
-    assert f"special tokens hidden: they take {share:.0%} of its attention" in found.notes
-
-
-def test_words_and_hidden_tokens_go_together(model, prepared, eager):
-    expected = merge_words(hide_special(labelled(eager, prepared, 2, 5))[0])
-    found = one_head(model, prepared, Selection(Head("L2H5"), words=True, hide_special=True)).heatmap
-    assert found.weights.keys == expected.keys
-    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+    assert (f"special tokens hidden: they take {share:.0%} of its attention" in found.notes) == hide
 
 
 def test_a_head_too_large_to_keep_is_pooled_and_says_so(model, prepared, eager, monkeypatch):

@@ -97,40 +97,6 @@ def test_rows_sum_to_one(method, name):
         np.testing.assert_allclose(weights.values.sum(-1), 1, atol=1e-6)
 
 
-def test_relevance_is_chefers_rule_with_gradients_of_autograd():
-    model = load("own-causal")
-    prepared = model.prepare("The cat sat on the")
-    attention = [each for each in model.module.modules() if hasattr(each, "use_kernel")]
-    weights = []
-
-    def soft(*args, before=torch.softmax, **kwargs):
-        weights.append(before(*args, **kwargs))
-        return weights[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        for each in attention:
-            patch.setattr(each, "use_kernel", False)
-        patch.setattr(torch, "softmax", soft)
-        logits = model.encoder.logits(model.encoder(**prepared.inputs))[0, 5]
-    slopes = torch.autograd.grad(logits[model.reader.tokenizer.token_to_id("mat")], weights)
-    relevance = np.eye(7)
-    seen = follow_flow(model, prepared, "relevance", Selection(), target="mat")
-    for (_, ours), one, slope in zip(seen.maps["decoder"], weights, slopes, strict=True):
-        raised = (one * slope).clamp(min=0)[0].mean(0).detach().double().numpy()
-        relevance = relevance + raised @ relevance
-        np.testing.assert_allclose(ours.values, relevance / relevance.sum(-1, keepdims=True), atol=1e-5)
-    assert any("the prediction: 'mat'" in note for note in seen.notes)
-
-
-@pytest.mark.parametrize("method", ["rollout", "flow", "relevance", "alti"])
-def test_both_sides_of_an_encoder_decoder_together_make_a_token(tmp_path, method):
-    model = load(t5(tmp_path), predicting=True)
-    seen = follow_flow(model, model.prepare(TEXT, "The mat."), method, Selection())
-    assert set(seen.maps) == {"encoder", "decoder", "cross"}
-    for (_, own), (_, other) in zip(seen.maps["decoder"], seen.maps["cross"], strict=True):
-        np.testing.assert_allclose(own.values.sum(-1) + other.values.sum(-1), 1, atol=1e-6)
-
-
 def test_the_largest_flow_of_one_token_is_its_row_of_all_on_the_side_that_has_it(tmp_path):
     model = load(t5(tmp_path))
     text = model.prepare(TEXT, "The mat.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeAlias, get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, TypeAlias
 
 from attnscope.attention import Head, Kind, Site
 from attnscope.capture import Record
@@ -13,16 +13,15 @@ from attnscope.models import Model
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, ReadText
 from attnscope.questions.gold_reading import (
+    HALVES,
     REACH,
     GoldQuestions,
     GoldReading,
     GoldSums,
-    Slots,
+    GoldTotals,
     SlotSums,
     ask_batch,
     merge_sums,
-    read_sums,
-    state_of_sums,
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, selected_sites
@@ -31,44 +30,6 @@ from attnscope.registry import nearest_name
 from attnscope.storage.gold import GoldFile, GoldText
 from attnscope.text import round_short
 from attnscope.views.table import Column, Table
-
-
-@dataclass
-class GoldTotals:
-    """Sums over batches, and notes on them: ``others`` are labels that were not asked about.
-
-    ``lost`` pairs could not be asked, and attention of the kinds ``skipped`` is not over the tokens.
-    """
-
-    sums: GoldSums = field(default_factory=dict)
-    slots: Slots = field(default_factory=Slots)
-    others: set[str] = field(default_factory=set)
-    lost: int = 0
-    skipped: set[Kind] = field(default_factory=set)
-
-    def state(self) -> dict[str, Any]:
-        """All of it as plain lists, which JSON keeps exactly."""
-        return {
-            "sums": state_of_sums(self.sums),
-            "slots": list(self.slots.numbers),
-            "others": sorted(self.others),
-            "lost": self.lost,
-            "skipped": sorted(self.skipped),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> GoldTotals:
-        """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` for anything else."""
-        slots = Slots()
-        for slot in state["slots"]:
-            slots.number(slot if slot is None else (str(slot[0]), int(slot[1])), 0)
-        lost, others, skipped = state["lost"], state["others"], state["skipped"]
-        sound = type(lost) is int and lost >= 0 and all(isinstance(other, str) for other in others)
-        sound &= len(slots.numbers) == len(state["slots"]) and set(skipped) <= set(get_args(Kind))
-        sound &= all(slot is None or slot[1] in (0, 1) for slot in slots.numbers)
-        if not sound:
-            raise ValueError("the questions do not fit together")
-        return cls(read_sums(state["sums"], slots.count), slots, set(others), lost, set(skipped))
 
 
 Error: TypeAlias = Annotated[float | None, Meaning("its standard error over texts")]
@@ -106,7 +67,7 @@ class LabelScores:
 
 def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> Iterator[LabelScores]:
     """Every label and direction that was asked, those with the most questions first."""
-    slots = total.slots.numbers
+    slots = total.slots
     chosen, scored = ((0,), (1,)) if held_out else ((0, 1), (0, 1))  # which halves
     found = []
     for slot, number in slots.items():
@@ -114,9 +75,9 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> Iterat
             continue
         ranked: list[GoldScore] = []
         for site, sums in total.sums.items():
-            by, of = (sums.of([2 * number + half for half in halves]) for halves in (chosen, scored))
+            by, of = (sums.of(number, halves) for halves in (chosen, scored))
             if by.asked and of.asked:
-                agreed = sums.of([2 * slots[None] + half for half in scored]) if None in slots else None
+                agreed = sums.of(slots[None], scored) if None in slots else None
                 ranked += _score(site, sums.heads, by, of, agreed)
         ranked.sort(key=lambda head: (-head.chosen, -head.weight, head.head))
         if ranked:
@@ -124,8 +85,8 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> Iterat
     counts: dict[str, int] = {}
     for each in found:
         counts[each.label] = max(counts.get(each.label, 0), max(head.rows for head in each.heads))
-    order_ = {label: place for place, label in enumerate(counts)}
-    yield from sorted(found, key=lambda each: (-counts[each.label], order_[each.label]))
+    labels = sorted(counts, key=lambda label: -counts[label])
+    yield from sorted(found, key=lambda each: labels.index(each.label))
 
 
 def _score(
@@ -137,9 +98,9 @@ def _score(
     """
     offset = int(chosen.offsets.argmax())
     order = (chosen.right[0] / chosen.asked).tolist()
-    rates = [None] * len(heads) if agreed is None else agreed.ratios(agreed.right)
+    rates = [(None, None)] * len(heads) if agreed is None else agreed.ratios(agreed.right)
     ratios = scored.ratios(scored.right), scored.ratios(scored.weight)
-    for head, right, weight, best, rate in zip(heads, *ratios, order, rates, strict=True):
+    for head, right, weight, best, (rate, error) in zip(heads, *ratios, order, rates, strict=True):
         yield GoldScore(
             Head(site.layer, head, site.kind),
             int(scored.asked),
@@ -150,8 +111,8 @@ def _score(
             offset - REACH,
             float(scored.offsets[offset]) / scored.asked,
             best,
-            None if rate is None else 1 - rate.value,
-            None if rate is None else rate.error,
+            None if rate is None else 1 - rate,
+            error,
         )
 
 
@@ -213,13 +174,13 @@ class _GoldWork(CorpusWork[GoldText]):
         """The questions about a batch."""
         if texts[0].entry.target is not None and "cross" not in texts[0].prepared.axes:
             raise InputError(f"{self.model.name} is not an encoder-decoder: it reads no text and its target")
-        return ask_batch([self._meant(text) for text in texts], self.source, self.total.slots)
+        return ask_batch([self._meant(text) for text in texts], self.source, self.total)
 
     def share(self, batch: Batch, asked: dict[Kind, GoldQuestions]) -> _Share:
         """One forward pass of a batch, with all its questions."""
 
         def read() -> tuple[GoldReading, Record]:
-            reading = GoldReading(asked, self.total.slots.count, self.selection)
+            reading = GoldReading(asked, HALVES * len(self.total.slots), self.selection)
             return reading, self.model.run(batch.prepared, [reading])
 
         reading, record = self.known.run(read)

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -19,49 +20,39 @@ from attnscope.measures.measurement import read_site
 from attnscope.questions.corpus import ReadText
 from attnscope.questions.scene import locate_tokens
 from attnscope.questions.selection import Selection
+from attnscope.records import read
 from attnscope.storage.gold import GoldFile, GoldPair, GoldText, Span
 
 REACH = 100  # most words of a fixed offset that is tried as a baseline
 COUNTS = 4 + 2 * REACH + 1  # numbers of a slot that are the same for all heads
 
 
-class Ratio(NamedTuple):
-    """A mean over questions and its standard error over texts, ``None`` for a single text."""
-
-    value: float
-    error: float | None
-
-
 class SlotSums(NamedTuple):
     """The sums of one slot of a site, all float64.
 
-    ``asked`` counts questions, ``texts`` the texts with any; ``asked_squared`` sums the squares of the
-    texts' counts. ``right`` and ``weight`` hold, by head, sums over texts of each text's sum, its square,
-    and its product with the text's count; ``even`` sums the weight on even attention, ``offsets`` the
-    answers at each distance.
+    ``right`` and ``weight`` hold, by head, sums over texts of each text's sum, its square, and its product
+    with the text's count.
     """
 
-    asked: float
-    asked_squared: float
-    texts: float
-    even: float
-    offsets: Tensor  # [distance]
+    asked: float  # questions
+    asked_squared: float  # over texts, the square of their number
+    texts: float  # with any question
+    even: float  # the weight on even attention
+    offsets: Tensor  # [distance], the answers at each
     right: Tensor  # [sum | square | product, head]
     weight: Tensor  # [sum | square | product, head]
 
-    def ratios(self, sums: Tensor) -> list[Ratio]:
-        """The means of ``right`` or ``weight``, and their standard errors, by head.  [3, head]
+    def ratios(self, sums: Tensor) -> list[tuple[float, float | None]]:
+        """The mean of ``right`` or ``weight`` by head, and its standard error if there are several texts.
 
         The error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``.
         """
         total, squares, products = sums
         means = total / self.asked
         spread = squares - 2 * means * products + means.square() * self.asked_squared
-        errors = (spread.clamp_min(0) * self.texts / max(self.texts - 1, 1)).sqrt() / self.asked
-        return [
-            Ratio(mean, error if self.texts > 1 else None)
-            for mean, error in zip(means.tolist(), errors.tolist(), strict=True)
-        ]
+        errors = (spread.clamp_min(0) * self.texts / (self.texts - 1)).sqrt() / self.asked
+        known = errors.tolist() if self.texts > 1 else [None] * len(means)
+        return list(zip(means.tolist(), known, strict=True))
 
 
 @dataclass(eq=False)
@@ -71,9 +62,9 @@ class SiteSums:
     heads: tuple[int, ...]
     table: Tensor  # float64, [slot, COUNTS + 6 * head]
 
-    def of(self, rows: Sequence[int]) -> SlotSums:
-        """The sums of some slots together."""
-        row = self.table[list(rows)].sum(0)
+    def of(self, slot: int, halves: Sequence[int]) -> SlotSums:
+        """The sums of one slot over one half of the corpus, or both."""
+        row = self.table[[HALVES * slot + half for half in halves]].sum(0)
         asked, squared, texts, even = row[:4].tolist()
         right, weight = row[COUNTS:].view(2, 3, -1)
         return SlotSums(asked, squared, texts, even, row[4:COUNTS], right, weight)
@@ -90,49 +81,61 @@ def merge_sums(sums: GoldSums, others: GoldSums) -> None:
         mine.table = F.pad(mine.table, (0, 0, 0, max(more, 0))) + F.pad(other.table, (0, 0, 0, max(-more, 0)))
 
 
-def state_of_sums(sums: GoldSums) -> list[dict[str, Any]]:
-    """The sums as plain lists, which JSON keeps exactly."""
-    return [
-        {"site": asdict(site), "heads": list(each.heads), "table": each.table.tolist()}
-        for site, each in sums.items()
-    ]
-
-
-def read_sums(state: Sequence[Mapping[str, Any]], slots: int) -> GoldSums:
-    """What ``state_of_sums`` saved, of at most so many slots. Raises ``ValueError``."""
-    sums: GoldSums = {}
-    for entry in state:
-        heads, table = tuple(entry["heads"]), torch.tensor(entry["table"], dtype=torch.float64)
-        if not all(type(head) is int and head >= 0 for head in heads) or not heads:
-            raise ValueError("these are no heads")
-        if table.ndim != 2 or len(table) > slots or table.shape[1] != COUNTS + 6 * len(heads):
-            raise ValueError("the sums are of several shapes")
-        sums[read_site(entry["site"])] = SiteSums(heads, table)
-    return sums
-
-
 MOST_LABELS = 1000  # most labels of a file; there are figures of every head for each
 
-Slot: TypeAlias = "tuple[str, int] | None"
+Slot: TypeAlias = tuple[str, int] | None
 """A label and a direction (0: left to right); ``None`` is the agreement with a full alignment."""
+
+HALVES = 2  # of the corpus, each with sums of its own
 
 
 @dataclass
-class Slots:
-    """A number for each label and direction, and for each half of the corpus within it."""
+class GoldTotals:
+    """Sums over batches: ``slots`` numbers each label and direction, and each half of the corpus within it.
 
-    numbers: dict[Slot, int] = field(default_factory=dict)
+    ``others`` are labels that were not asked about. ``lost`` pairs could not be asked, and attention of the
+    kinds ``skipped`` is not over the tokens.
+    """
+
+    sums: GoldSums = field(default_factory=dict)
+    slots: dict[Slot, int] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
+    lost: int = 0
+    skipped: set[Kind] = field(default_factory=set)
 
     def number(self, slot: Slot, half: int) -> int:
-        """The place of the sums. Raises ``InputError`` for too many labels."""
-        if len(self.numbers) > 2 * MOST_LABELS:
+        """The place of a slot's sums. Raises ``InputError`` for too many labels."""
+        if len(self.slots) > 2 * MOST_LABELS:
             raise InputError(f"there are more than {MOST_LABELS:,} labels: ask for some with --relation")
-        return 2 * self.numbers.setdefault(slot, len(self.numbers)) + half
+        return HALVES * self.slots.setdefault(slot, len(self.slots)) + half
 
-    @property
-    def count(self) -> int:
-        """How many numbers there are."""
-        return 2 * len(self.numbers)
+    def state(self) -> dict[str, Any]:
+        """All of it as plain lists, which JSON keeps exactly."""
+        sums = [
+            {"site": asdict(site), "heads": list(each.heads), "table": each.table.tolist()}
+            for site, each in self.sums.items()
+        ]
+        plain = {"slots": list(self.slots), "others": sorted(self.others), "skipped": sorted(self.skipped)}
+        return {"sums": sums, "lost": self.lost, **plain}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> GoldTotals:
+        """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` for anything else."""
+        listed = read(tuple[Slot, ...], state["slots"])
+        total = cls({}, {slot: number for number, slot in enumerate(listed)}, lost=read(int, state["lost"]))
+        total.others |= set(read(tuple[str, ...], state["others"]))
+        total.skipped |= set(read(tuple[Kind, ...], state["skipped"]))
+        for entry in state["sums"]:
+            heads = read(tuple[int, ...], entry["heads"])
+            table = torch.tensor(entry["table"], dtype=torch.float64)
+            shaped = table.ndim == 2 and table.shape[1] == COUNTS + 6 * len(heads)
+            if not shaped or len(table) > HALVES * len(listed) or min(heads) < 0:
+                raise ValueError("the sums do not fit together")
+            total.sums[read_site(entry["site"])] = SiteSums(heads, table)
+        unknown = any(slot is not None and slot[1] not in (0, 1) for slot in listed)
+        if unknown or total.lost < 0 or len(total.slots) < len(listed):
+            raise ValueError("the questions do not fit together")
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,30 +165,19 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
     starts = [start for start, _ in words]
     places = locate_tokens(tokens, text)
     found = [None if place is None else _word(place, words, starts) for place in places]
-    for near in (-1, 1):
-        order = range(len(tokens)) if near < 0 else reversed(range(len(tokens)))
-        for number in order:
-            other = number + near
-            if found[number] is None and 0 <= other < len(tokens):
-                one, two = tokens[number], tokens[other]
-                joined = one.word is not None and not one.special and not two.special
-                if joined and (one.segment, one.word) == (two.segment, two.word):
-                    found[number] = found[other]
-    groups: list[int] = []
-    of_word: dict[int, int] = {}
-    special = set()
-    count = 0
-    for token, word in zip(tokens, found, strict=True):
-        if word is not None and word in of_word:
-            groups.append(of_word[word])
-            continue
-        if word is not None:
-            of_word[word] = count
-        if token.special:
-            special.add(count)
-        groups.append(count)
-        count += 1
-    return Grouping(tuple(groups), of_word, frozenset(special))
+    pieces = [
+        None if token.special or token.word is None else (token.segment, token.word) for token in tokens
+    ]
+    forward = list(pairwise(range(len(tokens))))
+    for other, number in (*forward, *((two, one) for one, two in reversed(forward))):
+        if found[number] is None and pieces[number] is not None and pieces[number] == pieces[other]:
+            found[number] = found[other]
+    number_of: dict[int, int] = {}  # words by number, and each other token as -1, -2, ...
+    names = [-1 - place if word is None else word for place, word in enumerate(found)]
+    groups = tuple(number_of.setdefault(name, len(number_of)) for name in names)
+    special = frozenset(number_of[name] for name, token in zip(names, tokens, strict=True) if token.special)
+    of_word = {name: number for name, number in number_of.items() if name >= 0}
+    return Grouping(groups, of_word, special)
 
 
 def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | None:
@@ -213,7 +205,13 @@ class GoldQuestions:
     lost: int = 0  # pairs without tokens of their own
 
     def ask(
-        self, pairs: Sequence[GoldPair], rows: Grouping, keys: Grouping, slots: Slots, ways: int, half: int
+        self,
+        pairs: Sequence[GoldPair],
+        rows: Grouping,
+        keys: Grouping,
+        total: GoldTotals,
+        ways: int,
+        half: int,
     ) -> None:
         """Add the questions of one more text."""
         self.rows.append(rows)
@@ -225,10 +223,10 @@ class GoldQuestions:
                 self.lost += way == 0 and not known
             for label, questions in found.items():
                 if questions:
-                    self.units.append((slots.number((label, way), half), 0))
+                    self.units.append((total.number((label, way), half), 0))
                     self._add(questions)
 
-    def ask_alignment(self, pairs: Iterable[GoldPair], slots: Slots, half: int) -> None:
+    def ask_alignment(self, pairs: Iterable[GoldPair], total: GoldTotals, half: int) -> None:
         """Add the agreement with an alignment, its sure links and all links: 1 - AER (Och and Ney 2003)."""
         possible: dict[int, dict[int, int]] = {}
         sure: dict[int, dict[int, int]] = {}
@@ -237,7 +235,7 @@ class GoldQuestions:
             if pair.sure:
                 self._collect(pair, 0, sure)
         counted = len(self.rows[-1].of_word) + sum(map(len, sure.values()))
-        self.units.append((slots.number(None, half), counted - len(possible) - len(sure)))
+        self.units.append((total.number(None, half), counted - len(possible) - len(sure)))
         self._add(possible)
         self._add(sure)
 
@@ -266,7 +264,9 @@ class GoldQuestions:
         return _Tables(self)
 
 
-def ask_batch(texts: Sequence[ReadText[GoldText]], file: GoldFile, slots: Slots) -> dict[Kind, GoldQuestions]:
+def ask_batch(
+    texts: Sequence[ReadText[GoldText]], file: GoldFile, total: GoldTotals
+) -> dict[Kind, GoldQuestions]:
     """The questions about a batch, by kind of attention: within a text, or from a target to its text."""
     first = texts[0].prepared.axes
     kinds: dict[Kind, GoldQuestions] = {}
@@ -287,9 +287,9 @@ def ask_batch(texts: Sequence[ReadText[GoldText]], file: GoldFile, slots: Slots)
                 if gold.target is not None:
                     lines = group_tokens(rows, gold.target, gold.target_words)
                 half = 1 - number % 2
-                asked.ask(gold.pairs, lines, columns, slots, len(file.ways), half)
+                asked.ask(gold.pairs, lines, columns, total, len(file.ways), half)
                 if file.links:
-                    asked.ask_alignment(gold.pairs, slots, half)
+                    asked.ask_alignment(gold.pairs, total, half)
     return kinds
 
 

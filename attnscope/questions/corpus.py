@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from attnscope.attention import Kind, Token
 from attnscope.capture import KnownPasses
@@ -21,7 +21,7 @@ from attnscope.questions.processes import Processes, in_order, together, workers
 from attnscope.questions.selection import Selection
 from attnscope.records import read
 from attnscope.storage.checkpoint import fingerprint, read_checkpoint, write_checkpoint
-from attnscope.storage.corpus import CorpusText
+from attnscope.storage.corpus import CorpusText, TextSource
 from attnscope.storage.gold import GoldText
 
 NAMED = 3  # places of omitted texts that a note names
@@ -29,28 +29,22 @@ NAMED = 3  # places of omitted texts that a note names
 
 @dataclass
 class Progress:
-    """How far a run is: ``done`` in the corpus's own unit, ``entries`` read, and notes on them.
+    """How far a run is, and notes on its texts."""
 
-    The fused pass computed ``taken`` of ``calls`` of attention. ``skipped`` texts could not be read;
-    ``places`` has the first of them. ``cut`` texts were longer than the model reads, ``unknown`` tokens
-    are not in its vocabulary, which spells them as ``lacks``, ``notes`` are other notes on texts,
-    ``layout`` is what ran, in words. ``batches`` of the next window are already counted.
-    """
-
-    done: int = 0
-    entries: int = 0
+    done: int = 0  # in the corpus's own unit
+    entries: int = 0  # that were read
     texts: int = 0
     tokens: int = 0
-    skipped: int = 0
-    places: tuple[str, ...] = ()
-    cut: int = 0
-    unknown: int = 0
-    lacks: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    taken: int = 0
+    skipped: int = 0  # texts that could not be read
+    places: tuple[str, ...] = ()  # the first of them
+    cut: int = 0  # texts that were longer than the model reads
+    unknown: int = 0  # tokens that are not in its vocabulary
+    lacks: tuple[str, ...] = ()  # how it spells them
+    notes: tuple[str, ...] = ()  # other notes on texts
+    taken: int = 0  # calls that the fused pass computed
     calls: int = 0
-    layout: tuple[str, ...] = ()
-    batches: int = 0
+    layout: tuple[str, ...] = ()  # what ran, in words
+    batches: int = 0  # of the next window that are already counted
 
     def skip(self, where: str) -> None:
         """Count a text that could not be read."""
@@ -76,11 +70,10 @@ class Progress:
         notes += [say_unknown(self.unknown, self.tokens, spelling) for spelling in self.lacks]
         if self.skipped:
             more = ", ..." if self.skipped > len(self.places) else ""
-            notes.append(f"{_texts(self.skipped)} could not be read: {', '.join(self.places)}{more}")
+            notes.append(f"{counted(self.skipped, 'text')} could not be read: {', '.join(self.places)}{more}")
         if self.cut:
-            notes.append(
-                f"{_texts(self.cut)} {'was' if self.cut == 1 else 'were'} cut at the limit of tokens"
-            )
+            were = "was" if self.cut == 1 else "were"
+            notes.append(f"{counted(self.cut, 'text')} {were} cut at the limit of tokens")
         return tuple(notes)
 
     @classmethod
@@ -93,8 +86,9 @@ class Progress:
         return found
 
 
-def _texts(count: int) -> str:
-    return "1 text" if count == 1 else f"{count:,} texts"
+def counted(number: int, thing: str) -> str:
+    """So many things, in words."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +119,6 @@ BATCH_TOKENS = 4096  # tokens per pass: enough to keep the processor busy, few e
 
 
 Item = TypeVar("Item", CorpusText, GoldText)
-Text_co = TypeVar("Text_co", covariant=True)
 
 
 class Batch(NamedTuple):
@@ -199,20 +192,6 @@ class ReadText(NamedTuple, Generic[Item]):
     entry: Item
     prepared: ModelInput
     number: int
-
-
-class TextSource(Protocol[Text_co]):
-    """Texts in a file or a folder."""
-
-    @property
-    def name(self) -> str:
-        """The name for people."""
-
-    def fingerprint(self) -> str:
-        """Identifies the corpus."""
-
-    def entries(self) -> Iterator[Text_co]:
-        """The texts one by one, the same on every call."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.models import Model
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, ReadText
+from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, ReadText, counted
 from attnscope.questions.gold_reading import (
     HALVES,
     REACH,
@@ -30,7 +30,6 @@ from attnscope.registry import nearest_name
 from attnscope.storage.gold import GoldFile, GoldText
 from attnscope.text import round_short
 from attnscope.views.table import Column, Table
-
 
 Error: TypeAlias = Annotated[float | None, Meaning("its standard error over texts")]
 
@@ -148,7 +147,7 @@ def find_gold(
     labels = tuple(rank_heads(work.total, file.ways, held_out))
     if not labels:
         raise InputError(_nothing(work))
-    title = f"{model.title} · {work.progress.layout[0]} · {_count(work.progress.texts, 'text')}, "
+    title = f"{model.title} · {work.progress.layout[0]} · {counted(work.progress.texts, 'text')}, "
     title += f"{work.progress.tokens:,} tokens"
     return GoldResult(title, labels, held_out, (*model.notes, *_notes(work)))
 
@@ -226,17 +225,13 @@ def _notes(work: _GoldWork) -> list[str]:
     notes = [*work.progress.left_out]
     if work.total.lost:
         notes.append(
-            f"{_count(work.total.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"
+            f"{counted(work.total.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"
         )
     if work.total.skipped and work.total.sums:
         notes.append(
             f"attention that is not over the tokens was left out: {', '.join(sorted(work.total.skipped))}"
         )
     return notes
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 RARE = 10

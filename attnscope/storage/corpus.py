@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from attnscope.errors import InputError
 from attnscope.storage.files import LONGEST, parse_json, read_lines
@@ -19,43 +19,42 @@ FEW = 20  # most fields of a line that a message names
 ROWS = 1024  # rows of a Parquet file that are read together
 
 
+Text_co = TypeVar("Text_co", covariant=True)
+
+
 class CorpusText(NamedTuple):
-    """One text, or the reason why it cannot be read.
+    """One text, or the reason why it cannot be read."""
 
-    ``where`` names its place ("line 17"), ``fault`` is empty for a readable text, ``done`` is how much of
-    the corpus's ``size`` has been read.
-    """
-
-    where: str
+    where: str  # its place ("line 17")
     text: str
-    fault: str
-    done: int
+    fault: str  # empty for a readable text
+    done: int  # how much of the corpus's ``size`` has been read
 
 
-class Corpus(ABC):
+class TextSource(ABC, Generic[Text_co]):
     """Texts in a fixed order. ``name`` is for people, ``size`` counts bytes, rows, files or texts."""
 
     name: str
     size: int
 
     @abstractmethod
-    def entries(self) -> Iterator[CorpusText]:
+    def entries(self) -> Iterator[Text_co]:
         """The texts one by one, the same on every call; blank lines are skipped."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Identifies this corpus without reading all of it."""
+        """Identifies these texts and how they are read."""
 
 
-class _File(Corpus):
-    """A file with a text in each line or row; ``field`` names the one with the text."""
+Corpus: TypeAlias = TextSource[CorpusText]
 
+
+class _File(TextSource[CorpusText]):
     def __init__(self, path: Path, field: str | None) -> None:
         self.path, self.field = path, field
         self.name, self.size = str(path), path.stat().st_size
 
     def fingerprint(self) -> str:
-        """The file's size and a hash of its beginning."""
         with self.path.open("rb") as file:
             return f"{self.path.stat().st_size} {_hash(file.read(HASHED))} {self.field or ''}"
 
@@ -64,24 +63,22 @@ class _Lines(_File):
     """One text per line: the line itself, or a field of its JSON object."""
 
     def entries(self) -> Iterator[CorpusText]:
-        """One entry for each line that is not blank."""
         for line in read_lines(self.path):
             where, text = f"line {line.number:,}", line.text.strip()
             if line.fault or (text and self.field is None):
                 yield CorpusText(where, text, line.fault, line.done)
             elif text:
-                yield self._of_json(text, where, line.done)
-
-    def _of_json(self, text: str, where: str, done: int) -> CorpusText:
-        """The text in one field of a JSON line."""
-        try:
-            fields = parse_json(text)
-        except ValueError:
-            return CorpusText(where, "", "it is not JSON", done)
-        if not isinstance(fields, dict) or self.field not in fields:
-            has = f": it has {', '.join(islice(fields, FEW))}" if isinstance(fields, dict) and fields else ""
-            return CorpusText(where, "", f"no field {self.field!r}{has}", done)
-        return _entry(where, fields[self.field], done)
+                try:
+                    fields = parse_json(text)
+                except ValueError:
+                    yield CorpusText(where, "", "it is not JSON", line.done)
+                    continue
+                fields = fields if isinstance(fields, dict) else {}
+                has = f": it has {', '.join(islice(fields, FEW))}" if fields else ""
+                if self.field in fields:
+                    yield _entry(where, fields[self.field], line.done)
+                else:
+                    yield CorpusText(where, "", f"no field {self.field!r}{has}", line.done)
 
 
 class _Parquet(_File):
@@ -103,15 +100,13 @@ class _Parquet(_File):
         self.size = self.file.metadata.num_rows
 
     def entries(self) -> Iterator[CorpusText]:
-        """One entry per row."""
-        number = 0
-        for rows in self.file.iter_batches(batch_size=ROWS, columns=[self.field]):
-            for text in rows.column(0).to_pylist():
-                number += 1
-                yield _entry(f"row {number:,}", text, number)
+        batches = self.file.iter_batches(batch_size=ROWS, columns=[self.field])
+        texts = (text for rows in batches for text in rows.column(0).to_pylist())
+        for number, text in enumerate(texts, 1):
+            yield _entry(f"row {number:,}", text, number)
 
 
-class _Folder(Corpus):
+class _Folder(TextSource[CorpusText]):
     """A folder with one text in every .txt file, also in folders inside it."""
 
     def __init__(self, path: Path) -> None:
@@ -122,7 +117,6 @@ class _Folder(Corpus):
             raise InputError(f"the folder {path} holds no .txt file")
 
     def entries(self) -> Iterator[CorpusText]:
-        """One entry per file, in order of name."""
         for number, file in enumerate(self.files, 1):
             where = str(file.relative_to(self.path))
             try:
@@ -138,12 +132,11 @@ class _Folder(Corpus):
                 yield CorpusText(where, "", f"it cannot be read: {error.strerror}", number)
 
     def fingerprint(self) -> str:
-        """A hash of the names and sizes of all files."""
         listed = [(str(file.relative_to(self.path)), file.stat().st_size) for file in self.files]
         return _hash(json.dumps(listed).encode())
 
 
-class ListedTexts(Corpus):
+class ListedTexts(TextSource[CorpusText]):
     """Texts that are already in memory."""
 
     def __init__(self, texts: Sequence[str], name: str = "the list") -> None:

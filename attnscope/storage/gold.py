@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain, pairwise, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from attnscope.errors import InputError
+from attnscope.storage.corpus import TextSource
 from attnscope.storage.files import Line, hash_file, parse_json, read_lines
 from attnscope.text import MOST_CHARACTERS, read_number
 
@@ -36,11 +37,10 @@ class GoldPair(NamedTuple):
 
 @dataclass(frozen=True)
 class GoldText:
-    """One text with its words and pairs, or the reason why it cannot be read.
+    """A ``CorpusText`` with its words and pairs.
 
-    ``where`` names its place ("line 17"), ``fault`` is empty for a readable text, ``done`` is how many
-    bytes of the file have been read. With a ``target``, its translation, the left words of the pairs are
-    the target's and the right words the text's; otherwise both are the text's.
+    With a ``target``, its translation, the left words of the pairs are the target's and the right words the
+    text's; otherwise both are the text's.
     """
 
     where: str
@@ -53,8 +53,8 @@ class GoldText:
     fault: str = ""
 
 
-@dataclass(frozen=True)
-class GoldFile(ABC):
+@dataclass
+class GoldFile(TextSource[GoldText]):
     """A file of texts with pairs. ``ways`` names the directions asked: left to right, and back.
 
     ``links`` says that the pairs are a full alignment of two texts, which has an error rate.
@@ -64,15 +64,8 @@ class GoldFile(ABC):
     ways: tuple[str, ...] = ("from → to", "to → from")
     links: bool = False
 
-    @property
-    def name(self) -> str:
-        """The name for people."""
-        return str(self.path)
-
-    @property
-    def size(self) -> int:
-        """Its size in bytes."""
-        return self.path.stat().st_size
+    def __post_init__(self) -> None:
+        self.name, self.size, self.files = str(self.path), self.path.stat().st_size, [self.path]
 
     def fingerprint(self) -> str:
         """Identifies these questions: how they are asked, and a hash of the files."""
@@ -81,15 +74,6 @@ class GoldFile(ABC):
             hash_file(digest, path)
             digest.update(b"\0")
         return digest.hexdigest()
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files that are read."""
-        return (self.path,)
-
-    @abstractmethod
-    def entries(self) -> Iterator[GoldText]:
-        """The texts one by one, the same on every call."""
 
 
 def words_of(text: str) -> tuple[Span, ...]:
@@ -109,12 +93,7 @@ def clean_label(label: str) -> str:
 MARK = re.compile(r"\((?P<opened>[^()]*)(?P<alone>\))?|(?P<closed>[^()]+)\)")
 NAMES = ("eid", "GRP")  # the name of the entity field in ``# global.Entity``
 
-
-class Mention(NamedTuple):
-    """A mention of an entity, by its head word: the one whose own head lies outside the mention."""
-
-    entity: str
-    word: int
+Mention: TypeAlias = tuple[str, int]  # its entity, and its head word: the one whose own head lies outside it
 
 
 def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> list[Mention]:
@@ -151,8 +130,8 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
         entity, _, piece = name.partition("[")
         if entity and (not piece or piece.startswith("1/")):
             outside = (word for word in range(start, stop + 1) if not start <= heads[word] <= stop)
-            mentions.append(Mention(entity, next(outside, stop)))
-    return sorted(mentions, key=lambda mention: mention.word)
+            mentions.append((entity, next(outside, stop)))
+    return sorted(mentions, key=itemgetter(1))
 
 
 COLUMNS = 10
@@ -180,7 +159,6 @@ class Sentence:
 
 
 def _read_sentence(lines: Sequence[Line], where: str, opens: bool, entity: int, done: int) -> Sentence:
-    """The sentence of some lines, or what is wrong with it."""
     try:
         table = _columns(lines)
         text, words = _spell(table)
@@ -198,7 +176,6 @@ def _read_sentence(lines: Sequence[Line], where: str, opens: bool, entity: int, 
 
 
 def _columns(lines: Sequence[Line]) -> list[list[str]]:
-    """The columns of each line. Raises ``ValueError`` for the first line that is wrong."""
     rows, size = list[list[str]](), 0
     for line in lines:
         where = f"line {line.number:,}"
@@ -214,7 +191,7 @@ def _columns(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
-@dataclass(frozen=True)
+@dataclass
 class Conllu(GoldFile):
     """A treebank; ``coreference`` asks for earlier mentions instead of dependency relations."""
 
@@ -224,8 +201,7 @@ class Conllu(GoldFile):
         """One entry per sentence; with coreference, up to ``WORDS`` words of a document."""
         if self.coreference:
             yield from _documents(self.sentences())
-            return
-        for sentence in self.sentences():
+        for sentence in self.sentences() if not self.coreference else ():
             pairs = tuple(
                 GoldPair((word,), (head,), relation)
                 for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True))
@@ -256,7 +232,6 @@ class Conllu(GoldFile):
 
 
 def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
-    """The original text, and the place of each word in it. Raises ``ValueError``."""
     text, words, space = "", list[Span](), ""
     joined, last = "", 0  # the rest of a multiword token, whose words follow
     for row in rows:
@@ -321,12 +296,11 @@ def _join(sentences: list[Sentence]) -> GoldText:
         before = len(words)
         words += [(start + len(text), stop + len(text)) for start, stop in sentence.gold.words]
         text += sentence.gold.text
-        for mention in sentence.mentions:
-            word = before + mention.word
-            known = earlier.setdefault(mention.entity, [])
-            if known and word not in known:
-                pairs.append(GoldPair((word,), tuple(known), COREFERENCE))
-            known += [] if word in known else [word]
+        for entity, place in sentence.mentions:
+            word, known = before + place, earlier.setdefault(entity, [])
+            if word not in known:
+                pairs += [GoldPair((word,), tuple(known), COREFERENCE)] if known else []
+                known.append(word)
     return GoldText(sentences[0].gold.where, text, tuple(words), tuple(pairs), sentences[-1].gold.done)
 
 
@@ -356,7 +330,6 @@ class JsonLines(GoldFile):
 
 
 def _read_object(line: Line, where: str) -> GoldText:
-    """The text of one line. Raises ``ValueError`` that names the fault."""
     if line.fault:
         raise ValueError(line.fault)
     try:
@@ -387,7 +360,6 @@ def _read_object(line: Line, where: str) -> GoldText:
 
 
 def _as_text(given: Any) -> str:
-    """A text from JSON. Raises ``ValueError`` for anything else."""
     if not isinstance(given, str) or not given.strip():
         raise ValueError("a text is missing or empty")
     try:
@@ -434,16 +406,15 @@ BETWEEN = "|||"
 ALIGNED = "aligned"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pharaoh(GoldFile):
     """Lines of ``source ||| target``, with source-target links for each line in the file ``alignments``."""
 
     alignments: Path = Path()
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The texts, and their links."""
-        return self.path, self.alignments
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.files.append(self.alignments)
 
     def entries(self) -> Iterator[GoldText]:
         """One pair of texts per line."""

@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """Conditions on one head (``L0H2.previous > 0.9``), on any or all heads, or on how many meet them."""
+    """Conditions on one head, on any or all heads, or on how many meet them; see ``claim``."""
 
     text: str
     about: Head | str  # a head, any, all or count
@@ -73,8 +74,8 @@ class Claim:
             return Verdict(self.text, condition.meets(head), evidence)
         every = self.about == "all"
         if name == "role":
-            holds = len(met) >= (len(heads) if every else 1)
-            return Verdict(self.text, holds, f"{len(met)} of {len(heads)} heads")
+            said = f"{len(met)} of {len(heads)} heads"
+            return Verdict(self.text, len(met) >= (len(heads) if every else 1), said)
         known = [head for head in heads if name in head.figures]
         if not known:
             return Verdict(self.text, False, f"no head has it: {heads[0].absent[name]}")
@@ -172,7 +173,6 @@ def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
 
 
 def _figures(stats: Stats) -> dict[str, Any]:
-    """By head, the values by measure."""
     return {
         f"{head.site.kind} {head.name}": {name: figure.value for name, figure in head.figures.items()}
         for head in stats.heads
@@ -193,6 +193,10 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
     if not prepared.tokens or prepared.replay is None:
         raise InputError(f"{served.name} does not name its tokens: give it input_ids, and -m MODEL")
     theirs = {each.site.layer: each for each in prepared.replay.attentions}
+
+    def claim_of(layer: int) -> str:
+        return f"rows of layer {layer} are those of {model.name}"
+
     found: list[Verdict] = []
 
     class Compare:
@@ -200,24 +204,22 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
             other = theirs.pop(attention.site.layer, None)
             if other is None or attention.site.kind != "decoder":
                 return
-            said = f"rows of layer {attention.site.layer} are those of {model.name}"
-            behind = len(attention.queries) - len(other.queries)
+            claim, length = claim_of(attention.site.layer), len(other.queries)
+            behind = len(attention.queries) - length
             if attention.heads != other.heads or len(attention.keys) != len(other.keys):
                 shapes = (f"{each.heads} heads of {len(each.keys):,} keys" for each in (other, attention))
-                found.append(Verdict(said, False, " here, there ".join(shapes)))
+                found.append(Verdict(claim, False, " here, there ".join(shapes)))
                 return
             worst = 0.0
-            for start in range(0, len(other.queries), ROWS):
-                stop = min(start + ROWS, len(other.queries))
+            for start, stop in pairwise((*range(0, length, ROWS), length)):
                 mine = attention.read.rows(behind + start, behind + stop, None).float()
                 worst = max(worst, float((mine - other.read.rows(start, stop, None).float()).abs().max()))
-            holds = worst <= tolerance(other.dtype)
-            found.append(Verdict(said, holds, f"largest difference {worst:.2g}"))
+            found.append(Verdict(claim, worst <= tolerance(other.dtype), f"largest difference {worst:.2g}"))
 
     ids = torch.tensor([[token.id for token in prepared.tokens]])
     model.run(model.prepare_tensors({"input_ids": ids}), [Compare()])
-    lost = [f"rows of layer {layer} are those of {model.name}" for layer in sorted(theirs)]
-    return (*found, *(Verdict(said, False, "the model shows no such layer") for said in lost))
+    lost = (Verdict(claim_of(layer), False, "the model shows no such layer") for layer in sorted(theirs))
+    return (*found, *lost)
 
 
 MOST = 10  # changed figures that are listed
@@ -229,10 +231,8 @@ def of_checked(result: Checked, tolerance: float) -> Answer:
     changed = result.changes or ()
     if result.changes is not None:
         heads = len({change.head for change in changed})
-        words = (
-            f"{len(changed):,} figures of {heads:,} heads differ by more than" if changed else "all within"
-        )
-        judged.append((not changed, "snapshot", f"{words} {tolerance:g}"))
+        differ = f"{len(changed):,} figures of {heads:,} heads differ by more than"
+        judged.append((not changed, "snapshot", f"{differ if changed else 'all within'} {tolerance:g}"))
     rows: list[tuple[Cell, ...]] = [
         ((("ok    ", "green"),) if holds else (("FAILED", "bold red"),), *words) for holds, *words in judged
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -33,13 +33,8 @@ class Totals:
     """Sums over batches. They are added batch by batch, in one order whatever the number of processes."""
 
     measured: Measurement
-    importances: Importances
-    removals: Removals
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> Totals:
-        """No sums yet, for the measures with these names."""
-        return cls(Measurement(names), Importances(), Removals())
+    importances: Importances = field(default_factory=Importances)
+    removals: Removals = field(default_factory=Removals)
 
     def merge(self, other: Totals) -> None:
         """Add another batch."""
@@ -54,19 +49,15 @@ class Totals:
         return {name: sums.state() for name, sums in vars(self).items()}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Totals:
-        """What ``state`` wrote down."""
+    def from_state(cls, state: Mapping[str, Any], names: Sequence[str] | None = None) -> Totals:
+        """What ``state`` wrote down; with ``names`` of measures, anything else raises an error."""
         kinds: dict[str, Any] = {"measured": Measurement, "importances": Importances, "removals": Removals}
-        return cls(**{name: kind.from_state(state[name]) for name, kind in kinds.items()})
-
-
-def read_totals(state: Mapping[str, Any], names: Sequence[str]) -> Totals:
-    """What ``Totals.state`` saved, for the measures with these names; anything else raises an error."""
-    totals = Totals.from_state(state)
-    totals.measured.merge(Measurement(names))  # refuses another set of measures
-    for sums in vars(totals).values():
-        sums.figures()
-    return totals
+        totals = cls(**{name: kind.from_state(state[name]) for name, kind in kinds.items()})
+        if names is not None:
+            totals.measured.merge(Measurement(names))  # refuses another set of measures
+            for sums in vars(totals).values():
+                sums.figures()
+        return totals
 
 
 def corpus_stats(
@@ -85,7 +76,7 @@ def corpus_stats(
     Texts of equal token count go through the model together, without padding, so the figures equal those
     of single texts. The standard error is explained in ``measures.sums.Sums.figures``.
     """
-    work = _StatsWork(model, corpus, selection or Selection(), run, Totals.of(names))
+    work = _StatsWork(model, corpus, selection or Selection(), run, Totals(Measurement(names)))
     work.importance, work.ablation, work.exact_kernel = importance, ablation, exact_kernel
     if ablation == "mean":
         limit = Limit(run.max_tokens, run.truncate)
@@ -97,7 +88,7 @@ def corpus_stats(
         "importance": importance,
         "ablation": ablation,
     }
-    work.walk(asked, lambda state: read_totals(state, names))
+    work.walk(asked, lambda state: Totals.from_state(state, names))
     total, progress = work.total, work.progress
     importances, removals = total.importances.figures(), total.removals.figures()
     if (importance and not importances) or (ablation and not removals):
@@ -115,8 +106,7 @@ def corpus_stats(
     )
 
 
-_Share = tuple[Totals, int, int, Sequence[str]]
-"""The sums of a batch, how many of its calls the fused pass computed, how many ran, and notes."""
+_Share = tuple[Totals, int, int, Sequence[str]]  # sums, calls of the fused pass, of all, and notes
 
 
 class _StatsWork(CorpusWork[CorpusText]):
@@ -128,7 +118,7 @@ class _StatsWork(CorpusWork[CorpusText]):
     def share(self, batch: Batch, asked: None) -> _Share:
         """One forward pass of a batch, measured, and those that importance and ablation take."""
         measured, record = self.known.run(lambda: self._measure(batch))
-        sums = Totals(measured, Importances(), Removals(self.means))
+        sums = Totals(measured, removals=Removals(self.means))
         with suppress(InputError):  # nothing to predict: such texts do not count
             if self.importance:
                 sums.importances.add(self.model, batch.prepared, batch.labels)

@@ -75,20 +75,16 @@ def _condition(text: str) -> Condition:
     if match is None:
         raise SelectionError(f"cannot read {text!r}: write conditions like entropy<1 and role=previous")
     name, sign, wanted = match.groups()
+    why = ""
     if name == "role":
         if sign not in ("=", "!=") or wanted not in ROLES:
-            raise SelectionError(
-                f"cannot read {text!r}: {nearest_name(wanted, ROLES)}write role=NAME or role!=NAME, of "
-                f"{', '.join(ROLES)}"
-            )
-        return Condition(name, sign, wanted)
-    MEASURES[name]
-    if NUMBER.fullmatch(wanted) is None or not isfinite(float(wanted)):
-        raise SelectionError(f"cannot read {text!r}: {wanted!r} is no number")
-    if sign not in OPERATORS:
-        raise SelectionError(
-            f"cannot read {text!r}: compare a figure with {', '.join(OPERATORS)}, as none equals a number"
-        )
+            why = f"{nearest_name(wanted, ROLES)}write role=NAME or role!=NAME, of {', '.join(ROLES)}"
+    elif MEASURES[name] and (NUMBER.fullmatch(wanted) is None or not isfinite(float(wanted))):
+        why = f"{wanted!r} is no number"
+    elif sign not in OPERATORS:
+        why = f"compare a figure with {', '.join(OPERATORS)}, as none equals a number"
+    if why:
+        raise SelectionError(f"cannot read {text!r}: {why}")
     return Condition(name, sign, wanted)
 
 
@@ -115,8 +111,13 @@ def curves_by_position(
         for head in each.figures():
             label = f"{head.site.kind} {head.name}" if several else head.name
             found.setdefault(label, [None] * len(measured))[part] = head.figures.get(name)
+
+    def finite(figures: list[Figure | None], part: str) -> tuple[float | None, ...]:
+        numbers = (getattr(figure, part, None) for figure in figures)
+        return tuple(number if number is not None and isfinite(number) else None for number in numbers)
+
     curves = [
-        Curve(label, *(tuple(_finite(one, part) for one in figures) for part in ("value", "baseline")))
+        Curve(label, finite(figures, "value"), finite(figures, "baseline"))
         for label, figures in found.items()
         if any(figures)
     ]
@@ -140,12 +141,6 @@ def curves_by_position(
     )
 
 
-def _finite(figure: Figure | None, part: str) -> float | None:
-    """The value or the baseline of a figure; ``None`` if it is missing, NaN or infinite."""
-    number: float | None = getattr(figure, part, None)
-    return number if number is None or isfinite(number) else None
-
-
 @record("the figures of every head", "stats", "ablate", eq=False)
 class Stats:
     """The figures of the selected heads, what ran, and notes.
@@ -154,9 +149,7 @@ class Stats:
     every head on at most 256 × 256 cells, are present if requested.
     """
 
-    heads: Annotated[
-        tuple[HeadFigures, ...], Meaning("the heads that are meant, in the order that was asked for")
-    ]
+    heads: Annotated[tuple[HeadFigures, ...], Meaning("the heads that are meant, in the order asked for")]
     title: str
     ran: Annotated[str, Meaning("whether the kernels ran, or the fused pass in their place")]
     notes: Notes
@@ -183,19 +176,15 @@ class Stats:
         ``sort`` names another order: a measure (largest first), ``role``, or ``head``. Raises
         ``SelectionError``, with the reason, for a figure that no head has.
         """
-        of_measure = sort if sort not in (None, "role", "head") else None
-        named = [condition.name for condition in conditions if condition.name != "role"]
-        for name in [*named, *([of_measure] if of_measure else [])]:
-            if not any(head.figure(name) for head in self.heads):
-                why = {head.absent[name]: None for head in self.heads if name in head.absent}
-                raise SelectionError(
-                    f"no head has a figure of {name}: {next(iter(why), 'it was not measured')}"
-                )
+        for name in (*(condition.name for condition in conditions), sort):
+            if name not in (None, "role", "head") and not any(head.figure(name) for head in self.heads):
+                why = (head.absent[name] for head in self.heads if name in head.absent)
+                raise SelectionError(f"no head has a figure of {name}: {next(why, 'it was not measured')}")
         heads = [head for head in self.heads if all(condition.meets(head) for condition in conditions)]
-        if of_measure is not None:
-            known = [(found.value, head) for head in heads if (found := head.figure(of_measure)) is not None]
-            return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
-        return heads if sort == "head" else sorted(heads, key=partial(_place, by_role=sort == "role"))
+        if sort in (None, "role"):
+            return sorted(heads, key=partial(_place, by_role=sort == "role"))
+        known = [(found.value, head) for head in heads if (found := head.figure(sort)) is not None]
+        return heads if sort == "head" else [head for _, head in sorted(known, key=lambda pair: -pair[0])]
 
 
 def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
@@ -274,6 +263,8 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
 COLUMNS = ("entropy", "distance", "previous", "first", "special")
 """The measures of the table; the one it is sorted by replaces the last."""
 
+ERRORS = "± is the standard error over the texts"
+
 
 def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
     """One line per head: its role, the role's figure, and some measures that apply to every head."""
@@ -288,11 +279,15 @@ def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None =
     columns = [_draw_column([head.figure(name) for head in heads], MEASURES[name].unit) for name in names]
     named = [f"{name}\n{MEASURES[name].unit.replace('share', '')}" for name in names]
     titles = ["head", *(["kind"] if several else []), "role", "figure"]
-    errors = any(head.role is not None and _role_error(head) for head in heads)
     rows = (
         (head.name, *([head.site.kind] if several else []), *_role_cells(head), *cells)
         for head, *cells in zip(heads, *columns, strict=True)
     )
+    notes = [
+        f"{len(heads)} of {len(result.heads)} heads; {result.ran}",
+        "figure: that of the role (its baseline on even attention); --csv: all measures",
+        *([ERRORS] if any(map(_role_error, heads)) else []),
+    ]
     return Table(
         (
             *(Column(f"{name}\n", long="cut") for name in titles),
@@ -300,12 +295,7 @@ def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None =
         ),
         tuple(rows),
         title=result.title,
-        notes=(
-            f"{len(heads)} of {len(result.heads)} heads; {result.ran}",
-            "figure: that of the role (its baseline on even attention); --csv: all measures",
-            *(["± is the standard error over the texts"] if errors else []),
-            *result.notes,
-        ),
+        notes=(*notes, *result.notes),
         gap=1,
         edge=True,
     )
@@ -327,12 +317,14 @@ def _role_cells(head: HeadFigures) -> tuple[str, str]:
 
 def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: str) -> list[Cell]:
     """The cells of a column; the brightest is 1, or the largest if it is not a share."""
-    texts = [
-        "–" if each is None
-        else f"{each.value:.2f}" if unit != "loss"
-        else f"{each.value:.3f}" + ("" if each.error is None else f" ±{each.error:.3f}")
-        for each in found
-    ]  # fmt: skip
+    places = 3 if unit == "loss" else 2
+    texts = ["–" if each is None else f"{each.value:.{places}f}" for each in found]
+    if unit == "loss":
+        errors = [None if each is None else each.error for each in found]
+        texts = [
+            text if error is None else f"{text} ±{error:.3f}"
+            for text, error in zip(texts, errors, strict=True)
+        ]
     values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in found]
     top, width = 1.0 if unit == "share" else max(values, default=0) or 1.0, max(map(len, texts), default=0)
     return [
@@ -353,24 +345,17 @@ def of_removals(result: Stats, top: int) -> Answer:
         whole = next(found.loss - found.value for found in result.ablation.values())
         notes = [f"loss rise: loss without the head minus {whole:.3f}, the loss with all heads"]
     if any(getattr(head.figure(name), "error", None) is not None for head in heads):
-        notes.append("± is the standard error over the texts")
+        notes.append(ERRORS)
     if len(heads) > top:
         notes.append(f"{len(heads) - top:,} more heads: --top {len(heads)}, --csv or --json")
     titles = ("head", *(["kind"] if several else []))
-    table = Table(
-        (
-            *(Column(f"{each}\n") for each in titles),
-            Column("loss rise\nnats" if name == ABLATION else "importance\nnats", True),
-            Column("role\n"),
-        ),
-        tuple(
-            (head.name, *([head.site.kind] if several else []), value, _role_cells(head)[0])
-            for head, value in zip(heads[:top], values, strict=True)
-        ),
-        title=result.title,
-        notes=(*notes, *result.notes),
-        edge=True,
+    lost = Column("loss rise\nnats" if name == ABLATION else "importance\nnats", True)
+    columns = (*(Column(f"{each}\n") for each in titles), lost, Column("role\n"))
+    rows = (
+        (head.name, *([head.site.kind] if several else []), value, _role_cells(head)[0])
+        for head, value in zip(heads[:top], values, strict=True)
     )
+    table = Table(columns, tuple(rows), title=result.title, notes=(*notes, *result.notes), edge=True)
     maps = measure_maps(result, name)
     return Answer((table,), maps, lambda: ordered, table=lambda: figure_rows(ordered, DEFAULT))
 
@@ -399,8 +384,8 @@ def measure_heads(
     known = None if pool or rows else find_figures(prepared, names)
     measured = Measurement(names)
     maps = Coarsen(cells(CELLS), pool) if pool else None
-    texts = [prepared.tokens]
     if known is None:
+        texts = [prepared.tokens]
         record = measuring_pass(
             model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps, rows=rows
         )
@@ -451,11 +436,10 @@ def measuring_pass(
     The kernel runs if the fused pass cannot compute all measures: every row must then be read beside it,
     as for ``rows``, since the fused pass only gives figures of all rows together.
     """
-    long = any(len(text) >= SHORTEST for text in texts)
     map_cells = side if maps and maps.how != "max" else None
-    long = long and not exact_kernel and rows is None
-    request = fused_request(measured.measures, texts, map_cells) if long else None
-    fused = None
+    fused = request = None
+    if not exact_kernel and rows is None and any(len(text) >= SHORTEST for text in texts):
+        request = fused_request(measured.measures, texts, map_cells)
     if request is not None:
         from attnscope.fused.fused_pass import FusedPass
 
@@ -467,7 +451,7 @@ def measuring_pass(
 
 
 def what_ran(sites: Sequence[SiteRecord]) -> str:
-    """How the figures were computed, in words, and what the fused pass left to the kernel."""
+    """How figures were computed, in words, and what the fused pass left to the kernel."""
     refusals = Counter(call.refusal for call in sites if call.refusal is not None)
     left = [f"{count:,} left to the kernel: {reason}" for reason, count in refusals.items()]
     return "; ".join([count_fused(sum(call.kernel == FUSED for call in sites), len(sites)), *left])
@@ -475,6 +459,5 @@ def what_ran(sites: Sequence[SiteRecord]) -> str:
 
 def count_fused(taken: int, calls: int) -> str:
     """How the figures of so many calls were computed, in words."""
-    if not taken:
-        return "figures measured beside the kernel"
-    return f"{taken:,} of {calls:,} calls ran as a fused pass in the kernel's place"
+    fused = f"{taken:,} of {calls:,} calls ran as a fused pass in the kernel's place"
+    return fused if taken else "figures measured beside the kernel"

@@ -6,17 +6,18 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from math import isfinite
+from itertools import pairwise, takewhile
+from math import isfinite, isnan, nan
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from attnscope.errors import AttnscopeError, InputError, NoCheckpoint
 from attnscope.measures import MEASURES, HeadFigures
 from attnscope.models import Model
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import CorpusRun
+from attnscope.questions.corpus import CorpusRun, counted
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
 from attnscope.records import Meaning, Notes, record
@@ -34,6 +35,10 @@ HALF = 0.5
 
 NEAR = 0.005  # a figure closer than this to even attention is printed as the same
 
+APPEARS = "the first step from which on it has gone half of its way from its baseline to its last value"
+
+Figures: TypeAlias = tuple[float | None, ...]
+
 
 @record("a head over the checkpoints")
 class Course:
@@ -42,16 +47,9 @@ class Course:
     measure: Annotated[str, Meaning("the measure")]
     head: Annotated[str, Meaning("its address, with its kind of attention where there are several")]
     layer: Annotated[int, Meaning("its layer")]
-    values: Annotated[
-        tuple[float | None, ...], Meaning("the figure at each checkpoint; null where there is none")
-    ]
-    baseline: Annotated[tuple[float | None, ...], Meaning("the same on even attention")]
-    appears: Annotated[
-        int | None,
-        Meaning(
-            "the first step from which on it has gone half of its way from its baseline to its last value"
-        ),
-    ]
+    values: Annotated[Figures, Meaning("the figure at each checkpoint; null where there is none")]
+    baseline: Annotated[Figures, Meaning("the same on even attention")]
+    appears: Annotated[int | None, Meaning(APPEARS)]
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -115,7 +113,9 @@ def track(
                 raise InputError(f"step {step:,} is {visible(found[step])}")
             if name not in known:
                 model = load(name)
-                _require_numbers(model)
+                for weight, numbers in model.module.named_parameters():
+                    if numbers.is_floating_point() and not numbers.isfinite().all():
+                        raise InputError(f"its weights {weight} are not all finite numbers")
                 stats = corpus_stats(model, corpus, selection, names=tuple(measures), run=run)
                 figures = [figures_of(head, measures) for head in stats.heads]
                 known[name] = asked | {"checkpoint": name, "figures": figures, "notes": list(stats.notes)}
@@ -141,40 +141,28 @@ def courses_of(
     layouts = {tuple((each["head"], each["kind"]) for each in heads) for heads in found.values()}
     changed = ("checkpoints differ in their heads",) if len(layouts) > 1 else ()
     steps = tuple(found)
-    count = f"{len(found):,} checkpoints · steps {min(steps):,} to {max(steps):,}"
-    if len(found) == 1:
-        count = f"1 checkpoint · step {steps[0]:,}"
-    courses = tuple(_courses(found, measures))
-    return Track(tuple(map(str, steps)), steps, courses, (*changed, *notes), f"{count} · {title}")
+    which = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {min(steps):,} to {max(steps):,}"
+    title = f"{counted(len(steps), 'checkpoint')} · {which} · {title}"
+    return Track(tuple(map(str, steps)), steps, tuple(_courses(found, measures)), (*changed, *notes), title)
 
 
 def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
     """The part of a log line about a head."""
-    known = {name: head.figures[name] for name in measures if name in head.figures}
     figures = {
         name: [value if isfinite(value) else None for value in (figure.value, figure.baseline)]
-        for name, figure in known.items()
+        for name, figure in head.figures.items()
+        if name in measures
     }
     return {"head": head.name, "kind": head.site.kind, "layer": head.site.layer, "figures": figures}
 
 
-def _require_numbers(model: Model) -> None:
-    """Refuse weights with NaNs, naming the first."""
-    for name, weights in model.module.named_parameters():
-        if weights.is_floating_point() and not weights.isfinite().all():
-            raise InputError(f"its weights {name} are not all finite numbers")
-
-
 def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a log holds of each checkpoint."""
     known: dict[str, dict[str, Any]] = {}
     for line in path.read_text("utf-8").splitlines():
         try:
             entry = parse_json(line)
-            figures = [
-                (each["head"], each["kind"], each["layer"], dict(each["figures"]))
-                for each in entry["figures"]
-            ]
+            heads = entry["figures"]
+            figures = [(each["head"], each["kind"], each["layer"], dict(each["figures"])) for each in heads]
             fits = {name: entry[name] for name in asked} == asked
             known[entry["checkpoint"]] = entry
         except (KeyError, TypeError, ValueError):
@@ -187,7 +175,6 @@ def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]
 
 
 def _courses(found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str]) -> Iterator[Course]:
-    """The course of each measure of each head, largest change first."""
     several = len({each["kind"] for heads in found.values() for each in heads}) > 1
     tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
     heads = dict.fromkeys(key for table in tables for key in table)
@@ -206,23 +193,17 @@ def _courses(found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str])
         yield from sorted(courses, key=lambda course: -abs(course.change))
 
 
-def _appears(
-    values: Sequence[float | None], baseline: Sequence[float | None], steps: Sequence[int]
-) -> int | None:
+def _appears(values: Figures, baseline: Figures, steps: Sequence[int]) -> int | None:
     """The step from which a figure stays at least half way from its baseline to its last value.
 
     ``None`` if it ends within ``NEAR`` of its baseline: half of nothing is noise.
     """
-    way = [
-        None if value is None or even is None else value - even
-        for value, even in zip(values, baseline, strict=True)
-    ]
-    last = next((each for each in reversed(way) if each is not None), 0.0)
-    appeared = None
-    for step, each in zip(steps, way, strict=True):
-        far = each is not None and abs(last) >= NEAR and each / last >= HALF
-        appeared = (step if appeared is None else appeared) if far else None
-    return appeared
+    pairs = zip(values, baseline, strict=True)
+    way = [nan if value is None or even is None else value - even for value, even in pairs]
+    last = next((each for each in reversed(way) if not isnan(each)), 0.0)
+    far = [abs(last) >= NEAR and each / last >= HALF for each in way]
+    late = list(takewhile(itemgetter(1), zip(reversed(steps), reversed(far), strict=True)))
+    return late[-1][0] if late else None
 
 
 def of_track(result: Track) -> Answer:
@@ -239,17 +220,13 @@ def of_track(result: Track) -> Answer:
         pictures[measure] = Curves(
             measure, unit, (*result.steps, last), curves, f"{measure} by step", result.title, notes, "step"
         )
-        rows = tuple(
-            (
-                each.head,
-                *(f"{round(value, 2) + 0.0:.2f}" for value in (*each.ends, each.change)),
-                "–" if each.appears is None else f"{each.appears:,}",
-            )
-            for each in shown
-        )
+        rows = []
+        for each in shown:
+            figures = (f"{round(value, 2) + 0.0:.2f}" for value in (*each.ends, each.change))
+            rows.append((each.head, *figures, "–" if each.appears is None else f"{each.appears:,}"))
         names = (f"first, {unit}", "last", "change", "appears at step")
         columns = (Column("head"), *(Column(name, True) for name in names))
-        views += [pictures[measure], Table(columns, rows)]
+        views += [pictures[measure], Table(columns, tuple(rows))]
         if len(result.steps) > 1:
             views.append(_layers(measure, courses, len(result.steps)))
 
@@ -263,7 +240,7 @@ def of_track(result: Track) -> Answer:
 
 
 def _layers(measure: str, courses: Sequence[Course], count: int) -> HeadMap:
-    """The mean of each layer's heads at each checkpoint."""
+    """The mean of each layer's heads at each checkpoint, on a map with a column per checkpoint."""
     rows: dict[int, list[float]] = {}
     for layer in sorted({course.layer for course in courses}):
         lines = [course.values for course in courses if course.layer == layer]

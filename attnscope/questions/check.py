@@ -16,6 +16,7 @@ from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures
 from attnscope.questions.answer import Answer
+from attnscope.questions.sentences import list_some
 from attnscope.questions.stats import OPERATORS, Condition, Stats, find_heads, parse_conditions
 from attnscope.records import Meaning, derived, read, record
 from attnscope.storage.files import read_json, write_whole
@@ -58,9 +59,8 @@ class Claim:
         condition = self.conditions[0]
         name, met = condition.name, [head for head in heads if all(c.meets(head) for c in self.conditions)]
         if self.about == "count":
-            listed = ", ".join(head.name for head in met[:4]) + (", ..." if len(met) > 4 else "")
-            holds = COUNTED[self.sign](len(met), self.wanted)
-            return Verdict(self.text, holds, f"{len(met)}{': ' if met else ''}{listed}")
+            found = f"{len(met)}{': ' if met else ''}{list_some([head.name for head in met], 4)}"
+            return Verdict(self.text, COUNTED[self.sign](len(met), self.wanted), found)
         if isinstance(self.about, Head):
             head, *others = find_heads(self.about, heads)
             if others:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from math import isnan
 from typing import Annotated
 
@@ -100,21 +101,16 @@ class ResolvedQuestion:
         for group in left:
             for row in group:
                 rows[row] = rows.get(row, 0.0) + 1 / len(group)
-        word = list(range(len(keys)))  # a step counts tokens; otherwise words, and the selected groups
+        word = torch.arange(len(keys))  # a step counts tokens; otherwise words, and the selected groups
         if step is None:
-            meant = {key for group in right for key in group}
-            for _, group in word_groups(keys):
-                rest = [key for key in group if key not in meant]  # a part may be a piece of a word
-                for key in rest:
-                    word[key] = rest[0]
-            for group in right:
-                for key in group:
-                    word[key] = group[0]
-        firsts = {group[0] for group in right}
-        target = torch.tensor([key in firsts for key in range(len(keys))])
-        each = torch.tensor(word)
+            meant = set(chain.from_iterable(right))  # maybe pieces of words
+            rests = ([key for key in group if key not in meant] for _, group in word_groups(keys))
+            for word_or_part in (*filter(None, rests), *map(list, right)):
+                word[word_or_part] = word_or_part[0]
+        target = torch.zeros(len(keys), dtype=torch.bool)
+        target[[group[0] for group in right]] = True
         everything = question.right.everything and step is None
-        return cls(rows, left, right, step, each, target, target[each], everything)
+        return cls(rows, left, right, step, word, target, target[word], everything)
 
 
 @record("a head's answer")
@@ -140,13 +136,10 @@ class QuestionSums:
 
     question: int
     site: Site
-    count: InitVar[int]  # of heads
     asked: ResolvedQuestion
+    sums: Tensor  # [weight | baseline | rank, head]
     share: float = 0.0  # of the rows in the sums
     rows: int = 0
-
-    def __post_init__(self, count: int) -> None:
-        self.weight, self.baseline, self.rank = torch.zeros(3, count, dtype=torch.float64)  # [head] each
 
     def add(self, weights: Tensor, allowed: Tensor, start: int) -> None:
         """Add rows of the call, [batch, head, row, key], from row ``start`` on."""
@@ -192,21 +185,21 @@ class QuestionSums:
     def _count(self, mine: list[int], given: Tensor, able: Tensor, even: Tensor, heavier: Tensor) -> None:
         """Count rows by number: their weights, [batch, head, row], and which can attend there."""
         share = torch.tensor([self.asked.rows[row] for row in mine], dtype=torch.float64) * able
-        self.weight += given.mean(0, dtype=torch.float64) @ share
-        self.baseline += even @ share
-        self.rank += heavier.mean(0, dtype=torch.float64).add_(1) @ share
+        self.sums[0] += given.mean(0, dtype=torch.float64) @ share
+        self.sums[1] += even @ share
+        self.sums[2] += heavier.mean(0, dtype=torch.float64).add_(1) @ share
         self.share += float(share.sum())
         self.rows += int(able.sum())
 
     def heads(self, numbers: Sequence[int]) -> list[HeadScore]:
         """The means, one per head; empty if no row could attend."""
-        if not self.share:
-            return []
-        layer, kind, ranked = self.site.layer, self.site.kind, not self.asked.everything
-        table = torch.stack([self.weight, self.baseline, self.rank], 1) / self.share
+        site, ranked = self.site, not self.asked.everything
+        table = zip(numbers, *(self.sums / self.share).tolist(), strict=True) if self.share else ()
         return [
-            HeadScore(Head(layer, head, kind), weight, baseline, rank if ranked else None, self.rows)
-            for head, (weight, baseline, rank) in zip(numbers, table.tolist(), strict=True)
+            HeadScore(
+                Head(site.layer, head, site.kind), weight, baseline, rank if ranked else None, self.rows
+            )
+            for head, weight, baseline, rank in table
         ]
 
 
@@ -223,17 +216,12 @@ class QuestionResult:
 
     def maps(self, subtitle: str = "", notes: tuple[str, ...] = ()) -> dict[str, HeadMap]:
         """Every head's share as a map, one for each kind of attention."""
-        return {
-            kind: head_map(
-                rows,
-                "share",
-                limits=(0.0, 1.0),
-                title=f"{self.question} · {sentences.kind_title(kind)}",
-                subtitle=subtitle,
-                notes=notes,
-            )
-            for kind, rows in rows_by_kind({each.head: each.weight for each in self.heads}).items()
-        }
+        maps = {}
+        for kind, rows in rows_by_kind({each.head: each.weight for each in self.heads}).items():
+            title = f"{self.question} · {sentences.kind_title(kind)}"
+            limits = 0.0, 1.0
+            maps[kind] = head_map(rows, "share", limits=limits, title=title, subtitle=subtitle, notes=notes)
+        return maps
 
     def table(self, top: int, notes: tuple[str, ...] = (), command: str = "") -> Table:
         """The heads with the largest shares, one line each."""
@@ -307,11 +295,10 @@ def find_heads(
     selection = selection or Selection()
     observer, fused = _Questions(tuple(questions)), None
     if asks_all_rows(questions) and model.weigh == "raw":
-        keys: dict[str, Callable[[Tensor], Tensor]]
-        keys = {str(step): partial(torch.add, step) for step in map(_step, questions)}
+        steps = [-(each.left.step or 0) if each.right.step is None else each.right.step for each in questions]
+        keys: dict[str, Callable[[Tensor], Tensor]] = {str(step): partial(torch.add, step) for step in steps}
         fused = FusedPass(Request(at=keys, heavier=True))
-    rows = SharedRows([observer], selection.heads)
-    record = model.run(prepared, [rows], fused) if fused else model.run(prepared, [rows])
+    record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
     chosen = sentences.selected_sites(record, selection)
     numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
     answers = []
@@ -336,11 +323,6 @@ def asks_all_rows(questions: Sequence[Question]) -> bool:
     )
 
 
-def _step(question: Question) -> int:
-    """The distance in tokens from a row to its key, for a question with a step."""
-    return -(question.left.step or 0) if question.right.step is None else question.right.step
-
-
 @dataclass(eq=False)
 class _Questions(RowObserver):
     """Observer: asks all questions of every call, of the rows that they are about."""
@@ -357,17 +339,15 @@ class _Questions(RowObserver):
             resolved = [ResolvedQuestion.of(question, *axes) for question in self.questions]
             self.resolved.append((axes, resolved))
         asked = [
-            QuestionSums(number, attention.site, attention.heads, each)
+            QuestionSums(number, attention.site, each, torch.zeros(3, attention.heads, dtype=torch.float64))
             for number, each in enumerate(resolved)
             if each is not None
         ]
         self.sums += asked
-        statistics = attention.statistics
-        if isinstance(statistics, Statistics) and all(
-            str(each.asked.step) in statistics.heavier for each in asked
-        ):
+        known = attention.statistics
+        if isinstance(known, Statistics) and all(str(each.asked.step) in known.heavier for each in asked):
             for each in asked:
-                each.add_statistics(statistics)
+                each.add_statistics(known)
             return None
         return _QuestionRows(asked, rows_at_a_time(attention, BLOCK)) if asked else None
 
@@ -399,7 +379,7 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
     for part, groups, what in ((left, asked.left, "averaged"), (question.right, asked.right, "summed")):
         if len(groups) > 1 and not part.everything:
             runs = sentences.number_ranges({group[0] for group in groups}).split(", ")
-            at = ", ".join([*runs[:NAMED], *(["..."] if len(runs) > NAMED else [])])
+            at = sentences.list_some(runs, NAMED)
             notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
     blind = len(asked.rows) - max(each.rows for each in sums)
     if blind:
@@ -415,16 +395,12 @@ def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Si
     for side, part in enumerate(parts):
         if part.step is None and sides and not any(part.tokens(axes[side]) for axes in sides):
             return _absent(part, sides[0][side], ("queries", "keys")[side])
-    for side, part in enumerate(parts):
-        other = parts[1 - side]
-        if part.step is not None and not any(
-            0 <= at + part.step < len(axes[side])
-            for axes in sides
-            for group in other.tokens(axes[1 - side])
-            for at in group
-        ):
-            way = "behind" if part.step > 0 else "before"
-            return f"no token stands {abs(part.step):,} {way} {other.text!r}"
+    for side, (part, other) in enumerate((parts, parts[::-1])):
+        if part.step is not None:
+            places = ((axes, at) for axes in sides for group in other.tokens(axes[1 - side]) for at in group)
+            if not any(0 <= at + part.step < len(axes[side]) for axes, at in places):
+                way = "behind" if part.step > 0 else "before"
+                return f"no token stands {abs(part.step):,} {way} {other.text!r}"
     where = " and ".join(sentences.kind_title(kind) for kind in kinds)
     left, right = question.left.text, question.right.text
     return f"{left!r} cannot look at {right!r} in {where}: those keys are masked"
@@ -439,7 +415,7 @@ def _absent(part: TextPart, axis: Axis, side: str) -> str:
         return f"no {part.text!r} among the {side}: the first is {name}#1"
     if number is not None and (count := len(TextPart(name).tokens(axis))):
         return f"no {part.text!r} among the {side}: {name} stands at {count:,} place{'s' * (count > 1)}"
-    near = nearest_name(name, [place.text.strip() for place, _ in word_groups(axis)])
-    labels = list(dict.fromkeys(place.label for place, _ in word_groups(axis)))
-    read = ", ".join(labels[:12]) + (", ..." if len(labels) > 12 else "")
+    places = [place for place, _ in word_groups(axis)]
+    near = nearest_name(name, [place.text.strip() for place in places])
+    read = sentences.list_some(list(dict.fromkeys(place.label for place in places)))
     return f"no {part.text!r} among the {side}: {near}they read {read}"

@@ -24,7 +24,7 @@ from attnscope.questions.gold_reading import (
     merge_sums,
 )
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import extent, selected_sites
+from attnscope.questions.sentences import extent, list_some, selected_sites
 from attnscope.records import ADDRESS, Meaning, Notes, plain, record
 from attnscope.registry import nearest_name
 from attnscope.storage.gold import GoldFile, GoldText
@@ -212,8 +212,7 @@ def _nothing(work: _GoldWork) -> str:
     if work.total.others:
         labels = sorted(work.total.others)
         near = nearest_name(work.relations[0], labels)
-        has = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-        return f"no {' or '.join(work.relations)} in {work.source.name}: {near}it has {has}"
+        return f"no {' or '.join(work.relations)} in {work.source.name}: {near}it has {list_some(labels, 20)}"
     if work.total.skipped:
         kinds = " and ".join(sorted(work.total.skipped))
         return f"the {kinds} attention of {work.model.name} is not over the tokens"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise, repeat
+from itertools import accumulate, chain, groupby, pairwise, repeat
 from string import punctuation
 from typing import Annotated, TypeAlias
 
@@ -25,10 +25,10 @@ from attnscope.text import MOST_CHARACTERS, read_number
 Group: TypeAlias = tuple[int, ...]  # tokens that count as one: the pieces of a word, or a phrase
 QUOTE = re.compile(r"\\([\"'])")  # a quote inside a quoted phrase
 
-CLASSES = ("special", "punctuation")
-
-PICTURES = ("image", "video")  # names of any part of a picture; without a picture, ordinary words
-SOUND = "sound"  # names of any moment of a sound; likewise
+CLASSES: Mapping[str, Callable[[Place], bool]] = {
+    "special": lambda place: place.special,
+    "punctuation": lambda place: not place.special and all_punctuation(place.text),
+}
 FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")  # the first picture, the default for a row and a column
 
 
@@ -63,16 +63,11 @@ class TextPart:
         if _between(self.text, "/"):
             return _matching(self.text, words)
         if self.text in CLASSES:
-            return tuple(group for place, group in words if _belongs(place, self.text))
-        pictured = tuple(group for place, group in words if place.pictured)
-        if self.text in PICTURES and pictured:
-            return pictured
-        heard = tuple(group for place, group in words if place.heard)
-        if self.text == SOUND and heard:
-            return heard
-        one = tuple(group for place, group in words if self._names(place))
-        if one:
-            return one
+            return tuple(group for place, group in words if CLASSES[self.text](place))
+        for place_is_meant in (self._names_sense, self._names_group):
+            meant = tuple(group for place, group in words if place_is_meant(place))
+            if meant:
+                return meant
         name, number = self.place
         if number is not None:
             several = name in CLASSES or _between(name, "\"'/")
@@ -91,7 +86,11 @@ class TextPart:
         name, _, place = self.text.rpartition("#")
         return (name, read_number(place)) if name else (self.text, None)
 
-    def _names(self, place: Place) -> bool:
+    def _names_sense(self, place: Place) -> bool:
+        """Whether this names any part of a picture or a sound; without one, the names are ordinary words."""
+        return (place.pictured and self.text in ("image", "video")) or (place.heard and self.text == "sound")
+
+    def _names_group(self, place: Place) -> bool:
         """Whether this names the picture or group that a token belongs to: image 2, frame 1, genes."""
         return GROUPED in place.text and place.text.partition(GROUPED)[0] == self.text
 
@@ -110,7 +109,7 @@ def part_of(text: str) -> TextPart:
     part = TextPart(text)
     for name in (text, part.place[0]):
         if _between(name, "/"):
-            _pattern(name)
+            _matching(name, ())
     return part
 
 
@@ -119,43 +118,35 @@ def _between(text: str, marks: str) -> bool:
     return len(text) > 2 and text[0] == text[-1] and text[0] in marks
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    """The regular expression between two slashes."""
+def _compile(text: str) -> re.Pattern[str]:
     try:
-        with deadline():
-            return re.compile(text[1:-1])
+        return re.compile(text[1:-1])
     except RecursionError:
         raise SelectionError(f"{text[:60]} is nested too deep for a regular expression") from None
     except (re.error, OverflowError, MemoryError) as error:
         raise SelectionError(f"{text[:60]} is not a regular expression: {error}") from error
-    except OutOfTime as late:
-        raise _too_slow(text, late) from None
 
 
 def _matching(text: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
-    """The words that match a regular expression."""
-    pattern = _pattern(text)
+    """The words that match the regular expression between two slashes."""
     try:
+        with deadline():
+            pattern = _compile(text)
         with deadline():
             return tuple(group for place, group in words if pattern.search(place.text.strip()))
     except OutOfTime as late:
-        raise _too_slow(text, late) from None
-
-
-def _too_slow(text: str, late: OutOfTime) -> SelectionError:
-    return SelectionError(f"{text[:60]} {late}: write it without repeats of repeats, like (a+)+")
+        why = "write it without repeats of repeats, like (a+)+"
+        raise SelectionError(f"{text[:60]} {late}: {why}") from None
 
 
 def _written(name: str, words: Sequence[tuple[Place, Group]], axis: Axis) -> tuple[Group, ...]:
-    """The places of a word, including what a tokenizer cuts at punctuation: don't, U.S., 1,995."""
-    return _word(name, words) or tuple(_phrase(name, axis))
-
-
-def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
-    """The places of a word: as written, or else in any case and without punctuation: ``mat.``, ``[CLS]``."""
+    """The places of a word: as written, or else in any case and without punctuation (``mat.``, ``[CLS]``), or
+    else as a tokenizer cuts it at punctuation (don't, U.S., 1,995).
+    """
     exact = tuple(group for place, group in words if name in (_known(place.text), place.label))
     folded = name.casefold()
-    return exact or tuple(group for place, group in words if folded in place_names(place))
+    alike = exact or tuple(group for place, group in words if folded in place_names(place))
+    return alike or tuple(_phrase(name, axis))
 
 
 def place_names(place: Place) -> tuple[str, ...]:
@@ -201,10 +192,6 @@ def _known(text: str) -> str:
     return UNKNOWN_END.sub("", text.strip())
 
 
-def _belongs(place: Place, name: str) -> bool:
-    return place.special if name == "special" else not place.special and all_punctuation(place.text)
-
-
 CUTS = {
     "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)\]]))\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*\n"),
     "line": re.compile(r"\n+"),
@@ -214,6 +201,8 @@ CUTS = {
 
 MARK = re.compile(r"\[\[([^\[\]:]{1,40}):((?:(?!\[\[).)*?)\]\]", re.S)
 """A part that the text itself names: ``[[question: Who slept?]]``; an unclosed one stops at the next."""
+
+Begins: TypeAlias = Iterable[tuple[str, int]]  # names of parts, and where they begin in the text
 
 MOST_MARKED = 16 * MOST_CHARACTERS
 """Most characters of a text with marks, or of a file of parts: many more than the plain text may have."""
@@ -241,26 +230,19 @@ def read_marks(text: str) -> tuple[str, Iterator[tuple[str, int]]]:
         )
     if MARK.search(text) is None:
         raise InputError("the text has no marks: write [[question: Who slept?]] around each part")
-    return "".join(piece for _, piece in _marked(text)), _begins(_marked(text))
 
+    def pieces() -> Iterator[tuple[str | None, str]]:  # None: between two marks
+        last = 0
+        for match in MARK.finditer(text):
+            yield None, text[last : match.start()]
+            yield match[1].strip(), match[2].strip()
+            last = match.end()
+        yield None, text[last:]
 
-def _marked(text: str) -> Iterator[tuple[str | None, str]]:
-    """The pieces of a text with marks, each with its name: ``None`` between two marks."""
-    last = 0
-    for match in MARK.finditer(text):
-        yield None, text[last : match.start()]
-        yield match[1].strip(), match[2].strip()
-        last = match.end()
-    yield None, text[last:]
-
-
-def _begins(pieces: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, int]]:
-    """The names of pieces, and where they begin in the joined text; blank pieces form no part."""
-    at = 0
-    for name, piece in pieces:
-        if name is not None or piece.strip():
-            yield name or "", at
-        at += len(piece)
+    ends = accumulate(len(piece) for _, piece in pieces())
+    placed = zip(pieces(), chain((0,), ends), strict=False)
+    begins = ((name or "", at) for (name, piece), at in placed if name is not None or piece.strip())
+    return "".join(piece for _, piece in pieces()), begins
 
 
 def cut_text(text: str, way: str) -> Iterator[tuple[str, int]]:
@@ -271,10 +253,12 @@ def cut_text(text: str, way: str) -> Iterator[tuple[str, int]]:
     ends = chain((match.end() for match in CUTS[way].finditer(text)), (len(text),))
     begins = (begin for begin, end in pairwise(chain((0,), ends)) if text[begin:end].strip())
     for number, (begin, end) in enumerate(pairwise(chain(begins, (len(text),))), 1):
-        yield _name(number, text[begin:end]), begin
+        words = " ".join(text[begin:end].split())
+        short = words if len(words) <= LONGEST_NAME else f"{words[: LONGEST_NAME - 1].rstrip()}…"
+        yield f"{number} {short}", begin
 
 
-def spans_of(tokens: Sequence[Token], text: str, parts: Iterable[tuple[str, int]]) -> tuple[Span, ...]:
+def spans_of(tokens: Sequence[Token], text: str, parts: Begins) -> tuple[Span, ...]:
     """The parts of a text as runs of its tokens; each special token is its own part.
 
     ``parts`` are names and where in the text they begin; those after the last token are ignored.
@@ -298,19 +282,19 @@ def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tupl
     Documents, which stand where the template puts them, are parts where it spells their texts. Raises
     ``InputError`` for a message that cannot be found among the tokens.
     """
-    letters: list[str] = []
-    owners: list[int] = []  # the token of each letter
-    for number, token in enumerate(tokens):
-        spelled = _letters(token.text)
-        letters.append(spelled)
-        owners += [number] * len(spelled)
-    whole, at = "".join(letters), 0
+
+    def letters(text: str) -> str:  # without spaces and capitals, which tokenizers may drop
+        return "".join(text.split()).casefold()
+
+    owners = [number for number, token in enumerate(tokens) for _ in letters(token.text)]  # [letter]
+    whole, at = "".join(letters(token.text) for token in tokens), 0
     labels = [(-1, "template")] * len(tokens)
-    documents = [each for each in enumerate(messages) if each[1].role == DOCUMENT]
-    documents.sort(key=lambda each: -len(each[1].content))
-    others = [each for each in enumerate(messages) if each[1].role != DOCUMENT]
-    for number, message in (*documents, *others):
-        wanted, anywhere = _letters(message.content), message.role == DOCUMENT
+    # documents first, the longest before those that it may contain; messages in their order
+    order = sorted(
+        enumerate(messages), key=lambda one: -len(one[1].content) if one[1].role == DOCUMENT else 1
+    )
+    for number, message in order:
+        wanted, anywhere = letters(message.content), message.role == DOCUMENT
         place = whole.find(wanted, 0 if anywhere else at)
         if place < 0 and not anywhere:
             raise InputError(
@@ -326,11 +310,6 @@ def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tupl
         else:
             at = stop
     return _runs(labels)
-
-
-def _letters(text: str) -> str:
-    """A text without spaces and capitals, which tokenizers may drop."""
-    return "".join(text.split()).casefold()
 
 
 def read_parts(written: str) -> tuple[tuple[str, int], ...]:
@@ -352,9 +331,8 @@ def read_parts(written: str) -> tuple[tuple[str, int], ...]:
             'a file of parts is JSON, {"question": [0, 40], "fact": [41, 90]}: the first character of each '
             "part and the one behind its last, one part behind the other"
         )
-    begins: list[tuple[str, int]] = []
+    begins = [("", 0)] if parts[0][0] else []
     for (start, stop, name), (after, *_) in zip(parts, [*parts[1:], (-1,)], strict=True):
-        begins += [("", 0)] if not begins and start else []
         begins += [(name, start)] + ([("", stop)] if stop != after else [])
     return tuple(begins)
 
@@ -374,28 +352,27 @@ def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
     return _runs(labels)
 
 
-def cut_input(
-    prepared: ModelInput, by: str, begins: Iterable[tuple[str, int]] | None = None
-) -> tuple[Span, ...]:
+def cut_input(prepared: ModelInput, by: str, begins: Begins | None = None) -> tuple[Span, ...]:
     """The parts of the input, and the generated text after it as one more.
 
     ``by`` is one of ``CUTS``, "segment", "modality", "role" or "group"; ``begins`` are explicit parts and
     where they begin in the text. Raises ``InputError`` if the input has no such parts.
     """
     read, rest = prepared.tokens[: prepared.read], "written"
-    if begins is None and by not in (*CUTS, "segment", "modality", "role", "group"):
+    by = "" if begins is not None else by
+    if by not in ("", *CUTS, "segment", "modality", "role", "group"):
         raise InputError(
             f"a text is cut by {', '.join(CUTS)}, segment, modality, role or group, not by {by!r}"
         )
-    if begins is None and by == "modality" and all(token.id < SEPARATOR for token in read):
+    if by == "modality" and all(token.id < SEPARATOR for token in read):
         raise InputError("the input is text only: --by modality needs a picture or a sound, too")
-    if begins is None and by in ("segment", "modality"):
+    if by in ("segment", "modality"):
         cut = segments(read)
-    elif begins is None and by == "group":
+    elif by == "group":
         if not any(GROUPED in token.text for token in read):
             raise InputError("no position has a group: give --labels FILE with columns label and group")
         cut = _runs([(0, token.text.partition(GROUPED)[0]) for token in read])
-    elif begins is None and by == "role":
+    elif by == "role":
         if not prepared.messages:
             raise InputError("the input holds no chat: give the text with --chat")
         cut, rest = spans_of_roles(read, prepared.messages), "assistant"
@@ -420,8 +397,3 @@ def _runs(labels: Sequence[tuple[int, str]]) -> tuple[Span, ...]:
         spans.append(Span(name if names[name] == 1 else f"{name}#{names[name]}", start, stop))
         start = stop
     return tuple(spans)
-
-
-def _name(number: int, text: str) -> str:
-    words = " ".join(text.split())
-    return f"{number} {words if len(words) <= LONGEST_NAME else words[: LONGEST_NAME - 1].rstrip() + '…'}"

@@ -176,14 +176,12 @@ def _send(work: Callable[[Any], Any], items: Sequence[Any], receiver: Connection
     receiver.close()  # so that sending fails once the first process is gone
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for item in items:
+        result = error = None
         try:
-            result, error = work(item), None
+            result = work(item)
         except Exception as raised:
             known = isinstance(raised, AttnscopeError) or type(raised).__module__ == "builtins"
-            result, error = (
-                None,
-                raised if known else RuntimeError(first_line(raised)),
-            )  # others may not pickle
+            error = raised if known else RuntimeError(first_line(raised))  # others may not pickle
         sender.send_bytes(pickle.dumps((result, error)))  # as bytes: torch would pass tensors by descriptors
         if error is not None:
             return

@@ -211,6 +211,11 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
     raise SelectionError("; ".join([f"no {asked}: {has}", *record.notes]))
 
 
+def list_some(names: Sequence[str], most: int = 12) -> str:
+    """The first of some names."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
 def number_ranges(numbers: Iterable[int]) -> str:
     """Numbers with consecutive runs joined: ``0-5, 7``."""
     runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])

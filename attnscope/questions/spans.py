@@ -23,7 +23,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.find import HeadScore, Question, QuestionResult
 from attnscope.questions.parts import Span, TextPart
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kind_title, name_pass, provenance, selected_sites
+from attnscope.questions.sentences import kind_title, list_some, name_pass, provenance, selected_sites
 from attnscope.questions.stats import what_ran
 from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
 from attnscope.text import visible
@@ -106,7 +106,7 @@ class SpanMaps:
             for place, each in enumerate(names):
                 if fits(each):
                     return place
-        listed = ", ".join(span.name for span in self.spans[:12]) + (", ..." if len(self.spans) > 12 else "")
+        listed = list_some([span.name for span in self.spans])
         raise SelectionError(f"no part {part.text!r}: the text has the parts {listed}")
 
 
@@ -133,30 +133,20 @@ def span_maps(
     chosen = selected_sites(record, selection)
     if not observer.pool.maps:
         raise InputError("no attention of this model goes from the tokens of the text to these tokens")
-    ran = what_ran(chosen)
+    maps = observer.pool.maps
     numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
-    sites = [each.site for each in observer.pool.maps]
-    heads = [Head(site.layer, head, site.kind) for site in sites for head in numbers[site]]
-    baseline = [
-        np.broadcast_to(observer.baseline[each.site], each.mean.shape).copy() for each in observer.pool.maps
-    ]
+    heads = (Head(each.site.layer, head, each.site.kind) for each in maps for head in numbers[each.site])
+    baseline = [np.broadcast_to(observer.baseline[each.site], each.mean.shape) for each in maps]
+    special = [all(token.special for token in prepared.tokens[span.start : span.stop]) for span in spans]
+    one = ["the whole text is one part: choose another --by, such as sentence"] * (special.count(False) == 1)
     return SpanMaps(
         tuple(spans),
         tuple(heads),
-        np.concatenate([each.mean.astype(float) for each in observer.pool.maps]),
+        np.concatenate([each.mean.astype(float) for each in maps]),
         np.concatenate(baseline),
         f"{name_pass(model, prepared)} · {provenance(chosen)}",
-        (ran, *([ONE] if _is_one(prepared, spans) else []), *model.notes, *prepared.notes, *record.notes),
+        (what_ran(chosen), *one, *model.notes, *prepared.notes, *record.notes),
     )
-
-
-ONE = "the whole text is one part: choose another --by, such as sentence"
-
-
-def _is_one(prepared: ModelInput, spans: Sequence[Span]) -> bool:
-    """Whether there is only one part, special tokens aside."""
-    tokens = prepared.tokens
-    return sum(not all(token.special for token in tokens[span.start : span.stop]) for span in spans) == 1
 
 
 def of_spans(result: SpanMaps, *, one: bool) -> Answer:
@@ -186,21 +176,15 @@ def rank_spans(result: SpanMaps, answers: Sequence[QuestionResult]) -> Table:
     count = len(result.heads)
     rows = []
     for answer in answers:
-        share, baseline = (
-            fmean(getattr(head, name) for head in answer.heads) for name in ("weight", "baseline")
-        )
         best = answer.heads[0]
+        means = (fmean(getattr(head, name) for head in answer.heads) for name in ("weight", "baseline"))
         most = (f"{best.head.name} {number(best.weight)}",) if count > 1 else ()
-        rows.append((answer.question.right.text, number(share), number(baseline), *most))
+        rows.append((answer.question.right.text, *map(number, means), *most))
     figures = ("share", "baseline", "most in")[: 2 + (count > 1)]
+    columns = (Column("part", long="cut"), *(Column(name, right=True, long="keep") for name in figures))
     which = result.heads[0].name if count == 1 else f"mean of {count} heads"
-    return Table(
-        (Column("part", long="cut"), *(Column(name, right=True, long="keep") for name in figures)),
-        tuple(rows),
-        title=f"{answers[0].question.left.text} -> * · {which}",
-        subtitle=result.title,
-        notes=result.notes,
-    )
+    title = f"{answers[0].question.left.text} -> * · {which}"
+    return Table(columns, tuple(rows), title=title, subtitle=result.title, notes=result.notes)
 
 
 class _Spans(RowObserver):
@@ -214,7 +198,7 @@ class _Spans(RowObserver):
         parts = tuple(tuple((token,) for token in range(span.start, span.stop)) for span in spans)
         self.axis = Coarsening(places, parts, (), (1,) * self.size)
         self.pool = Coarsen(self._axes)
-        self.baseline: dict[Site, Array] = {}
+        self.baseline: dict[Site, Array] = {}  # [head or 1, part, part] each
 
     def begin(self, attention: Attention) -> Reading | None:
         if self._axes(attention) is not None:
@@ -277,21 +261,15 @@ class WrittenAttention:
 
     def stack(self, which: str) -> Stack:
         """The mean over the heads, one line per generated token."""
-        best = sorted(self.lookback, key=lambda head: -self.lookback[head])
-        ends = [f"{head.name} {self.lookback[head]:.2f}" for head in (*best[:3], *best[:-4:-1][::-1])]
         ratios = list(self.lookback.values())
+        best = sorted(self.lookback, key=lambda head: -self.lookback[head])
+        ends = [f"{head.name} {self.lookback[head]:.2f}" for head in (*best[:3], *best[-3:])]
         said = f"lookback ratio {sum(ratios) / len(ratios):.2f} on average, 0.5 is even"
         if len(best) > 6:
             said += f"; most {', '.join(ends[:3])}; least {', '.join(ends[3:])}"
-        title = f"{which} · what each written token looks at"
-        return Stack(
-            self.parts,
-            self.tokens,
-            self.shares.mean(0),
-            title=title,
-            subtitle=self.title,
-            notes=(said, *self.notes),
-        )
+        title, notes = f"{which} · what each written token looks at", (said, *self.notes)
+        shares = self.shares.mean(0)
+        return Stack(self.parts, self.tokens, shares, title=title, subtitle=self.title, notes=notes)
 
 
 def written_looks(

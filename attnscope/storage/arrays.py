@@ -15,8 +15,8 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,18 +27,7 @@ from attnscope.errors import OutputError
 from attnscope.plugins import plugins
 from attnscope.registry import Registry
 from attnscope.storage.files import open_whole, reading
-from attnscope.storage.tensors import (
-    DESCRIPTION,
-    FORMAT,
-    LONGEST,
-    READERS,
-    Layers,
-    LayersDescription,
-    each_layer,
-    is_number,
-    read_arrays,
-    restore_axis,
-)
+from attnscope.storage.tensors import DESCRIPTION, READERS, read_arrays
 from attnscope.text import Untrusted, csv_cell
 
 OVER = 5e-3  # how far a row's sum may exceed 1; half precision needs it
@@ -50,6 +39,77 @@ MOST_LAYERS, MOST_HEADS = 10_000, 1 << 15
 
 SOFTMAX = re.compile(r"kq_soft_max(?:_ext)?-\d+")
 """llama.cpp's names for the weights of a layer, [head, query, key]."""
+
+Layers = Iterable[tuple[int, Weights]]
+
+FORMAT = 1
+LONGEST = 1 << 17  # most rows or columns in a file; each takes kilobytes once it is labelled and drawn
+FARTHEST = 1 << 31  # the largest token number or vocabulary id in a description
+
+
+@dataclass(eq=False)
+class LayersDescription:
+    """A file's description of its arrays; it grows while layers are written."""
+
+    title: str = ""
+    notes: tuple[str, ...] = ()
+    axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, kind: str, layer: int, weights: Weights) -> str:
+        """Describe one layer; return the name of its array."""
+        name = f"{kind}.{layer:02}"
+        axes = self.axes.setdefault((weights.queries, weights.keys), len(self.axes))
+        self.layers.append({"kind": kind, "layer": layer, "array": name, "axes": axes})
+        return name
+
+    def text(self) -> str:
+        """The description as JSON."""
+        axes = [{"queries": _store_axis(queries), "keys": _store_axis(keys)} for queries, keys in self.axes]
+        content = {"format": FORMAT, "title": self.title, "notes": self.notes, "axes": axes}
+        return json.dumps({**content, "layers": self.layers}, ensure_ascii=False)
+
+    def tokens(self) -> list[str] | None:
+        """The texts of the keys, if all layers have the same."""
+        keys = {keys for _, keys in self.axes}
+        return [place.text for place in next(iter(keys))] if len(keys) == 1 else None
+
+
+def _each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]]:
+    for kind, layers in kinds.items():
+        for layer, weights in layers:
+            if weights.values.ndim != 3:
+                raise ValueError(f"a file holds heads [head, query, key], not {weights.values.shape}")
+            yield kind, layer, weights
+
+
+def _store_axis(axis: tuple[Place, ...]) -> list[list[Any]]:
+    return [
+        [place.text, place.start, place.stop, place.special, place.word and list(place.word), place.id]
+        for place in axis
+    ]
+
+
+def _restore_axis(stored: Any) -> tuple[Place, ...]:
+    if not isinstance(stored, list) or len(stored) > LONGEST:
+        raise ValueError(f"an axis is a list of at most {LONGEST:,} places")
+    places = []
+    for one in stored:
+        match one:
+            case [str(text), int(start), int(stop), bool(special), None | [int(), int()] as word, number] if (
+                0 <= start < stop <= FARTHEST and (number is None or _is_number(number))
+            ):
+                pooled = word is None and stop - start > 1  # pieces merged into a word still name it
+                places.append(Place(text, start, stop, special, word and (word[0], word[1]), pooled, number))
+            case _:
+                shown = str(one)[:60]
+                raise ValueError(f"a row or column is described by {shown!r}, not by its text and tokens")
+    return tuple(places)
+
+
+def _is_number(value: Any, most: int = FARTHEST) -> bool:
+    return type(value) is int and -most <= value <= most
+
 
 Kinds = Mapping[str, Layers]
 Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]
@@ -100,15 +160,15 @@ def read_weights(path: str | Path) -> Saved:
 def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
     if description["format"] != FORMAT:
         raise ValueError(f"its layout is number {description['format']!s:.40}; this version reads {FORMAT}")
-    axes = [(restore_axis(one["queries"]), restore_axis(one["keys"])) for one in description["axes"]]
+    axes = [(_restore_axis(one["queries"]), _restore_axis(one["keys"])) for one in description["axes"]]
     kinds: dict[str, dict[int, Weights]] = {}
     for layer in description["layers"]:
         kind, number, name, labels = (layer[part] for part in ("kind", "layer", "array", "axes"))
         if kind not in KINDS:
             raise ValueError(f"{kind!r:.40} is not a kind of attention: there are {', '.join(KINDS)}")
-        if not is_number(number, MOST_LAYERS - 1) or number < 0 or number in kinds.get(kind, ()):
+        if not _is_number(number, MOST_LAYERS - 1) or number < 0 or number in kinds.get(kind, ()):
             raise ValueError(f"{kind} layer {number!s:.40} is out of 0-{MOST_LAYERS - 1}, or there twice")
-        if not is_number(labels) or not 0 <= labels < len(axes):
+        if not _is_number(labels) or not 0 <= labels < len(axes):
             raise ValueError(f"{kind} layer {number} has the axes {labels!s:.40}, of {len(axes)}")
         values = _weights_of(name, arrays.pop(name))
         allowed = arrays.get(f"{name}.allowed")
@@ -131,36 +191,31 @@ def _weights_of(name: str, values: Array) -> Array:
 
 
 def _all_open(values: Array) -> Array:
-    """A mask that is all True and takes no memory.  [head, query, key] -> [1, query, key]"""
+    """A mask that takes no memory.  [head, query, key] -> [1, query, key]"""
     return np.broadcast_to(np.ones((), bool), (1, *values.shape[-2:]))
 
 
 def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
     tokens = arrays.pop("tokens", None)
-    maps = {
-        name: array
-        for name, array in arrays.items()
-        if array.dtype.kind == "f" and array.ndim >= 2 and array.size
+
+    def in_order(name: str) -> list[tuple[int, str]]:  # 2 before 10
+        return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]
+
+    found = {
+        name: _without_padding(name, arrays[name])
+        for name in sorted(arrays, key=in_order)
+        if arrays[name].dtype.kind == "f" and arrays[name].ndim >= 2 and arrays[name].size
     }
-    if not maps:
+    if not found:
         raise ValueError(
             f"it has no array of weights [..., query, key], only {', '.join(arrays) or 'nothing'}"
         )
-    maps = {name: _without_padding(name, array) for name, array in maps.items()}
-    # natural order: 2 before 10
-    names = sorted(
-        maps, key=lambda name: [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]
-    )
-    first = maps[names[0]]
-    count = len(first) if len(names) == 1 and first.ndim > 3 else len(names)
-    if count > MOST_LAYERS or max(max(values.shape[-2:]) for values in maps.values()) > LONGEST:
+    first = next(iter(found.values()))
+    if len(found) == 1:
+        alone = first[None] if first.ndim == 3 else first[None, None] if first.ndim == 2 else first
+        found = {f"layer {number}": values for number, values in enumerate(alone[: MOST_LAYERS + 1])}
+    if len(found) > MOST_LAYERS or max(max(values.shape[-2:]) for values in found.values()) > LONGEST:
         raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {LONGEST:,} rows or columns")
-    if len(names) > 1:
-        found = {name: maps[name] for name in names}
-    elif first.ndim < 4:
-        found = {"layer 0": first if first.ndim == 3 else first[None]}
-    else:
-        found = {f"layer {number}": values for number, values in enumerate(first)}
     layers = [_one_layer(name, values) for name, values in found.items()]
     kind, known = "encoder", "and which cells were masked is not known"
     if any(values.shape[-2] != values.shape[-1] for values in layers):
@@ -168,8 +223,7 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
     elif all(len(values[0]) > 1 and not np.triu(values, 1).any() for values in layers):
         kind, known = "decoder", "and what is above the diagonal is all 0, so it counts as masked"
     texts = [] if tokens is None else [str(text) for text in tokens.ravel()]
-    axes = {n: [str(number) for number in range(n)] for values in layers for n in values.shape[-2:]}
-    axes |= {len(texts): texts} if texts else {}
+    axes = {n: list(map(str, range(n))) for values in layers for n in values.shape[-2:]} | {len(texts): texts}
     places = {n: tuple(Place(text, i, i + 1) for i, text in enumerate(named)) for n, named in axes.items()}
     labelled = []
     for number, values in enumerate(layers):
@@ -236,7 +290,7 @@ def save_arrays(arrays: Mapping[str, Array], path: str | Path) -> None:
 @FORMATS.register("npz")
 def _write_npz(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
-        for kind, layer, weights in each_layer(kinds):
+        for kind, layer, weights in _each_layer(kinds):
             for name, array in _arrays(description.add(kind, layer, weights), weights):
                 _add(archive, name, array)
         tokens = description.tokens()
@@ -246,9 +300,7 @@ def _write_npz(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
 
 
 def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
-    """One array of an NPZ; without a date, so that bytes are reproducible. Masks are compressed, weights are
-    not.
-    """
+    """One array of an NPZ, without a date, so that bytes are reproducible. Only masks are compressed."""
     entry = zipfile.ZipInfo(f"{name}.npy")
     entry.compress_type = zipfile.ZIP_DEFLATED if array.dtype == bool else zipfile.ZIP_STORED
     with archive.open(entry, "w", force_zip64=True) as file:
@@ -261,7 +313,7 @@ def _write_safetensors(kinds: Kinds, description: LayersDescription, file: IO[by
 
     arrays = {
         name: array
-        for kind, layer, weights in each_layer(kinds)
+        for kind, layer, weights in _each_layer(kinds)
         for name, array in _arrays(description.add(kind, layer, weights), weights)
     }
     file.write(serialize(arrays, metadata={DESCRIPTION: description.text()}))
@@ -269,11 +321,10 @@ def _write_safetensors(kinds: Kinds, description: LayersDescription, file: IO[by
 
 def _arrays(name: str, weights: Weights) -> Iterator[tuple[str, Array]]:
     """The arrays of one layer: its weights, and its mask where anything is masked."""
-    values = weights.values
+    values, mask = weights.values, weights.allowed
     exact = values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)
     yield name, np.ascontiguousarray(exact)
-    if not weights.allowed.all():
-        mask = weights.allowed
+    if not mask.all():
         yield f"{name}.allowed", np.ascontiguousarray(mask if mask.ndim == 3 else mask[None])
 
 
@@ -281,7 +332,7 @@ def _arrays(name: str, weights: Weights) -> Iterator[tuple[str, Array]]:
 def _write_json(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
     """The description, and ``weights``: array name -> nested lists, ``null`` where a cell is masked."""
     file.write(b'{"weights": {')
-    for number, (kind, layer, weights) in enumerate(each_layer(kinds)):
+    for number, (kind, layer, weights) in enumerate(_each_layer(kinds)):
         name = json.dumps(description.add(kind, layer, weights))
         file.write(f"{', ' if number else ''}\n{name}: ".encode())
         file.write(_nest(_texts(weights)).encode())
@@ -297,9 +348,7 @@ def _texts(weights: Weights) -> Array:
 
 
 def _nest(texts: Array) -> str:
-    if texts.ndim == 1:
-        return f"[{', '.join(texts)}]"
-    return f"[{', '.join(_nest(part) for part in texts)}]"
+    return f"[{', '.join(texts if texts.ndim == 1 else map(_nest, texts))}]"
 
 
 @FORMATS.register("csv")
@@ -308,7 +357,7 @@ def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["kind", "layer", "head", "query", "query_token", "key", "key_token", "weight"])
-    for kind, layer, weights in each_layer(kinds):
+    for kind, layer, weights in _each_layer(kinds):
         open_cells = np.broadcast_to(weights.allowed, weights.values.shape)
         texts = _texts(weights)
         for head, row, column in np.argwhere(open_cells).tolist():

@@ -1,13 +1,11 @@
-"""The one reader of arrays in files; the description of attention in them: ``README.md``, "Layouts"."""
+"""The one reader of arrays in files."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
@@ -15,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnscope.axes import Array, Place, Weights
+from attnscope.axes import Array
 from attnscope.errors import InputError, first_line
 from attnscope.plugins import plugins
 from attnscope.storage.files import parse_json, reading
@@ -24,81 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Layers = Iterable[tuple[int, Weights]]
-
-FORMAT = 1
-LONGEST = 1 << 17  # most rows or columns in a file; each takes kilobytes once it is labelled and drawn
-FARTHEST = 1 << 31  # the largest token number or vocabulary id in a description
 DESCRIPTION = "attnscope"  # the name of the description among the arrays, or in a file's metadata
-
-
-@dataclass(eq=False)
-class LayersDescription:
-    """A file's description of its arrays; it grows while layers are written."""
-
-    title: str = ""
-    notes: tuple[str, ...] = ()
-    axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
-    layers: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, kind: str, layer: int, weights: Weights) -> str:
-        """Describe one layer; return the name of its array."""
-        name = f"{kind}.{layer:02}"
-        axes = self.axes.setdefault((weights.queries, weights.keys), len(self.axes))
-        self.layers.append({"kind": kind, "layer": layer, "array": name, "axes": axes})
-        return name
-
-    def text(self) -> str:
-        """The description as JSON."""
-        axes = [{"queries": _store_axis(queries), "keys": _store_axis(keys)} for queries, keys in self.axes]
-        content = {"format": FORMAT, "title": self.title, "notes": self.notes, "axes": axes}
-        return json.dumps({**content, "layers": self.layers}, ensure_ascii=False)
-
-    def tokens(self) -> list[str] | None:
-        """The texts of the keys, if all layers have the same."""
-        keys = {keys for _, keys in self.axes}
-        return [place.text for place in next(iter(keys))] if len(keys) == 1 else None
-
-
-def each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]]:
-    """All layers of all kinds, one at a time."""
-    for kind, layers in kinds.items():
-        for layer, weights in layers:
-            if weights.values.ndim != 3:
-                raise ValueError(f"a file holds heads [head, query, key], not {weights.values.shape}")
-            yield kind, layer, weights
-
-
-def _store_axis(axis: tuple[Place, ...]) -> list[list[Any]]:
-    return [
-        [place.text, place.start, place.stop, place.special, place.word and list(place.word), place.id]
-        for place in axis
-    ]
-
-
-def restore_axis(stored: Any) -> tuple[Place, ...]:
-    """The places of an axis from a description. Raises ``ValueError`` for anything else."""
-    if not isinstance(stored, list) or len(stored) > LONGEST:
-        raise ValueError(f"an axis is a list of at most {LONGEST:,} places")
-    places = []
-    for one in stored:
-        match one:
-            case [str(text), int(start), int(stop), bool(special), None | [int(), int()] as word, number] if (
-                0 <= start < stop <= FARTHEST and (number is None or is_number(number))
-            ):
-                pooled = word is None and stop - start > 1  # pieces merged into a word still name it
-                places.append(Place(text, start, stop, special, word and (word[0], word[1]), pooled, number))
-            case _:
-                shown = str(one)[:60]
-                raise ValueError(f"a row or column is described by {shown!r}, not by its text and tokens")
-    return tuple(places)
-
-
-def is_number(value: Any, most: int = FARTHEST) -> bool:
-    """Whether a JSON value is a whole number of magnitude up to ``most``."""
-    return type(value) is int and -most <= value <= most
-
-
 UNNOTICED = 1 << 28  # most bytes of an unpacked file
 
 PACKED = 100
@@ -234,10 +158,8 @@ class TensorFile(Mapping[str, Array]):
 
     def _stat(self) -> tuple[int, int] | None:
         """Size and time of a file on the disk."""
-        if isinstance(self._file, BytesIO):
-            return None
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
+        found = None if isinstance(self._file, BytesIO) else os.fstat(self._file.fileno())
+        return found and (found.st_size, found.st_mtime_ns)
 
     def _unchanged(self, whole: bool) -> None:
         if not whole or self._stat() != self._state:
@@ -292,15 +214,18 @@ def _read_npy(path: Path) -> tuple[dict[str, Array], None]:
 
 def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
     """The bytes that an array's header claims, if a file of ``size`` bytes can hold them."""
+    shape: tuple[int, ...] = ()
+    dtype = np.dtype(object)
     pickled = file.read(1) == PICKLED
     file.seek(0)
-    version = None if pickled else np.lib.format.read_magic(file)
-    if version is not None and version not in HEADERS:
-        raise ValueError(f"{name} is in version {version[0]}.{version[1]} of the format, not 1.0 or 2.0")
-    try:
-        shape, _, dtype = ((), False, np.dtype(object)) if version is None else HEADERS[version](file)
-    except Exception as error:  # NumPy parses it as Python, whose parser has exceptions of its own
-        raise ValueError(f"the header of {name} is damaged ({first_line(error)})") from None
+    if not pickled:
+        version = np.lib.format.read_magic(file)
+        if version not in HEADERS:
+            raise ValueError(f"{name} is in version {version[0]}.{version[1]} of the format, not 1.0 or 2.0")
+        try:
+            shape, _, dtype = HEADERS[version](file)
+        except Exception as error:  # NumPy parses it as Python, whose parser has exceptions of its own
+            raise ValueError(f"the header of {name} is damaged ({first_line(error)})") from None
     if dtype.hasobject:
         raise ValueError("it holds pickled objects, which could run code; save plain arrays instead")
     claimed = math.prod(shape) * dtype.itemsize
@@ -327,26 +252,22 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Array], Any]:
 
 def _read_json(path: Path) -> tuple[dict[str, Array], Any]:
     content = parse_json(path.read_bytes().decode("utf-8-sig"))
-    if isinstance(content, dict) and isinstance(content.get("weights"), dict) and "format" in content:
-        weights = {name: _to_array(name, nested) for name, nested in content.pop("weights").items()}
-        masks = {f"{name}.allowed": np.isfinite(values) for name, values in weights.items()}
-        return {name: np.nan_to_num(values) for name, values in weights.items()} | masks, content
     if not isinstance(content, dict):
         depth, nested = 0, content
         while isinstance(nested, list) and nested:
             depth, nested = depth + 1, nested[0]
         content = dict(enumerate(content)) if depth >= 4 else {path.stem: content}
-    return {str(name): _to_array(str(name), nested) for name, nested in content.items()}, None
-
-
-def _to_array(name: str, nested: Any) -> Array:
-    """Nested lists as an array of numbers, ``null`` as NaN; or of texts, for tokens."""
-    try:
-        if name == "tokens":  # objects: a text array would give each the space of the longest
-            return np.array([str(text) for text in nested], object)
-        return np.array(nested, np.float64)
-    except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{name} is not an array of numbers") from None
+    own = isinstance(content.get("weights"), dict) and "format" in content
+    arrays = {}
+    for name, nested in (content.pop("weights") if own else content).items():
+        try:  # tokens as objects: a text array would give each the space of the longest
+            named = name == "tokens" and not own
+            array = np.array(list(map(str, nested)), object) if named else np.array(nested, np.float64)
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"{name} is not an array of numbers") from None
+        arrays[str(name)] = np.nan_to_num(array) if own else array
+        arrays |= {f"{name}.allowed": np.isfinite(array)} if own else {}
+    return arrays, content if own else None
 
 
 READERS: Mapping[str, Callable[[Path], tuple[dict[str, Array], Any]]] = {

@@ -1,7 +1,6 @@
 """Parts of a text, and how much each looks at each, against NumPy on the rows of every head."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.find import parse_questions
-from attnscope.questions.parts import cut_input, cut_text, read_marks, read_parts, segments, spans_of
+from attnscope.questions.parts import cut_text, read_marks, read_parts, segments, spans_of
 from attnscope.questions.selection import Selection
 from attnscope.questions.spans import of_spans, span_maps
 from tests.models import folders
@@ -163,13 +162,12 @@ def test_marks_that_never_end_are_read_at_once():
     assert [name for name, _ in parts] == ["", "fact"]
 
 
-def test_parts_behind_the_last_token_are_never_cut(monkeypatch):
-    cut, named = [], "attnscope.questions.parts._name"
-    monkeypatch.setattr(named, lambda number, text: cut.append(number) or f"{number}")
+def test_parts_behind_the_last_token_are_never_cut():
     text = "A cat sat. " * 5000
-    prepared = replace(load("own").prepare(text, limit=Limit(16)), text=text)
-    assert [span.name for span in cut_input(prepared, "sentence")][1:-1] == ["1", "2", "3", "4"]
-    assert len(cut) < 10
+    cut = cut_text(text, "sentence")
+    spans = spans_of(load("own").prepare(text, limit=Limit(16)).tokens, text, cut)
+    assert [span.name for span in spans][1:-1] == [f"{number} A cat sat." for number in (1, 2, 3, 4)]
+    assert next(cut)[0] == "6 A cat sat."
 
 
 def test_marks_and_files_of_parts_without_end_are_refused(monkeypatch):

@@ -1,76 +1,83 @@
-"""The commands that change a pass: cut and patch."""
+"""The commands that change a pass: cut, patch, ablate, circuit and cachecost."""
 
+import csv
+import io
 import json
+import re
+from html import escape
+from pathlib import Path
 
 import pytest
 
+from attnscope.models import load
+from attnscope.questions.ablate import ablate
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import measure_heads
+from attnscope.render.page.graph import graph_page
+from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
+
 TEXT = "The cat sat on the mat"
+OTHER = ["--with-text", "The dog sat on the mat"]
+TIRED = "The cat sat on the mat because it was tired."
+SAMPLE = Path(__file__).parents[2] / "sample_inputs" / "repeats.tsv"
+
+
+@pytest.fixture
+def ask(run, tmp_path):
+    """One answer as it is printed, as JSON and as rows; its pictures are saved, too."""
+
+    def ask(*asked, picture="map.svg", model="own-causal"):
+        asked = (*asked, "-m", model)
+        printed = run(*asked)
+        assert printed.code == 0, printed.err
+        assert max(map(len, printed.out.splitlines())) <= 80
+        answer = json.loads(run(*asked, "--json").out)
+        assert answer["schema"] == f"urn:attnscope:{asked[0]}:1"
+        assert run(*asked, "-o", tmp_path / picture).code == 0
+        return printed.out, answer, list(csv.DictReader(io.StringIO(run(*asked, "--csv").out)))
+
+    return ask
+
+
+EFFECT = ["kind", "layer", "head", "effect", "score", "divergence"]
+STATE = ["kind", "layer", "position", "token", *EFFECT[3:]]
 
 
 @pytest.mark.parametrize(
-    "command", [("cut", "on -> cat"), ("patch", "--with-text", "The dog sat on the mat")]
+    ("asked", "count", "columns", "words"),
+    [
+        (["cut", "on -> cat", TEXT], 12, EFFECT, "at once"),
+        (["patch", TEXT, *OTHER], 12, EFFECT, "at once"),
+        (["patch", TEXT, *OTHER, "--by", "token"], 3 * 8, STATE, ""),
+        (["patch", TEXT, *OTHER, "--head", "L0H1,L0H2", "--to", "L2H3:q"], 2, EFFECT, ""),
+        (["patch", TEXT, *OTHER, "--to", "logits", "--noise"], 12, EFFECT, ""),
+        (["patch", TEXT, *OTHER, "--fast", "--exact"], 12, [*EFFECT, "estimate"], "correlation"),
+    ],
 )
-def test_both_commands_print_a_map_a_table_json_and_csv(run, tmp_path, command):
-    name, *more = command
-    asked = [name, *more[:1], TEXT] if name == "cut" else [name, TEXT, *more]
-    asked += ["-m", "own-causal"]
-    shown = run(*asked)
-    assert shown.code == 0
-    assert "at once" in shown.out
-    answer = json.loads(run(*asked, "--json").out)
-    assert answer["schema"] == f"urn:attnscope:{name}:1"
-    assert len(answer["heads"]) == 12
-    lines = run(*asked, "--csv").out.splitlines()
-    assert lines[0] == "kind,layer,head,effect,score,divergence"
-    assert len(lines) == 13
-    assert run(*asked, "-o", tmp_path / "map.png").code == 0
+def test_effects_are_printed_saved_and_written(ask, tmp_path, asked, count, columns, words):
+    out, answer, rows = ask(*asked, picture="map.png")
+    assert words in out
+    assert ("recovered" in out) == (asked[0] == "patch")
+    assert len(answer.get("heads", answer.get("tokens"))) == len(rows) == count
+    assert list(rows[0]) == columns
     assert (tmp_path / "map.png").stat().st_size > 1000
 
 
 def test_an_edge_is_set_to_its_mean_over_a_corpus(run, tmp_path):
-    file = tmp_path / "corpus.txt"
-    file.write_text("The dog sat on the cat\n\nThe man slept\nThe cat is on\n")
-    shown = run("cut", "on -> cat", TEXT, "-m", "own-causal", "--how", "mean", "--texts", file)
-    assert "set to its mean over 1 text)" in " ".join(shown.out.split())
-    assert "set to its mean" not in run("cut", "on -> cat", TEXT, "-m", "own-causal").out
-
-
-def test_a_text_that_a_mean_leaves_out_is_named(run, tmp_path):
     file = tmp_path / "corpus.jsonl"
-    file.write_text('{"text": "The dog sat on the cat"}\n{"words": "none"}\n')
-    shown = run("cut", "on -> cat", TEXT, "-m", "own-causal", "--how", "mean", "--texts", file)
+    file.write_text('{"text": "The dog sat on the cat"}\n{"words": "none"}\n{"text": "The cat is on"}\n')
+    asked = ("cut", "on -> cat", TEXT, "-m", "own-causal")
+    shown = run(*asked, "--how", "mean", "--texts", file)
+    assert "set to its mean over 1 text)" in " ".join(shown.out.split())
     assert "skipped line 2: no field 'text'" in shown.err
+    assert "set to its mean" not in run(*asked).out
 
 
-OTHER = ["--with-text", "The dog sat on the mat"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "count", "header"),
-    [
-        (["--by", "token"], 3 * 8, "kind,layer,position,token,effect,score,divergence"),
-        (["--head", "L0H1,L0H2", "--to", "L2H3:q"], 2, "kind,layer,head,effect,score,divergence"),
-        (["--to", "logits", "--noise"], 12, "kind,layer,head,effect,score,divergence"),
-        (["--fast", "--exact"], 12, "kind,layer,head,effect,score,divergence,estimate"),
-    ],
-)
-def test_a_patch_by_token_along_a_path_or_estimated_prints_what_it_found(run, tmp_path, asked, count, header):
-    asked = ["patch", TEXT, *OTHER, "-m", "own-causal", *asked]
-    shown = run(*asked)
-    assert shown.code == 0
-    assert "recovered" in shown.out
-    assert json.loads(run(*asked, "--json").out)["schema"] == "urn:attnscope:patch:1"
-    first, *lines = run(*asked, "--csv").out.splitlines()
-    assert (first, len(lines)) == (header, count)
-    assert run(*asked, "-o", tmp_path / "map.svg").code == 0
-
-
-def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
+def test_a_file_of_pairs_is_averaged_with_standard_errors(ask, run, tmp_path):
     file = tmp_path / "pairs.tsv"
     file.write_text("The cat sat on the\tThe dog sat on the\tmat\tdoor\nThe cat is\tThe dog is\ta\tthe\n")
-    shown = run("patch", "--pairs", file, "-m", "own-causal")
-    assert "2 pairs of texts" in shown.out
-    answer = json.loads(run("patch", "--pairs", file, "-m", "own-causal", "--json").out)
+    out, answer, _ = ask("patch", "--pairs", file)
+    assert "2 pairs of texts" in out
     assert all(each["error"] >= 0 for each in answer["heads"])
     file.write_text("The cat sat on the\tThe dog sat on the\nThe cat\tThe elephantine\n")
     failed = run("patch", "--pairs", file, "-m", "own-causal")
@@ -79,19 +86,120 @@ def test_a_file_of_pairs_is_averaged_with_standard_errors(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "count", "named"),
     [
-        ["cut", "{B} -> {A}"],
-        ["patch", "--with-text", "The {B} saw the {A} and the", "--against", "{B}"],
-        ["ablate", "--head", "L0H0,L1H2"],
+        (["cut", "{B} -> {A}"], 12, "cut {B} -> {A}"),
+        (["patch", "--with-text", "The {B} saw the {A} and the", "--against", "{B}"], 12, "2 pairs of texts"),
+        (["ablate", "--head", "L0H0,L1H2"], 2, "set heads to zero"),
     ],
 )
-def test_prompts_of_a_template_are_averaged_with_standard_errors(run, tmp_path, asked):
+def test_prompts_of_a_template_are_averaged_with_standard_errors(ask, tmp_path, asked, count, named):
     (tmp_path / "words.tsv").write_text("A\tB\ncat\tdog\nman\tcat\n")
     more = ["The {A} saw the {B} and the", "--prompts", tmp_path / "words.tsv", "--target", "{A}"]
-    answer = json.loads(run(*asked, *more, "-m", "own-causal", "--json").out)
-    assert answer["schema"] == f"urn:attnscope:{asked[0]}:1"
-    assert len(answer["heads"]) == (2 if asked[0] == "ablate" else 12)
+    out, answer, _ = ask(*asked, *more)
+    assert len(answer["heads"]) == count
     assert all(each["error"] >= 0 for each in answer["heads"])
-    named = {"cut": "cut {B} -> {A}", "patch": "2 pairs of texts", "ablate": "set heads to zero"}[asked[0]]
-    assert named in " ".join(run(*asked, *more, "-m", "own-causal").out.split())
+    assert named in " ".join(out.split())
+
+
+def test_what_changes_without_a_head_is_printed(run):
+    ran = run("ablate", TIRED, "--head", "L2H1")
+    model = load("own")
+    seen = ablate(model, model.prepare(TIRED), "L2H1")
+    assert f"mean KL divergence of the predictions: {seen.divergence:.3g} nats" in ran.out
+    lines = ran.out.splitlines()
+    # long guesses go on in a further line, which begins with spaces
+    table = [line for line in lines[lines.index("") + 2 :] if not line.startswith("·")]
+    rows = [line.split() for line in table if line[: lines[lines.index("") + 1].index("change")].strip()]
+    assert [row[:3] for row in rows] == [
+        [one.token, str(one.position), f"{one.divergence:.3f}"] for one in seen.changed[:8]
+    ]
+    first = seen.changed[0]
+    assert re.search(rf"{re.escape(first.token)} {first.position} .* \d+%", ran.out)
+    assert "[the] " in ran.out, "the token that stands in the text"
+    assert max(map(len, lines)) <= 80
+    numbers = json.loads(run("ablate", TIRED, "--head", "2.1", "-m", "own-causal", "--json").out)
+    assert (numbers["head"], numbers["kind"]) == ("L2H1", "decoder")
+    assert len(numbers["changed"]) == 11
+    named = {"token", "position", "divergence", "before", "after", "right", "wanted"}
+    assert set(numbers["changed"][0]) == named
+
+
+@pytest.mark.parametrize(("name", "option"), [("importance", ["--importance"]), ("ablation", [])])
+def test_the_heads_that_cost_most_come_first(ask, name, option):
+    model = load("own")
+    seen = measure_heads(model, model.prepare(TIRED), Selection(), **{name: True})
+    found = {head: figure.value for head, figure in getattr(seen, name).items()}
+    out, answer, rows = ask("ablate", TIRED, *option, "--top", "4", model="own")
+    listed = [line.split()[:2] for line in out.splitlines() if line.startswith("L")]
+    worst = sorted(found, key=lambda head: -found[head])
+    assert listed == [[head.name, f"{found[head]:.3f}"] for head in worst[:4]]
+    assert "28 more heads" in out
+    assert answer["heads"][0][name]["value"] == pytest.approx(found[worst[0]])
+    assert float(rows[0][name]) == pytest.approx(found[worst[0]])
+
+
+def test_the_loss_without_each_head_stands_beside_its_error(ask, run, tmp_path):
+    (tmp_path / "texts.txt").write_text("The cat sat on the mat.\nA dog ran off with the bone.\n")
+    asked = ("ablate", "--texts", tmp_path / "texts.txt")
+    out, _, rows = ask(*asked)
+    lines = out.splitlines()
+    rises = [float(line.split(" ±")[0].split()[-1]) for line in lines if " ±" in line and line[0] == "L"]
+    assert rises == sorted(rises, reverse=True)
+    assert "the loss with all heads" in " ".join(lines)
+    assert "a head's output is set to zero" in out
+    assert (list(rows[0])[-2:], len(rows)) == (["ablation", "ablation_error"], 12)
+    heads = json.loads(run(*asked, "-m", "own-causal", "--mean", "--json").out)["heads"]
+    assert all({"value", "error", "loss", "texts"} == set(head["ablation"]) for head in heads)
+
+
+def test_the_induction_circuit_of_the_bundled_model_is_listed_drawn_and_saved(ask, run, tmp_path):
+    """Olsson et al. 2022: a head that looks one token back feeds the keys of one that copies."""
+    printed, answer, rows = ask("circuit", SAMPLE, picture="graph.svg")
+    assert [head["head"] for head in answer["heads"]] == [0, 0]
+    edges = {(edge["source"], edge["target"]): edge for edge in answer["edges"]}
+    assert set(edges) == {("embeddings", "L0H0"), ("L0H0", "L1H0"), ("L1H0", "prediction")}
+    assert edges["L0H0", "L1H0"]["way"] == "K"
+    assert answer["faithfulness"] >= 0.8
+    assert f"faithfulness {answer['faithfulness']:.2f}" in printed
+    listed = [line.partition("  ")[0] for line in printed.splitlines() if "→" in line]
+    assert listed == [f"{edge['source']} → {edge['target']}" for edge in answer["edges"]]
+    assert len(rows) == len(edges)
+    drawn = (tmp_path / "graph.svg").read_text("utf-8")
+    assert all(f"<!-- {name} -->" in drawn for name in ("embeddings", "L0H0", "L1H0", "prediction"))
+    assert run("circuit", SAMPLE, "-m", "own-causal", "-o", tmp_path / "graph.html").code == 0
+    page = (tmp_path / "graph.html").read_text("utf-8")
+    assert len(re.findall("src='data:image/png", page)) == 2  # the maps of both heads
+    assert "<script" not in page
+
+
+def test_a_page_holds_a_text_that_looks_like_markup_as_text():
+    nodes = GraphNode("<i>a</i>", 0, effect=1.0), GraphNode("b", 1)
+    view = LayerGraph(nodes, (GraphEdge("<i>a</i>", "b", 1.0),), title="<b>title</b>", notes=("<u>",))
+    page = graph_page(view)
+    assert not re.search("<(i|b|u|script)>", page)
+    assert all(escape(text) in page for text in ("<b>title</b>", "<i>a</i>", "<u>"))
+
+
+def test_the_cost_of_a_short_cache_is_a_table_json_csv_a_pattern_and_pictures(ask, run, tmp_path):
+    words = "the cat sat on the mat because the dog ran in the park and it was tired"
+    texts = tmp_path / "texts.txt"
+    texts.write_text(f"{words}\nthe cat\n{words} of the cat\n", "utf-8")
+    asked = ("cachecost", "--texts", texts, "--sink=1", "--recent=6", "--keep=0.5", "--needle=0,1")
+    out, answer, rows = ask(*asked, picture="cost.svg")
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"cost-heads.svg", "cost-memory.svg"}
+    heads = answer["heads"]
+    assert [each["loss"] for each in heads] == sorted((each["loss"] for each in heads), reverse=True)
+    firsts = [line.split()[0] for line in out.splitlines() if line.startswith("L")]
+    named = [first for first in firsts if "KV" in first]
+    assert named == [f"L{each['layer']}KV{each['head']}" for each in heads[: len(named)]]
+    assert [each["share"] for each in answer["kept"]] == [0, 0.5, 1]
+    assert "2 of 3 texts are longer than the window" in answer["notes"]
+    assert [float(row["loss"]) for row in rows] == pytest.approx([each["loss"] for each in heads])
+    assert run(*asked, "-m", "own-causal", "-o", tmp_path / "heads.tsv").code == 0
+    lines = (tmp_path / "heads.tsv").read_text("utf-8").splitlines()
+    pattern = [[float(value) for value in line.split("\t")] for line in lines]
+    assert pattern == [pytest.approx(layer, abs=1e-6) for layer in answer["pattern"]]
+    for each in heads:
+        share = max(0, each["loss"] / heads[0]["loss"])
+        assert pattern[each["layer"]][each["head"]] == pytest.approx(share, abs=1e-6)

@@ -7,80 +7,37 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from attnscope.models import load
 from attnscope.models.inputs import Limit
-from attnscope.models.module import wrap_module
 from attnscope.questions.cachecost import NEEDLE, cachecost
 from tests.models.folders import gpt2, save
+from tests.questions.planted import Planted, wrap_planted
 
 WORDS = [f"word{number}" for number in range(24)]
-IDS, LENGTH, PERIOD = len(WORDS) + 1, 80, 24
-LAYERS, HEADS = 2, 3
-WIDTH = IDS + LENGTH + IDS
+LENGTH, PERIOD, LAYERS, HEADS = 80, 24, 2, 3
 NEEDED = [(0, 1), (1, 2)]
 SINK, RECENT = 2, 9
 COMMON = "the cat sat on mat dog ran park because it was tired".split()  # noqa: SIM905
 
 
-class Attends(nn.Module):
-    """Heads whose keys and values are the stream itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.looks, self.writes = (nn.Parameter(torch.zeros(HEADS, WIDTH, WIDTH)) for _ in range(2))
-
-    def forward(self, x):
-        """[batch, token, width] -> the same"""
-        query = x[:, None] @ self.looks
-        key = x[:, None].expand_as(query)
-        mixed = F.scaled_dot_product_attention(query, key, key, is_causal=True, scale=1.0)
-        return (mixed @ self.writes).sum(1)
-
-
-class Planted(nn.Module):
-    """Two heads look at the token after the one that stood a period ago; each copies half of the words.
-
-    The others look at the token before and write next to nothing. The stream has who the token is, where it
-    stands, and the output.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.token, self.position = nn.Embedding(IDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.layers = nn.ModuleList(Attends() for _ in range(LAYERS))
-        with torch.no_grad():
-            for table, start in ((self.token.weight.zero_(), 0), (self.position.weight.zero_(), IDS)):
-                table[:, start : start + len(table)] = torch.eye(len(table))
-            for layer, head in itertools.product(range(LAYERS), range(HEADS)):
-                far = (layer, head) in NEEDED
-                back = PERIOD - 1 if far else 1
-                places = 40 * torch.diag(torch.ones(LENGTH - back), -back)
-                self.layers[layer].looks[head, IDS:-IDS, IDS:-IDS] = places
-                mine = torch.arange(IDS) % 2 == NEEDED.index((layer, head)) if far else None
-                copies = 12 * torch.diag(mine.float()) if far else 0.01 * torch.randn(IDS, IDS)
-                self.layers[layer].writes[head, :IDS, -IDS:] = copies
-
-    def forward(self, ids):
-        """[batch, token] -> [batch, token, vocabulary]"""
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
-        for layer in self.layers:
-            x = x + layer(x)
-        return x[..., -IDS:]
-
-
 @pytest.fixture(scope="module")
 def planted():
-    """The model, which reads words, and what two heads that need the far past are asked to predict."""
-    vocabulary = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    model = wrap_module(Planted(), tokenizer, None, "planted")
+    """The model, which reads words, and what two heads that need the far past are asked to predict.
+
+    They look at the token after the one that stood a period ago; each copies half of the words. The others
+    look at the token before and write next to nothing.
+    """
+    module = Planted(layers=LAYERS, heads=HEADS, words=WORDS, length=LENGTH)
+    for place in itertools.product(range(LAYERS), range(HEADS)):
+        copies, back = 0.0025 * torch.randn(module.ids, module.ids), 1
+        if place in NEEDED:
+            mine = torch.arange(module.ids) % 2 == NEEDED.index(place)
+            copies, back = 3 * torch.diag(mine.float()), PERIOD - 1
+        module.plant_back(place, back, module.out, copies, sharp=5)
+    model = wrap_planted(module)
     texts = [" ".join((random.Random(seed).sample(WORDS, PERIOD) * 4)[:LENGTH]) for seed in range(2)]
     return model, [model.prepare(text) for text in texts]
 

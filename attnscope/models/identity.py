@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from pathlib import Path
@@ -60,14 +61,17 @@ def identify_programs() -> list[Any]:
         for path in (os.path.join(place, name) for name in names if name.endswith(".py"))
         for found in [os.stat(path)]
     ]
-    versions: list[str | None] = []
+    versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for library in LIBRARIES:
-        try:
-            versions.append(version(library))
-        except PackageNotFoundError:
-            versions.append(None)
+        with suppress(PackageNotFoundError):
+            versions[library] = version(library)
     added = [package_of(entry) for group in GROUPS for entry in entry_points_of(group)]
-    return [__version__, hashlib.sha256(repr(sorted(sources)).encode()).hexdigest(), *versions, *added]
+    return [
+        __version__,
+        hashlib.sha256(repr(sorted(sources)).encode()).hexdigest(),
+        *versions.values(),
+        *added,
+    ]
 
 
 def identify_file(path: Path) -> str:
@@ -89,11 +93,9 @@ def _folder_of(name: str, revision: str | None) -> Path | None:
 
     stored = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
     wanted = revision or "main"
-    try:
-        commit = (stored / "refs" / wanted).read_text("utf-8").strip()
-    except (OSError, ValueError):
-        commit = wanted
-    snapshot = stored / "snapshots" / commit
+    with suppress(OSError, ValueError):
+        wanted = (stored / "refs" / wanted).read_text("utf-8").strip()
+    snapshot = stored / "snapshots" / wanted
     return snapshot if (snapshot / "config.json").is_file() else None
 
 

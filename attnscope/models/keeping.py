@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention import Attention, Axis, Kind
@@ -107,25 +108,18 @@ def make_trace(
 
     Heads are not measured if they have more than ``most`` weights in all.
     """
-    kept, measuring = KeepRows(), _Measuring(most)
+    kept, measuring, axes = KeepRows(), _Measuring(most), dict[Axis, int]()
     record = run([kept, measuring])
-    axes: dict[Axis, int] = {}
 
     def number(axis: Axis) -> int:
         return axes.setdefault(axis, len(axes))
 
     if len(kept.calls) != len(record.sites):
         raise UnkeptPass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
-    images = tuple(
-        Image(
-            each.name,
-            kept.hold(f"pixels{place}", each.pixels),
-            each.grid,
-            number(each.tokens),
-            tuple(Box(id_, edges) for id_, edges in each.boxes.items()),
-        )
-        for place, each in enumerate(prepared.pictures)
-    )
+    images = []
+    for place, each in enumerate(prepared.pictures):
+        pixels, boxes = kept.hold(f"pixels{place}", each.pixels), tuple(starmap(Box, each.boxes.items()))
+        images.append(Image(each.name, pixels, each.grid, number(each.tokens), boxes))
     heard, sound = None, prepared.heard
     if sound is not None:
         bands = None if sound.bands is None else kept.hold("bands", sound.bands)
@@ -142,7 +136,7 @@ def make_trace(
         labels=tuple(
             Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
         ),
-        images=images,
+        images=tuple(images),
         heard=heard,
         calls=tuple(
             TracedCall.of(site, number(queries), number(keys), rows)
@@ -157,12 +151,11 @@ def make_trace(
     trace = Trace(description, kept.arrays)
     if not is_short(trace) or not description.figures:
         return trace
-    coarse = Coarsen(  # the figures of every head with pieces of words merged
-        lambda attention: (
-            coarsen_axis(attention.queries, words=True),
-            coarsen_axis(attention.keys, words=True),
-        )
-    )
+
+    def merge(attention: Attention) -> tuple[Any, Any]:
+        return coarsen_axis(attention.queries, words=True), coarsen_axis(attention.keys, words=True)
+
+    coarse = Coarsen(merge)  # the figures of every head with pieces of words merged
     replay(trace, arrays=True).shown_to([coarse])
     words = (head for made in coarse.maps for head in measure_words(made.label()[0], made.site) or ())
     return replace(trace, description=replace(description, words=tuple(words)))
@@ -221,12 +214,7 @@ class RecordedPasses:
         self.seen += 1
 
     def kept(
-        self,
-        module: nn.Module,
-        name: str,
-        record: Record,
-        axes: Axes,
-        images: Mapping[str, Any],
+        self, module: nn.Module, name: str, record: Record, axes: Axes, images: Mapping[str, Any]
     ) -> list[Callable[[], TracedModel]]:
         """What makes a trace of each pass. Raises ``ModelError`` if there is none.
 
@@ -280,10 +268,9 @@ def axes_of_texts(
     if tokens is None:
         return {}
     if not isinstance(tokens, Mapping):
-        return dict(text_axes(tokens_of([Label(str(text)) for text in tokens])))
+        return text_axes(tokens_of([Label(str(text)) for text in tokens]))
     if set(tokens) != {"encoder", "decoder"}:
         raise InputError(f"there are tokens of {', '.join(tokens)}: name those of encoder and decoder")
-    encoder, decoder = (
-        tokens_of([Label(str(text)) for text in tokens[name]]) for name in ("encoder", "decoder")
-    )
+    sides = {name: tokens_of([Label(str(text)) for text in labels]) for name, labels in tokens.items()}
+    encoder, decoder = sides["encoder"], sides["decoder"]
     return {"encoder": (encoder, encoder), "decoder": (decoder, decoder), "cross": (decoder, encoder)}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
@@ -50,14 +50,12 @@ def find_device(module: nn.Module) -> torch.device:
 def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
     """Whether the module, or a method of it, takes an argument of that name."""
     method = module.forward if entry == "__call__" else getattr(module, entry)
-    function = getattr(method, "__func__", None)
-    return argument in (inspect.signature(method).parameters if function is None else _arguments(function))
+    function = getattr(method, "__func__", None)  # caching a module's own function would keep it alive
+    signature = inspect.signature(method) if function is None else _signature(function)
+    return argument in signature.parameters
 
 
-@lru_cache(maxsize=64)
-def _arguments(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    """The arguments of a class's own function, cached; caching a module's function would keep it alive."""
-    return inspect.signature(function).parameters
+_signature = lru_cache(maxsize=64)(inspect.signature)
 
 
 def takes(function: Callable[..., object], argument: str) -> bool:
@@ -85,13 +83,6 @@ Fit: TypeAlias = Callable[[int], tuple[int | None, tuple[str, ...]]]
 """From a token count: how many to keep (``None`` for all), and a note."""
 
 
-class RunsWeighed(Protocol):
-    """Runs a model so that observers see weighed attention; as text, the name of the weighing."""
-
-    def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
-        """One pass, seen by ``observers``."""
-
-
 _kinds_shown: WeakSet[nn.Module] = WeakSet()  # modules whose kinds a text of one token has already shown
 SMALL_PASS = 4e9  # below this many floating-point operations per pass, threads cost more than they save
 
@@ -105,7 +96,7 @@ class Model:
 
     forkable = False  # nothing but attnscope sees its passes, so that forked processes may run some of them
     weigh: Weigh = "raw"  # the weighing of its attention
-    weighing: RunsWeighed | None = None
+    weighing: Any = None  # runs it so that observers see weighed attention; as text, the weighing's name
     trains = False  # what a pass stores on the module (a table of rotations) must then allow gradients
 
     def __init__(
@@ -118,12 +109,9 @@ class Model:
 
     @property
     def title(self) -> str:
-        """The name shortened for a title: the last two parts of a folder's path.
-
-        Whoever made the folder chose its name, so it is cleaned.
-        """
+        """The name shortened for a title: the last two parts of a folder's path."""
         parts = Path(self.name).parts
-        name = visible(self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:]))
+        name = visible(self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:]))  # others chose it
         return f"{name} · {self.weighed}" if self.weighed else name
 
     @property
@@ -187,7 +175,13 @@ class Model:
     ) -> list[ModelInput | InputError]:
         """``prepare`` (or ``prepare_chat``) for many texts or pairs; a refused one gives its exception."""
         read: Callable[..., ModelInput] = self.prepare_chat if chat else self.prepare
-        return [_input_or_refusal(read, text, limit) for text in texts]
+        made = list[ModelInput | InputError]()
+        for text in texts:
+            try:
+                made.append(read(*text, limit=limit))
+            except InputError as error:
+                made.append(error)
+        return made
 
     def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = WHOLE) -> ModelInput:
         """A text as one message, or a JSON list of messages, in the model's chat format.
@@ -214,7 +208,10 @@ class Model:
         """
         placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         ids = placed.get("input_ids", next(iter(placed.values())) if len(placed) == 1 else None)
-        tokens = _tokens_by_number(ids) if "decoder_input_ids" not in placed else ()
+        tokens: tuple[Token, ...] = ()
+        if ids is not None and "decoder_input_ids" not in placed and ids.ndim == 2 and len(ids) == 1:
+            numbers: list[int] = [] if ids.is_floating_point() or ids.is_complex() else ids[0].tolist()
+            tokens = tokens_of_spellings(numbers, [None] * len(numbers), ())
         axes = text_axes(tokens) if tokens else {}
         if all(name.isdigit() for name in placed):
             arguments = tuple(placed[name] for name in sorted(placed, key=int))
@@ -230,7 +227,7 @@ class Model:
 
     def prepare_any(self) -> ModelInput:
         """Any valid input, for finding out which weights belong to what."""
-        return self.prepare(ANY, limit=Limit(truncate=True))
+        return self.prepare("The quick brown fox jumps over the lazy dog.", limit=Limit(truncate=True))
 
     def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The text with up to ``count`` tokens that the model generates, fewer if it ends the text itself.
@@ -271,7 +268,8 @@ class Model:
         Raises ``ModelError`` if no attention happens or the model raises.
         """
         if self.weighing is not None:
-            return self.weighing.run(prepared, observers)
+            weighed: Record = self.weighing.run(prepared, observers)
+            return weighed
         if prepared.replay is not None:
             return prepared.replay.shown_to(observers)
         import torch
@@ -300,8 +298,7 @@ class Model:
 
         from attnscope.capture import recording
 
-        def is_one_token(tensor: Tensor) -> bool:
-            """Whether a tensor is the ids or the mask of one-token texts, [batch, 1]."""
+        def is_one_token(tensor: Tensor) -> bool:  # the ids or the mask of one-token texts, [batch, 1]
             return tensor.ndim == 2 and tensor.shape[1] == 1 and not tensor.is_floating_point()
 
         def twice(tensor: Tensor) -> Tensor:
@@ -323,9 +320,8 @@ class Model:
         except Exception as error:
             if isinstance(error, AttnscopeError) or out_of_memory(error):
                 raise
-            reason = f"{type(error).__name__}: {error}"
-            unknown = f"which kind of attention a text of one token has is not known: {reason}"
-            warnings.warn(unknown, stacklevel=3)
+            unknown = "which kind of attention a text of one token has is not known"
+            warnings.warn(f"{unknown}: {type(error).__name__}: {error}", stacklevel=3)
         _kinds_shown.add(self.module)
 
     def look(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
@@ -397,23 +393,3 @@ class LayersDone:
         layers = len(list(self.module.get_submodule(".".join(parts[:place])).children()))
         if layers > 1:
             tell("layer", int(parts[place]) + 1, layers)
-
-
-def _input_or_refusal(
-    read: Callable[..., ModelInput], text: tuple[str, ...], limit: Limit
-) -> ModelInput | InputError:
-    try:
-        return read(*text, limit=limit)
-    except InputError as error:
-        return error
-
-
-ANY = "The quick brown fox jumps over the lazy dog."
-
-
-def _tokens_by_number(ids: Tensor | None) -> tuple[Token, ...]:
-    """The tokens of a single text given as ids, [1, token]; empty for any other tensor."""
-    if ids is None or ids.ndim != 2 or len(ids) != 1 or ids.is_floating_point() or ids.is_complex():
-        return ()
-    numbers: list[int] = ids[0].tolist()
-    return tokens_of_spellings(numbers, [None] * len(numbers), ())

@@ -15,7 +15,7 @@ from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from tests.models import speech
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.cli.test_cache import answers
 from tests.models import folders, speech
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 
 TEXT = "The cat sat on the mat."
 CHAT = json.dumps([{"role": "system", "content": "The dog sat."}, {"role": "user", "content": TEXT}])

@@ -10,7 +10,7 @@ import transformers
 from tests.capture.tiny import DECODER, FAMILIES, SIZES
 from tests.cli.run import numbers
 from tests.models import folders, images
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 
 CAT = "The cat sat on the mat because it was tired."
 SENTENCES = ["-f", "sample_inputs/sentences.txt", "--line", "2", "--max-tokens", "40"]

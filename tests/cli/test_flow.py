@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from tests.models.images import picture
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 
 TEXT = "The cat sat on the mat because it was tired."
 

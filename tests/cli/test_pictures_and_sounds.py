@@ -18,7 +18,7 @@ from attnscope.questions.token import one_token
 from attnscope.render.overlay import blend, resize
 from attnscope.render.terminal import print_view
 from tests.models import hearing, images, speech
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from attnscope import limits
 from tests.models.folders import made_once
 from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ from attnscope.models import load
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from tests.models.images import save_noise
-from tests.models.vision_folders import NEED_TORCHVISION
-from tests.models.vision_language import FAMILIES
+from tests.models.vision_language import FAMILIES, NEED_TORCHVISION
 from tests.tools.pictures_in_texts import TEXT, states_of
 
 VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")

@@ -19,8 +19,7 @@ from attnscope.questions.info import survey_model
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from tests.models.images import save_noise
-from tests.models.more_vision_language import MORE, NUMBERED
-from tests.models.vision_folders import ALL, NEED_TORCHVISION, vision_language
+from tests.models.vision_language import ALL, MORE, NEED_TORCHVISION, NUMBERED, vision_language
 from tests.tools.pictures_in_texts import SIZES, TEXT, eager, identity, states_of, tiling
 
 TEMPLATE = (
@@ -114,7 +113,7 @@ def test_learned_queries_have_no_place_and_a_note_says_so(folder_of, tmp_path):
 
 
 def test_a_token_of_the_tower_that_looks_at_the_whole_picture_is_no_end_of_a_row(tmp_path):
-    config, processor = ALL["llava"]()
+    config, processor = ALL["llava"].make()
     config.vision_feature_select_strategy = processor.vision_feature_select_strategy = "full"
     model = transformers.AutoModelForImageTextToText.from_config(config)
     model.save_pretrained(tmp_path / "model")

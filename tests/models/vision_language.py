@@ -1,51 +1,21 @@
 """Tiny folders of models that read a picture as a part of their text, each with its real processor."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import tokenizers
+import torch
 import transformers
 
-VISION = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": 56,
-    "patch_size": 14,
-}
-TEXT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 32,
-    "max_position_embeddings": 4096,
-    "head_dim": 16,
-}
+LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+VISION = LAYERS | {"image_size": 56, "patch_size": 14}
+TEXT = LAYERS | {"num_key_value_heads": 1, "max_position_embeddings": 4096, "head_dim": 16}
 SQUARE = {"height": 56, "width": 56}
-WORDS = [
-    "what",
-    "is",
-    "on",
-    "the",
-    "mat",
-    "a",
-    "red",
-    "square",
-    "shape",
-    "describe",
-    "this",
-    "left",
-    "right",
-    "dog",
-    "cat",
-    "husky",
-    "?",
-    ".",
-    ",",
-    ":",
-]
+SENTENCE = "what is on the mat a red square shape describe this left right dog cat husky ? . , :"
+WORDS = SENTENCE.split()
 
 
 def make_tokenizer(*special: str, words: Sequence[str] = WORDS, **named: str) -> Any:
@@ -66,415 +36,553 @@ def make_tokenizer(*special: str, words: Sequence[str] = WORDS, **named: str) ->
     return tokenizer
 
 
-def _text(kind: type, tokenizer: Any, **more: Any) -> Any:
-    return kind(**TEXT | {"vocab_size": len(tokenizer), "pad_token_id": 1} | more)
+Settings = Mapping[str, Any]
+Part = tuple[str, Settings]  # the class of a processor's part, without its last words, and its settings
 
 
-def _id(tokenizer: Any, token: str) -> int:
-    return int(tokenizer.convert_tokens_to_ids(token))
+@dataclass(frozen=True)
+class Family:
+    """A type by its ``kind``, the name of its config and of its processor unless ``processor`` is another.
+
+    ``vision`` and ``text`` are settings of the inner configs, the latter beside ``TEXT``, or of the config
+    itself if it is ``flat``; ``signs`` and ``named`` are special tokens, ``ids`` fields of the config that
+    hold the id of one, or of several. ``options`` are of the processor.
+    """
+
+    kind: str
+    vision: Settings
+    text: Settings
+    images: Part
+    videos: Part | None = None
+    signs: Sequence[str] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+    ids: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    config: Settings = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
+    processor: str | None = None
+    flat: bool = False
+
+    def make(self) -> tuple[Any, Any]:
+        """The config and the processor."""
+        words = make_tokenizer(*self.signs, **self.named)
+        kind = getattr(transformers, f"{self.kind}Config")
+        text = TEXT | {"vocab_size": len(words), "pad_token_id": 1} | deepcopy(self.text)
+        ids = {name: words.convert_tokens_to_ids(token) for name, token in self.ids.items()}
+        inner = text if self.flat else {"text_config": text}
+        seen = {"vision_config": dict(self.vision)} if self.vision else {}
+        drawn = {"vocabulary_map": words.get_vocab()} if self.kind in ("Chameleon", "Emu3") else {}
+        config = kind(**inner, **seen, **drawn, **ids, **self.config)
+        parts = {"image_processor": _make(self.images, "ImageProcessor"), "tokenizer": words}
+        if self.videos is not None:
+            parts["video_processor"] = _make(self.videos, "VideoProcessor")
+        if self.kind == "InstructBlip":
+            parts["qformer_tokenizer"] = make_tokenizer()
+        processor = getattr(transformers, f"{self.processor or self.kind}Processor")
+        return config, processor(**parts, **self.options)
 
 
-def llava() -> tuple[Any, Any]:
-    """One square, of which each patch is a token."""
-    t, words = transformers, make_tokenizer("<image>")
-    config = t.LlavaConfig(
-        vision_config=t.CLIPVisionConfig(**VISION),
-        text_config=_text(t.LlamaConfig, words),
-        image_token_id=_id(words, "<image>"),
-        vision_feature_layer=-1,
-    )
-    images = t.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size=SQUARE)
-    return config, t.LlavaProcessor(
-        images, words, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
-    )
+def _make(part: Part, last: str) -> Any:
+    return getattr(transformers, part[0] + last)(**part[1])
 
 
-def vipllava() -> tuple[Any, Any]:
-    """The same, made of several layers of the tower."""
-    t = transformers
-    config, processor = llava()
-    config = t.VipLlavaConfig(
-        vision_config=config.vision_config,
-        text_config=config.text_config,
-        image_token_id=config.image_token_id,
-        vision_feature_layers=[-2, -1],
-    )
-    return config, processor
-
-
-def llava_next() -> tuple[Any, Any]:
-    """A small picture of the whole, and tiles of which the padding is cut away, each row with an end."""
-    t = transformers
-    config, processor = llava()
-    pins = [[56, 112], [112, 56], [112, 112]]
-    config = t.LlavaNextConfig(
-        vision_config=config.vision_config,
-        text_config=config.text_config,
-        image_token_id=config.image_token_id,
-        vision_feature_layer=-1,
-        image_grid_pinpoints=pins,
-    )
-    images = t.LlavaNextImageProcessor(
-        size={"shortest_edge": 56}, crop_size=SQUARE, image_grid_pinpoints=pins
-    )
-    return config, t.LlavaNextProcessor(
-        images,
-        processor.tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
-
-
-def llava_next_video() -> tuple[Any, Any]:
-    """The same, and videos, of which four patches of a frame are averaged into a token."""
-    t = transformers
-    one, processor = llava_next()
-    words = make_tokenizer("<image>", "<video>")
-    config = t.LlavaNextVideoConfig(
-        vision_config=one.vision_config,
-        text_config=_text(t.LlamaConfig, words),
-        image_token_id=_id(words, "<image>"),
-        video_token_id=_id(words, "<video>"),
-        vision_feature_layer=-1,
-        image_grid_pinpoints=one.image_grid_pinpoints,
-    )
-    return config, t.LlavaNextVideoProcessor(
-        t.LlavaNextVideoVideoProcessor(size={"shortest_edge": 56}, crop_size=SQUARE),
-        processor.image_processor,
-        words,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
-
-
-def llava_onevision() -> tuple[Any, Any]:
-    """The same with another tower."""
-    t, words = transformers, make_tokenizer("<image>", "<video>")
-    pins = [[56, 112], [112, 56], [112, 112]]
-    config = t.LlavaOnevisionConfig(
-        vision_config=t.SiglipVisionConfig(**VISION),
-        text_config=_text(t.Qwen2Config, words),
-        image_token_id=_id(words, "<image>"),
-        video_token_id=_id(words, "<video>"),
-        vision_feature_layer=-1,
-        image_grid_pinpoints=pins,
-    )
-    images = t.LlavaOnevisionImageProcessor(size=SQUARE, image_grid_pinpoints=pins)
-    return config, t.LlavaOnevisionProcessor(
-        images,
-        words,
-        t.LlavaOnevisionVideoProcessor(size=SQUARE),
-        num_image_tokens=16,
-        vision_feature_select_strategy="full",
-        patch_size=14,
-    )
-
+CLIP = VISION | {"model_type": "clip_vision_model"}
+SIGLIP = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
+LLAMA, QWEN2, COHERE2 = ({"model_type": kind} for kind in ("llama", "qwen2", "cohere2"))
+CUT = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
+PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
+LAST = {"vision_feature_layer": -1}
+PATCHED = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+TILED = {"size": SQUARE, "crop_to_patches": True, "max_patches": 6, "min_patches": 2}
+IMAGE = {"image_token_id": "<image>"}
+BOTH = IMAGE | {"video_token_id": "<video>"}
+LLAVA = Family(
+    "Llava", CLIP, LLAMA, ("CLIP", CUT), signs=["<image>"], ids=IMAGE, config=LAST, options=PATCHED
+)
+LLAVA_NEXT = replace(LLAVA, kind="LlavaNext", images=("LlavaNext", CUT | PINS), config=LAST | PINS)
 
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-
-
-def _qwen(kind: str, **vision: Any) -> tuple[Any, Any]:
-    t, words = transformers, make_tokenizer(*QWEN)
-    ids = {
-        f"{name}_token_id": _id(words, token)
-        for name, token in zip(("vision_start", "vision_end", "image", "video"), QWEN, strict=True)
-    }
-    named = getattr(t, f"{kind}Config")
-    base = named().text_config
-    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
-    text = _text(type(base), words, rope_parameters=rope)
-    config = named(vision_config=vision, text_config=text, **ids)
-    images = t.Qwen2VLImageProcessor(patch_size=14, min_pixels=56 * 56, max_pixels=140 * 140)
-    videos = getattr(t, f"{'Qwen3VL' if kind == 'Qwen3VL' else 'Qwen2VL'}VideoProcessor")(
-        patch_size=14, size={"shortest_edge": 56 * 56, "longest_edge": 16 * 140 * 140}
-    )
-    return config, getattr(t, f"{kind}Processor")(images, words, videos)
-
-
-def qwen2_vl() -> tuple[Any, Any]:
-    """Any proportions, four patches a token."""
-    return _qwen("Qwen2VL", embed_dim=32, hidden_size=32, depth=2, num_heads=2, mlp_ratio=2, patch_size=14)
-
-
-def qwen2_5_vl() -> tuple[Any, Any]:
-    """The same, with attention in windows."""
-    size = {"hidden_size": 32, "out_hidden_size": 32, "depth": 2, "num_heads": 2, "intermediate_size": 32}
-    return _qwen("Qwen2_5_VL", **size, patch_size=14, window_size=56, fullatt_block_indexes=[1])
-
-
-def qwen3_vl() -> tuple[Any, Any]:
-    """The same, with more of the picture added in later layers."""
-    size = {"hidden_size": 32, "out_hidden_size": 32, "depth": 2, "num_heads": 2, "intermediate_size": 32}
-    return _qwen("Qwen3VL", **size, patch_size=14, num_position_embeddings=64, deepstack_visual_indexes=[0])
-
-
-def paligemma() -> tuple[Any, Any]:
-    """A square, and a prefix that sees itself whole."""
-    t, words = transformers, make_tokenizer("<image>")
-    words.add_tokens([f"<loc{number:04}>" for number in range(1024)] + [f"<seg{i:03}>" for i in range(128)])
-    config = t.PaliGemmaConfig(
-        vision_config=t.SiglipVisionConfig(**VISION, vision_use_head=False),
-        text_config=_text(t.GemmaConfig, words),
-        image_token_id=_id(words, "<image>"),
-        projection_dim=32,
-    )
-    images = t.SiglipImageProcessor(size=SQUARE)
-    images.image_seq_length = 16
-    return config, t.PaliGemmaProcessor(images, words)
-
-
-def gemma3() -> tuple[Any, Any]:
-    """A square, of which four patches are averaged into a token."""
-    t = transformers
-    words = make_tokenizer(
-        boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>"
-    )
-    config = t.Gemma3Config(
-        vision_config=t.SiglipVisionConfig(**VISION, vision_use_head=False),
-        text_config=_text(t.Gemma3TextConfig, words),
-        image_token_id=_id(words, "<image_soft_token>"),
-        boi_token_id=_id(words, "<start_of_image>"),
-        eoi_token_id=_id(words, "<end_of_image>"),
-        mm_tokens_per_image=4,
-    )
-    images = t.Gemma3ImageProcessor(size=SQUARE)
-    return config, t.Gemma3Processor(images, words, image_seq_length=4)
-
-
-def idefics2() -> tuple[Any, Any]:
-    """Learned queries stand for the picture: none of them has a place in it."""
-    t, words = transformers, make_tokenizer("<fake_token_around_image>", "<image>", "<end_of_utterance>")
-    config = t.Idefics2Config(
-        vision_config=t.models.idefics2.configuration_idefics2.Idefics2VisionConfig(**VISION),
-        perceiver_config={
-            "hidden_size": 32,
-            "resampler_n_latents": 8,
-            "resampler_depth": 1,
-            "resampler_n_heads": 2,
-            "resampler_head_dim": 16,
-            "num_key_value_heads": 1,
-        },
-        text_config=_text(t.MistralConfig, words),
-        image_token_id=_id(words, "<image>"),
-    )
-    images = t.Idefics2ImageProcessor(
-        size={"longest_edge": 56, "shortest_edge": 28}, do_image_splitting=False
-    )
-    return config, t.Idefics2Processor(images, words, image_seq_len=8)
-
-
-def _idefics3(kind: str, text: type) -> tuple[Any, Any]:
-    t = transformers
-    names = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-    words = make_tokenizer(
-        "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *names
-    )
-    config = getattr(t, f"{kind}Config")(
-        vision_config=VISION,
-        text_config=_text(text, words),
-        image_token_id=_id(words, "<image>"),
-        scale_factor=2,
-    )
-    sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
-    images = getattr(t, f"{kind}ImageProcessor")(**sizes)
-    more = (t.SmolVLMVideoProcessor(**sizes),) if kind == "SmolVLM" else ()
-    return config, getattr(t, f"{kind}Processor")(images, words, *more, image_seq_len=4)
-
-
-def idefics3() -> tuple[Any, Any]:
-    """Tiles with names between them, a small picture of the whole behind them."""
-    return _idefics3("Idefics3", transformers.LlamaConfig)
-
-
-def smolvlm() -> tuple[Any, Any]:
-    """The same."""
-    return _idefics3("SmolVLM", transformers.LlamaConfig)
-
-
-def internvl() -> tuple[Any, Any]:
-    """Tiles in one row of tokens, then a small picture of the whole."""
-    t = transformers
-    words = make_tokenizer(
-        start_image_token="<img>",
-        end_image_token="</img>",
-        context_image_token="<IMG_CONTEXT>",
-        video_token="<video>",
-    )
-    vision = t.InternVLVisionConfig(
-        **VISION | {"image_size": [56, 56], "patch_size": [14, 14]}, use_mean_pooling=False
-    )
-    config = t.InternVLConfig(
-        vision_config=vision,
-        text_config=_text(t.Qwen2Config, words),
-        image_token_id=_id(words, "<IMG_CONTEXT>"),
-        vision_feature_layer=-1,
-    )
-    images = t.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, max_patches=6, min_patches=2)
-    videos = t.InternVLVideoProcessor(size=SQUARE)
-    return config, t.InternVLProcessor(images, words, videos, image_seq_length=4)
-
-
-def aya_vision() -> tuple[Any, Any]:
-    """Tiles, with words between them that say which."""
-    t = transformers
-    tiles = [f"TILE_{number}" for number in range(1, 13)]
-    names = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL")
-    words = make_tokenizer("<image>", *names, "TILE", *tiles)
-    config = t.AyaVisionConfig(
-        vision_config=t.SiglipVisionConfig(**VISION, vision_use_head=False),
-        text_config=_text(t.Cohere2Config, words),
-        image_token_id=_id(words, "<|IMG_PATCH|>"),
-        downsample_factor=2,
-        vision_feature_layer=-1,
-    )
-    images = t.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, max_patches=6, min_patches=2)
-    return config, t.AyaVisionProcessor(images, words, patch_size=14, img_size=56, downsample_factor=2)
-
-
-def mistral3() -> tuple[Any, Any]:
-    """Any proportions, with an end of each row among the tokens."""
-    t, words = transformers, make_tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-    config = t.Mistral3Config(
-        vision_config=t.PixtralVisionConfig(**VISION | {"image_size": 112}, head_dim=16),
-        text_config=_text(t.MistralConfig, words),
-        image_token_id=_id(words, "[IMG]"),
-        spatial_merge_size=2,
-        vision_feature_layer=-1,
-    )
-    images = t.PixtralImageProcessor(size={"longest_edge": 112}, patch_size={"height": 14, "width": 14})
-    return config, t.PixtralProcessor(
-        images,
-        words,
-        patch_size=14,
-        spatial_merge_size=2,
-        image_token="[IMG]",
-        image_break_token="[IMG_BREAK]",
-        image_end_token="[IMG_END]",
-    )
-
-
-def mllama() -> tuple[Any, Any]:
-    """The picture is looked at across, from some layers."""
-    t, words = transformers, make_tokenizer("<|image|>", "<|python_tag|>")
-    vision = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_global_layers": 1,
-        "attention_heads": 2,
-        "intermediate_size": 32,
-        "vision_output_dim": 64,
-        "image_size": 56,
-        "patch_size": 14,
-        "max_num_tiles": 4,
-        "intermediate_layers_indices": [1],
-        "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
-    }
-    text = TEXT | {"vocab_size": len(words) - 1, "pad_token_id": 1, "cross_attention_layers": [1]}
-    config = t.MllamaConfig(vision_config=vision, text_config=text, image_token_index=_id(words, "<|image|>"))
-    images = t.MllamaImageProcessor(size=SQUARE, max_image_tiles=4)
-    return config, t.MllamaProcessor(images, words)
-
-
-def glm4v() -> tuple[Any, Any]:
-    """Any proportions, four patches a token, signs around each picture."""
-    t = transformers
-    around = ["<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"]
-    words = make_tokenizer("<|image|>", "<|video|>", *around)
-    names = ("image_start", "image_end", "video_start", "video_end")
-    ids = {f"{name}_token_id": _id(words, token) for name, token in zip(names, around, strict=True)}
-    vision = {
-        "hidden_size": 32,
-        "depth": 2,
-        "num_heads": 2,
-        "intermediate_size": 32,
-        "out_hidden_size": 32,
-        "patch_size": 14,
-        "image_size": 56,
-        "spatial_merge_size": 2,
-    }
-    rope = {
-        "rope_type": "default",
-        "mrope_section": [2, 3, 3],
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 1.0,
-    }
-    config = t.Glm4vConfig(
-        vision_config=vision,
-        text_config=_text(type(t.Glm4vConfig().text_config), words, rope_parameters=rope),
-        image_token_id=_id(words, "<|image|>"),
-        video_token_id=_id(words, "<|video|>"),
-        **ids,
-    )
-    small = {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}
-    videos = t.Glm4vVideoProcessor(patch_size=14, size={**small, "longest_edge": 8 * 140 * 140})
-    return config, t.Glm4vProcessor(t.Glm4vImageProcessor(patch_size=14, size=small), words, videos)
-
-
-def deepseek_vl() -> tuple[Any, Any]:
-    """A square with padding around the picture."""
-    t, words = transformers, make_tokenizer(image_token="<image_placeholder>")
-    config = t.DeepseekVLConfig(
-        vision_config=t.SiglipVisionConfig(**VISION, vision_use_head=False),
-        text_config=_text(t.LlamaConfig, words),
-        image_token_id=_id(words, "<image_placeholder>"),
-    )
-    images = t.DeepseekVLImageProcessor(size=SQUARE, min_size=14)
-    return config, t.DeepseekVLProcessor(images, words, num_image_tokens=16)
-
-
-def lfm2_vl() -> tuple[Any, Any]:
-    """Tiles of any proportions, four patches a token."""
-    t = transformers
-    words = make_tokenizer(
-        image_token="<image>",
-        image_start_token="<|image_start|>",
-        image_end_token="<|image_end|>",
-        image_thumbnail_token="<|img_thumbnail|>",
-    )
-    tiles = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)]
-    words.add_tokens([tokenizers.AddedToken(tile, special=True) for tile in tiles])
-    vision = {name: size for name, size in VISION.items() if name != "image_size"}
-    config = t.Lfm2VlConfig(
-        vision_config=t.Siglip2VisionConfig(**vision, num_patches=16, vision_use_head=False),
-        text_config=_text(t.Lfm2Config, words, layer_types=["full_attention"] * 2),
-        image_token_id=_id(words, "<image>"),
-        downsample_factor=2,
-    )
-    images = t.Lfm2VlImageProcessor(
-        encoder_patch_size=14,
-        tile_size=56,
-        max_tiles=4,
-        min_image_tokens=4,
-        max_image_tokens=16,
-        downsample_factor=2,
-    )
-    return config, t.Lfm2VlProcessor(images, words)
-
-
-FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
-    f.__name__: f
-    for f in (
-        llava,
-        vipllava,
-        llava_next,
-        llava_next_video,
-        llava_onevision,
-        qwen2_vl,
-        qwen2_5_vl,
-        qwen3_vl,
-        paligemma,
-        gemma3,
-        idefics2,
-        idefics3,
-        smolvlm,
-        internvl,
-        aya_vision,
-        mistral3,
-        mllama,
-        glm4v,
-        deepseek_vl,
-        lfm2_vl,
-    )
+QWEN_IDS = {
+    f"{name}_token_id": sign
+    for name, sign in zip(("vision_start", "vision_end", "image", "video"), QWEN, strict=True)
 }
+DEEP = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14}
+OUT = DEEP | {"out_hidden_size": 32, "intermediate_size": 32}
+ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+PIXELS = {"patch_size": 14, "min_pixels": 56 * 56, "max_pixels": 140 * 140}
+MANY = {"patch_size": 14, "size": {"shortest_edge": 56 * 56, "longest_edge": 16 * 140 * 140}}
+QWEN2_VL = Family(
+    "Qwen2VL",
+    DEEP | {"embed_dim": 32, "mlp_ratio": 2},
+    {"rope_parameters": ROPE},
+    ("Qwen2VL", PIXELS),
+    ("Qwen2VL", MANY),
+    signs=QWEN,
+    ids=QWEN_IDS,
+)
+QWEN3_VL = replace(
+    QWEN2_VL,
+    kind="Qwen3VL",
+    vision=OUT | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+    videos=("Qwen3VL", MANY),
+)
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+GLM_SIGNS = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
+GLM_NAMES = ("image_start", "image_end", "video_start", "video_end", "image", "video")
+GLM_IDS = dict(zip(GLM_NAMES, (*GLM_SIGNS, "<|image|>", "<|video|>"), strict=True))
+GLM4V = Family(
+    "Glm4v",
+    OUT | {"image_size": 56, "spatial_merge_size": 2},
+    {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
+    ("Glm4v", MANY | {"size": {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}}),
+    ("Glm4v", MANY | {"size": {"shortest_edge": 56 * 56, "longest_edge": 8 * 140 * 140}}),
+    signs=["<|image|>", "<|video|>", *GLM_SIGNS],
+    ids={f"{name}_token_id": sign for name, sign in GLM_IDS.items()},
+)
+
+AROUND = ("<fake_token_around_image>", "<image>", "<end_of_utterance>")
+IDEFICS3 = Family(
+    "Idefics3",
+    VISION,
+    LLAMA,
+    ("Idefics3", {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}),
+    signs=[
+        *AROUND,
+        "<global-img>",
+        *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+    ],
+    ids=IMAGE,
+    config={"scale_factor": 2},
+    options={"image_seq_len": 4},
+)
+QUERIED = Family(
+    "Blip2",
+    VISION,
+    {"model_type": "opt", "word_embed_proj_dim": 32, "ffn_dim": 32, "max_position_embeddings": 512},
+    ("Blip", {"size": SQUARE}),
+    signs=["<image>"],
+    ids={"image_token_index": "<image>"},
+    config={"qformer_config": LAYERS | {"encoder_hidden_size": 32, "vocab_size": 40}, "num_query_tokens": 8},
+    options={"num_query_tokens": 8},
+)
+OVIS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+CODES = 16  # words for what is seen
+DRAWN = {"embed_dim": 16, "base_channels": 32, "num_res_blocks": 1, "attn_resolutions": []}
+
+FAMILIES = {
+    "llava": LLAVA,  # one square, of which each patch is a token
+    "vipllava": replace(  # the same, made of several layers of the tower
+        LLAVA, kind="VipLlava", config={"vision_feature_layers": [-2, -1]}, processor="Llava"
+    ),
+    # a small picture of the whole, and tiles of which the padding is cut away, each row with an end
+    "llava_next": LLAVA_NEXT,
+    "llava_next_video": replace(  # and videos, of which four patches of a frame are averaged into a token
+        LLAVA_NEXT,
+        kind="LlavaNextVideo",
+        videos=("LlavaNextVideo", CUT),
+        signs=["<image>", "<video>"],
+        ids=BOTH,
+    ),
+    "llava_onevision": Family(  # the same with another tower
+        "LlavaOnevision",
+        VISION | {"model_type": "siglip_vision_model"},
+        QWEN2,
+        ("LlavaOnevision", {"size": SQUARE} | PINS),
+        ("LlavaOnevision", {"size": SQUARE}),
+        signs=["<image>", "<video>"],
+        ids=BOTH,
+        config=LAST | PINS,
+        options={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "patch_size": 14},
+    ),
+    "qwen2_vl": QWEN2_VL,  # any proportions, four patches a token
+    "qwen2_5_vl": replace(  # the same, with attention in windows
+        QWEN2_VL, kind="Qwen2_5_VL", vision=OUT | {"window_size": 56, "fullatt_block_indexes": [1]}
+    ),
+    "qwen3_vl": QWEN3_VL,  # the same, with more of the picture added in later layers
+    "paligemma": Family(  # a square, and a prefix that sees itself whole
+        "PaliGemma",
+        SIGLIP,
+        {"model_type": "gemma"},
+        ("Siglip", {"size": SQUARE, "image_seq_length": 16}),
+        signs=["<image>", *(f"<loc{at:04}>" for at in range(1024)), *(f"<seg{at:03}>" for at in range(128))],
+        ids=IMAGE,
+        config={"projection_dim": 32},
+    ),
+    "gemma3": Family(  # a square, of which four patches are averaged into a token
+        "Gemma3",
+        SIGLIP,
+        {},
+        ("Gemma3", {"size": SQUARE}),
+        named={
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        ids={
+            "image_token_id": "<image_soft_token>",
+            "boi_token_id": "<start_of_image>",
+            "eoi_token_id": "<end_of_image>",
+        },
+        config={"mm_tokens_per_image": 4},
+        options={"image_seq_length": 4},
+    ),
+    "idefics2": Family(  # learned queries stand for the picture: none of them has a place in it
+        "Idefics2",
+        VISION,
+        {"model_type": "mistral"},
+        ("Idefics2", {"size": {"longest_edge": 56, "shortest_edge": 28}, "do_image_splitting": False}),
+        signs=AROUND,
+        ids=IMAGE,
+        config={
+            "perceiver_config": {
+                "hidden_size": 32,
+                "resampler_n_latents": 8,
+                "resampler_depth": 1,
+                "resampler_n_heads": 2,
+                "resampler_head_dim": 16,
+                "num_key_value_heads": 1,
+            }
+        },
+        options={"image_seq_len": 8},
+    ),
+    "idefics3": IDEFICS3,  # tiles with names between them, a small picture of the whole behind them
+    "smolvlm": replace(
+        IDEFICS3,
+        kind="SmolVLM",
+        images=("SmolVLM", IDEFICS3.images[1]),
+        videos=("SmolVLM", IDEFICS3.images[1]),
+    ),
+    "internvl": Family(  # tiles in one row of tokens, then a small picture of the whole
+        "InternVL",
+        VISION | {"image_size": [56, 56], "patch_size": [14, 14], "use_mean_pooling": False},
+        QWEN2,
+        ("GotOcr2", TILED),
+        ("InternVL", {"size": SQUARE}),
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        ids={"image_token_id": "<IMG_CONTEXT>"},
+        config=LAST,
+        options={"image_seq_length": 4},
+    ),
+    "aya_vision": Family(  # tiles, with words between them that say which
+        "AyaVision",
+        SIGLIP,
+        COHERE2,
+        ("GotOcr2", TILED),
+        signs=[
+            "<image>",
+            "<|START_OF_IMG|>",
+            "<|END_OF_IMG|>",
+            "<|IMG_PATCH|>",
+            "<|IMG_LINE_BREAK|>",
+            "TILE_GLOBAL",
+            "TILE",
+            *(f"TILE_{number}" for number in range(1, 13)),
+        ],
+        ids={"image_token_id": "<|IMG_PATCH|>"},
+        config=LAST | {"downsample_factor": 2},
+        options={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
+    ),
+    "mistral3": Family(  # any proportions, with an end of each row among the tokens
+        "Mistral3",
+        VISION | {"model_type": "pixtral", "image_size": 112, "head_dim": 16},
+        {"model_type": "mistral"},
+        ("Pixtral", {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}}),
+        signs=["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        ids={"image_token_id": "[IMG]"},
+        config=LAST | {"spatial_merge_size": 2},
+        options={
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+        },
+        processor="Pixtral",
+    ),
+    "mllama": Family(  # the picture is looked at across, from some layers
+        "Mllama",
+        VISION
+        | {
+            "num_global_layers": 1,
+            "attention_heads": 2,
+            "vision_output_dim": 64,
+            "max_num_tiles": 4,
+            "intermediate_layers_indices": [1],
+            "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
+        },
+        {"cross_attention_layers": [1], "vocab_size": 25},  # without the sign of a picture
+        ("Mllama", {"size": SQUARE, "max_image_tiles": 4}),
+        signs=["<|image|>", "<|python_tag|>"],
+        ids={"image_token_index": "<|image|>"},
+    ),
+    "glm4v": GLM4V,  # any proportions, four patches a token, signs around each picture
+    "deepseek_vl": Family(  # a square with padding around the picture
+        "DeepseekVL",
+        SIGLIP,
+        LLAMA,
+        ("DeepseekVL", {"size": SQUARE, "min_size": 14}),
+        named={"image_token": "<image_placeholder>"},
+        ids={"image_token_id": "<image_placeholder>"},
+        options={"num_image_tokens": 16},
+    ),
+    "lfm2_vl": Family(  # tiles of any proportions, four patches a token
+        "Lfm2Vl",
+        LAYERS | {"patch_size": 14, "num_patches": 16, "vision_use_head": False},
+        {"model_type": "lfm2", "layer_types": ["full_attention"] * 2},
+        (
+            "Lfm2Vl",
+            {
+                "encoder_patch_size": 14,
+                "tile_size": 56,
+                "max_tiles": 4,
+                "downsample_factor": 2,
+                "min_image_tokens": 4,
+                "max_image_tokens": 16,
+            },
+        ),
+        signs=[f"<|img_row_{at // 10 + 1}_col_{at % 10 + 1}|>" for at in range(100)],
+        named={
+            "image_token": "<image>",
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail_token": "<|img_thumbnail|>",
+        },
+        ids=IMAGE,
+        config={"downsample_factor": 2},
+    ),
+}
+
+MORE = {  # other ways to stand in a text
+    "llama4": Family(  # tiles with signs between their rows and columns, then the whole
+        "Llama4",
+        VISION
+        | {"intermediate_size": 128}
+        | {f"{name}_dim": 32 for name in ("vision_output", "projector_input", "projector_output")},
+        {
+            "layer_types": ["full_attention"] * 2,
+            "intermediate_size_mlp": 32,
+            "num_local_experts": 2,
+            "moe_layers": [],
+        },
+        ("Llama4", {"size": SQUARE, "max_patches": 4}),
+        signs=[
+            "<|image|>",
+            "<|patch|>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ],
+        ids={"image_token_index": "<|patch|>"},
+        options={"patch_size": 14},
+    ),
+    "janus": Family(  # a square; the model draws, too, with another tower
+        "Janus",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56}
+        | {"patch_size": 14, "mlp_ratio": 1, "projection_dim": 32, "num_image_tokens": 16},
+        LLAMA,
+        ("Janus", {"size": SQUARE, "min_size": 14}),
+        named={
+            "image_token": "<image_placeholder>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+        ids={"image_token_id": "<image_placeholder>"},
+        config={
+            "vq_config": {
+                "embed_dim": 8,
+                "num_embeddings": 16,
+                "base_channels": 32,
+                "channel_multiplier": [1, 1],
+                "num_res_blocks": 1,
+                "num_patches": 4,
+                "projection_dim": 32,
+                "image_token_embed_dim": 32,
+            }
+        },
+        options={"num_image_tokens": 16},
+    ),
+    # tiles, each token a mixture of words for what is seen, with indicators between them
+    "ovis2": Family(
+        "Ovis2",
+        VISION | {"vocab_size": 64, "num_visual_indicator_tokens": 5, "hidden_stride": 2},
+        QWEN2,
+        ("Ovis2", TILED | {"max_patches": 4, "min_patches": 1}),
+        signs=["<image>", "<IMG_ATOM>", *OVIS],
+        ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": OVIS},
+        config={"hidden_size": 32},
+        options={"image_seq_length": 4, "image_token": "<IMG_ATOM>"},
+    ),
+    "cohere2_vision": Family(  # tiles with the ends of lines, then the whole
+        "Cohere2Vision",
+        SIGLIP,
+        COHERE2,
+        # its patch size is how many tokens a tile has along its side
+        ("Cohere2Vision", {"size": SQUARE, "patch_size": 2, "max_patches": 6, "min_patches": 1}),
+        named={
+            "image_token": "<|IMG_PATCH|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+            "boi_token": "<|START_OF_IMG|>",
+            "eoi_token": "<|END_OF_IMG|>",
+        },
+        ids={"image_token_id": "<|IMG_PATCH|>"},
+        config={"downsample_factor": 2},
+    ),
+    "video_llama_3": Family(  # any proportions, each patch a token
+        "VideoLlama3",
+        LAYERS | {"patch_size": 14},
+        QWEN2,
+        ("VideoLlama3", PIXELS),
+        ("VideoLlama3", PIXELS),
+        signs=["<|image_pad|>", "<|video_pad|>"],
+        ids={"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    ),
+    "qwen3_5": replace(  # any proportions, four patches a token, in a text with full attention
+        QWEN3_VL,
+        kind="Qwen3_5",
+        vision=OUT | {"num_position_embeddings": 64},
+        text=QWEN3_VL.text | {"layer_types": ["full_attention"] * 2},
+        processor="Qwen3VL",
+    ),
+    "qwen3_vl_moe": replace(  # the same, read by experts
+        QWEN3_VL, kind="Qwen3VLMoe", text=QWEN3_VL.text | EXPERTS | {"num_experts": 4}, processor="Qwen3VL"
+    ),
+    "glm46v": replace(  # as GLM-4V, with signs between the frames of a video
+        GLM4V, kind="Glm46V", images=("Glm46V", GLM4V.images[1]), videos=("Glm46V", GLM4V.videos[1])
+    ),
+    "glm4v_moe": replace(  # as GLM-4V, read by experts
+        GLM4V,
+        kind="Glm4vMoe",
+        text=GLM4V.text
+        | EXPERTS
+        | {"n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+        processor="Glm4v",
+    ),
+    "glm_ocr": replace(GLM4V, kind="GlmOcr", processor="Glm4v"),  # as GLM-4V, for pages
+    "idefics": Family(  # the picture is looked at across, from layers between those of the text
+        "Idefics",
+        VISION | {"embed_dim": 32},
+        {"additional_vocab_size": 0, "cross_layer_interval": 1, "use_resampler": False},
+        ("Idefics", {"image_size": 56}),
+        signs=AROUND,
+        options={"image_size": 56},
+        flat=True,
+    ),
+    # learned queries stand for the picture, put before the text by the processor itself
+    "blip_2": QUERIED,
+    "instructblip": replace(QUERIED, kind="InstructBlip"),  # the same; the queries read the text, too
+    "kosmos_2": Family(  # learned queries, at places of which the processor tells: their ids mean nothing
+        "Kosmos2",
+        VISION,
+        {"vocab_size": 128, "ffn_dim": 32, "max_position_embeddings": 256},
+        ("CLIP", CUT),
+        signs=[
+            "<image>",
+            "</image>",
+            "<phrase>",
+            "</phrase>",
+            "<object>",
+            "</object>",
+            "</delimiter_of_multi_objects/>",
+            "<grounding>",
+            *(f"<patch_index_{at:04}>" for at in range(16)),
+        ],
+        config={"latent_query_num": 64},
+        options={"num_patch_index_tokens": 16},
+    ),
+    # words that stand for what is seen, chosen by what is nearest
+    "chameleon": Family(
+        "Chameleon",
+        {},
+        {},
+        ("Chameleon", CUT),
+        signs=[
+            "<image>",
+            "<racm3:break>",
+            "<eoss>",
+            *(f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(at))}Z" for at in range(CODES)),
+        ],
+        ids=IMAGE,
+        config={
+            "vq_config": DRAWN
+            | {"num_embeddings": CODES, "latent_channels": 32, "resolution": 56, "channel_multiplier": [1, 1]}
+        },
+        options={"image_seq_length": 784},
+        flat=True,
+    ),
+    "emu3": Family(  # the same, of any proportions, with a word for the end of each row
+        "Emu3",
+        {},
+        {"bos_token_id": 2, "eos_token_id": 3},
+        ("Emu3", {"min_pixels": 32 * 32, "max_pixels": 64 * 64}),
+        signs=[*(f"<|visual token {at:06}|>" for at in range(CODES)), "<|extra_200|>"],
+        named={
+            "image_token": "<image>",
+            "boi_token": "<|image start|>",
+            "eoi_token": "<|image end|>",
+            "image_wrapper_token": "<|image token|>",
+            "eof_token": "<|extra_201|>",
+        },
+        config={
+            "vq_config": DRAWN
+            | {"codebook_size": CODES, "embed_dim": 4, "latent_channels": 4, "hidden_size": 32}
+            | {"channel_multiplier": [1, 1, 1, 1]}
+        },
+    ),
+    # an encoder reads the picture, of a tower whose patches overlap, and the text; a decoder writes
+    "florence2": Family(
+        "Florence2",
+        {
+            "depths": [1, 1],
+            "embed_dim": [16, 32],
+            "num_heads": [2, 2],
+            "num_groups": [2, 2],
+            "patch_size": [7, 3],
+            "patch_stride": [4, 2],
+            "patch_padding": [3, 1],
+            "patch_prenorm": [False, True],
+            "window_size": 4,
+            "projection_dim": 32,
+        },
+        {
+            f"{side}_{name}": size
+            for side in ("encoder", "decoder")
+            for name, size in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
+        }
+        | {"model_type": "bart", "decoder_start_token_id": 2},
+        ("CLIP", {"size": SQUARE, "do_center_crop": False, "image_seq_length": 50}),
+        named={"image_token": "<image>"},
+        ids=IMAGE,
+    ),
+}
+
+ALL = FAMILIES | MORE
+
+NUMBERED = ("blip_2", "instructblip", "kosmos_2", "chameleon", "emu3", "florence2")
+"""Those of which no token stands for a part of the picture alone."""
+
+NEED_TORCHVISION = {name for name, family in ALL.items() if family.videos is not None} | {
+    "mistral3",
+    "deepseek_vl",
+    "lfm2_vl",
+    "llama4",
+    "cohere2_vision",
+}
+"""Those whose processors cannot be made without torchvision."""
+
+
+def vision_language(folder: Path, name: str) -> str:
+    """The folder of a tiny model of that family, with random weights."""
+    config, processor = ALL[name].make()
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.2)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)

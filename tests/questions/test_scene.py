@@ -12,7 +12,7 @@ from attnscope.models import load
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.questions.scene import find_scene
 from tests.models import images, speech
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 
 
 def test_patches_of_a_picture_are_equal_parts_row_by_row(tmp_path):

@@ -19,7 +19,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.models.folders import minilm
 from tests.models.images import save_noise
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 from tests.questions.intervention.shapes import GROUPED, NETWORKS, OLDER, SIZES, saved
 from tests.tools.writes import try_type
 

@@ -1,8 +1,8 @@
 """Every type that reads pictures in a text, tiny and random, with its real processor.
 
 ``python -m tests.tools.pictures_in_texts [TYPES]`` makes each type of transformers' image-text-to-text list
-(``tests/models/vision_folders.py``, ``vision_recipes.py``) and asks of it: do the boxes of a picture's tokens
-tile it, at three proportions; does painting a box move that token most, of ten boxes at most; how far
+(``tests/models/vision_language.py``, ``vision_recipes.py``) and asks of it: do the boxes of a picture's
+tokens tile it, at three proportions; does painting a box move that token most, of ten boxes at most; how far
 are the weights from those of the eager model; do two pictures have tokens of their own; do the frames of a
 video. ``--table tests/tools/pictures_in_texts.md`` writes the table.
 """
@@ -28,9 +28,8 @@ from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
-from tests.models.vision_folders import ALL, vision_language
-from tests.models.vision_readings import LEFT
-from tests.models.vision_recipes import make_folder
+from tests.models.vision_language import ALL, vision_language
+from tests.models.vision_recipes import LEFT, make_folder
 from tests.tools.survey import Row, survey
 
 TEXT = "what is on the mat ?"

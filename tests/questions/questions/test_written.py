@@ -21,7 +21,7 @@ from attnscope.questions.spans import span_maps, written_looks
 from attnscope.storage.trace.layout import Message
 from tests.models import folders
 from tests.models.images import picture
-from tests.models.vision_folders import vision_language
+from tests.models.vision_language import vision_language
 
 TEXT = "The king was old. The king said that he would"
 

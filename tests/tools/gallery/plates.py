@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from safetensors.torch import load_file, save_file
 
-from tests.models import folders, images, speech, vision_folders
+from tests.models import folders, images, speech, vision_language
 from tests.notebook.induction import learn
 
 CAT = "The cat sat on the mat because it was tired."
@@ -127,7 +127,7 @@ def senses(place: Path) -> Iterator[Plate]:
     image = str(images.picture(place / "corner.png"))
     yield Plate("image", ("show", "--image", image, "-m", vit))
     yield Plate("image-token", ("show", "--image", image, "-m", vit, "--token", "CLS"), inches=(7.0,))
-    llava = vision_folders.vision_language(place / "llava", "llava")
+    llava = vision_language.vision_language(place / "llava", "llava")
     asked = ("show", "what is on the mat ?", "--image", image, "-m", llava)
     yield Plate("picture-in-text", (*asked, "--token", "mat"), ((100, "true"),), (7.0,))
     tone = str(speech.sound(place / "tone.wav", 1.0))

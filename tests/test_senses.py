@@ -2,7 +2,7 @@
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED, SEPARATOR, find_senses
-from attnscope.models.text.generation import spell_tokens
+from attnscope.models.text.tokens import spell_tokens
 
 
 def seen(*names: str) -> list[Token]:

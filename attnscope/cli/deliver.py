@@ -147,7 +147,7 @@ def print_written(prepared: ModelInput) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from attnscope.models.text.generation import spell_tokens
+    from attnscope.models.text.tokens import spell_tokens
 
     axes = prepared.axes.get("decoder")
     if prepared.written is None or axes is None or isinstance(axes[0], range):

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Array, Place, Weights
@@ -108,16 +109,11 @@ def prepare_traced(trace: Trace) -> ModelInput:
         axis = trace.axis(number)
         return () if isinstance(axis, range) else axis
 
-    pictures = tuple(
-        Picture(
-            trace.arrays[each.array],
-            each.grid,
-            tokens(each.tokens),
-            {box.id: box.edges for box in each.boxes},
-            each.name,
-        )
-        for each in description.images
-    )
+    pictures = []
+    for each in description.images:
+        boxes = {box.id: box.edges for box in each.boxes}
+        pixels = trace.arrays[each.array]
+        pictures.append(Picture(pixels, each.grid, tokens(each.tokens), boxes, each.name))
     heard = None
     if sound is not None:
         bands = None if sound.array is None else trace.arrays[sound.array]
@@ -131,7 +127,7 @@ def prepare_traced(trace: Trace) -> ModelInput:
         tokens(description.tokens),
         description.text_notes,
         replay=replay(trace),
-        pictures=pictures,
+        pictures=tuple(pictures),
         heard=heard,
         figures=figures,
         words=words or (),
@@ -154,10 +150,9 @@ def is_short(trace: Trace) -> bool:
 
 def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:
     """Figures; ``None`` if they do not belong to the calls' heads."""
+    calls = description.calls
     heads = [
-        (call.name, call.call, call.kind, call.layer, head)
-        for call in description.calls
-        for head in range(call.heads)
+        (each.name, each.call, each.kind, each.layer, head) for each in calls for head in range(each.heads)
     ]
     if [(*astuple(each.site), each.head) for each in found] != heads:
         return None
@@ -204,13 +199,11 @@ def _trace_of(
     calls, labels = list[TracedCall](), dict[Kind, Labels]()
 
     def hold(what: str, array: Array) -> str:
-        name = f"{what}.{len(arrays)}"
-        arrays[name] = array
+        arrays[name := f"{what}.{len(arrays)}"] = array
         return name
 
-    known: tuple[Kind, ...] = ("encoder", "decoder", "cross")
-    for kind in known:
-        for layer, weighed in sorted(kinds.get(kind, ()), key=lambda pair: pair[0]):
+    for kind in get_args(Kind):
+        for layer, weighed in sorted(kinds.get(kind, ()), key=itemgetter(0)):
             heads, *size = weighed.values.shape
             opened = pack_mask(weighed.allowed.reshape(1, -1, *size), hold)
             queries, keys = (axes.setdefault(axis, len(axes)) for axis in (weighed.queries, weighed.keys))

@@ -17,10 +17,7 @@ from attnscope.models.inputs import ModelInput, Picture, text_axes
 from attnscope.storage.files import read_lines
 
 COLUMNS = ("label", "group", "special")  # the columns of a table of labels; only the first is required
-
 YES = ("1", "true", "yes", "special")
-
-
 Axes: TypeAlias = Mapping[Kind, tuple[Axis, Axis]]
 
 
@@ -61,14 +58,9 @@ def read_labels(path: Path) -> tuple[Label, ...]:
 
 def tokens_of(labels: Sequence[Label]) -> tuple[Token, ...]:
     """Labels as tokens; equal ones are the same token; a group precedes its labels."""
-    numbers: dict[Label, int] = {}
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     return tuple(
-        Token(
-            f"{label.group}{GROUPED}{label.text}" if label.group else label.text,
-            numbers.setdefault(label, len(numbers)),
-            special=label.special,
-            word=place,
-        )
+        Token(GROUPED.join(filter(None, label[:2])), numbers[label], special=label.special, word=place)
         for place, label in enumerate(labels)
     )
 
@@ -90,9 +82,8 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
         for kind, (queries, keys) in prepared.axes.items()
     }
     if axes and axes == prepared.axes:
-        known = " or ".join(
-            f"{count:,}" for count in sorted({len(each) for two in axes.values() for each in two})
-        )
+        counts = sorted({len(each) for two in axes.values() for each in two})
+        known = " or ".join(f"{count:,}" for count in counts)
         raise InputError(f"there are {len(tokens):,} labels, and {known} positions")
     named = relabel(prepared.tokens, tokens)
     assert not isinstance(named, range)
@@ -150,8 +141,7 @@ def _read_image(name: str, image: Any) -> Array:
         raise InputError(
             f"the image {name} has numbers beyond 0 to 1: give it as it was before it was scaled"
         )
-    rounded: Array = np.rint(255 * array).astype(np.uint8)
-    return rounded
+    return np.asarray(np.rint(255 * array), np.uint8)
 
 
 def _find_grid(count: int, rows: int, columns: int) -> tuple[int, int]:

@@ -25,8 +25,7 @@ from attnscope.models.inputs import (
     SoundPart,
     text_axes,
 )
-from attnscope.models.text.generation import GREEDY, Sampling
-from attnscope.models.text.tokens import tokens_of_spellings
+from attnscope.models.text.tokens import GREEDY, Sampling, tokens_of_spellings
 from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS, visible
 

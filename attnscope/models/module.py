@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 PROBED = (8, 3, 2)  # length of the text that tests whether a module is causal; shorter for a short context
 FAILING = (IndexError, RuntimeError, ValueError)  # what a module raises for more tokens than it has positions
-
-
 NUMBERED = "tokens are shown by their numbers: no tokenizer has read them"
 
 
@@ -48,9 +46,10 @@ class ModuleModel(ReaderModel):
     ) -> Record:
         """One forward pass; a note says if something attention-like was not captured."""
         record = super().run(prepared, observers, fused)
-        unseen = find_unseen(original(self.module), {site.site.name for site in record.sites})
+        module = original(self.module)
+        unseen = find_unseen(module, {site.site.name for site in record.sites})
         if unseen and prepared.replay is None:
-            first = original(self.module).get_submodule(unseen[0])
+            first = module.get_submodule(unseen[0])
             more = f" and {len(unseen) - 1:,} more look" if len(unseen) > 1 else " looks"
             record.note_change(
                 f"{unseen[0]} ({type(first).__name__}){more} like attention that was not captured: "
@@ -195,7 +194,6 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         return ModuleModel(name, module, TextReader(tokenizer, name))
     if config is None:
         raise InputError(f"{name} has no config, as models of transformers have: give a tokenizers.Tokenizer")
-    from attnscope.models.huggingface.load import most_positions
     from attnscope.models.huggingface.model import HuggingFaceModel
     from attnscope.models.huggingface.sounds import SpeechModel
     from attnscope.models.model import hears
@@ -205,13 +203,7 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
             raise InputError(f"{name} was wrapped without an image processor: pass wrap a processor")
         return processor
 
-    writes = getattr(module, "can_generate", None)
-    return (SpeechModel if hears(module) else HuggingFaceModel)(
-        name,
-        module,
-        tokenizer,
-        positions=most_positions(module),
-        writer=module if writes is not None and writes() else None,
-        load_processor=load_processor,
-        preferred=getattr(module, "generation_config", None),
-    )
+    writes, make = getattr(module, "can_generate", None), SpeechModel if hears(module) else HuggingFaceModel
+    writer = module if writes is not None and writes() else None
+    preferred = getattr(module, "generation_config", None)
+    return make(name, module, tokenizer, (), writer, load_processor, preferred)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,10 +40,8 @@ def find_coordinates(
 
     def prepared(greys: Sequence[Array]) -> Array:
         """The prepared pictures for shades of grey, given by row, by column, or for all."""
-        pictures = [
-            np.broadcast_to(grey[..., None], (*shape, 3)).astype(np.uint8)
-            for grey, shape in zip(greys, shapes, strict=True)
-        ]
+        sized = zip(greys, shapes, strict=True)
+        pictures = [np.broadcast_to(grey[..., None], (*shape, 3)).astype(np.uint8) for grey, shape in sized]
         numbers: Array = prepare(pictures).double().cpu().numpy()
         return numbers
 
@@ -73,8 +71,7 @@ LEAST_OWNED = 0.5
 EDGE_SNAP = 0.1  # an edge this close to the picture's own, in token widths, is the picture's
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The part of a picture that one token stands for.
 
     ``box`` is left, top, right and bottom, in pixels of the original picture. ``row`` and ``column``
@@ -87,8 +84,7 @@ class Region:
     box: tuple[float, float, float, float]
 
 
-@dataclass(frozen=True)
-class _Cell:
+class _Cell(NamedTuple):
     """Where the numbers of one token come from: their centre, their extent, and pixels per number."""
 
     token: int
@@ -127,15 +123,12 @@ def find_regions(owners: Array, where: Coordinates, rows: int, columns: int) -> 
 def _cells(owners: Array, x: Array, y: Array) -> list[_Cell]:
     tokens, which = np.unique(owners, return_inverse=True)
     counts = np.bincount(which)
-    middles = [np.bincount(which, values) / counts for values in (x, y)]
-    variances = [
-        np.bincount(which, (values - middle[which]) ** 2) / counts
-        for values, middle in zip((x, y), middles, strict=True)
-    ]
-    sizes = np.sqrt(12 * np.array(variances))  # for evenly spread numbers
+    middles = np.array([np.bincount(which, values) / counts for values in (x, y)])
+    off = (np.stack([x, y]) - middles[:, which]) ** 2
+    sizes = np.sqrt(12 * np.array([np.bincount(which, each) / counts for each in off]))  # if evenly spread
     scales = np.sqrt(np.maximum(sizes[0] * sizes[1], 1e-12) / counts)
-    columns = (tokens.tolist(), *(each.tolist() for each in (*middles, *sizes, scales)))
-    return [_Cell(token, (a, b), (w, h), s) for token, a, b, w, h, s in zip(*columns, strict=True)]
+    columns = (each.tolist() for each in (tokens, middles.T, sizes.T, scales))
+    return [_Cell(token, tuple(m), tuple(s), scale) for token, m, s, scale in zip(*columns, strict=True)]
 
 
 def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]:
@@ -151,13 +144,11 @@ def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]
         return len(cells) == len(places) == len(rows) * len(columns)
 
     parts: list[list[_Cell]] = []
-    for cell in () if is_full(cells) else sorted(cells, key=lambda cell: cell.token):
+    for cell in () if is_full(cells) else sorted(cells):
         free = (part for part in parts if not any(_overlap(cell, other) for other in part))
-        part = next(free, None)
-        if part is None:
-            parts.append([cell])
-        else:
-            part.append(cell)
+        if (part := next(free, None)) is None:
+            parts.append(part := [])
+        part.append(cell)
     return parts if parts and all(map(is_full, parts)) else [list(cells)]
 
 
@@ -235,10 +226,8 @@ class Entered(NamedTuple):
 def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> Owners | None:
     """Run a model on ``inputs`` up to its language model, and follow gradients to ``inputs[picture]``.
 
-    Attention outputs are held constant: then a token depends on its own pixels alone. A token's number is
-    read off digit by digit: each digit scales its token's gradient, and a pixel's gradient, divided by
-    its unscaled gradient, is the digit. ``None`` if nothing that enters the language model depends on the
-    picture.
+    Attention outputs are held constant: then a token depends on its own pixels alone. ``None`` if nothing
+    that enters the language model depends on the picture.
     """
     entered = enter(module, inputs, picture)
     if entered is None:
@@ -260,7 +249,8 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
             if child is not module:
                 handle = child.register_forward_pre_hook(entry.arrive, with_kwargs=True)
                 stack.callback(handle.remove)
-                stack.callback(child.register_forward_hook(_hold(path, record)).remove)
+                hold = partial(_hold, path, record)
+                stack.callback(child.register_forward_hook(hold).remove)
         try:
             module(**{**inputs, name: given})
         except _Reached:
@@ -298,23 +288,16 @@ class _Entry:
 
     def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Take what depends on the picture when a module reads the text."""
-        text, beside, ids = (
-            kwargs.get("inputs_embeds"),
-            [*args[1:], *kwargs.values()],
-            kwargs.get("input_ids"),
-        )
+        text, ids = kwargs.get("inputs_embeds"), kwargs.get("input_ids")
+        beside = [*args[1:], *kwargs.values()]
         # modules in between may read some ids of their own
         of_text = isinstance(ids, Tensor) and self._ids is not None and torch.equal(ids, self._ids)
         layer = text is None and not of_text
         if layer:  # a cross-attending layer gets both
             text = args[0] if args else None
             beside = [value for value in beside if _is_seen(value) and not _holds(value, self._embedded)]
-        beside = [
-            value
-            for value in beside
-            # the processor's output has not been read yet
-            if value is not text and _holds(value, self._given) and not torch.equal(value, self._given)
-        ]
+        seen = [value for value in beside if value is not text and _holds(value, self._given)]
+        beside = [value for value in seen if not torch.equal(value, self._given)]  # what was not read yet
         if not (_holds(text, self._embedded) if text is not None else not layer):
             return
         if _holds(text, self._given):  # the picture is already in the text
@@ -339,13 +322,9 @@ def _is_seen(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad and value.ndim >= 3
 
 
-def _hold(path: str, record: Record) -> Callable[..., Any]:
-    """A hook that stops the gradient after a module that contains attention."""
-
-    def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        return _detached(output) if path in record.calls else None
-
-    return leave
+def _hold(path: str, record: Record, module: nn.Module, args: Any, output: Any) -> Any:
+    """Stop the gradient after a module that contains attention."""
+    return _detached(output) if path in record.calls else None
 
 
 def _detached(value: Any) -> Any:
@@ -355,15 +334,18 @@ def _detached(value: Any) -> Any:
 
 
 def _read_off(states: Tensor, pixels: Tensor) -> Tensor:
-    """The number of the token that each pixel ends in.  [token, feature], [pixel...] -> [pixel...]"""
+    """The number of the token that each pixel ends in.  [token, feature], [pixel...] -> [pixel...]
+
+    It is read off digit by digit: each digit scales its token's gradient, and a pixel's gradient, divided by
+    its unscaled gradient, is the digit.
+    """
     numbers = torch.arange(len(states), device=states.device)
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(states.shape[-1], generator=generator).to(states)
 
     def gradient(weights: Tensor) -> Tensor:
         weighed = weights.to(states)[:, None] * direction  # [token, feature]
-        (found,) = torch.autograd.grad(states, pixels, weighed, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(pixels) if found is None else found
+        return torch.autograd.grad(states, pixels, weighed, retain_graph=True, materialize_grads=True)[0]
 
     plain = gradient(torch.ones(len(states)))
     ends = plain.abs() > GRADIENT_NOISE * torch.finfo(plain.dtype).eps * plain.float().square().mean().sqrt()

@@ -14,7 +14,7 @@ from attnscope.errors import InputError
 from attnscope.models.inputs import Chat, Limit, ModelInput, SoundPart
 from attnscope.models.labels import label_input, read_labels
 from attnscope.models.model import Model
-from attnscope.models.text.generation import Sampling
+from attnscope.models.text.tokens import Sampling
 from attnscope.storage.trace.layout import DOCUMENT, Message
 from attnscope.text import MOST_CHARACTERS
 
@@ -84,9 +84,8 @@ def _served(line: Mapping[str, Any]) -> list[Any]:
 def read_document(document: object) -> str:
     """The text of a document that a log line holds, by the names that templates use."""
     fields = document if isinstance(document, Mapping) else {"text": document}
-    return next(
-        (str(fields[name]) for name in ("text", "content", "contents", "body") if fields.get(name)), ""
-    )
+    found = (fields.get(name) for name in ("text", "content", "contents", "body"))
+    return str(next(filter(None, found), ""))
 
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,26 +102,19 @@ def batch_predictions(
         targets = [target._replace(copy=number) for number, copy in enumerate(batch) for target in copy]
         if len(batch) == 1 and len(targets) > SCORED_ROWS:
             model.find_trunk(copied)
-        tokens = tuple(token for copy in batch for token in texts[copy[0].text])
-        yield PredictionBatch(
-            replace(copied, tokens=tokens),
-            tuple(copy[0].text for copy in batch),
-            tuple(targets),
-        )
+        copied = replace(copied, tokens=tuple(token for copy in batch for token in texts[copy[0].text]))
+        yield PredictionBatch(copied, tuple(copy[0].text for copy in batch), tuple(targets))
         tell("pass", start // size + 1, -(-len(copies) // size))
 
 
 def _copies(text: int, tokens: Sequence[Token], mask: int | None) -> Iterator[list[Target]]:
     """The targets of each copy of a text; copies without any are left out."""
-    plain = [position for position, token in enumerate(tokens) if not token.special]
-    if mask is None:
-        parts = [[position for position in plain if position > 0]]
-    else:
-        parts = [plain[start::TURNS] for start in range(TURNS)]
-    back = 1 if mask is None else 0
-    for part in parts:
-        if part:
-            yield [Target(text, position, 0, position - back, tokens[position].id) for position in part]
+    plain, back = [position for position, token in enumerate(tokens) if not token.special], mask is None
+    parts = (
+        [[position for position in plain if position]] if back else [plain[at::TURNS] for at in range(TURNS)]
+    )
+    for part in filter(None, parts):
+        yield [Target(text, position, 0, position - back, tokens[position].id) for position in part]
 
 
 class Prediction(NamedTuple):
@@ -231,10 +224,8 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
     ids = detached.argmax(-1) if chosen is None else torch.full_like(detached[:, 0], chosen).long()
     score = scores.gather(-1, ids[:, None]).sum()
     if len(scores) == 1:
-        spelled = visible(model.labels[int(ids[0])])
-        description = (
-            f"the prediction: class {spelled!r} ({per_cent(float(detached[0].softmax(-1)[ids[0]]))})"
-        )
+        share = per_cent(float(detached[0].softmax(-1)[ids[0]]))
+        description = f"the prediction: class {visible(model.labels[int(ids[0])])!r} ({share})"
     return Prediction(score, int(ids[0]), None, f"{description}{place}", scores, at)
 
 
@@ -245,9 +236,8 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
     number = read_number(name)
     if number is not None and number < len(labels):
         return number
+    some = ", ".join(map(visible, labels[:NAMED_CLASSES])) + ", ..." * (len(labels) > NAMED_CLASSES)
     near = nearest_name(name, labels)
-    more = ", ..." if len(labels) > NAMED_CLASSES else ""
-    some = ", ".join(map(visible, labels[:NAMED_CLASSES])) + more
     raise SelectionError(f"no class {name!r}: {near}the model tells {len(labels):,} apart: {some}")
 
 
@@ -260,10 +250,8 @@ def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
 
 def _id_of(model: Model, word: str, logits: Tensor) -> int:
     """The token of a word; the most likely of several spellings. Raises ``SelectionError``."""
-    spellings = model.objective.vocabulary.spell(list(range(len(logits))))
-    known = [
-        id_ for id_, spelled in enumerate(spellings) if spelled and spelled.lstrip(MARKS) == word.strip()
-    ]
+    spelled = enumerate(model.objective.vocabulary.spell(list(range(len(logits)))))
+    known = [id_ for id_, spelling in spelled if spelling and spelling.lstrip(MARKS) == word.strip()]
     if not known:
         pieces: list[str] = []
         with suppress(InputError):  # a model without a tokenizer

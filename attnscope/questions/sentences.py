@@ -12,8 +12,7 @@ from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import CoarseMap, How
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.text.generation import spell_tokens
-from attnscope.models.text.tokens import UNKNOWN_END
+from attnscope.models.text.tokens import UNKNOWN_END, spell_tokens
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
 

@@ -10,8 +10,7 @@ from torch import nn
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.models.text.generation import Sampling
-from attnscope.models.text.tokens import Vocabulary
+from attnscope.models.text.tokens import Sampling, Vocabulary
 from tests.models import folders
 
 TEXT = "The cat sat on the mat"
@@ -275,7 +274,7 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
 
 
 def test_the_note_quotes_what_was_written_and_nothing_in_it_steers_a_terminal():
-    from attnscope.models.text.generation import describe_generation
+    from attnscope.models.text.tokens import describe_generation
 
     tokens = (
         Token("be", 1, word=3),

@@ -8,7 +8,7 @@ from typing import Any
 
 import transformers
 
-from attnscope.models.huggingface.sound_texts import SOUND_IDS
+from attnscope.models.huggingface.sounds import SOUND_IDS
 from tests.models import speech
 from tests.models.vision_language import make_tokenizer
 from tests.tools.coverage.recipes import RECIPES, Recipe

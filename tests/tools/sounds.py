@@ -120,7 +120,7 @@ def check(name: str, sound: Path) -> list[str]:
 
 def reads_both(model: Model) -> bool:
     """Whether a model reads a text beside the sound."""
-    from attnscope.models.huggingface.sound_texts import SoundTextModel
+    from attnscope.models.huggingface.sounds import SoundTextModel
 
     return isinstance(model, SoundTextModel)
 

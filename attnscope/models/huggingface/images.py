@@ -120,8 +120,7 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
         pixels, grid = _pixels(values[0], processor), _patch_grid(module, *values.shape[-2:])
     axes: dict[Kind, tuple[Axis, Axis]] = {}
     if grid is not None:  # none of which are equal, and for a head that pools them
-        places = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
-        patches = (Token(place, number) for number, place in enumerate(places, PICTURED))
+        patches = (Token(f"{at // grid[1]},{at % grid[1]}", PICTURED + at) for at in range(grid[0] * grid[1]))
         tokens = *_special_tokens(module, BEFORE), *patches, *_special_tokens(module, AFTER, PICTURED // 2)
         axes = {"encoder": (tokens, tokens), "cross": (range(1), tokens)}
     picture, inputs = Picture(pixels, grid, tokens), place_fields(fields, module, entry)
@@ -129,7 +128,7 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
 
 
 def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any) -> dict[str, Any]:
-    """What a model's processor makes of ``what`` (a picture or a sound) and its text, in bounded memory.
+    """What a model's processor makes of ``what`` and its text.
 
     Raises ``InputError`` for what it refuses, ``ModelError`` if it takes too much time or memory.
     """

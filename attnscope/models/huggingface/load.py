@@ -16,22 +16,17 @@ from attnscope.limits import free_memory
 from attnscope.models.foreign import explained
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
-from attnscope.models.huggingface.sound_texts import (
+from attnscope.models.huggingface.sounds import (
     HearingModel,
     SoundTextModel,
+    SpeechModel,
     hears_too,
+    is_ctc,
     stands_for_sounds,
 )
-from attnscope.models.huggingface.sounds import SpeechModel, is_ctc
 from attnscope.models.huggingface.source import WITHOUT, Source
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import accepts, hears
-
-AUTOMATIC = (
-    "AutoModelForSequenceClassification",
-    "AutoModelForTokenClassification",
-    "AutoModelForImageClassification",
-)
 
 
 def pick_classifier(config: Any) -> Any:
@@ -39,8 +34,8 @@ def pick_classifier(config: Any) -> Any:
     import transformers
 
     saved = set(config.architectures or ())
-    for name in AUTOMATIC:
-        automatic = getattr(transformers, name)
+    for what in ("Sequence", "Token", "Image"):
+        automatic = getattr(transformers, f"AutoModelFor{what}Classification")
         made = automatic._model_mapping.get(type(config), ())
         made = made if isinstance(made, tuple) else (made,)
         if saved & {each.__name__ for each in made} and not config.is_encoder_decoder:
@@ -91,9 +86,8 @@ def load_huggingface(
 
     source = Source(name, revision, trust_remote_code)
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
-        raise ModelError(
-            "a device map needs accelerate, which is not installed: pip install 'attnscope[large]'"
-        )
+        lacks = "a device map needs accelerate, which is not installed"
+        raise ModelError(f"{lacks}: pip install 'attnscope[large]'")
     config = source.load_config()
     try:
         tokenizer = source.load_tokenizer(config)
@@ -132,16 +126,9 @@ def load_huggingface(
         (classes is not None, Classifier),
         (True, HuggingFaceModel),
     )
-    return next(make for fits, make in rows if fits)(
-        name,
-        module,
-        tokenizer,
-        notes,
-        positions=most_positions(module),
-        writer=None if kind is AutoModel or headless else loaded,
-        load_processor=source.load_processor,
-        preferred=preferred,
-    )
+    make = next(make for fits, make in rows if fits)
+    writer = None if kind is AutoModel or headless else loaded
+    return make(name, module, tokenizer, notes, writer, source.load_processor, preferred)
 
 
 def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
@@ -220,17 +207,6 @@ def _forget_preferences(writer: Any) -> None:
     if kept["decoder_start_token_id"] is None:  # two models joined by hand
         kept["decoder_start_token_id"] = getattr(writer.config, "decoder_start_token_id", None)
     writer.generation_config = GenerationConfig(**kept)
-
-
-def most_positions(module: nn.Module) -> int | None:
-    """The most tokens that the model has positions for, by its position table or its config."""
-    for name, table in module.named_modules():
-        if isinstance(table, nn.Embedding) and name.rpartition(".")[2] in {"position_embeddings", "wpe"}:
-            reserved = 0 if table.padding_idx is None else table.padding_idx + 1
-            return table.num_embeddings - reserved
-    config: Any = module.config
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 HELD = 0.5  # the share of free memory for weights; a layer from disk and the pass need the rest

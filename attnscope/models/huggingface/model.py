@@ -25,8 +25,14 @@ from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, P
 from attnscope.models.model import Model, accepts, hears
 from attnscope.models.regions import find_owners
 from attnscope.models.request import read_chat
-from attnscope.models.text.generation import GREEDY, Sampling, describe_generation, strip_end
-from attnscope.models.text.tokens import Encoded, repeat_random
+from attnscope.models.text.tokens import (
+    GREEDY,
+    Encoded,
+    Sampling,
+    describe_generation,
+    repeat_random,
+    strip_end,
+)
 from attnscope.progress import tell
 
 PROBED = 64  # tokens on which it is tried whether parts of the scores are those of a whole pass
@@ -90,6 +96,17 @@ class _Written:
         """Receive the end of the text."""
 
 
+def most_positions(module: nn.Module) -> int | None:
+    """The most tokens that the model has positions for, by its position table or its config."""
+    for name, table in module.named_modules():
+        if isinstance(table, nn.Embedding) and name.rpartition(".")[2] in {"position_embeddings", "wpe"}:
+            reserved = 0 if table.padding_idx is None else table.padding_idx + 1
+            return table.num_embeddings - reserved
+    config: Any = module.config
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def is_row(tensor: Tensor, tokens: int) -> bool:
     """Whether a tensor has one number per token of a single text, [1, token]; pixels do not."""
     return tensor.ndim == 2 and tensor.shape[1] == tokens
@@ -107,15 +124,13 @@ class HuggingFaceModel(Model):
         name: str,
         module: nn.Module,
         tokenizer: Any,
-        notes: Sequence[str] = (),
-        *,
-        positions: int | None = None,
-        writer: Any = None,
+        notes: Sequence[str],
+        writer: Any,
         load_processor: Callable[[str], Any],
-        preferred: Any = None,
+        preferred: Any,
     ) -> None:
         config: Any = module.config
-        super().__init__(name, module, positions, notes)
+        super().__init__(name, module, most_positions(module), notes)
         self.writer = writer
         self.reader = FolderReader(name, tokenizer)
         self.preferred = preferred

@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURED, SEPARATOR, Array
 from attnscope.errors import InputError, ModelError
-from attnscope.models.huggingface.images import (
-    ask_processor,
-    open_frames,
-    open_image,
-    place_fields,
-)
+from attnscope.models.huggingface.images import ask_processor, open_frames, open_image, place_fields
 from attnscope.models.huggingface.reader import FolderReader, write_chat
 from attnscope.models.inputs import Chat, ModelInput, Picture
 from attnscope.models.model import accepts
@@ -123,23 +118,21 @@ class PictureTokens:
 
     def name_across(self) -> tuple[Token, ...]:
         """The tokens of pictures that a model cross-attends to."""
-        names = [self.name(number) for number in range(self.length)]
-        return tuple(
-            Token(name, PICTURED + number)
-            if name is not None
-            else Token(f"{self.word} 1 · {number} of no place", SEPARATOR + number, special=self.placed)
-            for number, name in enumerate(names)
-        )
+
+        def token(number: int) -> Token:
+            if (name := self.name(number)) is not None:
+                return Token(name, PICTURED + number)
+            return Token(f"{self.word} 1 · {number} of no place", SEPARATOR + number, special=self.placed)
+
+        return tuple(map(token, range(self.length)))
 
     def lay_out(self, images: Sequence[Image], tokens: Sequence[Token]) -> Iterator[Picture]:
         """Each picture up to where its finest tokens reach, with those tokens row by row."""
         for place, (image, regions) in enumerate(zip(images, self.regions, strict=True), 1):
             boxes = {tokens[number].id: region.box for number, region in regions.items()}
             whole = Picture(np.asarray(image), None, (), boxes, f"{self.word} {place}")
-            finest = sorted(
-                (region.row, region.column, number) for number, region in regions.items() if region.level == 0
-            )
-            rows, columns = (1 + max((each[side] for each in finest), default=-1) for side in (0, 1))
+            finest = sorted((*region[:3], number) for number, region in regions.items() if region.level == 0)
+            rows, columns = (1 + max((each[side] for each in finest), default=-1) for side in (1, 2))
             if not finest or len(finest) != rows * columns:
                 yield whole
                 continue
@@ -256,9 +249,8 @@ class PictureText:
         for number, part in enumerate(parts):
             content += [{"type": self.what}] if number else []
             content += [_text(part)] if part.strip() else []
-        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        if chat.system is not None:
-            messages.insert(0, {"role": "system", "content": [_text(chat.system)]})
+        system = [] if chat.system is None else [{"role": "system", "content": [_text(chat.system)]}]
+        messages = [*system, {"role": "user", "content": content}]
         return write_chat(self.reader.name, self.processor, messages, chat.reply)
 
     def _refuse(self, places: int, sign: str, count: int) -> None:
@@ -282,10 +274,8 @@ class PictureText:
         found = [self._in_template(), *plain, *map(spell, IDS[self.what])]
         signs = [sign for sign in dict.fromkeys(found) if isinstance(sign, str) and sign]
         for what in ("vision", self.what):
-            start, end = (
-                spell(f"{what}_{side}_token_id") or getattr(tokenizer, f"{what}_{side}_token", None)
-                for side in ("start", "end")
-            )
+            names = [f"{what}_{side}_token" for side in ("start", "end")]
+            start, end = (spell(f"{name}_id") or getattr(tokenizer, name, None) for name in names)
             if isinstance(start, str) and isinstance(end, str):  # they separate pictures
                 return [sign if start in sign else start + sign + end for sign in signs], plain
         return signs, plain
@@ -325,11 +315,7 @@ class PictureText:
         }
 
     def _label(
-        self,
-        prompt: str,
-        images: Sequence[Image],
-        inputs: Mapping[str, Tensor],
-        settings: Mapping[str, Any],
+        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], settings: Mapping[str, Any]
     ) -> ModelInput:
         """The input with its axes; picture tokens are named by row and column."""
         found = self._find(prompt, images, inputs, settings)
@@ -353,11 +339,7 @@ class PictureText:
         return ModelInput(inputs, axes, tokens, notes, settings, pictures=pictures)
 
     def _find(
-        self,
-        prompt: str,
-        images: Sequence[Image],
-        inputs: Mapping[str, Tensor],
-        settings: Mapping[str, Any],
+        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], settings: Mapping[str, Any]
     ) -> PictureTokens:
         """Which tokens stand for which parts of the pictures, by experiment, largest fields first.
 
@@ -406,11 +388,9 @@ class PictureText:
         kind, length = axis or ("decoder", 0)
         if not traced:
             return PictureTokens(word, kind, length, [{} for _ in shapes])
-        all_where = [
-            Coordinates(*map(np.concatenate, zip(*each, strict=True)))
-            for each in zip(*(where for _, where in traced), strict=True)
-        ]
-        regions = place(np.concatenate([tokens for tokens, _ in traced]), all_where)
+        tokens = np.concatenate([tokens for tokens, _ in traced])
+        fields = zip(*(where for _, where in traced), strict=True)  # of each picture
+        regions = place(tokens, [Coordinates(*np.concatenate(each, axis=1)) for each in fields])
         padding = owned.difference(*regions)
         mixed = find_moved(self.module, given, read) - padding if kind == "decoder" else set()
         return PictureTokens(word, kind, length, regions, padding, mixed.difference(*regions))

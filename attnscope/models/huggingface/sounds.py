@@ -1,9 +1,10 @@
-"""Models that read sound: the frames of a sound, how long each is, and what a CTC head reads in it."""
+"""Models that read sound, alone or in a text: its frames, their length, and what a CTC head reads in them."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,13 +21,13 @@ from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import HEARD, READ, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import refusable
-from attnscope.models.huggingface.images import place_fields
+from attnscope.models.huggingface.images import ask_processor, place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Objective, SoundPart
-from attnscope.models.model import find_sound_input, takes
-from attnscope.models.text.generation import GREEDY, Sampling
-from attnscope.models.text.tokens import BEGINS, tokens_of_ids
+from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Objective, SoundPart, text_axes
+from attnscope.models.model import SOUNDS, find_sound_input, takes
+from attnscope.models.regions import MIDDLES, find_middles
+from attnscope.models.text.tokens import BEGINS, GREEDY, Sampling, tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
 
 LENGTHS = ("_get_subsampling_output_length", "_get_feat_extract_output_lengths")
@@ -37,7 +38,6 @@ The first belongs to the encoder itself; the other may be copied from a model of
 
 LONG_INPUT = 10**9  # a length large enough for its number of frames to give the length of one
 FRAMES_CUT = 4  # how many frames a sound may differ from the sum of its frames: convolutions cut its ends
-HUNDREDTHS_TOLERANCE = 1e-4  # how many seconds hundredths may be off
 BANDS = 64  # frequency bands of a wave
 SILENT_SHARE = 1e-6  # the share of the maximum that counts as silence: 60 decibels
 
@@ -57,17 +57,13 @@ class Frames:
     @property
     def tokens(self) -> tuple[Token, ...]:
         """A token for each, named by its start time; no two are equal."""
-        return tuple(
-            Token(
-                name_moment(self.begin + number * self.seconds, self.seconds), HEARD + number, special=special
-            )
-            for number, special in enumerate(number >= self.heard for number in range(self.count))
-        )
+        names = [name_moment(self.begin + at * self.seconds, self.seconds) for at in range(self.count)]
+        return tuple(Token(name, HEARD + at, special=at >= self.heard) for at, name in enumerate(names))
 
 
 def name_moment(time: float, *steps: float) -> str:
     """A time in seconds, with as many digits as separate it from neighbours ``steps`` away."""
-    exact = all(abs(step - round(step, 2)) < HUNDREDTHS_TOLERANCE for step in steps)
+    exact = all(abs(step - round(step, 2)) < 1e-4 for step in steps)
     return f"{time:.{2 if exact else 3}f} s"
 
 
@@ -143,8 +139,8 @@ def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> 
     missing = frames.count * long - loud.shape[1]
     if abs(missing) > FRAMES_CUT * long:
         return None
-    whole = functional.pad(loud[None], (0, missing), mode="replicate")[0] if missing > 0 else loud
-    means: Array = whole[:, : frames.count * long].reshape(bands, frames.count, long).mean(-1).numpy()
+    whole = functional.pad(loud[None], (0, missing), mode="replicate")[0]  # or cut, if there are more
+    means: Array = whole.reshape(bands, frames.count, long).mean(-1).numpy()
     return means
 
 
@@ -165,8 +161,7 @@ def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
 def _frame_counter(module: nn.Module) -> Callable[[int], int] | None:
     """The function from length to number of frames, before any adapter; ``None`` if no module has it."""
     methods = (getattr(child, name, None) for name in LENGTHS for child in module.modules())
-    method = next((method for method in methods if method is not None), None)
-    if method is None:
+    if (method := next((method for method in methods if method is not None), None)) is None:
         return None
     alone = {"add_adapter": False} if "add_adapter" in inspect.signature(method).parameters else {}
     return lambda length: int(method(torch.tensor(length), **alone))
@@ -280,12 +275,10 @@ class SpeechModel(HuggingFaceModel):
         """A transcript spelled as the CTC head would write it. Raises ``InputError`` for letters it lacks."""
         tokenizer = self.reader.tokenizer
         plain = " ".join("".join(each for each in text if each.isalnum() or each in " '").split())
-        for said in (
-            each for whole in (text.strip(), plain) for each in (whole, whole.upper(), whole.lower())
-        ):
+        for said in (case(each) for each in (text.strip(), plain) for case in (str, str.upper, str.lower)):
             ids = tokenizer(said, add_special_tokens=False).input_ids
             if ids and tokenizer.unk_token_id not in ids:
-                spelled = spell_letters(numpy.array(ids), letters.scores, letters.seconds, tokenizer)
+                spelled = spell_letters(np.array(ids), letters.scores, letters.seconds, tokenizer)
                 assert spelled is not None
                 return spelled
         raise InputError(f"the CTC head of {self.name} has no letters for {plain or text!r}")
@@ -311,12 +304,9 @@ class SpeechModel(HuggingFaceModel):
     def alignment_heads(self) -> tuple[Head, ...]:
         """The heads that align words with the sound, as the folder names them; empty if it does not."""
         named = getattr(self.preferred, "alignment_heads", None)
-        pairs = named if isinstance(named, list | tuple) else ()
-        return tuple(
-            Head(*pair)
-            for pair in pairs
-            if isinstance(pair, list | tuple) and len(pair) == 2 and all(type(one) is int for one in pair)
-        )
+        listed = named if isinstance(named, list | tuple) else ()
+        pairs = [pair for pair in listed if isinstance(pair, list | tuple)]
+        return tuple(Head(*pair) for pair in pairs if list(map(type, pair)) == [int, int])
 
     @cached_property
     def _extractor(self) -> Any:
@@ -329,8 +319,8 @@ class SpeechModel(HuggingFaceModel):
     @property
     def at_once(self) -> float:
         """The most seconds in one pass; ``None`` for models without a limit."""
-        limits = (getattr(self._extractor, limit, None) for limit in ("n_samples", "nb_max_samples"))
-        most = next((limit for limit in limits if limit is not None), None)
+        most = getattr(self._extractor, "n_samples", None)
+        most = getattr(self._extractor, "nb_max_samples", None) if most is None else most
         return most / self._extractor.sampling_rate if isinstance(most, int) and most > 0 else math.inf
 
     def _listen(self, path: Path, part: SoundPart) -> tuple[Sound, tuple[str, ...]]:
@@ -338,8 +328,8 @@ class SpeechModel(HuggingFaceModel):
         sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
         if sound.seconds <= self.at_once:
             return sound, ()
-        notes = self._note_cut(path, sound, self.at_once, part)
         most = round(self.at_once * sound.rate)
+        notes = self._note_cut(path, sound, self.at_once, part)
         return replace(sound, samples=sound.samples[:most]), notes
 
     def _note_cut(self, path: Path, sound: Sound, end: float, part: SoundPart) -> tuple[str, ...]:
@@ -439,6 +429,175 @@ class SpeechModel(HuggingFaceModel):
 
 def _ids(named: Any, below: int) -> Mapping[str, int]:
     """Token ids by name, for names in the vocabulary."""
-    if not isinstance(named, Mapping):
-        return {}
-    return {str(name): id_ for name, id_ in named.items() if isinstance(id_, int) and 0 <= id_ < below}
+    known = named.items() if isinstance(named, Mapping) else ()
+    return {str(name): id_ for name, id_ in known if isinstance(id_, int) and 0 <= id_ < below}
+
+
+def find_begins(module: nn.Module, steps: int, seconds: float, count: int) -> tuple[float, ...] | None:
+    """The second at which each of ``count`` tokens begins, in steps of ``seconds``.
+
+    A token begins at the length from which a sound has it. ``None`` if no encoder gives its token count
+    as a function of length, or if that function counts something else.
+    """
+    for child in module.modules():
+        file, config = sys.modules[type(child).__module__], getattr(child, "config", None)
+        counter = next((getattr(file, name) for name in LENGTHS if hasattr(file, name)), None)
+        if counter is None or config is None:
+            continue
+        _, *others = inspect.signature(counter).parameters
+        known = {name: getattr(config, name) for name in others if hasattr(config, name)}
+        counts = counter(torch.arange(1, steps + 1), **known)
+        if int(counts[-1]) == count and bool((counts.diff() >= 0).all()):
+            first = torch.searchsorted(counts, torch.arange(1, count + 1))  # length at each token
+            return tuple(round(int(begin) * seconds, 6) for begin in first - first[0])
+    return None
+
+
+SOUND_IDS = ("audio_token_id", "audio_token_index")
+"""Config fields for the id of a token that stands for a sound."""
+
+
+def stands_for_sounds(config: Any) -> bool:
+    """Whether a model has a sound token in its text."""
+    return any(getattr(config, name, None) is not None for name in SOUND_IDS)
+
+
+MOST_BESIDE_LINE = 0.5  # how far, in tokens, a token's middle may lie from the line through all of them
+
+
+class SoundTextModel(HuggingFaceModel):
+    """A transformers language model with a sound token in its text."""
+
+    def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
+        """A text with a sound file in it: where the text has the processor's placeholder, or before it."""
+        if text is None:
+            raise InputError(f"{self.name} reads a text beside the sound: give both")
+        part = part or SoundPart()
+        rate = sampling_rate(self.name, self._extractor, 16000)
+        sound = read_sound(path, part.begin, part.end).resample(rate)
+        signs = {getattr(self.module.config, name, None) for name in SOUND_IDS}
+        fields, notes = self._read_both(self._prompt(text), sound, signs)
+        inputs = place_fields(fields, self.module)
+        name = next((name for name, value in inputs.items() if value.is_floating_point()), None)
+        if name is None or "input_ids" not in inputs:
+            raise InputError(f"the processor of {self.name} makes nothing of the sound that the model reads")
+        ids = inputs["input_ids"][0].tolist()
+        stand = [position for position, id_ in enumerate(ids) if id_ in signs]
+        begins, unknown = self._find_begins(inputs, name, sound, stand)
+        if begins is None:
+            notes = (f"{unknown}: those of the sound are numbered", *notes)
+        tokens = list(tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids))
+        for number, position in enumerate(stand):
+            begin = 0.0 if begins is None else begins[number]
+            spelled = f"sound · {number}" if begins is None else name_moment(sound.begin + begin, *begins)
+            padding, segment = begin >= sound.seconds, tokens[position].segment
+            tokens[position] = Token(spelled, HEARD + number, special=padding, segment=segment)
+        heard = None
+        if begins is not None:
+            pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
+            heard = Heard(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
+        labelled = tuple(tokens)
+        return ModelInput(inputs, text_axes(labelled), labelled, notes, self.settings, heard=heard)
+
+    @cached_property
+    def _processor(self) -> Any:
+        return self.load_processor("text")
+
+    @property
+    def _extractor(self) -> Any:
+        extractor = getattr(self._processor, "feature_extractor", None)
+        return extractor or getattr(self._processor, "audio_processor", None)
+
+    def _prompt(self, text: str) -> str:
+        """The text with the processor's placeholder for a sound."""
+        sign = getattr(self._processor, "audio_token", None)
+        if not isinstance(sign, str):
+            raise InputError(
+                f"{self.name} has no sign for a sound in a text: it cannot be shown with --audio"
+            )
+        begin, end = (getattr(self._processor, f"audio_{name}_token", None) or "" for name in ("bos", "eos"))
+        return text if sign in text else f"{begin}{sign}{end}{text}"
+
+    def _read_both(
+        self, prompt: str, sound: Sound, signs: set[Any]
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """The model's input for both, from the processor; where it takes a sound in chats alone, without it.
+
+        Then the text gets as many placeholders as the model makes vectors, and a note says so.
+        """
+        both = {"text": [prompt], "audio": [sound.samples]}
+        find: Any = getattr(self.module, "get_audio_features", None)
+        try:
+            return ask_processor(self.name, "sound", self._processor, **both), ()
+        except InputError as error:
+            refusal, extractor = error, self._extractor
+            if extractor is None or find is None:
+                raise
+        read = self.reader.tokenizer(prompt)["input_ids"]
+        if signs.isdisjoint(read):
+            raise refusal
+        most = getattr(extractor, "n_samples", None)
+        if isinstance(most, int) and len(sound.samples) > most:
+            raise InputError(
+                f"{self.name} hears at most {most / sound.rate:g} seconds in a text here: choose a part with "
+                "--from-second and --to-second"
+            )
+        fields = ask_processor(self.name, "sound", extractor, sound.samples, sampling_rate=sound.rate)
+        try:
+            with torch.inference_mode():
+                given = place_fields(fields, self.module, "get_audio_features")
+                vectors: Tensor = find(**given).pooler_output
+        except Exception:  # it needs more than the sound: the processor's own error is the answer
+            raise refusal from None
+        count = vectors.flatten(0, -2).shape[0]
+        written = [id_ for one in read for id_ in ([one] * count if one in signs else [one])]
+        note = f"its processor refuses a sound beside a text: {count:,} tokens stand for it, "
+        return {**fields, "input_ids": torch.tensor([written])}, (f"{note}as the model asks",)
+
+    def _find_begins(
+        self, inputs: Mapping[str, Tensor], name: str, sound: Sound, stand: Sequence[int]
+    ) -> tuple[tuple[float, ...] | None, str]:
+        """When each token of the sound begins, as the model counts or evenly; otherwise why not."""
+        values, count = inputs[name], len(stand)
+        axis = time_axis(values, self._extractor)
+        steps = values.shape[axis]
+        masks = (mask for mask in inputs.values() if not mask.is_floating_point())
+        mask = next((mask for mask in masks if mask.shape == (1, steps)), None)
+        real = steps if mask is None else int(mask.sum())
+        step = step_seconds(values, real, sound, self._extractor)
+        counted = find_begins(self.module, real, step, count)
+        if counted is not None or not count:
+            return counted, "no token stands for the sound"
+        some = np.unique(np.linspace(0, count - 1, MIDDLES).round().astype(int))
+        given = {**inputs, **self.settings}
+        middles = find_middles(self.module, given, name, [stand[number] for number in some], axis)
+        if middles is None or np.isnan(middles).any():
+            return None, "no token stands for a moment of the sound alone"
+        pace = round(float(np.polyfit(some, middles, 1)[0])) if count > 1 else steps
+        if pace < 1 or (count > 1 and np.abs(middles / pace - some - 0.5).max() > MOST_BESIDE_LINE):
+            return None, "time does not go evenly through the tokens of the sound"
+        return tuple(round(number * pace * step, 6) for number in range(count)), ""
+
+
+def hears_too(module: nn.Module) -> bool:
+    """Whether a module takes a sound, under any name."""
+    parameters = inspect.signature(module.forward).parameters
+    return any(name in SOUNDS or "audio" in name for name in parameters)
+
+
+class HearingModel(SpeechModel):
+    """A transformers model that reads texts and sounds alike."""
+
+    prepare, generate = HuggingFaceModel.prepare, HuggingFaceModel.generate
+    objective = HuggingFaceModel.objective
+
+    def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
+        """A sound for the encoder of a model that generates from texts and sounds alike."""
+        from transformers import AutoModelForSpeechSeq2Seq
+
+        if self.encoder_decoder and type(self.module.config) in AutoModelForSpeechSeq2Seq._model_mapping:
+            return super().prepare_audio(path, text, part)
+        raise InputError(
+            f"{self.name} hears, but where a sound stands in its text, or beside it, is not known here: give "
+            "what its processor makes of both with --inputs FILE"
+        )

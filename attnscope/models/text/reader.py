@@ -17,14 +17,18 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import explained
 from attnscope.models.inputs import WHOLE, Limit, ModelInput, Objective, text_axes
 from attnscope.models.model import Fit, Model
-from attnscope.models.text.generation import (
+from attnscope.models.text.tokens import (
     GREEDY,
+    Encoded,
     Sampling,
+    Vocabulary,
     describe_generation,
     generate_ids,
+    mark_unknown,
+    repeat_random,
     strip_end,
+    tokens_of,
 )
-from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, repeat_random, tokens_of
 from attnscope.network.encoder import Encoder
 from attnscope.network.folder import (
     BUNDLED,

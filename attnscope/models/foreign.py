@@ -1,4 +1,4 @@
-"""Checks on a foreign model folder.
+"""A foreign model folder or a hub id: whether it exists, what it may say, and in one sentence why it fails.
 
 It may name only its own files, no repository; its settings and vocabularies must have plausible sizes.
 Everything it makes the library do before the first layer runs shares one deadline. Tokenizer code in Rust
@@ -8,14 +8,21 @@ or C cannot be stopped in this process.
 from __future__ import annotations
 
 import json
+import logging
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import InputError, ModelError, first_line, out_of_memory, readable
-from attnscope.limits import LARGEST_CONFIG, LARGEST_VOCABULARY, OutOfTime, deadline, most_memory
+from attnscope.errors import AttnscopeError, InputError, ModelError, first_line, out_of_memory, readable
+from attnscope.limits import HUB_SECONDS, LARGEST_CONFIG, LARGEST_VOCABULARY, OutOfTime, deadline, most_memory
+from attnscope.network.folder import BUNDLED
+from attnscope.offline import network_closed
+from attnscope.registry import nearest_name
 
 CONFIGS = (
     "config.json",
@@ -112,16 +119,13 @@ def require_plain_files(folder: Path) -> None:
 
 def read_config(name: str, file: Path) -> dict[str, Any]:
     """A JSON file of settings. Raises ``ModelError``."""
+    which = f"{name} cannot be loaded: its {file.name} is"
     try:
         settings = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{name} cannot be loaded: its {file.name} is not JSON ({first_line(error)})"
-        ) from error
+        raise ModelError(f"{which} not JSON ({first_line(error)})") from error
     if not isinstance(settings, dict):
-        raise ModelError(
-            f"{name} cannot be loaded: its {file.name} is {type(settings).__name__}, not an object"
-        )
+        raise ModelError(f"{which} {type(settings).__name__}, not an object")
     return settings
 
 
@@ -145,12 +149,249 @@ def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
             )
         if not isinstance(value, str):
             continue
-        if "implementation" in field:
-            acts = not IMPLEMENTATION.fullmatch(value)
-        else:
-            acts = bool(ACTING.search(field) and REPOSITORY.fullmatch("".join(value.split())))
-        if acts:
+        acts = ACTING.search(field) and REPOSITORY.fullmatch("".join(value.split()))
+        if not IMPLEMENTATION.fullmatch(value) if "implementation" in field else acts:
             raise ModelError(
                 f"the {file} of {name} names {value.strip()!r} ({field}), that would be fetched from the hub "
                 "or run: pass --trust-remote-code if you trust its author"
             )
+
+
+ANSWERS = {
+    "HFValidationError": (
+        "no model {name!r}: {near}it is neither a folder here nor a hub id such as 'openai-community/gpt2'"
+    ),
+    "GatedRepoError": (
+        "{name} is on the hub, but its authors ask for consent: accept its terms there, then log in with "
+        "'hf auth login'"
+    ),
+    "RevisionNotFoundError": "{name} has no revision {revision!r} on the hub",
+    "RepositoryNotFoundError": (
+        "no model {name!r}: {near}there is no such folder here, and no public model of that name on the hub"
+    ),
+    "OfflineModeIsEnabled": (
+        "no model {name!r}: {near}there is no such folder here, it is not in the cache, and the hub is "
+        "switched off (--offline, or HF_HUB_OFFLINE)"
+    ),
+}
+"""The message for each exception of the hub library; the first that matches counts."""
+
+
+def require_on_hub(name: str, revision: str | None) -> None:
+    """Raise ``ModelError`` at once if ``name`` is neither in the cache nor on a reachable hub.
+
+    The library would retry five times, half a minute in all.
+    """
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
+    try:
+        if isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
+            return
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
+    except Exception as error:  # every transport has its own exceptions for "no answer"
+        folders = sorted(Path(hub.constants.HF_HUB_CACHE).glob("models--*"))
+        cached = (folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
+        near = nearest_name(name, (*BUNDLED, *cached))
+        for kind, sentence in ANSWERS.items():
+            if isinstance(error, getattr(errors, kind)):
+                raise ModelError(sentence.format(name=name, revision=revision, near=near)) from None
+        raise ModelError(
+            f"no model {name!r}: {near}there is no such folder here, it is not in the cache, and the hub "
+            f"cannot be reached ({first_line(error)})"
+        ) from None
+
+
+PIP = re.compile(r"pip install ([^`]+)`")  # transformers' install advice, with lines joined
+
+NAMED = re.compile(
+    r"requires (?:the )?(?:🤗 )?([\w.-]+?) library|need to install ([\w.-]+)"
+    r"|([\w.-]+) is (?:required|not installed)"
+)
+"""How it names a package without a pip command."""
+
+BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")  # packages compiled for one release of torch
+
+
+def explain_missing(error: BaseException) -> str | None:
+    """What is not installed, and what to do; ``None`` for any other error."""
+    if not isinstance(error, ImportError):
+        return None
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    message = " ".join(str(root).split())
+    words = [word for command in PIP.findall(message) for word in command.split()]
+    packages = [word for word in words if not word.startswith("-") and "://" not in word]
+    packages = packages or [str(found[found.lastindex or 0]).lower() for found in NAMED.finditer(message)]
+    packages = list(dict.fromkeys(packages))
+    if not packages:
+        name = root.name if isinstance(root, ModuleNotFoundError) else None
+        return None if name is None else f"it needs the Python module {name}: install the package that has it"
+    why = f"it needs {' and '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not installed"
+    fitting = any(package in BUILT_FOR_TORCH for package in packages)
+    release = f", the release that fits torch {version('torch')}" if fitting else ""
+    return f"{why}: pip install {' '.join(packages)}{release}"
+
+
+WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
+"""What a model without a head can still be asked."""
+
+VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")
+"""Vocabulary files, including names that the tokenizer's class does not list."""
+
+
+PROCESSORS = {
+    "image": ("AutoImageProcessor", "the image processor of ", "images"),
+    "text": ("AutoProcessor", "the processor of ", "what stands in a text"),
+    "sound": ("AutoFeatureExtractor", "the feature extractor of ", "sound"),
+}
+"""The processor of an image, of an image or sound in a text, or of a sound: class, name, and input."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A hub id or a local folder, and how far it is trusted."""
+
+    name: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, if the name is one."""
+        return Path(self.name) if Path(self.name).is_dir() else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as keyword arguments of transformers."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    @contextmanager
+    def shielded(self, what: str = "") -> Iterator[None]:
+        """Close the network if a folder is loaded, and turn the library's exceptions into ``ModelError``."""
+        reason = f"the folder {self.name} chooses no network (--trust-remote-code would let it)"
+        try:
+            if self.folder is None or self.trust_remote_code:
+                yield
+            else:
+                with network_closed(reason):
+                    yield
+        except AttnscopeError:
+            raise
+        except Exception as error:  # whatever a foreign folder raises is the folder's fault
+            for one in (error.__cause__, error.__context__):
+                if isinstance(one, AttnscopeError):
+                    raise one from None
+            raise ModelError(_explain(what + self.name, error)) from error
+
+    def load_config(self) -> Any:
+        """The config. Raises ``ModelError`` if there is none, or an implausible one."""
+        if sys.flags.optimize > 1:
+            raise ModelError(
+                f"{self.name} cannot be loaded: transformers builds its models from docstrings, which this "
+                "python leaves out; run python without -OO"
+            )
+        if self.folder is None:
+            require_on_hub(self.name, self.revision)
+        self.require_harmless()
+        import transformers
+
+        with self.shielded(), explained(f"the config.json of {self.name}"):
+            return transformers.AutoConfig.from_pretrained(self.name, **self.options)
+
+    def load_tokenizer(self, config: Any) -> Any:
+        """The tokenizer, as transformers loads it. Raises ``ModelError``."""
+        from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+        with self.shielded("the tokenizer of "), explained(f"the tokenizer of {self.name}"):
+            tokenizer = AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            kind = type(tokenizer).__name__
+            raise ModelError(f"{self.name} has no tokenizer of its own: {kind} joins those of other models")
+        wanted = [name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)]
+        if self.folder is not None and wanted:  # some read bytes and have no vocabulary
+            names = {file.name for file in self.folder.iterdir()}
+            if not names.intersection(wanted) and not any(VOCABULARY_FILE.fullmatch(name) for name in names):
+                raise ModelError(  # the library makes an empty one
+                    f"{self.name} has no tokenizer: none of {', '.join(wanted)} is in the folder, so its "
+                    "words would all be unknown"
+                )
+        try:
+            tokenizer.unk_token_id  # noqa: B018
+        except RecursionError:  # the library looks for it in place of a missing one
+            lacks = f"the tokenizer of {self.name} lacks '{tokenizer.unk_token}', its token for unknown words"
+            raise ModelError(lacks) from None
+        return tokenizer
+
+    def load_processor(self, kind: str) -> Any:
+        """The processor of a ``kind`` of ``PROCESSORS``, loaded by transformers. Raises ``ModelError``."""
+        import transformers
+
+        automatic, called, what = PROCESSORS[kind]
+        with self.shielded(called):
+            try:
+                with explained(called + self.name):
+                    return getattr(transformers, automatic).from_pretrained(self.name, **self.options)
+            except (OSError, ValueError) as error:
+                if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
+                    raise ModelError(
+                        f"{self.name} does not say how it reads {what}: it has no preprocessor_config.json "
+                        "that transformers knows"
+                    ) from error
+                raise
+
+    def require_harmless(self) -> None:
+        """Read the settings files, and refuse any that names another repository. Raises ``ModelError``."""
+        import transformers
+        from transformers.utils import cached_file
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        if self.folder is not None:
+            require_plain_files(self.folder)
+        absent = ("missing_entries", "connection_errors", "gated_repo")
+        quiet: dict[str, Any] = {f"_raise_exceptions_for_{what}": False for what in absent}
+        with self.shielded():
+            for name in CONFIGS:
+                file = cached_file(self.name, name, revision=self.revision, **quiet)
+                if file is not None:
+                    settings = read_config(self.name, Path(file))
+                    if not self.trust_remote_code:
+                        require_honest(self.name, name, settings)
+
+
+def _explain(name: str, error: Exception) -> str:
+    """One sentence on why a model did not load."""
+    import transformers
+
+    message, missing = str(error), explain_missing(error)
+    unknown = "Unrecognized configuration class" in message
+    named = re.search(r"<class '[\w.]*?(\w+)'>", message)  # the config; its bare model may exist
+    kind = getattr(transformers, named[1], None) if unknown and named else None
+    rows = (
+        (missing is not None, f"{name} cannot be loaded: {missing}"),
+        (
+            "trust_remote_code" in message,
+            f"{name} carries code of its own: read it, then pass --trust-remote-code to run it",
+        ),
+        (
+            "EncoderDecoderConfig'" in message
+            or (kind is not None and kind not in transformers.AutoModel._model_mapping),
+            f"{name} cannot be opened as one: a model of its type joins several; save the one that reads in "
+            "a folder of its own (save_pretrained), and look at that",
+        ),
+        (
+            unknown,
+            f"{name} predicts nothing: it was saved without classes to tell apart, and transformers has no "
+            f"language-model head for a model of its type; {WITHOUT}",
+        ),
+        (
+            "no file named" in message or "pytorch_model.bin" in message,
+            f"{name} has no safetensors weights: pass --allow-pickle to load pickled ones, "
+            "if you trust whoever made them",
+        ),
+        (True, f"{name} cannot be loaded: {first_line(error)}"),
+    )
+    return next(sentence for met, sentence in rows if met)

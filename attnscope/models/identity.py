@@ -27,7 +27,7 @@ SETTLED = 2.0  # seconds after which a change of a file changes its time stamp, 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "torchvision", "sentencepiece",
-    "accelerate", "timm", "peft", "kernels", "flash-attn", "bitsandbytes", "soundfile", "scipy",
+    "accelerate", "timm", "peft", "kernels", "flash-attn", "bitsandbytes", "soundfile", "scipy"
 )  # fmt: skip
 """Packages whose versions count, if installed."""
 

@@ -59,9 +59,10 @@ def read_labels(path: Path) -> tuple[Label, ...]:
 def tokens_of(labels: Sequence[Label]) -> tuple[Token, ...]:
     """Labels as tokens; equal ones are the same token; a group precedes its labels."""
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    names = [f"{label.group}{GROUPED}{label.text}" if label.group else label.text for label in labels]
     return tuple(
-        Token(GROUPED.join(filter(None, label[:2])), numbers[label], special=label.special, word=place)
-        for place, label in enumerate(labels)
+        Token(name, numbers[label], special=label.special, word=place)
+        for place, (name, label) in enumerate(zip(names, labels, strict=True))
     )
 
 

@@ -15,16 +15,7 @@ from weakref import WeakSet
 from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
 from attnscope.figures import Weigh
 from attnscope.limits import foreign_output
-from attnscope.models.inputs import (
-    WHOLE,
-    Chat,
-    Limit,
-    ModelInput,
-    Objective,
-    Paths,
-    SoundPart,
-    text_axes,
-)
+from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, SoundPart, text_axes
 from attnscope.models.text.tokens import GREEDY, Sampling, tokens_of_spellings
 from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS, visible

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -63,7 +63,7 @@ UNSEEN = {"gpt_oss": "attention sinks", "bloom": "ALiBi", "mpt": "ALiBi"}
 TURNED = frozenset({
     "arcee", "cohere", "ernie4_5", "gemma", "gemma2", "glm", "glm4", "granite", "granitemoe", "helium",
     "llama", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3",
-    "qwen3_moe", "seed_oss", "starcoder2",
+    "qwen3_moe", "seed_oss", "starcoder2"
 })  # fmt: skip
 """Model types that rotate the whole queries and keys of every layer alike."""
 
@@ -255,8 +255,8 @@ def open_served(
     """
     config: Any = None
     if model is not None:
+        from attnscope.models.foreign import Source
         from attnscope.models.huggingface.reader import FolderReader
-        from attnscope.models.huggingface.source import Source
 
         source = Source(model, None, False)
         config = source.load_config()
@@ -294,25 +294,20 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
             assumed.append(f"{name} {otherwise}")
         return metadata.get(name, otherwise)
 
-    heads = {
-        "q": _count(metadata, "heads") or shape.heads,
-        "k": _count(metadata, "key_heads") or shape.key_heads,
-    }
-    ends = _ends(file, ENDS["k"]) or _ends(file, ENDS["q"])
-    total = (
-        ends[-1]
-        if ends
-        else next((math.prod(file.entries[name].shape) for name in IDS if name in file), None)
-    )
+    known = {"q": ("heads", shape.heads), "k": ("key_heads", shape.key_heads)}
+    heads = {part: _count(metadata, name) or count for part, (name, count) in known.items()}
+    ends = _ends(file, ENDS["k"]) or _ends(file, ENDS["q"]) or []
+    sized = [math.prod(file.entries[name].shape) for name in IDS if name in file]
+    total = next(iter([*ends[-1:], *sized]), None)
     sizes = {part: file.entries[name].shape for part, name in next(iter(pairs.values())).items()}
     fitting = _layouts(sizes, heads, total)
     layout = fitting[0] if len(fitting) == 1 and "layout" not in metadata else None
     if layout is None:
         layout = say("layout", next(iter(fitting), "token head size"))
     rotary = say("rotary", "applied")
-    for name, told, known in (("layout", layout, LAYOUTS), ("rotary", rotary, ("applied", "none"))):
-        if told not in known:
-            raise ValueError(f"its {name} is {told!r:.40}: it may be {', '.join(known)}")
+    for name, told, may in (("layout", layout, LAYOUTS), ("rotary", rotary, ("applied", "none"))):
+        if told not in may:
+            raise ValueError(f"its {name} is {told!r:.40}: it may be {', '.join(may)}")
     if layout not in fitting:
         lie = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
         told = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
@@ -348,14 +343,12 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
     calls = tuple(_call(arrays, layer, pairs[layer], shape, scale) for layer in sorted(pairs))
     assumed += ["norms of queries and keys applied"] if rotary == "none" else []
     assumed += ["causal", "no bias, no attention sinks"]
-    note = f"assumed, as the file does not say: {', '.join(assumed)}"
-    axes = Positions(keys - queries, keys), Positions(0, keys)
     description = TraceDescription(
         model=About("", "", None, 0, "cpu"),
-        model_notes=(note,),
+        model_notes=(f"assumed, as the file does not say: {', '.join(assumed)}",),
         tokens=1,
         labels=(Labels("decoder", 0, 1),),
-        axes=axes,
+        axes=(Positions(keys - queries, keys), Positions(0, keys)),
         calls=calls,
     )
     return Trace(description, arrays), slice(None) if bounds is None else bounds["k"]
@@ -394,9 +387,10 @@ def _ends(file: TensorFile, names: Sequence[str]) -> list[int] | None:
     return [int(end) for end in ends]
 
 
-def _choose(
-    file: TensorFile, request: int | None
-) -> tuple[dict[int, dict[str, str]], dict[str, slice] | None]:
+Pairs: TypeAlias = "dict[int, dict[str, str]]"  # the names of the queries and keys of each layer
+
+
+def _choose(file: TensorFile, request: int | None) -> tuple[Pairs, dict[str, slice] | None]:
     """The names of the queries and keys of each layer of a request, and their rows in a packed batch."""
     found = {name: place for name in file if (place := _place(name))}
     named = list(dict.fromkeys(place.request for place in found.values()))
@@ -410,7 +404,7 @@ def _choose(
         told = f" ({', '.join(map(repr, named[:5]))})" if ends is None and count > 1 else ""
         raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}{told:.200}")
     chosen = (request or 1) - 1
-    pairs: dict[int, dict[str, str]] = {}
+    pairs: Pairs = {}
     for name, place in found.items():
         if place.request == named[chosen if ends is None else 0]:
             other = pairs.setdefault(place.layer, {}).setdefault(place.part, name)
@@ -434,9 +428,8 @@ def _call(
     query, key = arrays[pair["q"]], arrays[pair["k"]]
     (heads, queries), (key_heads, keys) = query.shape[1:3], key.shape[1:3]
     if not key_heads or heads % key_heads or query.shape[3] != key.shape[3]:
-        raise ValueError(
-            f"layer {layer}: queries {list(query.shape[1:])} do not fit keys {list(key.shape[1:])}"
-        )
+        sizes = f"queries {list(query.shape[1:])} do not fit keys {list(key.shape[1:])}"
+        raise ValueError(f"layer {layer}: {sizes}")
     positions = np.arange(keys - queries, keys, dtype=np.int32)
     first = shape.first(layer, positions)
     masks: tuple[Mask, ...] = ()

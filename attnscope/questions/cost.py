@@ -19,9 +19,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from attnscope.errors import ModelError, readable
-from attnscope.models.foreign import explained
+from attnscope.models.foreign import Source, explained
 from attnscope.models.huggingface.load import pick_class
-from attnscope.models.huggingface.source import Source
 from attnscope.models.model import accepts
 from attnscope.questions.answer import Answer
 from attnscope.records import Meaning, Notes, record

@@ -1,6 +1,6 @@
 """Tiny language models that hear, each with a processor that was made on the spot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,9 @@ import torch
 import transformers as t
 
 from attnscope.models import Model
-from tests.models.vision_language import make_tokenizer
+from tests.models.vision_language import LAYERS, WORDS, make_tokenizer
 
-TEXT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 2048,
-    "pad_token_id": 1,
-}
+TEXT = LAYERS | {"num_key_value_heads": 2, "max_position_embeddings": 2048, "pad_token_id": 1}
 SOUND = {
     "d_model": 32,
     "encoder_layers": 2,
@@ -30,94 +22,85 @@ SOUND = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
-POSITIONS = {"max_source_positions": 200}
-"""Four seconds."""
+FOUR_SECONDS = {"max_source_positions": 200}
+PAD = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
 
 
-def _extractor() -> Any:
-    return t.WhisperFeatureExtractor(feature_size=16, chunk_length=4)
+def _name(signs: Sequence[str]) -> dict[str, str]:
+    """What the signs of a sound are for."""
+    return dict(zip(("audio_token", "audio_bos_token", "audio_eos_token"), signs, strict=True))
+
+
+def _make(
+    kind: str,
+    signs: Sequence[str],
+    sound: dict[str, Any],
+    text: dict[str, Any],
+    *,
+    field: str = "audio_token_id",
+    extractor: Any = None,
+    words: Sequence[str] = WORDS,
+    named: Mapping[str, str] | None = None,
+    **options: str,
+) -> tuple[Any, Any]:
+    """The config and the processor of a kind; the first of its signs stands for a sound."""
+    tokenizer = make_tokenizer(*signs, words=words, **(named or {}))
+    config = getattr(t, f"{kind}Config")(
+        audio_config=SOUND | sound,
+        text_config=TEXT | {"vocab_size": len(tokenizer)} | text,
+        **{field: tokenizer.convert_tokens_to_ids(signs[0])},
+    )
+    extractor = extractor or t.WhisperFeatureExtractor(feature_size=16, chunk_length=4)
+    return config, getattr(t, f"{kind}Processor")(extractor, tokenizer, **options)
 
 
 def qwen2_audio() -> tuple[Any, Any]:
     """One vector for two frames of Whisper's encoder."""
-    names = {
-        "audio_token": "<|AUDIO|>",
-        "audio_bos_token": "<|audio_bos|>",
-        "audio_eos_token": "<|audio_eos|>",
-    }
-    words = make_tokenizer(*names.values(), **names)
-    config = t.Qwen2AudioConfig(
-        audio_config=t.Qwen2AudioEncoderConfig(**SOUND, **POSITIONS),
-        text_config=t.Qwen2Config(**TEXT, vocab_size=len(words)),
-        audio_token_index=words.convert_tokens_to_ids("<|AUDIO|>"),
-    )
-    return config, t.Qwen2AudioProcessor(_extractor(), words)
+    signs = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    text = {"model_type": "qwen2"}
+    return _make("Qwen2Audio", signs, FOUR_SECONDS, text, field="audio_token_index", named=_name(signs))
 
 
 def audioflamingo3() -> tuple[Any, Any]:
     """The same, with no tokens around the sound."""
-    words = make_tokenizer("<sound>")
-    config = t.AudioFlamingo3Config(
-        audio_config=t.AudioFlamingo3EncoderConfig(**SOUND, **POSITIONS),
-        text_config=t.Qwen2Config(**TEXT, vocab_size=len(words)),
-        audio_token_id=words.convert_tokens_to_ids("<sound>"),
-    )
-    return config, t.AudioFlamingo3Processor(_extractor(), words)
+    return _make("AudioFlamingo3", ["<sound>"], FOUR_SECONDS, {"model_type": "qwen2"})
 
 
 def glmasr() -> tuple[Any, Any]:
     """One vector for four frames."""
-    words = make_tokenizer("<|pad|>")
-    config = t.GlmAsrConfig(
-        audio_config=t.GlmAsrEncoderConfig(
-            **SOUND, head_dim=16, num_key_value_heads=2, intermediate_size=128
-        ),
-        text_config=t.LlamaConfig(**TEXT, vocab_size=len(words)),
-        audio_token_id=words.convert_tokens_to_ids("<|pad|>"),
-    )
-    return config, t.GlmAsrProcessor(_extractor(), words, audio_token="<|pad|>")
+    sound = {"head_dim": 16, "num_key_value_heads": 2, "intermediate_size": 128}
+    return _make("GlmAsr", ["<|pad|>"], sound, {"model_type": "llama"}, audio_token="<|pad|>")
 
 
 def moss() -> tuple[Any, Any]:
     """Four frames again, and numbers that say the time between them."""
-    signs = "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>"
-    words = make_tokenizer(*signs, words=[str(number) for number in range(10)] + ["the", "cat"])
-    config = t.MossTranscribeDiarizeConfig(
-        audio_config=dict(SOUND, max_source_positions=1500, intermediate_size=32),
-        text_config=t.Qwen3Config(**TEXT, head_dim=16, vocab_size=len(words)),
-        audio_token_id=words.convert_tokens_to_ids(signs[0]),
-    )
-    named = dict(zip(("audio_token", "audio_bos_token", "audio_eos_token"), signs, strict=True))
-    return config, t.MossTranscribeDiarizeProcessor(
-        t.MossTranscribeDiarizeFeatureExtractor(feature_size=16), words, **named
+    return _make(
+        "MossTranscribeDiarize",
+        PAD,
+        {"max_source_positions": 1500, "intermediate_size": 32},
+        {"model_type": "qwen3", "head_dim": 16},
+        extractor=t.MossTranscribeDiarizeFeatureExtractor(feature_size=16),
+        words=[*map(str, range(10)), "the", "cat"],
+        **_name(PAD),
     )
 
 
 def qwen3_asr() -> tuple[Any, Any]:
     """Thirteen vectors for each second, the last of which is shorter."""
-    signs = "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>"
-    named = dict(zip(("audio_token", "audio_bos_token", "audio_eos_token"), signs, strict=True))
-    words = make_tokenizer(*signs, **named)
-    config = t.Qwen3ASRConfig(
-        audio_config=t.Qwen3ASREncoderConfig(
-            **SOUND, intermediate_size=32, output_dim=32, downsample_hidden_size=16
-        ),
-        text_config=t.Qwen3Config(**TEXT, head_dim=16, vocab_size=len(words)),
-        audio_token_id=words.convert_tokens_to_ids(signs[0]),
+    return _make(
+        "Qwen3ASR",
+        PAD,
+        {"intermediate_size": 32, "output_dim": 32, "downsample_hidden_size": 16},
+        {"model_type": "qwen3", "head_dim": 16},
+        extractor=t.Qwen3ASRFeatureExtractor(feature_size=16),
+        named=_name(PAD),
     )
-    return config, t.Qwen3ASRProcessor(t.Qwen3ASRFeatureExtractor(feature_size=16), words)
 
 
 def voxtral() -> tuple[Any, Any]:
     """A processor that takes a sound in a chat alone, which needs a tokenizer of another library."""
-    words = make_tokenizer("[AUDIO]")
-    sound = {name: value for name, value in SOUND.items() if name != "encoder_ffn_dim"}
-    config = t.VoxtralConfig(
-        audio_config=t.VoxtralEncoderConfig(**sound, **POSITIONS, intermediate_size=128),
-        text_config=t.LlamaConfig(**TEXT, vocab_size=len(words)),
-        audio_token_id=words.convert_tokens_to_ids("[AUDIO]"),
-    )
-    return config, t.VoxtralProcessor(_extractor(), words)
+    sound = FOUR_SECONDS | {"intermediate_size": 128, "encoder_ffn_dim": 128}
+    return _make("Voxtral", ["[AUDIO]"], sound, {"model_type": "llama"})
 
 
 SECONDS = {qwen2_audio: 0.04, audioflamingo3: 0.04, glmasr: 0.08, moss: 0.08, qwen3_asr: 0.08}

@@ -109,12 +109,7 @@ def spell(token: str) -> int:
 def tokens() -> dict[str, int]:
     """The special tokens that configs name."""
     end, start = spell("<|endoftext|>"), spell("<|startoftranscript|>")
-    return {
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": end,
-        "decoder_start_token_id": start,
-    }
+    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
 
 
 def encoder(folder: Path, name: str) -> str:

@@ -137,10 +137,7 @@ def test_an_encoder_decoder_writes_from_its_start_token_or_on_from_a_target(t5_f
         ids = torch.tensor([[token.id for token in decoder]])
         assert torch.equal(text.inputs["decoder_input_ids"], ids)
         theirs = eager(
-            t5_folder,
-            transformers.AutoModel,
-            input_ids=text.inputs["input_ids"],
-            decoder_input_ids=ids,
+            t5_folder, transformers.AutoModel, input_ids=text.inputs["input_ids"], decoder_input_ids=ids
         )
         found = maps(model, text)
         assert len(found) == 6
@@ -267,7 +264,7 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
     tokens = found.extend(before, [2, 3, 4, 3])
     assert tokens[:2] == before
     assert [(token.text, token.word) for token in tokens[2:]] == [
-        ("d", 6), ("cat", 7), ("<end>", None), ("cat", 8),
+        ("d", 6), ("cat", 7), ("<end>", None), ("cat", 8)
     ]  # fmt: skip
     assert [token.special for token in tokens] == [False, False, False, False, True, False]
     assert {token.segment for token in tokens} == {1}

@@ -33,11 +33,7 @@ def save(folder, name):
 
 @pytest.mark.parametrize(
     ("name", "frames", "second"),
-    [
-        ("speecht5", 99, "0.02 s"),
-        ("speech-encoder-decoder", 99, "0.02 s"),
-        ("cohere_asr", 26, "0.08 s"),
-    ],
+    [("speecht5", 99, "0.02 s"), ("speech-encoder-decoder", 99, "0.02 s"), ("cohere_asr", 26, "0.08 s")],
 )
 def test_what_hears_and_writes_is_seen_whole(tmp_path, tone, name, frames, second):
     save(tmp_path, name)

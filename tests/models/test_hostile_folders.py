@@ -35,10 +35,7 @@ CHATS = {
     "a file": ("{% include '/etc/passwd' %}", "refuses this"),
     "what is not there": ("{{ nothing.at.all }}", "'nothing' is undefined"),
     "codes for the terminal": ("{{ raise_exception('\x1b[31mred\x07\u202e') }}", "␛[31mred␇‹202E›"),
-    "templates with names": (
-        [{"name": "default", "template": "{{ 'a' * 10**10 }}"}],
-        TOO_MUCH,
-    ),
+    "templates with names": ([{"name": "default", "template": "{{ 'a' * 10**10 }}"}], TOO_MUCH),
     "names without a default": ([{"name": "rag", "template": "a"}] * 2, "no default specified"),
     "a number": (7, "refuses this"),
 }

@@ -7,7 +7,7 @@ import transformers
 from transformers.utils import import_utils
 
 from attnscope.errors import ModelError
-from attnscope.models.huggingface.source import Source, explain_missing
+from attnscope.models.foreign import Source, explain_missing
 
 BY_HAND = {
     "Package `num2words` is required to run it. Install it with `pip install num2words`.": "num2words",

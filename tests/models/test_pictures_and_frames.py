@@ -23,7 +23,7 @@ VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "l
                                   *([] if name in ("llava", "llava_next") else [pytest.mark.slow])])
         for name in FAMILIES
         if name not in ("idefics2", "mllama")
-    ],
+    ]
 )  # fmt: skip
 def test_of_two_pictures_each_has_its_own_tokens(name, folder_of, tmp_path):
     model = load(folder_of(name))
@@ -69,7 +69,7 @@ def test_a_word_lights_both_pictures_on_one_scale(folder_of, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.torchvision, *([] if name == "qwen2_vl" else [pytest.mark.slow])])
-     for name in VIDEOS],
+     for name in VIDEOS]
 )  # fmt: skip
 def test_the_tokens_of_a_video_are_named_by_their_frames(name, folder_of, tmp_path):
     model = load(folder_of(name))

@@ -18,13 +18,13 @@ WORDS = [f"word{number}" for number in range(60)]
 LONG = 600
 SIZES = {
     "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 24, "max_position_embeddings": 640, "pad_token_id": 0,
+    "intermediate_size": 24, "max_position_embeddings": 640, "pad_token_id": 0
 }  # fmt: skip
 GROUPED = SIZES | {"num_key_value_heads": 1}
 OLDER = {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 640}
 DECODER = {
     "vocab_size": 64, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24,
-    "encoder_layers": 0, "max_position_embeddings": 640,
+    "encoder_layers": 0, "max_position_embeddings": 640
 }  # fmt: skip
 PARTED = {
     "tied": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**OLDER)),

@@ -7,7 +7,7 @@ import torch
 from transformers import FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5Config
 
 from attnscope.errors import ModelError
-from attnscope.models.huggingface.source import Source
+from attnscope.models.foreign import Source
 from attnscope.questions.cost import estimate_cost, measure_pace, of_cost
 
 CONFIGS = {

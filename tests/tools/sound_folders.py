@@ -18,7 +18,7 @@ OWN = (
     "num_mel_bins", "mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "max_length",
     "feature_projection_input_dim", "max_source_positions", "input_feat_size", "input_size", "input_dim",
     "n_mel_channels", "audio_channels", "spec_size", "frequency_stride", "time_stride", "patch_size",
-    "codebook_size", "max_position_embeddings",
+    "codebook_size", "max_position_embeddings"
 )  # fmt: skip
 """Settings that stay as they are, because what prepares sounds goes by them."""
 

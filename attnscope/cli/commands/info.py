@@ -88,7 +88,7 @@ def info(
         return deliver("info", Answer((table,), {}, dict), output)
     refuse(asked.tokens != 512 and not asked.cost, "--tokens", "only valid with --cost")
     if asked.cost:
-        from attnscope.models.huggingface.source import Source
+        from attnscope.models.foreign import Source
         from attnscope.questions.cost import estimate_cost, of_cost
 
         name = named.first or model.name

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnscope.errors import ModelError, readable
 from attnscope.limits import free_memory
-from attnscope.models.foreign import explained
+from attnscope.models.foreign import WITHOUT, Source, explained
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
 from attnscope.models.huggingface.sounds import (
@@ -24,7 +24,6 @@ from attnscope.models.huggingface.sounds import (
     is_ctc,
     stands_for_sounds,
 )
-from attnscope.models.huggingface.source import WITHOUT, Source
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import accepts, hears
 

@@ -263,9 +263,8 @@ class HuggingFaceModel(Model):
     def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The text with up to ``count`` generated tokens, recorded during generation."""
         if self.writer is None:
-            raise ModelError(
-                f"{self.name} was loaded without its generating head: load it with generative=True"
-            )
+            lacks = "was loaded without its generating head: load it with generative=True"
+            raise ModelError(f"{self.name} {lacks}")
         ends = self._ends()
         side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
         start: tuple[Token, ...] = prepared.axes["decoder"][0]  # type: ignore[assignment]
@@ -274,12 +273,11 @@ class HuggingFaceModel(Model):
         inputs = dict(prepared.inputs)
         if len(tokens) < len(start):
             inputs |= {name: x[:, : len(tokens)] for name, x in inputs.items() if is_row(x, len(start))}
+        given = self.writer, self.module, inputs, side, count, sampling, ends
         try:
             self.show_kinds(prepared)
-            with self.threads(prepared), foreign_output():  # foreign code's output
-                new, steps, record = generate_cached(
-                    self.writer, self.module, inputs, side, count, sampling, ends
-                )
+            with self.threads(prepared), foreign_output():
+                new, steps, record = generate_cached(*given)
         except Exception as error:
             raise ModelError(f"{self.name} cannot continue a text: {first_line(error)}") from error
         self._require_attention(record)
@@ -393,11 +391,8 @@ class HuggingFaceModel(Model):
 
     def _tensors(self, fields: Mapping[str, list[int]], entry: str = "__call__") -> dict[str, Tensor]:
         device = self.device  # once, because it searches the module
-        return {
-            name: self._tensor(ids, device)
-            for name, ids in fields.items()
-            if accepts(self.module, name, entry)
-        }
+        taken = {name: ids for name, ids in fields.items() if accepts(self.module, name, entry)}
+        return {name: torch.tensor([ids], device=device) for name, ids in taken.items()}
 
-    def _tensor(self, ids: Sequence[int], device: torch.device | None = None) -> Tensor:
-        return torch.tensor([list(ids)], device=device or self.device)  # [1, token]
+    def _tensor(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([list(ids)], device=self.device)  # [1, token]

@@ -55,14 +55,9 @@ class FolderReader:
             tokens = tokens_of(fields.encodings[0], texts)
         else:
             tokens = tokens_of_ids(self.tokenizer, fields["input_ids"], self.tokenizer.all_special_ids)
-        unknown = self.tokenizer.unk_token_id, self.tokenizer.unk_token
-        tokens, notes = mark_unknown(tokens, *unknown)
-        if templated:
-            special = self.special_ids
-            tokens = tuple(
-                replace(token, special=True, word=None) if token.id in special else token for token in tokens
-            )
-        # no tokenizer splits its own special tokens
+        tokens, notes = mark_unknown(tokens, self.tokenizer.unk_token_id, self.tokenizer.unk_token)
+        special = self.special_ids if templated else ()  # no tokenizer splits its own special tokens
+        tokens = tuple(replace(one, special=True, word=None) if one.id in special else one for one in tokens)
         return Encoded(tokens[:keep], (*notes, *cut), {name: field[:keep] for name, field in fields.items()})
 
     def _cut(self, texts: Sequence[str], templated: bool, keep: int, whole: Any) -> Any:

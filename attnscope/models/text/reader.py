@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
-from attnscope.models.foreign import explained
+from attnscope.models.foreign import Source, explained
 from attnscope.models.inputs import WHOLE, Limit, ModelInput, Objective, text_axes
 from attnscope.models.model import Fit, Model
 from attnscope.models.text.tokens import (
@@ -204,9 +204,8 @@ class OwnModel(ReaderModel):
     def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The text with up to ``count`` more tokens, if the encoder is causal."""
         if not self.encoder.config.causal:
-            raise ModelError(
-                f"{self.name} reads in both directions and cannot continue a text: own-causal does"
-            )
+            cannot = "reads in both directions and cannot continue a text: own-causal does"
+            raise ModelError(f"{self.name} {cannot}")
         return super().generate(prepared, count, sampling)
 
     def next_scores(self, ids: Tensor) -> Tensor:
@@ -244,10 +243,7 @@ def load_reader(name: str, **options: Any) -> TextReader:
     """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
     if name in BUNDLED:
         return TextReader(load_tokenizer(PRETRAINED / name / TOKENIZER), name)
-    from attnscope.models.huggingface.source import Source
-
-    source = Source(name, **options)
-    config = None
+    source, config = Source(name, **options), None
     if source.folder is None or (source.folder / "config.json").is_file():
         config = source.load_config()
     else:  # a tokenizer alone

@@ -78,15 +78,12 @@ def tokens_of_spellings(
             inside = False
             continue
         begins = spelling.startswith(BEGINS) if marked else not spelling.startswith("##")
-        word += begins or not inside
-        inside = True
+        word, inside = word + (begins or not inside), True
         tokens.append(Token(without_marks(spelling), id_, word=word))
     return tuple(tokens)
 
 
 UNKNOWN = "unknown to the vocabulary:"  # the note on unknown tokens
-
-
 UNKNOWN_END = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
 """The end of an unknown token's text: ``[UNK]`` or ``<unk>``, after the text's own letters."""
 
@@ -105,9 +102,7 @@ def mark_unknown(
         for token in tokens
     )
     count = sum(one is not other for one, other in zip(marked, tokens, strict=True))
-    if not count:
-        return tokens, ()
-    return marked, (say_unknown(count, len(tokens), spelling),)
+    return marked, (say_unknown(count, len(tokens), spelling),) if count else ()
 
 
 def say_unknown(count: int, total: int, spelling: str | None) -> str:
@@ -187,16 +182,12 @@ class Vocabulary:
         spelled = tokens_of_spellings(every, self.spell(every), self.special)
         shift = _words_vocabulary(tokens) - _words_vocabulary(spelled[: len(before)])
         segment = tokens[-1].segment if tokens else 0
-        new = [
-            replace(
-                token,
-                text=text,
-                segment=segment,
-                word=None if token.word is None else token.word + shift,
-            )
-            for token, text in zip(spelled[len(before) :], self._texts(spelled[len(before) :]), strict=True)
-        ]
-        return (*tokens, *new)
+        spelled = spelled[len(before) :]
+        words = [None if token.word is None else token.word + shift for token in spelled]
+        return *tokens, *(
+            replace(token, text=text, segment=segment, word=word)
+            for token, text, word in zip(spelled, self._texts(spelled), words, strict=True)
+        )
 
     def _texts(self, tokens: Sequence[Token]) -> list[str]:
         """The text of each token; tokens that are parts of one character all get that character."""
@@ -207,8 +198,7 @@ class Vocabulary:
                 texts += [BROKEN] * len(waiting) + [token.text]
                 waiting = []
                 continue
-            alone = self.decode([token.id])
-            together = self.decode([*waiting, token.id])
+            alone, together = self.decode([token.id]), self.decode([*waiting, token.id])
             if BROKEN in together and BROKEN in alone:
                 waiting.append(token.id)
             elif waiting and BROKEN not in together:
@@ -235,7 +225,8 @@ def repeat_random(frame: Encoded, vocabulary: Vocabulary, size: int, count: int,
 
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
     spelled = zip(order, vocabulary.spell(order), strict=True)
-    legible = [id_ for id_, text in spelled if text and id_ not in vocabulary.special and _is_legible(text)]
+    plain = ((id_, without_marks(text)) for id_, text in spelled if text and id_ not in vocabulary.special)
+    legible = [id_ for id_, text in plain if text.isascii() and text.isalnum()]
     if count > len(legible):
         raise InputError(f"the vocabulary has {len(legible):,} tokens to draw from: ask for no more")
     special = [token.special for token in frame.tokens]
@@ -248,11 +239,6 @@ def repeat_random(frame: Encoded, vocabulary: Vocabulary, size: int, count: int,
     } | {"input_ids": [token.id for token in tokens]}
     note = f"{count:,} random tokens twice (seed {seed}): induction is measured on the second half"
     return Encoded(tokens, (note,), fields)
-
-
-def _is_legible(spelling: str) -> bool:
-    text = without_marks(spelling)
-    return text.isascii() and text.isalnum()
 
 
 def _words_vocabulary(tokens: Sequence[Token]) -> int:

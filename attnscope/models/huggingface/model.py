@@ -103,7 +103,8 @@ def most_positions(module: nn.Module) -> int | None:
             reserved = 0 if table.padding_idx is None else table.padding_idx + 1
             return table.num_embeddings - reserved
     config: Any = module.config
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    names = (config.get_text_config(), "max_position_embeddings"), (config, "max_target_positions")
+    limit = next((getattr(of, name) for of, name in names if getattr(of, name, None) is not None), None)
     return limit if isinstance(limit, int) and limit > 0 else None
 
 

@@ -136,8 +136,7 @@ def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> 
     hop = getattr(extractor, "hop_length", None)
     if isinstance(hop, int) and values.shape[1] == bands:
         long = max(1, round(frames.seconds * sound.rate / hop))
-    missing = frames.count * long - loud.shape[1]
-    if abs(missing) > FRAMES_CUT * long:
+    if abs(missing := frames.count * long - loud.shape[1]) > FRAMES_CUT * long:
         return None
     whole = functional.pad(loud[None], (0, missing), mode="replicate")[0]  # or cut, if there are more
     means: Array = whole.reshape(bands, frames.count, long).mean(-1).numpy()
@@ -221,12 +220,6 @@ class SpeechModel(HuggingFaceModel):
 
     Its folder's generation config names languages, tasks, and the heads that align words.
     """
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        if self.encoder_decoder and self.positions is None:
-            limit = getattr(self.module.config, "max_target_positions", None)
-            self.positions = limit if isinstance(limit, int) and limit > 0 else None
 
     def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
         """Raises ``InputError``: this model reads sound, not text."""
@@ -354,20 +347,17 @@ class SpeechModel(HuggingFaceModel):
         extractor, config = self._extractor, self.module.config
         # inputs that the processor of a type needs: a mask if the extractor has one
         masks = getattr(extractor, "return_attention_mask", True) is not False
-        named = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
-        both = {**({"return_attention_mask": True} if masks else {}), **(named or {})}
+        asked = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
+        both = {**({"return_attention_mask": True} if masks else {}), **(asked or {})}
         how = {setting: value for setting, value in both.items() if takes(extractor.__call__, setting)}
-        how |= {"sampling_rate": sound.rate, "return_tensors": "pt"}
-        work = f"what the feature extractor of {self.name} makes of {path}"
-        with refusable(work, f"the feature extractor of {self.name} refuses {path}"):
-            fields = dict(extractor(sound.samples, **how))
+        named = f"the feature extractor of {self.name}"
+        with refusable(f"what {named} makes of {path}", f"{named} refuses {path}"):
+            fields = dict(extractor(sound.samples, **how, sampling_rate=sound.rate, return_tensors="pt"))
             mask = fields.get("attention_mask")
             heard = None if mask is None else int(mask[0].sum())
         for values in fields.values():
             if isinstance(values, Tensor) and not bool(torch.isfinite(values).all()):
-                raise InputError(
-                    f"the feature extractor of {self.name} makes values of {path} that are not numbers"
-                )
+                raise InputError(f"{named} makes values of {path} that are not numbers")
         if mask is not None and len(mask) > 1:
             raise InputError(
                 f"{self.name} cuts {path} into {len(mask)} pieces that it hears apart: choose a part with "

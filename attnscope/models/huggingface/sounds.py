@@ -350,9 +350,10 @@ class SpeechModel(HuggingFaceModel):
         asked = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
         both = {**({"return_attention_mask": True} if masks else {}), **(asked or {})}
         how = {setting: value for setting, value in both.items() if takes(extractor.__call__, setting)}
+        how |= {"sampling_rate": sound.rate, "return_tensors": "pt"}
         named = f"the feature extractor of {self.name}"
         with refusable(f"what {named} makes of {path}", f"{named} refuses {path}"):
-            fields = dict(extractor(sound.samples, **how, sampling_rate=sound.rate, return_tensors="pt"))
+            fields = dict(extractor(sound.samples, **how))
             mask = fields.get("attention_mask")
             heard = None if mask is None else int(mask[0].sum())
         for values in fields.values():

@@ -41,11 +41,8 @@ class MultiHeadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from queries to keys.  [query, batch, width] (batch first or unbatched too) -> the same
 
-        ``key_padding_mask`` is ``[batch, key]``, ``attn_mask`` is ``[query, key]`` or ``[batch · head,
-        query, key]``; in a boolean mask True masks a key, a float mask is added to the scores. The second
-        result is the weights, ``[batch, query, key]`` averaged over heads or ``[batch, head, query,
-        key]``, and ``None`` with ``need_weights=False``. As in torch, ``is_causal`` is a promise that
-        ``attn_mask`` is the causal mask, and the kernel may use the promise in place of the mask. A fully
+        Masks and weights are as in torch: True masks a key, a float is added to the scores; ``is_causal``
+        is a promise that ``attn_mask`` is the causal mask, which the kernel may use in its place. A fully
         masked row is NaN where weights are asked for and 0 in the kernel.
         """
         batched = query.dim() == 3
@@ -119,8 +116,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
         if self.bias_k is not None and self.bias_v is not None:
             tails.append((self._split(self.bias_k), self._split(self.bias_v)))
         if self.add_zero_attn:
-            zero = k.new_zeros(1, self.num_heads, 1, self.head_dim)
-            tails.append((zero, zero))
+            tails.append((k.new_zeros(1, self.num_heads, 1, self.head_dim),) * 2)
         for k_tail, v_tail in tails:
             k = torch.cat([k, k_tail.to(k.dtype).expand(len(k), -1, -1, -1)], dim=2)
             v = torch.cat([v, v_tail.to(v.dtype).expand(len(v), -1, -1, -1)], dim=2)
@@ -149,14 +145,12 @@ class MultiHeadAttention(nn.MultiheadAttention):
         self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attn: Tensor | None
     ) -> None:
         """Raise ``ValueError`` where shapes do not fit, or only fit by accidental broadcasting."""
-        batch, queries = query.shape[:2]
-        keys = key.shape[1]
+        (batch, queries), keys = query.shape[:2], key.shape[1]
         sizes = ((query, self.embed_dim, "query"), (key, self.kdim, "key"), (value, self.vdim, "value"))
         for x, width, name in sizes:
             if x.dim() != 3 or len(x) != batch or x.shape[-1] != width:
-                raise ValueError(
-                    f"{name} of shape {tuple(x.shape)} does not fit batch {batch}, width {width}"
-                )
+                said = f"does not fit batch {batch}, width {width}"
+                raise ValueError(f"{name} of shape {tuple(x.shape)} {said}")
         if value.shape[1] != keys:
             raise ValueError(f"{keys} keys do not fit {value.shape[1]} values")
         if padding is not None and padding.shape != (batch, keys):

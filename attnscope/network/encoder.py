@@ -159,32 +159,19 @@ class Encoder(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.segment = nn.Embedding(config.segments, config.width) if config.segments else None
-        self.position = (
-            Sinusoidal(config.max_positions, config.width) if config.positions == "sinusoidal" else None
-        )
-        self.layers = nn.ModuleList()
         shape, length, base = (config.width, config.heads), config.max_positions, config.rotary_base
+        self.position = Sinusoidal(length, config.width) if config.positions == "sinusoidal" else None
+        self.layers = nn.ModuleList()
+        sizes, how = (*shape, config.hidden), {"batch_first": True, "norm_first": config.norm_first}
+        turning: MultiHeadAttention | None = None
         for _ in range(config.layers):
-            attention: MultiHeadAttention | None = None
             if config.positions == "rotary":
-                attention = RotaryAttention(
-                    *shape, config.dropout, batch_first=True, length=length, base=base
-                )
-            self.layers.append(
-                EncoderLayer(
-                    *shape,
-                    config.hidden,
-                    config.dropout,
-                    config.activation,
-                    batch_first=True,
-                    norm_first=config.norm_first,
-                    attention=attention,
-                )
-            )
+                turning = RotaryAttention(*shape, config.dropout, batch_first=True, length=length, base=base)
+            layer = EncoderLayer(*sizes, config.dropout, config.activation, attention=turning, **how)
+            self.layers.append(layer)
         self.norm = nn.LayerNorm(config.width) if config.norm_first else nn.Identity()
-        self.head = nn.Sequential(
-            nn.Linear(config.width, config.width), nn.GELU(), nn.LayerNorm(config.width)
-        )
+        width = config.width
+        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
         self.head_bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.reset_parameters()
 
@@ -207,15 +194,12 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Hidden states of the last layer.  [batch, token] -> [batch, token, width]
 
-        ``segments`` holds 0 or 1 for each token (all 0 if absent), ``attention_mask`` True or 1 for each
-        real token and False or 0 for padding, ``causal`` overrules the config. Raises ``InputError`` for
-        an input longer than ``max_positions``.
+        ``segments`` holds 0 or 1 for each token (all 0 if absent), ``attention_mask`` 1 for each real
+        token and 0 for padding, ``causal`` overrules the config.
         """
         tokens = ids.shape[1]
-        if tokens > self.config.max_positions:
-            raise InputError(
-                f"the text has {tokens} tokens, but the model has {self.config.max_positions} positions"
-            )
+        if tokens > (most := self.config.max_positions):
+            raise InputError(f"the text has {tokens} tokens, but the model has {most} positions")
         x = self.embedding(ids)  # [batch, token, width]
         if self.segment is not None:
             x = x + self.segment(torch.zeros_like(ids) if segments is None else segments)

@@ -69,8 +69,7 @@ class Reader:
 
         ``labels`` is a file that names the positions of tensors. ``part`` is the part of a sound to read,
         in seconds. ``repeat_random`` random tokens are read twice instead of a text. ``generate`` appends
-        up to that many generated tokens. Raises ``InputError`` for what the model cannot read,
-        ``ModelError`` for a model that fails.
+        up to that many generated tokens.
         """
         from attnscope.models.keeping import keep_trace
         from attnscope.models.kept import TracedModel
@@ -177,13 +176,10 @@ def record(
     like. ``images`` are camera images: tokens with an image's name are its patches, row by row. An image
     is an array, a tensor or a PIL image, [row, column, 3] or [3, row, column]; or a list, one for each
     pass. The steps of a generation are one pass, as long as each step's keys begin with those of the one
-    before. The last of several passes is shown; ``run.passes`` has them all. Raises ``ModelError`` if no
-    attention ran, ``InputError`` for images that do not fit.
+    before. The last of several passes is shown; ``run.passes`` has them all.
 
-    >>> seen, steps = ["arm", *["front"] * 300], [f"t+{n}" for n in range(100)]
     >>> with attnscope.record(policy, {"encoder": seen, "decoder": steps}, images={"front": frame}) as run:
     ...     policy(observation)
-    >>> run.token("t+0")
     """
     from attnscope.capture import recording
     from attnscope.models.keeping import RecordedPasses, axes_of_texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -51,13 +52,8 @@ class Folder:
             raise ModelError("this server runs no file of code: name a model or its folder")
         if name in ("own", "own-causal"):
             return name
-        if (
-            self.has(name)
-            or name.startswith((".", "/", "~"))
-            or any(each in name for each in ("\\", "..", "\0"))
-        ):
-            return str(self.path(name))
-        return name
+        is_path = self.has(name) or name.startswith((".", "/", "~")) or re.search(r"\\|\.\.|\0", name)
+        return str(self.path(name)) if is_path else name
 
 
 def make_server(root: Path, *, device: str = "auto") -> MCPServer:

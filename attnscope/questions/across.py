@@ -189,9 +189,8 @@ def compare_texts(
 ) -> TextComparison:
     """Run the model once on each text, and compare its heads on corresponding tokens.
 
-    Tokens that replace equally many others are compared with them. ``layers`` of the selection keeps
-    their heads only; a ``head`` adds its difference map. Raises ``InputError`` for texts that share no
-    token, ``SelectionError`` for what does not exist.
+    Tokens that replace equally many others are compared with them. A ``head`` of the selection adds its
+    difference map.
     """
     selection = selection or Selection()
     every = replace(selection, head=None)
@@ -333,8 +332,7 @@ def compare_models(
     """Run both models once on each text, prepared for each, and compare their heads.
 
     Models with the same tokens are compared token by token, others on their common words, special tokens
-    counting as one more key. ``layers`` and ``kind`` choose heads of both. Raises ``SelectionError`` for
-    models without a common kind of attention, ``InputError`` for texts without a common word.
+    counting as one more key.
     """
     selection = selection or Selection()
     if not texts:

@@ -106,15 +106,10 @@ class MonotoneHeads:
     def table(self) -> Table:
         """One line per head."""
         names = ("head", "forward", "baseline", "lift")
-        rows = (
-            (
-                each.head.name,
-                f"{each.share:.3f}",
-                f"{each.baseline:.3f}",
-                f"{each.share / each.baseline:.1f}×",
-            )
-            for each in self.ranked
-        )
+        rows = [
+            (one.head.name, f"{one.share:.3f}", f"{one.baseline:.3f}", f"{one.share / one.baseline:.1f}×")
+            for one in self.ranked
+        ]
         said = "the share of a token's attention on the best way that only goes forward through the sound"
         return Table(tuple(Column(name, name != "head") for name in names), tuple(rows), notes=(said,))
 
@@ -186,8 +181,7 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
         heads, way = speech.alignment_heads, "the alignment heads that the model names"
     result = read_cross(model, prepared, heads)
     if not heads:
-        half = result.layers // 2
-        last = result.layers - 1
+        half, last = result.layers // 2, result.layers - 1
         layers = f"layer {last}" if half == last else f"layers {half}-{last}"
         way = f"all heads of {layers}, as the model names no alignment heads"
     heard = prepared.heard
@@ -242,9 +236,8 @@ def _spoken_text(
     heard = prepared.heard
     assert heard is not None
     end = heard.begin + heard.frames * heard.seconds
-    return SpokenText(
-        tokens, words, heads, way, model.title, heard.begin, end, (*model.notes, *prepared.notes)
-    )
+    notes = (*model.notes, *prepared.notes)
+    return SpokenText(tokens, words, heads, way, model.title, heard.begin, end, notes)
 
 
 def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> SoundMap:
@@ -321,10 +314,8 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
     if text is not None:
         assert isinstance(model, SpeechModel)
         letters = model.spell_said(text, letters)
-        ids, way = (
-            letters.ids.tolist(),
-            "the most likely path of the CTC head through the letters of the text",
-        )
+        ids = letters.ids.tolist()
+        way = "the most likely path of the CTC head through the letters of the text"
         states = likeliest_states(scores, ids, letters.blank)
         if states is None:
             raise InputError(f"{len(ids):,} letters do not fit into the {count:,} frames that are heard")

@@ -53,8 +53,7 @@ def share_out(shares: Mapping[int, Share]) -> Tensor:
 
     Tokens lie along an axis on which no two passes changed one place of the input; if the output has that
     axis, it is assigned likewise. Otherwise each place goes to the pass that changed it most, the places
-    being those of axes on which some passes changed nothing in common. Passes that changed nothing get
-    nothing.
+    being those of axes on which some passes changed nothing in common.
     """
     some = next(iter(shares.values())).amount
     owners = torch.full(some.shape, -1, device=some.device)
@@ -408,9 +407,8 @@ class Freeze(TorchFunctionMode):
         For a product of weights and values, with queries along ``axis``, the changed rows are unknown.
         """
         if key not in self.first.calls:
-            raise ModelError(
-                "the number of attention calls changes with the tokens: the model cannot be audited"
-            )
+            said = "the number of attention calls changes with the tokens"
+            raise ModelError(f"{said}: the model cannot be audited")
         earlier, before = self.first.calls[key]
         held, now = [*find_tensors(before)], [*find_tensors(result)]
         if [each.shape for each in (*earlier, *held)] != [each.shape for each in (*given, *now)]:

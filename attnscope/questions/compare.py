@@ -201,10 +201,8 @@ def head_rows(
 ) -> HeadRows:
     """Run the model once and keep the same rows of every selected head, an even sample if there are many.
 
-    Without a ``kind``, the first one that the model runs is taken (for a text with pictures, the text's);
-    self- and cross-attention are never mixed. ``choosing`` picks specific rows and keys, observers
-    ``beside`` see all heads. Raises ``SelectionError`` for what does not exist, and if layers have
-    different numbers of tokens.
+    Without a ``kind``, the first one that the model runs is taken (for a text with pictures, the text's).
+    ``choosing`` picks specific rows and keys, observers ``beside`` see all heads.
     """
     led = replace(selection, kind=selection.kind or (prepared.lead if prepared.pictures else None))
     choose, first = choosing or even_rows(selection), led.kind
@@ -222,10 +220,8 @@ def head_rows(
     sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}
     if len(sizes) > 1:
         listed = " and ".join(f"{queries} × {keys}" for queries, keys, _ in sorted(sizes))
-        raise SelectionError(
-            f"heads can be compared that see the same tokens, and the layers see {listed}: "
-            "choose one with --layer"
-        )
+        said = f"heads can be compared that see the same tokens, and the layers see {listed}"
+        raise SelectionError(f"{said}: choose one with --layer")
     counts = {site.site: site.heads for site in record.sites}
     heads = tuple(
         Head(kept.site.layer, head, kind)
@@ -284,10 +280,8 @@ def compare_all_heads(
 ) -> Comparison:
     """Run the model once on each text, and measure the distances between its heads.
 
-    ``layers`` of the selection compares the heads of some layers, ``number`` the same number in all
-    layers, ``kind`` a kind of attention; ``words`` and ``hide_special`` coarsen rows and keys first. Up
-    to 221 tokens every row is compared, beyond that an even sample. Raises ``SelectionError`` for what
-    does not exist, or for fewer than two heads, and ``InputError`` without a text.
+    ``words`` and ``hide_special`` of the selection coarsen rows and keys first. Up to 221 tokens every row
+    is compared, beyond that an even sample.
     """
     selection = selection or Selection()
     given = [texts] if isinstance(texts, ModelInput) else list(texts)
@@ -364,10 +358,8 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextD
     if len(result.heads) < 2:
         raise SelectionError(f"{result.heads[0].name} alone cannot be compared: there is no other head here")
     if len(result.heads) > MOST_COMPARED:
-        count = f"these are {len(result.heads):,}"
-        raise SelectionError(
-            f"at most {MOST_COMPARED:,} heads are compared, and {count}: pick some with --layer"
-        )
+        said = f"at most {MOST_COMPARED:,} heads are compared, and these are {len(result.heads):,}"
+        raise SelectionError(f"{said}: pick some with --layer")
     notes = (*prepared.notes, *result.notes)
     spread, ran = comparison.measure_distances(result.rows), provenance(result.sites)
     return TextDistances(result.kind, result.heads, spread, result.of, notes, ran)

@@ -144,9 +144,7 @@ def run_empty(module: nn.Module, inputs: dict[str, Any], *, gradient: bool) -> t
 
     memory, work = LiveBytes(module), FlopCounterMode(display=False, custom_mapping={flash: attention_work})
     begun = list[Tensor]()
-    hooks = [
-        each.register_forward_hook(lambda part, given, made: begun.append(made)) for each in _tables(module)
-    ]
+    hooks = [each.register_forward_hook(lambda *call: begun.append(call[2])) for each in _tables(module)]
     with torch.set_grad_enabled(gradient), memory, work:
         made = module(**inputs, **({"use_cache": False} if accepts(module, "use_cache") else {}))
         if gradient:
@@ -183,9 +181,8 @@ def of_cost(cost: LookCost) -> Answer:
         (each.command, f"{each.passes:,.0f}", readable(each.memory), _duration(each.seconds))
         for each in cost.commands
     ]
-    columns = tuple(
-        Column(name, name != "command", "keep") for name in ("command", "passes", "memory", "time")
-    )
+    names = ("command", "passes", "memory", "time")
+    columns = tuple(Column(name, name != "command", "keep") for name in names)
     sizes = f"weights {readable(cost.weights)}, a pass {readable(cost.activations)} beside them"
     table = Table(columns, tuple(rows), title=cost.title, subtitle=sizes, notes=cost.notes)
     return Answer((table,), {}, lambda: cost)

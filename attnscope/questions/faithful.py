@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
@@ -86,12 +86,11 @@ def _choose(
             return _copies(prepared, kept, {"pixel_values": pixels * shown.to(pixels.dtype)})
 
         return "its patch of the image is grey", grey
-    classifier = isinstance(model, Classifier)
-    mask = None
-    if picture is None:
-        tokenizer = model.reader.tokenizer if isinstance(model, Classifier) else None
-        mask = getattr(tokenizer, "mask_token_id", None) if classifier else model.objective.mask
-    where: str | int = "input_ids" if classifier else model.objective.input
+    mask, where = None, "input_ids" if isinstance(model, Classifier) else model.objective.input
+    if picture is None and isinstance(model, Classifier):
+        mask = getattr(model.reader.tokenizer, "mask_token_id", None)
+    elif picture is None:
+        mask = model.objective.mask
     if mask is not None:
         ids = inputs[where] if isinstance(where, str) else prepared.arguments[where]
         return "a mask token takes its place", lambda kept: _copies(
@@ -187,16 +186,15 @@ def rank_tokens(
         rows = [place.start for place in weights.queries]  # of the maximum flow, for one token
         return np.asarray(counts[rows] @ weights.values.astype(np.float64))
 
-    ways: list[tuple[str, Callable[[Any], Array], tuple[str, ...]]] = [
-        ("--weigh", weighed, get_args(Weigh)),
-        ("--method", followed, get_args(Method)),
+    ways: list[tuple[str, Callable[[Any], Array], str]] = [
+        *(("--weigh", weighed, name) for name in get_args(Weigh)),
+        *(("--method", followed, name) for name in get_args(Method)),
     ]
-    for option, rank, names in ways:
-        for name in names:
-            try:
-                yield f"{option} {name}", rank(name)
-            except AttnscopeError as error:
-                yield f"{option} {name}", error
+    for option, rank, name in ways:
+        try:
+            yield f"{option} {name}", rank(name)
+        except AttnscopeError as error:
+            yield f"{option} {name}", error
 
 
 STEPS = 24  # most steps in which tokens are removed
@@ -216,12 +214,9 @@ def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> F
     """Which method of weighing or following attention ranks first the tokens that a prediction needs."""
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
-    scores, failed = dict[str, Array](), []
-    for name, found in rank_tokens(model, prepared, target, counts):
-        if isinstance(found, AttnscopeError):
-            failed.append(f"{name}: {found}")
-        else:
-            scores[name] = found
+    found = dict(rank_tokens(model, prepared, target, counts))
+    scores = {name: each for name, each in found.items() if not isinstance(each, AttnscopeError)}
+    failed = [f"{name}: {each}" for name, each in found.items() if isinstance(each, AttnscopeError)]
     means = "--weigh: the mean over all heads; --method: through all layers"
     return _compare(deletion, scores, (means, *failed))
 
@@ -234,10 +229,9 @@ def compare_weighed_heads(
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
     found = weigh_heads(model, prepared, weigh, target, counts)
     scores = {
-        Head(site.layer, number, site.kind).name: row
+        Head(site.layer, number, site.kind).name: rows[number]
         for site, rows in found.items()
-        for number, row in enumerate(rows)
-        if number in (selection.heads(site, len(rows)) or ())
+        for number in selection.heads(site, len(rows)) or ()
     }
     if not scores:
         raise SelectionError(f"no such heads: this model has layers 0-{max(site.layer for site in found)}")
@@ -259,12 +253,21 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     texts = [(deletion.prepared.tokens[place].text, place) for place in deletion.places]
     pictured = deletion.prepared.picture is not None  # a patch is named by row and column
     names = [text if pictured else f"{text} {place}" for text, place in texts]
-    ranked = []
-    for number, (name, order) in enumerate(zip(scores, orders, strict=False)):
-        first = tuple(names[place] for place in order[:FIRST])
-        ranked.append(_rank(name, first, OrderCurves(*(each[number : number + 1] for each in curves)), taken))
-    random = _rank("random order", (), OrderCurves(*(each[len(scores) :] for each in curves)), taken)
-    alone_, *others = ranked
+
+    def rank(name: str, first: Iterable[int], some: slice) -> TokenOrder:
+        """The means over some orders, and the areas under them with standard errors."""
+        parts, width = [each[some] for each in curves], np.diff(taken) / taken[-1]
+        areas = [((each[:, 1:] + each[:, :-1]) / 2) @ width for each in parts]  # [order] each
+        count = len(parts[0])
+        errors = [float(each.std(ddof=1) / count**0.5) if count > 1 else 0.0 for each in areas]
+        deleted, inserted = (tuple(each.mean(0).tolist()) for each in parts)
+        means = [float(each.mean()) for each in areas]
+        return TokenOrder(name, tuple(names[place] for place in first), deleted, inserted, *means, *errors)
+
+    alone_, *others = (
+        rank(name, orders[number][:FIRST], slice(number, number + 1)) for number, name in enumerate(scores)
+    )
+    random = rank("random order", (), slice(len(scores), None))
     others.sort(key=lambda each: each.deletion_area)
     said = (
         f"a removed token: {deletion.said}; {size:,} tokens can be removed, special ones and where the "
@@ -293,16 +296,6 @@ def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> OrderCurv
     unique, where = np.unique(both, axis=0, return_inverse=True)  # many orders begin and end alike
     shares = deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(taken))
     return OrderCurves(*shares)
-
-
-def _rank(name: str, first: tuple[str, ...], curves: OrderCurves, taken: Array) -> TokenOrder:
-    """The means over orders, and the areas under them with standard errors."""
-    width = np.diff(taken) / taken[-1]
-    areas = [((each[:, 1:] + each[:, :-1]) / 2) @ width for each in curves]  # [order] each
-    count = len(curves.deletion)
-    errors = [float(each.std(ddof=1) / count**0.5) if count > 1 else 0.0 for each in areas]
-    deleted, inserted = (tuple(each.mean(0).tolist()) for each in curves)
-    return TokenOrder(name, first, deleted, inserted, float(areas[0].mean()), float(areas[1].mean()), *errors)
 
 
 CURVE = 24  # most columns of a curve in a table

@@ -25,7 +25,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
 from attnscope.questions.token import boxes_of, find_place, lay_over
 from attnscope.records import MATRIX, Meaning, derived, record
-from attnscope.views import Grid, Scale, TokenView, grid, heatmap, rank_places
+from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -41,9 +41,7 @@ class Mixing:
     name: str
     residuals: Residuals | None = None
     forms: dict[str, None] = field(default_factory=dict)  # where norms were found around it
-    matrices: dict[Site, Array] = field(
-        default_factory=dict
-    )  # [query, key]; for ALTI across sequences, the residual last
+    matrices: dict[Site, Array] = field(default_factory=dict)  # [query, key], of ALTI across: and residual
     axes: dict[Site, tuple[Axis, Axis]] = field(default_factory=dict)
     in_parts: dict[str, str] = field(default_factory=dict)  # kinds that cannot be followed, and why
 
@@ -79,9 +77,8 @@ class Mixing:
             one = next(iter(sizes))
             if len(sizes) > 1 or (kind != "cross" and one[0] != one[1]):
                 shapes = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(sizes))
-                raise ModelError(
-                    f"the tokens of {self.name} change on the way ({kind_title(kind)}: {shapes})"
-                )
+                said = f"({kind_title(kind)}: {shapes})"
+                raise ModelError(f"the tokens of {self.name} change on the way {said}")
         return reasons
 
     def _amounts(self, attention: Attention) -> Amounts | None:
@@ -293,20 +290,6 @@ TOP = 10  # tokens that are listed
 VERBS = "is made of", "goes into"
 
 
-def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int], scale: Scale) -> Grid:
-    """The maps of several layers as thumbnails, one line per layer."""
-    kind, _, _ = result.map(kind, None)
-    maps = ((layer, result.map(kind, layer)[2]) for layer in layers)
-    made = grid(
-        ((layer, replace(each, values=each.values[None])) for layer, each in maps),
-        title=f"{result.method} layer by layer · {result.title} · {kind_title(kind)}",
-        subtitle=result.subtitle,
-        scale=scale,
-        notes=result.notes,
-    )
-    return replace(made, whole=False, each="a layer")
-
-
 def focus_token(
     result: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
 ) -> TokenView:
@@ -346,8 +329,17 @@ def of_flow(
     """The map of one layer, small maps of several, or the contributions to and from one token."""
     view: Any
     layer = layers[0] if layers else None
-    if layers is not None and len(layers) > 1:
-        view = maps_of_layers(result, kind, layers, scale)
+    if layers is not None and len(layers) > 1:  # as thumbnails, one line per layer
+        shown, _, _ = result.map(kind, None)
+        maps = ((each, result.map(shown, each)[2]) for each in layers)
+        view = grid(
+            ((each, replace(weights, values=weights.values[None])) for each, weights in maps),
+            title=f"{result.method} layer by layer · {result.title} · {kind_title(shown)}",
+            subtitle=result.subtitle,
+            scale=scale,
+            notes=result.notes,
+        )
+        view = replace(view, whole=False, each="a layer")
     elif token is not None:
         view = focus_token(result, kind, layer, token, pictures)
     else:

@@ -123,10 +123,8 @@ def several_heads(
     for each in shown[1:]:
         theirs = each.heatmap.weights
         if (theirs.queries, theirs.keys) != (first.queries, first.keys):
-            raise SelectionError(
-                f"{shown[0].figures.address} and {each.figures.address} have other rows or columns, so they "
-                "do not stand side by side: show each by itself"
-            )
+            both = f"{shown[0].figures.address} and {each.figures.address} have other rows or columns"
+            raise SelectionError(f"{both}, so they do not stand side by side: show each by itself")
     kinds = dict.fromkeys(sentences.kind_title(each.site.site.kind) for each in shown)
     title = f"{sentences.name_pass(model, prepared)} · {' and '.join(kinds)}"
     maps = [

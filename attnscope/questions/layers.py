@@ -70,9 +70,8 @@ class WholeLayers:
     @property
     def least(self) -> float:
         """The smallest weight; below 0 only in a file of something other than attention."""
-        return min(
-            float(weights.values.min(initial=0)) for pairs in self.kinds.values() for _, weights in pairs
-        )
+        layers = (weights for pairs in self.kinds.values() for _, weights in pairs)
+        return min(float(weights.values.min(initial=0)) for weights in layers)
 
 
 def whole_layers(
@@ -149,13 +148,10 @@ class AllHeads:
         result = token_view(weights, query=query, key=key, title=picture.title, notes=notes)
         row = None if query is None else place_of(weights.queries, query)
         column = None if key is None else place_of(weights.keys, key)
-        overlays, _ = lay_over(
-            self.pictures,
-            weights.queries[row] if row is not None else weights.keys[column or 0],
-            None if row is None else (weights.values[row], weights.keys),
-            None if column is None else (weights.values[:, column], weights.queries),
-        )
-        return replace(result, overlays=overlays)
+        place = weights.queries[row] if row is not None else weights.keys[column or 0]
+        across = None if row is None else (weights.values[row], weights.keys)
+        down = None if column is None else (weights.values[:, column], weights.queries)
+        return replace(result, overlays=lay_over(self.pictures, place, across, down)[0])
 
     def token_of(self, kind: str, picture: str, row: int, column: int) -> tuple[int, bool] | None:
         """The token number of a picture's patch, and whether it has a row."""

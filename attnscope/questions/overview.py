@@ -52,16 +52,8 @@ def overview(
     known = find_figures(prepared, DEFAULT)
     as_read = selection.as_read and not prepared.picture  # neighbours are tokens
     if known is None and (as_read or selection.zoom) and not (selection.words or selection.hide_special):
-        record = measuring_pass(
-            model,
-            prepared,
-            measured,
-            selection,
-            [prepared.tokens],
-            exact_kernel=exact_kernel,
-            maps=coarse,
-            side=CELLS,
-        )
+        asked = (model, prepared, measured, selection, [prepared.tokens])
+        record = measuring_pass(*asked, exact_kernel=exact_kernel, maps=coarse, side=CELLS)
     else:
         observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
         record = model.look(prepared, [SharedRows(observers, selection.heads)])

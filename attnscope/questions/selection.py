@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from attnscope.attention import Axis, Head, Site
@@ -37,9 +38,8 @@ class Selection:
     def __post_init__(self) -> None:
         if self.head is not None and self.head.kind is not None:
             if self.kind not in (None, self.head.kind):
-                raise SelectionError(
-                    f"{self.head} is not a head of {self.kind} attention: leave one of them out"
-                )
+                said = f"{self.head} is not a head of {self.kind} attention"
+                raise SelectionError(f"{said}: leave one of them out")
             object.__setattr__(self, "kind", self.head.kind)
 
     def of(self, head: Head | str) -> Selection:
@@ -77,12 +77,8 @@ class Selection:
 
     def coarsen(self, most: int, *, even: bool = False) -> Coarsen:
         """An observer that keeps every head as shown, with at most so many rows and columns."""
-        return Coarsen(
-            lambda attention: (
-                self.coarsening(attention.queries, most, even=even),
-                self.coarsening(attention.keys, most, even=even),
-            )
-        )
+        how = partial(self.coarsening, most=most, even=even)
+        return Coarsen(lambda attention: (how(attention.queries), how(attention.keys)))
 
 
 Asked: TypeAlias = Selection | Head | str

@@ -138,6 +138,10 @@ def note_pooling(made: CoarseMap, shown: Weights, how: How = "share") -> list[st
     return [f"pooled: {queries:,} × {keys:,} tokens; {HELD[how]}"]
 
 
+def _layers(maps: Sequence[CoarseMap]) -> str:
+    return layers_of(made.site for made in maps)
+
+
 def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     """Notes on drawn maps: NaNs, and batches drawn as their mean."""
     notes = [
@@ -150,12 +154,10 @@ def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
         counts.setdefault(len(made.values), []).append(made)
     for count, alike in counts.items():
         if count > 1:
-            layers = _layers(alike)
-            what = (
-                f"windows of {alike[0].queries.size:,} patches" if prepared.picture else "texts of the batch"
-            )
-            inside = ", each of which attends within itself" if prepared.picture else ""
-            notes.append(f"{layers}: shown is the mean of {count:,} {what}{inside}")
+            what = "texts of the batch"
+            if prepared.picture:
+                what = f"windows of {alike[0].queries.size:,} patches, each of which attends within itself"
+            notes.append(f"{_layers(alike)}: shown is the mean of {count:,} {what}")
     sizes: dict[str, list[CoarseMap]] = {}
     for made in maps:
         sizes.setdefault(_size(made.queries.size, made.keys.size), []).append(made)
@@ -165,10 +167,6 @@ def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     if prepared.picture is not None and bare:
         notes.append(f"{_layers(bare)}: rows and columns are positions, no patches of the picture")
     return notes
-
-
-def _layers(maps: Sequence[CoarseMap]) -> str:
-    return layers_of(made.site for made in maps)
 
 
 def layers_of(sites: Iterable[Site]) -> str:
@@ -218,8 +216,5 @@ def list_some(names: Sequence[str], most: int = 12) -> str:
 def number_ranges(numbers: Iterable[int]) -> str:
     """Numbers with consecutive runs joined: ``0-5, 7``."""
     runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
-    parts = []
-    for _, run in runs:
-        members = [number for _, number in run]
-        parts.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else f"{members[0]}")
-    return ", ".join(parts)
+    ends = ([number for _, number in run] for _, run in runs)
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)

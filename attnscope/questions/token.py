@@ -132,12 +132,9 @@ class SeenToken:
             drawn, what = open_row, "patches" if pictured else "keys"
             share = f"{mass:.0%} of the weight on {what}"
             notes += (f"{open_row.sum()} of {among.sum()} {what} are shown: the fewest that hold {share}",)
-        overlays, left_out = lay_over(
-            self.pictures,
-            place,
-            None if drawn is None else (drawn, self.keys),
-            None if column is None else (column, self.queries),
-        )
+        across = None if drawn is None else (drawn, self.keys)
+        down = None if column is None else (column, self.queries)
+        overlays, left_out = lay_over(self.pictures, place, across, down)
         top = BESIDE if overlays else TOP
 
         def rank(values: Array | None, opened: Array | None, axis: Sequence[Place]) -> Bars | None:
@@ -199,9 +196,8 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
     notes = (*model.notes, *prepared.notes, *record.notes)
     notes += (*sentences.note_maps(looks_at or looked_at_by, prepared), *sentences.note_differences(sites))
     if again:
-        notes += (
-            f"token {place.start} is shown; the same text stands at {sentences.number_ranges(again)} too",
-        )
+        others = sentences.number_ranges(again)
+        notes += (f"token {place.start} is shown; the same text stands at {others} too",)
     title = f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(sites[0].site.kind)}"
     axes = queries.places, keys.places
     return SeenToken(place, sites, looks_at, looked_at_by, *axes, prepared.pictures, title, notes, record)

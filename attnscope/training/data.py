@@ -38,8 +38,7 @@ def train_tokenizer(
 
     ``wordpiece`` splits at spaces and punctuation and knows only characters of the lines; ``bpe`` works
     on bytes and can spell anything. Both turn curly quotation marks into straight ones. ``lines`` is read
-    twice, so it cannot be an iterator. The same lines give the same tokenizer. Raises ``ModelError`` for
-    another kind, or a vocabulary too small to hold an alphabet.
+    twice, so it cannot be an iterator.
     """
     if kind not in KINDS:
         raise ModelError(f"no tokenizer {kind!r}: there are {', '.join(KINDS)}")
@@ -146,7 +145,7 @@ def split_held_out(files: Sequence[Path], held_out: Sequence[Path], seed: int) -
     """Training and held-out lines that share no document; a file is a document.
 
     Without ``held_out``, a twentieth of the files (at least one) is drawn by ``seed``; a single file
-    gives the last twentieth of its lines. Raises ``InputError`` if a file is on both sides.
+    gives the last twentieth of its lines.
     """
     if held_out:
         both = {path.resolve() for path in files} & {path.resolve() for path in held_out}

@@ -193,10 +193,8 @@ def train_encoder(
 ) -> tuple[TrainingProgress, bool]:
     """Train ``encoder`` in place; returns where it ended and whether that is the planned end.
 
-    Saves to ``checkpoint`` every few minutes and at the end. Ctrl-C saves and ends the run between two
-    steps. With ``steps``, a resumed run ends in the same weights, bit for bit, as an uninterrupted one;
-    with ``minutes`` the schedule follows the clock and no two runs are alike. Raises ``ModelError`` when
-    the loss becomes NaN or infinite; the previous checkpoint stays.
+    Saves to ``checkpoint`` every few minutes, after Ctrl-C and at the end. With ``steps``, a resumed run
+    ends in the same weights, bit for bit, as an uninterrupted one; ``minutes`` follow the clock.
     """
     device = torch.device(settings.device)
     encoder.to(device)
@@ -243,9 +241,8 @@ def _step(
     nn.utils.clip_grad_norm_(encoder.parameters(), settings.clip)
     value = loss.item()
     if not math.isfinite(value):
-        raise ModelError(
-            f"the loss is {value} at step {progress.step}: choose a lower learning rate than {settings.rate}"
-        )
+        said = f"the loss is {value} at step {progress.step}"
+        raise ModelError(f"{said}: choose a lower learning rate than {settings.rate}")
     for optimizer in optimizers:
         optimizer.step()
     progress.step += 1
@@ -342,11 +339,10 @@ class Recipe:
     repeats: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 16 <= self.length <= self.config.max_positions:
-            raise ModelError(
-                f"the sequence length is from 16 to the model's {self.config.max_positions} positions, "
-                f"not {self.length}"
-            )
+        most = self.config.max_positions
+        if not 16 <= self.length <= most:
+            said = f"the sequence length is from 16 to the model's {most} positions"
+            raise ModelError(f"{said}, not {self.length}")
         for name, least in (("guessed", 0.01), ("short", 0.0), ("repeats", 0.0)):
             if not least <= getattr(self, name) <= 1:
                 raise ModelError(f"{name} is a share from {least} to 1, not {getattr(self, name)}")
@@ -378,8 +374,6 @@ def train_on_files(
 
     ``start`` names the folder of an encoder to start from, whose config ``recipe`` must have; its
     tokenizer is taken too. ``say`` is called with what is being prepared, ``observe`` with every step.
-    Before any training, raises ``InputError`` for unusable text, ``ModelError`` for a run that cannot be
-    resumed, and ``OutputError`` for a folder that is not empty.
     """
     work = folder / WORK
     training_lines, held_out_lines = split_held_out(files, held_out, settings.seed)
@@ -390,9 +384,8 @@ def train_on_files(
     if resume:
         _check_terms(work, terms)
     elif folder.is_file() or any(not path.is_dir() for path in folder.rglob("*")):
-        raise OutputError(
-            f"{folder} exists already: choose another folder, or continue its run with --resume"
-        )
+        advice = "choose another folder, or continue its run with --resume"
+        raise OutputError(f"{folder} exists already: {advice}")
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -401,9 +394,8 @@ def train_on_files(
     try:
         if first is None and not (work / TOKENIZER).is_file():
             say("learning the vocabulary")
-            learned = train_tokenizer(
-                training_lines, recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase
-            )
+            how = recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase
+            learned = train_tokenizer(training_lines, *how)
             write_whole(work / TOKENIZER, learned.to_str().encode())
         tokenizer = load_tokenizer(work / TOKENIZER) if first is None else first[1]
         config = replace(recipe.config, vocabulary=tokenizer.get_vocab_size(), trained=True)

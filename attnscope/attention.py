@@ -77,8 +77,7 @@ _HEAD = re.compile(r"(?a)(?:(encoder|decoder|cross)[ .])?(?:[Ll]#[Hh]#|#[.-]#)".
 class Head:
     """The one address of a head: ``Head("L5H3")``, ``Head("5.3")``, ``Head("cross L0H1")``, ``Head(5, 3)``.
 
-    ``kind`` is ``None`` where the kind of attention was not given. Raises ``SelectionError`` if the text
-    does not name a head.
+    ``kind`` is ``None`` where it was not given. Raises ``SelectionError`` if the text does not name a head.
     """
 
     layer: int
@@ -142,11 +141,9 @@ class RowSource(Protocol):
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        ...
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that the mask leaves open to those queries, bool.  -> [batch or 1, head or 1, row, key]"""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,9 +204,8 @@ class Attention:
     def _check(self, heads: Sequence[int] | None) -> None:
         for head in heads or ():
             if not 0 <= head < self.heads:
-                raise SelectionError(
-                    f"no head {head} in {self.site.name}: this layer has heads 0-{self.heads - 1}"
-                )
+                there = f"this layer has heads 0-{self.heads - 1}"
+                raise SelectionError(f"no head {head} in {self.site.name}: {there}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,9 +85,9 @@ def places(axis: Axis) -> tuple[Place, ...]:
 def _place(token: Token, position: int) -> Place:
     if token.span is not None:
         start, stop = token.span
-        return Place(token.text, start, stop, special=token.special, pooled=True, count=stop - start)
+        return Place(token.text, start, stop, token.special, pooled=True, count=stop - start)
     word = None if token.special or token.word is None else (token.segment, token.word)
-    return Place(token.text, position, position + 1, special=token.special, word=word, id=token.id)
+    return Place(token.text, position, position + 1, token.special, word, id=token.id)
 
 
 def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Place:
@@ -104,16 +104,9 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
         read = "".join(letters for letters, _ in groupby(place.letters for place in group))
         seconds = " s" * bool(reads or last.endswith(" s"))
         text = f"{first.moment.removesuffix(' s')}–{end}{READ + read if read else seconds}"
-    return Place(
-        text,
-        first.start,
-        group[-1].stop,
-        special=all(place.special for place in group),
-        word=first.word if not pooled else None,
-        pooled=pooled,
-        id=first.id if heard or pictured else None,
-        count=count,
-    )
+    special, word = all(place.special for place in group), None if pooled else first.word
+    id = first.id if heard or pictured else None
+    return Place(text, first.start, group[-1].stop, special, word, pooled, id, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,18 +211,9 @@ def group_places(
 
 
 @lru_cache(8)  # layers of a model share their axes
-def coarsen_axis(
-    axis: Axis,
-    *,
-    words: bool = False,
-    hide_special: bool = False,
-    zoom: range | None = None,
-    most: int | None = None,
-    even: bool = False,
-) -> Coarsening:
-    """How to coarsen an axis of tokens or bare positions; see ``group_places``."""
-    every = places(axis)
-    return group_places(every, words=words, hide_special=hide_special, zoom=zoom, most=most, even=even)
+def coarsen_axis(axis: Axis, **how: Any) -> Coarsening:
+    """How to coarsen an axis of tokens or bare positions; ``how`` as for ``group_places``."""
+    return group_places(places(axis), **how)
 
 
 def edges(length: int, cells: int) -> tuple[int, ...]:
@@ -259,25 +243,17 @@ class Weights:
     keys: tuple[Place, ...]
 
     def __post_init__(self) -> None:
-        size = (len(self.queries), len(self.keys))
-        whole = self.values.shape[-2:] == self.allowed.shape[-2:] == size
-        if not whole or not _spreads(self.allowed.shape, self.values.shape):
-            raise ValueError(
-                f"weights {self.values.shape} and mask {self.allowed.shape} do not fit "
-                f"{size[0]} queries × {size[1]} keys"
-            )
+        shape, mask, size = self.values.shape, self.allowed.shape, (len(self.queries), len(self.keys))
+        spreads = len(mask) <= len(shape) and all(
+            mine in (1, other) for mine, other in zip(mask[::-1], shape[::-1], strict=False)
+        )
+        if not (shape[-2:] == mask[-2:] == size and spreads):
+            raise ValueError(f"weights {shape} and mask {mask} do not fit {size[0]} queries × {size[1]} keys")
 
     @property
     def square(self) -> bool:
         """Whether rows and columns are the same places, so that there is a diagonal."""
         return self.queries == self.keys
-
-
-def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
-    """Whether an array of one shape broadcasts to another."""
-    return len(shape) <= len(over) and all(
-        mine in (1, other) for mine, other in zip(shape[::-1], over[::-1], strict=False)
-    )
 
 
 def weights(values: Array, queries: Axis, keys: Axis, allowed: Array | None = None) -> Weights:
@@ -325,10 +301,8 @@ def label_map(values: Array, allowed: Array, queries: Coarsening, keys: Coarseni
     ``values`` and ``allowed`` are ``[..., query place, key place]`` as ``averaging`` and ``summing`` made
     them; rows are weighted by the number of their tokens.
     """
-    shown = len(keys.places)
-    counts = np.array(
-        [sum(queries.counts[at] for at in queries.tokens(row)) for row in range(len(queries.places))]
-    )
+    rows, shown = range(len(queries.places)), len(keys.places)
+    counts = np.array([sum(queries.counts[at] for at in queries.tokens(row)) for row in rows])
     total = float((values * counts[:, None]).sum(dtype=np.float64))
     hidden = float((values[..., shown:] * counts[:, None]).sum(dtype=np.float64))
     field = Weights(values[..., :shown], allowed[..., :shown], queries.places, keys.places)

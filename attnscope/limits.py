@@ -16,18 +16,10 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, InputError, SizeError, out_of_memory, readable
 
-LARGEST_CONFIG = 8 << 20
-"""Most bytes of a settings file or chat template; the largest known have one or two million."""
-
-LARGEST_STATE = 64 << 20
-"""Most bytes of JSON that attnscope itself wrote and reads again: a checkpoint, a snapshot, a manifest."""
-
-LARGEST_VOCABULARY = 128 << 20
-"""Most bytes of any other file except weights; the largest vocabularies have a quarter of it."""
-
-HASHED_BYTES = 16 << 20
-"""Bytes of a model's files, smallest first, that are hashed to identify it: some 20 ms."""
-
+LARGEST_CONFIG = 8 << 20  # most bytes of a settings file or chat template; the largest known have a quarter
+LARGEST_STATE = 64 << 20  # most bytes of JSON that attnscope wrote and reads again: a checkpoint, a manifest
+LARGEST_VOCABULARY = 128 << 20  # most bytes of any other file except weights; the largest have a quarter
+HASHED_BYTES = 16 << 20  # bytes of a model's files, smallest first, that are hashed to identify it: 20 ms
 MOST_MODEL_FILES = 2000  # most files of a folder that are hashed; no model has as many
 MEASURED_WEIGHTS = 1 << 26  # weights of a short pass that are measured in advance: 256 heads of 512 tokens
 MOST_VIDEO_FRAMES = 16  # most frames of a video shown to a model; longer videos are sampled evenly
@@ -35,10 +27,7 @@ HUB_SECONDS = 10.0  # seconds to wait for the hub's first answer
 DEADLINE = 30.0  # seconds of thread processor time that foreign work may take; a normal file takes a few
 TICK = 0.1  # seconds of processor time between two checks of the clock
 SHARE = 0.9  # the share of free memory that a command may take
-
-LEAST_MEMORY = 1 << 29
-"""Bytes that a command may always take: importing torch reserves some that it never uses."""
-
+LEAST_MEMORY = 1 << 29  # bytes that a command may always take: torch reserves some that it never uses
 MOST_CALLS = 1000  # most attention calls of one module in one pass: no real model repeats a layer as often
 
 SIZE = re.compile(r"(\d{1,15}) ?([kMGT]?)B?", re.IGNORECASE)
@@ -139,7 +128,8 @@ def _kilobytes(file: str, field: str) -> int:
 def _container() -> int | None:
     """What the memory limit of a control group leaves (Linux, version 2)."""
     try:
-        folder = Path("/sys/fs/cgroup") / _group()
+        group = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
+        folder = Path("/sys/fs/cgroup") / group.split(":", 2)[2].strip().lstrip("/")
         most = (folder / "memory.max").read_text(encoding="ascii").strip()
         taken = int((folder / "memory.current").read_text(encoding="ascii"))
         # cached file pages are freed when memory is needed
@@ -148,11 +138,6 @@ def _container() -> int | None:
         return None if most == "max" else max(0, int(most) - taken + cached)
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _group() -> str:
-    line = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
-    return line.split(":", 2)[2].strip().lstrip("/")
 
 
 class OutOfTime(BaseException):
@@ -165,14 +150,14 @@ def deadline() -> Iterator[None]:
 
     Counts this thread's processor time. Raises ``InputError``.
     """
-    seconds = _seconds()
-    main = threading.current_thread() is threading.main_thread()
-    if seconds is None or not main or not hasattr(signal, "setitimer"):
+    asked = os.environ.get("ATTNSCOPE_DEADLINE", "").strip() or str(DEADLINE)
+    if asked != "off" and not (re.fullmatch(r"\d{1,9}(\.\d{1,9})?", asked) and float(asked)):
+        raise InputError(f"ATTNSCOPE_DEADLINE is {asked!r:.40}: give seconds, such as 60, or off")
+    main = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    if asked == "off" or not main or signal.getitimer(signal.ITIMER_PROF)[0]:  # or another timer is running
         yield
         return
-    if signal.getitimer(signal.ITIMER_PROF)[0]:  # another timer is running
-        yield
-        return
+    seconds = float(asked)
     end = time.thread_time() + seconds
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -220,13 +205,3 @@ def _changes_state(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _seconds() -> float | None:
-    """The time limit for foreign work in seconds; ``None`` for no limit."""
-    asked = os.environ.get("ATTNSCOPE_DEADLINE", "").strip() or str(DEADLINE)
-    if asked == "off":
-        return None
-    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", asked) or not float(asked):
-        raise InputError(f"ATTNSCOPE_DEADLINE is {asked!r:.40}: give seconds, such as 60, or off")
-    return float(asked)

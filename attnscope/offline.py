@@ -11,18 +11,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import local
 from typing import Any
 
 from attnscope.errors import ModelError
 
-EVENTS = {
-    "socket.connect": 1,
-    "socket.sendto": 1,
-    "socket.sendmsg": 1,
-    "socket.getaddrinfo": 0,
-    "socket.gethostbyname": 0,
-}
+EVENTS = {f"socket.{name}": 1 for name in ("connect", "sendto", "sendmsg")}
+EVENTS |= {f"socket.{name}": 0 for name in ("getaddrinfo", "gethostbyname")}
 """Audit events of a connection, and which argument holds the host (the first), or an address: for other
 machines a tuple with the host first."""
 
@@ -35,7 +31,6 @@ class _Reasons(local):
 
 _everywhere: list[str] = []
 _reasons = _Reasons()
-_watching: list[bool] = []
 
 
 def close_network() -> None:
@@ -60,11 +55,10 @@ def network_closed(reason: str) -> Iterator[None]:
         _reasons.here = before
 
 
+@cache
 def _watch() -> None:
     """Install the audit hook, once: Python cannot remove one."""
-    if not _watching:
-        _watching.append(True)
-        sys.addaudithook(_refuse)
+    sys.addaudithook(_refuse)
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:

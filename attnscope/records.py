@@ -149,9 +149,8 @@ def members(kind: Any) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
             elif isinstance(note, Parts) and not note.meanings:
                 found += [((each.name, *way), kind_, meaning) for way, kind_, meaning in members(inner)]
             elif isinstance(note, Parts):
-                found += [
-                    ((each.name, name), _type_of(inner, name), one) for name, one in note.meanings.items()
-                ]
+                parts = note.meanings.items()
+                found += [((each.name, name), _type_of(inner, name), one) for name, one in parts]
     for cls in reversed(kind.__mro__):
         for name, value in vars(cls).items():
             if isinstance(value, Derived):
@@ -183,22 +182,16 @@ def schema(kind: Any) -> Shape:
         return {"type": "object", "additionalProperties": schema(inside[1])}
     if origin is tuple and inside[-1] is not ...:
         if len(set(inside)) == 1:
-            return {
-                "type": "array",
-                "items": schema(inside[0]),
-                "minItems": len(inside),
-                "maxItems": len(inside),
-            }
+            count = {"minItems": len(inside), "maxItems": len(inside)}
+            return {"type": "array", "items": schema(inside[0]), **count}
         return {"type": "array", "prefixItems": [schema(each) for each in inside], "items": False}
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return {"type": "array", "items": schema(inside[0])}
-    found = {
-        meaning.name or way[-1]: (shaped(inner, meaning), meaning) for way, inner, meaning in members(kind)
-    }
+    found = {meaning.name or way[-1]: (inner, meaning) for way, inner, meaning in members(kind)}
     return {
         "type": "object",
         "description": kind.__sentence__,
-        "properties": {name: shape for name, (shape, _) in found.items()},
+        "properties": {name: shaped(*each) for name, each in found.items()},
         "required": [name for name, (_, meaning) in found.items() if not meaning.optional],
         "additionalProperties": False,
     }
@@ -287,13 +280,12 @@ def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     """The type of a union that a value fits; among several objects, by their ``form`` or their fields."""
     for kind in kinds:
         origin, _, made = _parts(kind)
-        if made:
+        if made and isinstance(value, dict):
             form = _hints(kind).get("form")
-            fits = isinstance(value, dict) and (
-                set(value) == set(_hints(kind)) if form is None else value.get("form") in get_args(form)
-            )
-            if fits:
+            if set(value) == set(_hints(kind)) if form is None else value.get("form") in get_args(form):
                 return read(kind, value, where)
+        elif made:
+            continue
         elif kind is type(None):
             if value is None:
                 return None

@@ -22,7 +22,7 @@ from typing import NoReturn
 import click
 
 from attnscope import __version__
-from attnscope.cli.command import CONTEXT, RETIRED, SETTINGS, split_words
+from attnscope.cli.command import CONTEXT, EAGER, RETIRED, SETTINGS, split_words
 from attnscope.cli.commands import AllCommands
 from attnscope.errors import AttnscopeError
 from attnscope.limits import memory_limited
@@ -32,8 +32,6 @@ TWICE = 1.0  # seconds after a Ctrl-C during which another one counts as the sam
 AGAIN = 0.05  # seconds until a swallowed Ctrl-C is raised again
 READ_ENOUGH = 141  # the exit code of a command whose output is closed early, as shells count SIGPIPE
 COMPLETE = "_ATTNSCOPE_COMPLETE"  # the variable with which a shell asks for completions
-
-SHELLS = ("bash", "zsh", "fish")
 
 
 def _print_completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
@@ -62,17 +60,15 @@ commands = AllCommands(
     params=[
         click.Option(
             ["--completion"],
-            type=click.Choice(SHELLS),
-            expose_value=False,
-            is_eager=True,
+            type=click.Choice(("bash", "zsh", "fish")),
+            **EAGER,
             callback=_print_completion,
             help="Print what makes Tab complete: attnscope --completion bash >> ~/.bashrc.",
         ),
         click.Option(
             ["--version"],
             is_flag=True,
-            expose_value=False,
-            is_eager=True,
+            **EAGER,
             callback=_print_version,
             help="Print the version, and those of torch and transformers.",
         ),
@@ -92,7 +88,7 @@ def app() -> None:
 
 
 class _StandardError(io.TextIOWrapper):
-    """Standard error that may be closed or full: failed writes are dropped to save the answer."""
+    """Standard error that may be full: failed writes are dropped to save the answer."""
 
     def write(self, text: str) -> int:
         """Write what can be written."""
@@ -106,19 +102,14 @@ class _StandardError(io.TextIOWrapper):
             super().flush()
 
 
-def _stand_by_stderr() -> None:
-    """Let a command run to its end and answer, whatever the state of standard error."""
+def main() -> None:
+    """Run the command line. An error that the user can fix ends in one sentence on stderr and exit code 2."""
     if sys.stderr is None:  # closed: otherwise the next opened file would take its number, and its messages
         while (number := os.open(os.devnull, os.O_RDWR)) < 2:
             pass
-        sys.stderr = _StandardError(os.fdopen(number, "wb"))
+        sys.stderr = os.fdopen(number, "w")
     elif type(sys.stderr) is io.TextIOWrapper:
         sys.stderr = _StandardError(sys.stderr.buffer, sys.stderr.encoding, line_buffering=True)
-
-
-def main() -> None:
-    """Run the command line. An error that the user can fix ends in one sentence on stderr and exit code 2."""
-    _stand_by_stderr()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters outside an encoding become question marks
             stream.reconfigure(errors="replace")
@@ -242,12 +233,8 @@ def _fail(sentence: str) -> NoReturn:
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
     told = f"attnscope{which}: {shown}"
     if _asks_json(sys.argv[1:]):
-        error = {
-            "error": shown,
-            "suggestion": shown.rpartition(": ")[2] if ": " in shown else None,
-            "exit_code": 2,
-        }
-        told = json.dumps(error, ensure_ascii=False)
+        suggestion = shown.rpartition(": ")[2] if ": " in shown else None
+        told = json.dumps({"error": shown, "suggestion": suggestion, "exit_code": 2}, ensure_ascii=False)
     encoding = sys.stderr.encoding or "ascii"
     print(told.encode(encoding, "replace").decode(encoding), file=sys.stderr)
     raise SystemExit(2)

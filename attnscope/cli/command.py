@@ -91,6 +91,7 @@ RETIRED: Mapping[str, str] = {
 SETTINGS = "attnscope.settings"  # where a command's context keeps the user's settings
 
 CONTEXT: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+EAGER: Mapping[str, Any] = {"is_eager": True, "expose_value": False}  # obeyed before others are read
 
 
 def option(
@@ -187,12 +188,6 @@ class Parameter:
         return choices if len(choices) <= LONGEST_CHOICES else "WAY"
 
     @property
-    def usage(self) -> str:
-        """An argument in the help's usage line."""
-        name = f"{self.names[0]}{'...' * self.many}"
-        return name if self.field.default is MISSING else f"[{name}]"
-
-    @property
     def row(self) -> tuple[str, str]:
         """Its line of the help."""
         told, default = self.field.metadata, self.field.default
@@ -203,9 +198,7 @@ class Parameter:
         if not (default is None or default is False or default is MISSING):
             more += [f"default: {default:g}" if isinstance(default, (int, float)) else f"default: {default}"]
         names = ", ".join(sorted(self.names, key=len))
-        return f"{names} {self.value}", self.field.metadata["help"] + (
-            f" [{'; '.join(more)}]" if more else ""
-        )
+        return f"{names} {self.value}", told["help"] + (f" [{'; '.join(more)}]" if more else "")
 
     def parameter(self) -> click.Parameter:
         """The parameter for click."""
@@ -214,12 +207,9 @@ class Parameter:
         low, high = told.get("limits", (None, None))
         if low is not None or high is not None:
             kind = (click.IntRange if self.kind is int else click.FloatRange)(low, high)
-        shared: dict[str, Any] = {
-            "type": kind,
-            "callback": self.read,
-            "required": self.field.default is MISSING,
-        }
-        if self.field.default is not MISSING and not self.many:
+        required = self.field.default is MISSING
+        shared: dict[str, Any] = {"type": kind, "callback": self.read, "required": required}
+        if not (required or self.many):
             shared["default"] = self.field.default
         if self.is_argument:
             shared |= {"nargs": -1 if self.many else 1, "metavar": self.names[0]}
@@ -228,10 +218,8 @@ class Parameter:
             shared["shell_complete"] = lambda context, _, begun: [
                 word for word in dict.fromkeys(words()) if word.lower().startswith(begun.lower())
             ]
-        names = [self.name, *self.names]
-        return click.Option(
-            names, is_flag=self.kind is bool, multiple=self.many, metavar=self.value, **shared
-        )
+        shared |= {"is_flag": self.kind is bool, "multiple": self.many, "metavar": self.value}
+        return click.Option([self.name, *self.names], **shared)
 
     def read(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         """A value for the group; an unusable number is wrong usage: ``1e999``, ``nan``."""
@@ -302,11 +290,9 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         """Run the function on its groups."""
-        taken = ctx.params
-        made = {
-            name: group(**{word.name: taken[word.name] for word in words_of(group)})
-            for name, group in self.groups.items()
-        }
+        made = {}
+        for name, group in self.groups.items():
+            made[name] = group(**{word.name: ctx.params[word.name] for word in words_of(group)})
         try:
             self.function(**made)
         except click.UsageError as error:
@@ -324,7 +310,9 @@ class Command(click.Command):
     ) -> None:
         """What it does, its options, and examples; ``everything``: the options of every panel."""
         text, _, examples = docstring(self.function).partition("\nExample")
-        arguments = " ".join(word.usage for word in self.words if word.is_argument)
+        positional = [word for word in self.words if word.is_argument]
+        named = [(f"{word.names[0]}{'...' * word.many}", word.field.default) for word in positional]
+        arguments = " ".join(name if default is MISSING else f"[{name}]" for name, default in named)
         formatter.write_usage(ctx.command_path, f"{arguments} [OPTIONS]".strip())
         formatter.write_paragraph()
         formatter.write_text(text)
@@ -360,7 +348,7 @@ def write_rows(formatter: click.HelpFormatter, panel: str, rows: list[tuple[str,
 def _said(names: list[str], say: Callable[[click.Context], object]) -> click.Option:
     """A flag that is obeyed before all others are read."""
     heed = lambda context, _, asked: say(context) if asked else None  # noqa: E731
-    return click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=heed)
+    return click.Option(names, is_flag=True, **EAGER, callback=heed)
 
 
 def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[str]], list[str]]:
@@ -381,7 +369,7 @@ def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[st
 
 
 def repeat(name: str, *groups: Any) -> str | None:
-    """A command to copy, as one would type it; ``None`` if it is too long."""
+    """A command to copy; ``None`` if it is too long."""
     words = write(name, *groups)
     return words if len(words) <= LONGEST and words.isprintable() else None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +45,7 @@ def each_text(
 
     A text that cannot be read is reported and skipped, or raises ``InputError`` if ``strict``.
     """
-    corpus, report = open_corpus(asked, chat=chat), Report()
+    corpus, report = open_corpus(asked, chat=chat), reporter()
     for entry in islice(corpus.entries(), asked.limit):
         try:
             if entry.fault:
@@ -92,11 +92,7 @@ def measure_corpus(
     names: tuple[str, ...],
     **more: Any,
 ) -> Stats:
-    """The figures of a corpus as the options ask, with a progress bar.
-
-    ``more`` goes to ``corpus_stats``. Ctrl-C ends the command; with a checkpoint the message says how to
-    resume.
-    """
+    """The figures of a corpus as the options ask, with a progress bar; ``more`` goes to ``corpus_stats``."""
     from attnscope.questions.corpus_stats import corpus_stats
 
     corpus = open_corpus(asked, chat=source.chat)
@@ -112,55 +108,45 @@ def corpus_run(
     """The settings of a corpus run, with a progress bar; Ctrl-C says how to resume."""
     from attnscope.questions.corpus import CorpusRun
 
+    how = {name: getattr(source, name) for name in ("max_tokens", "truncate", "chat")}
     with progress_bar() as draw:
         try:
+            watch = watch_progress(size, limit, draw)
             yield CorpusRun(
-                limit=limit,
-                max_tokens=source.max_tokens,
-                truncate=source.truncate,
-                chat=source.chat,
-                strict=strict,
-                checkpoint=checkpoint,
-                report=Report(),
-                watch=watch_progress(size, limit, draw),
+                limit=limit, strict=strict, checkpoint=checkpoint, report=reporter(), watch=watch, **how
             )
         except KeyboardInterrupt:
-            hint = "give --checkpoint FILE to resume"
-            if checkpoint is not None:
-                hint = f"the same command resumes from {checkpoint}"
+            resumed = f"the same command resumes from {checkpoint}"
+            hint = "give --checkpoint FILE to resume" if checkpoint is None else resumed
             print(clean(f"attnscope: stopped; {hint}"), file=sys.stderr)
             raise SystemExit(STOPPED) from None
 
 
-class Report:
+def reporter() -> Callable[[str], None]:
     """Reports what is wrong with the first few unreadable texts."""
+    numbers = count(1)
 
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, sentence: str) -> None:
-        """Report one text."""
-        self.count += 1
-        if self.count <= MOST_REPORTED:
+    def report(sentence: str) -> None:
+        number = next(numbers)
+        if number <= MOST_REPORTED:
             print(f"attnscope: skipped {visible(sentence)}", file=sys.stderr)
-        elif self.count == MOST_REPORTED + 1:
+        elif number == MOST_REPORTED + 1:
             print("attnscope: more texts are skipped, counted but not listed", file=sys.stderr)
+
+    return report
 
 
 def watch_progress(size: int, limit: int | None, draw: Draw | None) -> Callable[[Progress], None]:
-    """Draws the progress of a corpus, with tokens per second; ``None`` without a terminal."""
-    start, first = time.monotonic(), -1
+    """Draws the progress of a corpus, with tokens per second; nothing without a terminal."""
+    start = time.monotonic()
+    before: list[int] = []  # the tokens that an earlier run read, in a checkpoint
 
     def watch(progress: Progress) -> None:
-        nonlocal first
         if draw is None:
             return
-        if first < 0:  # a checkpoint's tokens were read in an earlier run
-            first = progress.tokens
-        pace = (progress.tokens - first) / max(time.monotonic() - start, 1e-9)
-        done = progress.done / max(size, 1)
-        if limit is not None:
-            done = max(done, progress.texts / limit)
+        before.append(progress.tokens)
+        pace = (progress.tokens - before[0]) / max(time.monotonic() - start, 1e-9)
+        done = max(progress.done / max(size, 1), progress.texts / limit if limit else 0)
         draw(done, f"{progress.texts:,} texts  {progress.tokens:,} tokens  {pace:,.0f} tokens/s")
 
     return watch

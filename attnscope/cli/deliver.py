@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.cli.options import PICTURES, Metadata, PrintedOptions
 from attnscope.cli.waiting import is_quiet, notify
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attnscope.questions.answer import Answer
     from attnscope.views import Drawable
 
+Shown = TypeVar("Shown", bound="Drawable")
 PLAIN = PrintedOptions()  # print options of a command without picture options
 
 
@@ -69,15 +70,14 @@ def deliver(
 
 
 def curve_marks(picture: PrintedOptions, room: int) -> str:
-    """The marks of curves in the terminal; ``None`` if it is too narrow."""
+    """The marks of curves in the terminal; empty if it is too narrow."""
     from rich.console import Console
 
     from attnscope.render.terminal.surface import ASCII_SPARKS, SPARKS
 
     console = Console()
-    if console.width < room:
-        return ""
-    return ASCII_SPARKS if picture.plain or not console.encoding.startswith("utf") else SPARKS
+    marks = ASCII_SPARKS if picture.plain or not console.encoding.startswith("utf") else SPARKS
+    return marks if console.width >= room else ""
 
 
 def latex_of(answer: Answer) -> str:
@@ -91,9 +91,8 @@ def latex_of(answer: Answer) -> str:
     if not tables and answer.table is not None:
         tables = [latex_of_rows(answer.table())]
     if not tables:
-        raise OutputError(
-            "this answer is not a table: --latex prints those of stats, find, compare and ablate"
-        )
+        words = "--latex prints those of stats, find, compare and ablate"
+        raise OutputError(f"this answer is not a table: {words}")
     return "\n\n".join(tables)
 
 
@@ -105,9 +104,10 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     from attnscope.views.graph import LayerGraph
 
     view = next(iter(answer.pictures.values()), None)
-    if out.suffix.lower() != PAGE and answer.arrays is not None:
+    paged = out.suffix.lower() == PAGE
+    if answer.arrays is not None and not paged:
         arrays.save_arrays(answer.arrays(), out)
-    elif out.suffix.lower() != PAGE and answer.layers is not None:
+    elif answer.layers is not None and not paged:
         kinds, title, notes = answer.layers()
         arrays.save_weights(kinds, out, title=title, notes=notes)
     elif answer.heads is not None:
@@ -115,8 +115,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     elif isinstance(view, LayerGraph):
         from attnscope.render.page.graph import graph_page
 
-        graph: Any = dress(view, picture)
-        write_whole(out, graph_page(graph, picture.cmap).encode())
+        write_whole(out, graph_page(dress(view, picture), picture.cmap).encode())
     else:
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
     notify(f"saved {out}")
@@ -161,21 +160,14 @@ def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     """Draw the answer into ``out``; several kinds of attention make several files, named after them."""
     from attnscope.render.image import save_image
 
+    how = {name: getattr(picture, name) for name in ("dpi", "cmap", "font", "annotate")}
     for path, view in answer.files(out):
-        for warning in save_image(
-            dress(view, picture),
-            path,
-            dpi=picture.dpi,
-            cmap=picture.cmap,
-            width=picture.size,
-            font=picture.font,
-            annotate=picture.annotate,
-        ):
+        for warning in save_image(dress(view, picture), path, width=picture.size, **how):
             print(clean(f"attnscope: {warning}"), file=sys.stderr)
         notify(f"saved {path}")
 
 
-def dress(view: Drawable, picture: PrintedOptions) -> Drawable:
+def dress(view: Shown, picture: PrintedOptions) -> Shown:
     """A view with the requested title, or without title, figures or notes."""
     from attnscope.views import Heatmap
 
@@ -186,5 +178,4 @@ def dress(view: Drawable, picture: PrintedOptions) -> Drawable:
         changed |= {"notes": ()}
     if isinstance(view, Heatmap) and picture.no_figures:
         changed |= {"readings": (), "subtitle": ""}
-    dressed: Drawable = replace(view, **changed)
-    return dressed
+    return replace(view, **changed)

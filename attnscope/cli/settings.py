@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -33,8 +32,7 @@ USERS_OWN = ("trust-remote-code", "allow-pickle", "out", "keep", "checkpoint", "
 LARGEST = 1 << 20  # most bytes of a settings file
 
 
-@dataclass(frozen=True)
-class UserDefault:
+class UserDefault(NamedTuple):
     """The default of an option (named without its dashes), and where it is set."""
 
     name: str
@@ -102,12 +100,11 @@ def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> 
     for name, setting in settings.items():
         option = _find(command, name)
         if option is None:
-            known = not isinstance(every, click.Group) or any(
+            if isinstance(every, click.Group) and not any(
                 _find(other, name)
                 for each in every.list_commands(context)
                 if (other := every.get_command(context, each)) is not None
-            )
-            if not known:
+            ):
                 raise InputError(f"{setting.origin} sets {name}: no command has an option --{name}")
             continue
         value, flag = setting.value, getattr(option, "is_flag", False)

@@ -59,8 +59,7 @@ def progress_bar(*, remaining: bool = True) -> Iterator[Draw | None]:
     """A bar with its own estimate of the remaining time; ``None`` without a terminal."""
     with _live_progress() as bar:
         if bar is None:
-            yield None
-            return
+            return (yield None)
         from rich.progress import BarColumn, TimeRemainingColumn
 
         words = bar.columns[-1]

@@ -21,13 +21,11 @@ from attnscope.cli.command import (
     refuse_first,
 )
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import parse_heads
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
 from attnscope.errors import InputError, OutputError
 
 if TYPE_CHECKING:
-    from attnscope.attention import Head
     from attnscope.models import Model, ModelInput
     from attnscope.questions.align import SpokenText
 
@@ -91,11 +89,16 @@ def align(
     attnscope align speech.wav -m facebook/wav2vec2-base-960h
     attnscope align speech.wav "The cat sat on the mat." -m facebook/wav2vec2-base-960h
     """
-    heads = _heads(asked.heads)
+    from attnscope.attention import Head
+
+    named = options.parse_heads(asked.heads)
+    heads = tuple(dict.fromkeys(Head(head.layer, head.head) for head in named))
+    others = [head for head in named if head.kind not in (None, "cross")]
     table = output.format == "table"
     drawn, given = output.out is not None, asked.text is not None or asked.file is not None
     unprinted = asked.rank or output.as_json or not table
     refuse_first(
+        *((True, "--heads", f"{head} is not a head of cross attention") for head in others),
         (asked.rank and (heads or not table), "--rank", "it ranks all heads, as a table or JSON"),
         (output.as_json and not table, "--json", "it is a format of its own: leave out --format"),
         (drawn and unprinted, "--out", "saves a picture: no --rank, no other format"),
@@ -139,28 +142,15 @@ def align(
     elif output.as_json or output.out is not None:
         pictures = {} if result.picture is None else {"align": result.picture}
         if output.out is not None and not pictures:
-            raise OutputError(_WITHOUT_MAP)
+            raise OutputError(
+                "there is no map to draw: letters of a CTC head have none, and of a long sound one part has "
+                "one; choose it with --from-second and --to-second"
+            )
         deliver("align", Answer((), pictures, lambda: result), output, picture)
     elif table:
         _print_words(result)
     else:
         sys.stdout.write(study.WRITERS[output.format](result))
-
-
-_WITHOUT_MAP = (
-    "there is no map to draw: letters of a CTC head have none, and of a long sound one part has one; "
-    "choose it with --from-second and --to-second"
-)
-
-
-def _heads(spelled: str | None) -> tuple[Head, ...]:
-    """The heads of ``--heads``: cross-attention, under any name."""
-    from attnscope.attention import Head
-
-    read = parse_heads(spelled)
-    others = [head for head in read if head.kind not in (None, "cross")]
-    refuse_first(*((True, "--heads", f"{head} is not a head of cross attention") for head in others))
-    return tuple(dict.fromkeys(Head(head.layer, head.head) for head in read))
 
 
 def _write(model: Model, asked: SoundOptions, prepared: ModelInput) -> ModelInput:

@@ -81,9 +81,8 @@ def show(
     attnscope show "When {A} and {B} met, {B} gave" --prompts names.tsv --head L0H2
     attnscope show --from heads.npz --head L0H2
     """
-    heads = parse_heads(attention.head, attention)
-    head = heads[0] if len(heads) == 1 else None
-    several, token = len(heads) > 1, attention.token
+    heads, token = parse_heads(attention.head, attention), attention.token
+    head, several = heads[0] if len(heads) == 1 else None, len(heads) > 1
     pictured = bool(heads) or token is not None
     suffix = "" if output.out is None else output.out.suffix.lower()
     whole = suffix in options.WHOLE
@@ -133,7 +132,7 @@ def show(
             losses = token_losses(loaded, prepared)
         if token is not None:
             answer = of_token(one_token(loaded, prepared, selection))
-        elif len(heads) > 1:
+        elif several:
             answer = of_heads(several_heads(loaded, prepared, selection, heads))
         elif head is not None:
             answer = of_head(one_head(loaded, prepared, selection, losses))

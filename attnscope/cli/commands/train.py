@@ -14,7 +14,7 @@ from attnscope.cli.waiting import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
 if TYPE_CHECKING:
-    from attnscope.training.train import Outcome, Recipe, Settings, TrainingProgress
+    from attnscope.training.train import Recipe, Settings, TrainingProgress
 
 
 SHAPE, LEARNING, DATA, RUN = "Shape", "Learning", "Data", "Run"
@@ -132,10 +132,17 @@ def train(
     except KeyboardInterrupt:
         _say("stopped before the first step")
         raise SystemExit(STOPPED) from None
+    config, progress = recipe.config, outcome.progress
     if not outcome.done:
-        _say(f"stopped at step {outcome.progress.step:,}; the same command with --resume continues")
+        _say(f"stopped at step {progress.step:,}; the same command with --resume continues")
         raise SystemExit(STOPPED)
-    _print(outcome, recipe, given.out)
+    size = sum(parameter.numel() for parameter in outcome.encoder.parameters())
+    made = f"{config.layers} layers × {config.heads} heads, width {config.width}, {size:,} parameters"
+    lasted = f"{progress.tokens:,} tokens, {progress.seconds / 60:.1f} minutes"
+    print(f"model      {clean(str(given.out))}: {made}")
+    print(f"trained    {progress.step:,} steps, {lasted}")
+    print(f"held out   {clean(', '.join(outcome.held_out))}")
+    print(f"loss       {progress.held_out[-1][1]:.3f} nats a predicted token on held-out text")
 
 
 def _fields(record: type[Any], *groups: Any) -> dict[str, Any]:
@@ -169,19 +176,6 @@ def _settings(data: DataOptions, learning: LearningOptions, run: RunOptions) -> 
     minutes = None if run.steps else run.minutes or 10.0
     chosen = {"minutes": minutes, "device": place, "precision": _precision(run.precision, place)}
     return Settings(**_fields(Settings, data, learning, run) | chosen)
-
-
-def _print(outcome: Outcome, recipe: Recipe, out: Path) -> None:
-    """What was trained, on how much data, and how well it predicts."""
-    config, progress = recipe.config, outcome.progress
-    size = sum(parameter.numel() for parameter in outcome.encoder.parameters())
-    shape = f"{config.layers} layers × {config.heads} heads, width {config.width}"
-    print(f"model      {clean(str(out))}: {shape}, {size:,} parameters")
-    print(
-        f"trained    {progress.step:,} steps, {progress.tokens:,} tokens, {progress.seconds / 60:.1f} minutes"
-    )
-    print(f"held out   {clean(', '.join(outcome.held_out))}")
-    print(f"loss       {progress.held_out[-1][1]:.3f} nats a predicted token on held-out text")
 
 
 def _precision(wanted: str, device: str) -> str:

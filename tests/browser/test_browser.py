@@ -1,4 +1,4 @@
-"""The browser, driven by its keys as a person would."""
+"""The browser, driven by keys and clicks as a person would; also of models that see or hear."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 
 pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
 
+from PIL import Image
+from textual.widgets import Static
+
 from attnscope.browser import Browser
 from attnscope.models import load
 from attnscope.models.kept import WeightsFile
@@ -17,7 +20,9 @@ from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.render.image import save_image
+from tests.models import speech
 from tests.models.folders import t5
+from tests.models.vision_language import vision_language
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -46,13 +51,15 @@ def screen(app) -> str:
     return "\n".join(strip.text for strip in lines)
 
 
-def browsed(heads, *keys: str, size=(80, 24), folder="."):
-    """The browser after some keys, and its screen."""
+def browsed(heads, *keys: str, size=(80, 24), folder=".", act=None):
+    """The browser after some keys and what ``act`` does, and its screen."""
 
     async def go():
         app = Browser(heads, folder)
         async with app.run_test(size=size) as pilot:
             await pilot.press(*keys)
+            if act is not None:
+                await act(app, pilot)
             await pilot.pause()
             return app, screen(app)
 
@@ -208,3 +215,100 @@ def test_many_layers_scroll_to_the_chosen_one(tmp_path):
     _, shown = browsed(deep, *["up"] * 4, size=(80, 24))
     assert "▐" in shown
     assert any(line.startswith(" L20") for line in shown.splitlines())
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """All heads of a text with a picture in it."""
+    folder = tmp_path_factory.mktemp("llava")
+    model = load(vision_language(folder / "model", "llava"))
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "a.png")
+    return all_heads(model, model.prepare_image(folder / "a.png", "what is on the mat ?"), Selection())
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory):
+    """All heads of a sound."""
+    folder = tmp_path_factory.mktemp("whisper")
+    model = load(speech.whisper(folder / "model"))
+    return all_heads(model, model.prepare_audio(speech.sound(folder / "a.wav"), "cat"), Selection())
+
+
+def use(heads, kind, act):
+    """The browser on the first head of a kind, after what ``act`` does."""
+    turns = list(heads.layers.kinds).index(kind)
+    return browsed(heads, *["tab"] * turns, "enter", size=(140, 50), act=act)[0]
+
+
+def lines_of(app, name: str) -> list[str]:
+    widget = app.query_one(name, Static)
+    return [widget.render_line(y).text for y in range(widget.size.height)]
+
+
+def places(app):
+    return app.heads.weights[app.head[:2]]
+
+
+def test_a_click_on_a_word_lights_the_picture(seen):
+    async def click(app, pilot):
+        await pilot.pause()
+        row = next(y for y, line in enumerate(lines_of(app, "#picture")) if "mat" in line[:24])
+        await pilot.click("#picture", offset=(3, row))
+        await pilot.pause()
+        app.said = lines_of(app, "#looks-at")
+
+    app = use(seen, "decoder", click)
+    word = next(place for place in places(app).queries if place.start == app.pinned)
+    assert word.text.strip() == "mat"
+    assert "mat looks at" in app.said[0]
+    assert sum("▀" in line for line in app.said) > 10
+    assert any("full light is" in line for line in app.said)
+
+
+def test_a_click_on_a_patch_pins_its_token(seen):
+    async def click(app, pilot):
+        await pilot.press("k")  # the last word
+        await pilot.pause()
+        lines = [y for y, line in enumerate(lines_of(app, "#looks-at")) if "▀" in line]
+        await pilot.click("#looks-at", offset=(1, lines[-1]))
+
+    app = use(seen, "decoder", click)
+    grid = app.heads.pictures[0].grid
+    token = next(place for place in places(app).queries if place.start == app.pinned)
+    assert token.text == f"image 1 · {grid[0] - 1},0"
+
+
+def test_a_click_on_a_moment_shows_the_words_that_look_at_it(heard):
+    async def click(app, pilot):
+        await pilot.press("j")
+        await pilot.pause()
+        lines = [y for y, line in enumerate(lines_of(app, "#looks-at")) if "▀" in line]
+        await pilot.click("#looks-at", offset=(0, lines[0]))
+        await pilot.pause()
+        app.said = lines_of(app, "#looked-at-by")
+
+    app = use(heard, "cross", click)
+    assert (app.pinned, app.row) == (0, False)
+    assert "0.00 s (token 0) is looked at by" in "\n".join(app.said)
+
+
+def test_a_click_beside_everything_changes_nothing(seen):
+    async def click(app, pilot):
+        await pilot.click("#title")
+        await pilot.click("#picture", offset=(60, 0))
+
+    assert use(seen, "decoder", click).pinned is None
+
+
+def test_both_lists_of_a_token_have_one_scale(seen):
+    async def pin(app, pilot):
+        await pilot.press("k")
+        await pilot.pause()
+        app.said = [line.strip() for name in ("#looks-at", "#looked-at-by") for line in lines_of(app, name)]
+
+    app = use(seen, "decoder", pin)
+    scales = {line for line in app.said if line.startswith("a full bar is")}
+    assert len(scales) == 1
+    heaviest = app.focus_of(app.pinned)
+    assert max(heaviest.looks_at.bars[0].weight, heaviest.looked_at_by.bars[0].weight) <= heaviest.full_bar

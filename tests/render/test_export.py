@@ -39,24 +39,34 @@ def text(model):
     return model.prepare(TEXT)
 
 
+@pytest.fixture
+def export(model, text, tmp_path):
+    """Exports some layers of the text, the first one by default."""
+
+    def save(folder=tmp_path, layers=(0,), text=text, dpi=40, **options):
+        return save_export(model, text, Selection(layers=layers), folder, dpi=dpi, **options)
+
+    return save
+
+
 def names(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_there_is_a_file_a_head_one_a_layer_one_of_all_and_a_manifest(model, text, tmp_path):
-    save_export(model, text, Selection(layers=(0, 2)), tmp_path / "out", dpi=40)
+def test_there_is_a_file_a_head_one_a_layer_one_of_all_and_a_manifest(export, tmp_path):
+    export(tmp_path / "out", layers=(0, 2))
     heads = [f"L{layer:02}H{head:02}.png" for layer in (0, 2) for head in range(8)]
     assert names(tmp_path / "out") == sorted([*heads, "L00.png", "L02.png", "overview.png", "manifest.json"])
 
 
-def test_a_head_is_the_picture_that_show_saves(model, text, tmp_path):
-    save_export(model, text, Selection(layers=(1,)), tmp_path, heads=(3,), dpi=60)
+def test_a_head_is_the_picture_that_show_saves(export, model, text, tmp_path):
+    export(layers=(1,), heads=(3,), dpi=60)
     save_image(one_head(model, text, "L1H3").heatmap, tmp_path / "shown.png", dpi=60)
     assert (tmp_path / "L01H03.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
 
 
-def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_layers(model, text, tmp_path):
-    save_export(model, text, Selection(layers=(1,)), tmp_path, heads=(0, 7), formats=("png", "npz"), dpi=40)
+def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_layers(export, tmp_path):
+    export(layers=(1,), heads=(0, 7), formats=("png", "npz"))
     assert names(tmp_path) == [
         "L01.png", "L01H00.png", "L01H07.png", "heads.npz", "manifest.json", "overview.png",
     ]  # fmt: skip
@@ -65,9 +75,9 @@ def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_laye
 
 
 @pytest.mark.slow
-def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(model, text, tmp_path):
+def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(export, tmp_path):
     for name in ("first", "second"):
-        save_export(model, text, Selection(layers=(3,)), tmp_path / name, heads=(1,), formats=FORMATS, dpi=40)
+        export(tmp_path / name, layers=(3,), heads=(1,), formats=FORMATS)
     found = names(tmp_path / "first")
     assert {name.split(".")[1] for name in found} == set(FORMATS)
     assert found == names(tmp_path / "second")
@@ -75,10 +85,8 @@ def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
 
 
-def test_the_manifest_tells_where_it_all_came_from(model, text, tmp_path):
-    done = save_export(
-        model, text, Selection(layers=(0,)), tmp_path, heads=(2,), dpi=40, command="attnscope export"
-    )
+def test_the_manifest_tells_where_it_all_came_from(export, text, tmp_path):
+    done = export(heads=(2,), command="attnscope export")
     manifest = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
     assert manifest == json.loads(json.dumps(done.manifest))
     assert manifest["command"] == "attnscope export"
@@ -95,10 +103,8 @@ def test_the_manifest_tells_where_it_all_came_from(model, text, tmp_path):
     assert {"name": "L00H02.png", "layer": 0, "head": 2}.items() <= manifest["files"][-1].items()
 
 
-def test_checksums_are_those_of_the_files(model, text, tmp_path):
-    done = save_export(
-        model, text, Selection(layers=(0,)), tmp_path, heads=(2,), formats=("png", "json"), dpi=40
-    )
+def test_checksums_are_those_of_the_files(export, tmp_path):
+    done = export(heads=(2,), formats=("png", "json"))
     listed = {file["name"]: file for file in done.manifest["files"]}
     assert sorted([*listed, "manifest.json"]) == names(tmp_path)
     for name, file in listed.items():
@@ -122,13 +128,13 @@ def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):
     assert manifest["kinds"]["cross"] == {"queries": 1, "keys": 0}
 
 
-def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(model, text, tmp_path):
+def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(export, tmp_path):
     (tmp_path / "L00H02.png").write_bytes(b"mine")
     (tmp_path / "notes.txt").write_bytes(b"mine")
     with pytest.raises(OutputError, match=r"holds L00H02.png that this would overwrite.*--force"):
-        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        export()
     assert names(tmp_path) == ["L00H02.png", "notes.txt"]
-    save_export(model, text, Selection(layers=(0,)), tmp_path, heads=(2,), dpi=40, force=True)
+    export(heads=(2,), force=True)
     assert (tmp_path / "L00H02.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "notes.txt").read_bytes() == b"mine"
 
@@ -145,9 +151,9 @@ def test_what_may_be_written_is_known_before_the_model_is(name, covered):
     assert ExportPlan(("png", "npz"), layers=(7,), heads=(11,)).covers(name) is covered
 
 
-def test_a_second_export_into_the_folder_is_refused_while_one_writes(model, text, tmp_path):
+def test_a_second_export_into_the_folder_is_refused_while_one_writes(export, tmp_path):
     with claim_folder(tmp_path), pytest.raises(OutputError, match="another export is writing into"):
-        save_export(model, text, Selection(layers=(0,)), tmp_path)
+        export()
     assert names(tmp_path) == []
     with claim_folder(tmp_path):
         pass  # the claim has ended with its block
@@ -186,27 +192,27 @@ def test_two_processes_exporting_into_one_folder_leave_one_whole_export(tmp_path
         assert hashlib.sha256(content).hexdigest() == file["sha256"]
 
 
-def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(model, text, tmp_path):
+def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(export, model, text, tmp_path):
     def stop(what: str, done: int, total: int) -> None:
         assert what == "layer" or total == 1 + 1 + 8
         if (what, done) == ("file", 3):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), listening(stop):
-        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        export()
     assert names(tmp_path) == ["L00.png", "L00H00.png", "manifest.json", "overview.png"]
     assert "files" not in json.loads((tmp_path / "manifest.json").read_text("utf-8"))
     for other in (model.prepare("Another text."), text):
         with pytest.raises(OutputError, match=r"L00.png and 3 more files that this would overwrite"):
-            save_export(model, other, Selection(layers=(0,)), tmp_path, dpi=40 + (other is text))
+            export(text=other, dpi=40 + (other is text))
     refuse_existing(tmp_path, ExportPlan(("png",), (0,)))  # nothing is known of the text yet
-    save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
-    save_export(model, text, Selection(layers=(0,)), tmp_path.with_name("whole"), dpi=40)
+    export()
+    export(tmp_path.with_name("whole"))
     assert names(tmp_path) == names(tmp_path.with_name("whole"))
     for name in names(tmp_path):
         assert (tmp_path / name).read_bytes() == (tmp_path.with_name("whole") / name).read_bytes()
     with pytest.raises(OutputError, match="would overwrite"):
-        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        export()
 
 
 def heed_interrupts() -> None:
@@ -237,11 +243,11 @@ def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"unfinished export": 3}', b"\xff", b"[" * 100_000])
-def test_a_mark_that_nobody_wrote_opens_no_folder(content, model, text, tmp_path):
+def test_a_mark_that_nobody_wrote_opens_no_folder(export, content, tmp_path):
     (tmp_path / "manifest.json").write_bytes(content)
     (tmp_path / "overview.png").write_bytes(b"mine")
     with pytest.raises(OutputError, match="would overwrite"):
-        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        export()
     assert (tmp_path / "overview.png").read_bytes() == b"mine"
 
 
@@ -260,17 +266,17 @@ def test_names_are_numbers_and_known_words_only():
     )
 
 
-def test_a_link_in_the_folder_is_replaced_and_not_followed(model, text, tmp_path):
+def test_a_link_in_the_folder_is_replaced_and_not_followed(export, tmp_path):
     outside = tmp_path / "outside.png"
     outside.write_bytes(b"mine")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "overview.png").symlink_to(outside)
-    save_export(model, text, Selection(layers=(0,)), tmp_path / "out", heads=(0,), dpi=40, force=True)
+    export(tmp_path / "out", heads=(0,), force=True)
     assert outside.read_bytes() == b"mine"
     assert not (tmp_path / "out" / "overview.png").is_symlink()
 
 
-def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, tmp_path, monkeypatch):
+def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(export, tmp_path, monkeypatch):
     real, calls = os.replace, []
 
     def full(source, target):
@@ -281,7 +287,7 @@ def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, 
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        export()
     assert names(tmp_path) == ["manifest.json", "overview.png"]
 
 

@@ -1,17 +1,16 @@
-"""Pictures of every kind, to be looked at: ``python -m tests.tools.gallery FOLDER [--all]``.
+"""Pictures of every kind, to be looked at: ``python -m tests.tools.gallery FOLDER``.
 
 Some 70: what a terminal shows, as SVG and as the text that it was sent (``cat`` shows it), at 80, 100 and 160
 columns, in true colour, 256 colours and none; pictures as PNG at 3.3 and 7 inches; and, where there is a
 Chromium, the page at three widths in both themes. All of it is what commands print and save: of the bundled
 models, the trained MiniLM where it is installed, a decoder of 12 × 12 heads and models that see and hear, on
-short and long texts, Japanese, Arabic and emoji. ``--all`` draws each at every width and size, some 300.
+short and long texts, Japanese, Arabic and emoji.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import itertools
 import os
 import sys
 import tempfile
@@ -32,14 +31,13 @@ from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.render.page.page import Page, save_page
 from tests.render.page.browser import CHROMIUM, browser
-from tests.tools.gallery.plates import INCHES, TEXTS, WIDTHS, Plate, plates
+from tests.tools.gallery.plates import TEXTS, Plate, plates
 
 COLOURS: Mapping[str, Mapping[str, str]] = {
     "true": {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"},
     "256": {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": ""},
     "none": {"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"},
 }
-PAGES = (1400, 1024, 400)
 PAGES_OF = {
     "page-13": ((1400, False), (1024, True), (400, False)),
     "page-144-heads": ((1400, True), (1024, False)),
@@ -67,8 +65,7 @@ def run(arguments: Sequence[str], columns: int, colour: str) -> str:
         try:
             attnscope()
         except SystemExit as ended:
-            failed = ended.code not in (None, 0) and arguments[0] != "check"
-            if failed:
+            if ended.code not in (None, 0) and arguments[0] != "check":
                 raise RuntimeError(f"{arguments}: {errors.getvalue()}") from None
     for line in errors.getvalue().splitlines():
         if not line.startswith("saved "):
@@ -112,18 +109,17 @@ def twelve_layers(tokens: int) -> list[Weights]:
     return [weights(layer, axis, axis) for layer in drawn / drawn.sum(-1, keepdims=True)]
 
 
-def photograph(folder: Path, whole: bool) -> None:
+def photograph(folder: Path) -> None:
     """Pages in a browser as they open, and with a layer compared."""
-    every = tuple(itertools.product(PAGES, (False, True)))
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as shown:
         for path in sorted(folder.glob("page-*.html")):
-            for width, dark in every if whole else PAGES_OF[path.stem]:
+            for width, dark in PAGES_OF[path.stem]:
                 shown.size(width, 900)
                 shown.dark(dark)
                 shown.open(path)
                 name = f"{path.stem}-{width}-{'dark' if dark else 'light'}"
                 shown.photograph(folder / f"{name}.png")
-                if whole or (path.stem == "page-13" and width == PAGES[0]):
+                if name == "page-13-1400-light":
                     for step in COMPARED:
                         shown.run(step)
                     shown.photograph(folder / f"{name}-compared.png")
@@ -133,22 +129,19 @@ def main() -> None:
     """Draw everything, and say how much there is to be looked at."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--all", action="store_true", help="each at every width and size")
     parser.add_argument("--only", default="", help="plates whose names begin so")
     asked = parser.parse_args()
     folder: Path = asked.folder
     folder.mkdir(parents=True, exist_ok=True)
-    every = [*((width, "true") for width in WIDTHS), (80, "256"), (80, "none")]
     with tempfile.TemporaryDirectory() as place:
         for plate in plates(Path(place)):
             if plate.name.startswith(asked.only):
-                inches = INCHES if plate.inches else ()
-                draw(folder, plate._replace(terminals=every, inches=inches) if asked.all else plate)
+                draw(folder, plate)
         if "page".startswith(asked.only[:4]):
             pages(folder, Path(place))
     if CHROMIUM is not None:
         try:
-            photograph(folder, asked.all)
+            photograph(folder)
         except OSError as error:
             print(f"no photographs: the browser went away ({error})")
     count = sum(path.suffix in (".svg", ".png") for path in folder.iterdir())

@@ -22,7 +22,6 @@ TEXTS = {
     "arabic": "جلست القطة على السجادة لأنها كانت متعبة",
     "emoji": "The 🐈 sat on the 🧶 because it was 😴.",
 }
-WIDTHS = (80, 100, 160)
 INCHES = (3.3, 7.0)
 WIDE = (160, "true")
 

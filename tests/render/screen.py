@@ -63,6 +63,11 @@ def tokens(*texts: str) -> tuple[Token, ...]:
     return tuple(Token(text, i, word=i) for i, text in enumerate(texts))
 
 
+def bare(values: np.ndarray, allowed: np.ndarray | None = None) -> Weights:
+    """Weights between positions without a text."""
+    return weights(values, *map(range, np.shape(values)[-2:]), allowed)
+
+
 def random_head(queries: int, keys: int | None = None, seed: int = 0, causal: bool = False) -> Weights:
     """One head of numbers that all differ, labelled with words of different lengths."""
     columns = keys or queries

@@ -23,7 +23,7 @@ from attnscope.views.grid import thumbnail_levels
 from attnscope.views.heads import number
 from attnscope.views.heatmap import head_row
 from tests.axes.oracle import hide_special, merge_words
-from tests.render.screen import pixels, printed
+from tests.render.screen import bare, pixels, printed
 
 TEXT = tuple(Token(text, i, word=i) for i, text in enumerate(("the", "cat", "sat", "down")))
 VALUES = np.array([[1, 0, 0, 0], [0.25, 0.75, 0, 0], [0.5, 0.3, 0.2, 0], [0.1, 0.2, 0.3, 0.4]])
@@ -39,30 +39,31 @@ def test_a_heatmap_holds_the_weights_as_they_are() -> None:
     assert view.notes == ()
 
 
-def test_scaling_by_row_brings_each_row_to_full_colour() -> None:
-    found = heatmap(weights(VALUES, TEXT, TEXT), scale="row").levels()
-    np.testing.assert_allclose(found, VALUES / VALUES.max(-1, keepdims=True))
+SIGNED, ZERO = np.array([[-0.5, 0, 0.25, 1]]), np.zeros((2, 2))
 
 
-def test_scaling_by_head_brings_the_largest_weight_to_full_colour() -> None:
-    view = heatmap(weights(VALUES / 2, TEXT, TEXT), scale="head")
-    assert view.limits == (0, 0.5)
-    np.testing.assert_allclose(view.levels(), VALUES)
-
-
-def test_a_signed_map_has_zero_in_the_middle() -> None:
-    view = heatmap(weights(np.array([[-0.5, 0, 0.25, 1]]), range(1), range(4)), signed=True)
-    np.testing.assert_allclose(view.levels(), [[0.25, 0.5, 0.625, 1]])
-
-
-def test_rows_of_zeros_stay_at_zero_in_every_scale() -> None:
-    for scale in ("fixed", "row", "head"):
-        view = heatmap(weights(np.zeros((2, 2)), range(2), range(2)), scale=scale)
-        np.testing.assert_array_equal(view.levels(), 0)
+@pytest.mark.parametrize(
+    ("values", "options", "limits", "levels"),
+    [
+        (VALUES, {"scale": "row"}, (0, 1), VALUES / VALUES.max(-1, keepdims=True)),
+        (VALUES / 2, {"scale": "head"}, (0, 0.5), VALUES),
+        (SIGNED, {"signed": True}, (-1, 1), [[0.25, 0.5, 0.625, 1]]),
+        *(
+            (np.zeros((2, 2)), {"scale": scale}, (0, 1), np.zeros((2, 2)))
+            for scale in ("fixed", "row", "head")
+        ),
+    ],
+)
+def test_full_colour_is_the_largest_of_the_row_or_head_and_zero_the_middle_of_signed_maps(
+    values, options, limits, levels
+) -> None:
+    view = heatmap(bare(values), **options)
+    assert view.limits == limits
+    np.testing.assert_allclose(view.levels(), levels)
 
 
 def test_broken_and_excessive_values_are_told() -> None:
-    view = heatmap(weights(np.array([[np.nan, 2.0]]), range(1), range(2)))
+    view = heatmap(bare(np.array([[np.nan, 2.0]])))
     assert view.masked.tolist() == [[True, False]]
     assert [note.split()[0] for note in view.notes] == ["1", "1"]
     assert "not numbers" in view.notes[0]
@@ -70,7 +71,7 @@ def test_broken_and_excessive_values_are_told() -> None:
 
 
 def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled() -> None:
-    view = heatmap(weights(np.eye(10), range(10), range(10)))
+    view = heatmap(bare(np.eye(10)))
     assert view.fit(10, 10) is view
     pooled = view.fit(5, 10)
     assert pooled.block == (2, 2)  # a diagonal stays one
@@ -79,7 +80,7 @@ def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled()
 
 
 def test_pooled_values_beyond_the_limits_are_told() -> None:
-    view = heatmap(weights(np.full((4, 4), 0.9), range(4), range(4)))
+    view = heatmap(bare(np.full((4, 4), 0.9)))
     assert view.notes == ()
     assert view.fit(2, 2).notes[-1] == "4 values are outside 0 to 1"
 
@@ -87,7 +88,7 @@ def test_pooled_values_beyond_the_limits_are_told() -> None:
 def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> None:
     values = np.eye(8) / 50
     values[0, 0] = 1  # a row that cannot choose
-    view = heatmap(weights(values, range(8), range(8), np.tri(8, dtype=bool)), scale="head")
+    view = heatmap(bare(values, np.tri(8, dtype=bool)), scale="head")
     assert view.notes == ("1 values are outside 0 to 0.02",)
     assert [note for note in view.fit(4, 4).notes if "outside" in note] == ["1 values are outside 0 to 0.02"]
 
@@ -109,7 +110,7 @@ def test_nothing_is_said_of_hidden_cells_where_none_is() -> None:
 
 
 def test_a_pooled_map_hides_the_cells_that_it_draws() -> None:
-    even = weights(np.full((5, 5), 0.2), range(5), range(5))
+    even = bare(np.full((5, 5), 0.2))
     view = heatmap(even, min_weight=0.3).fit(3, 3)
     np.testing.assert_array_equal(view.hidden, [[False, False, True]] * 3)  # two keys together, and one
     assert [note for note in view.notes if "hidden" in note] == [
@@ -119,9 +120,7 @@ def test_a_pooled_map_hides_the_cells_that_it_draws() -> None:
 
 def test_rows_that_stand_for_more_tokens_count_more_in_what_is_hidden() -> None:
     values = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
-    view = heatmap(weights(values, range(3), range(2)), min_weight=0.2).fit(
-        2, 2
-    )  # two rows together, and one
+    view = heatmap(bare(values), min_weight=0.2).fit(2, 2)  # two rows together, and one
     share = (0.1 + 0.1) / 3
     assert view.notes[-1] == f"hidden: cells below 0.2 (blank), {share:.0%} of the attention"
 
@@ -168,7 +167,7 @@ def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
 
 
 def test_a_grid_holds_small_maps_only() -> None:
-    view = grid([(0, weights(np.full((2, 100, 100), 0.01), range(100), range(100)))], cells=20)
+    view = grid([(0, bare(np.full((2, 100, 100), 0.01)))], cells=20)
     assert view.layers[0].values.shape == (2, 20, 20)
     np.testing.assert_allclose(view.layers[0].values, 0.05, rtol=1e-5)
 
@@ -188,13 +187,13 @@ def test_full_colour_of_pooled_maps_is_the_largest_cell_where_hardly_any_is_brig
     values = np.full((2, 96, 96), 0.01)
     values[:, 30:32, 7] = peak - 0.01  # a cell of 2 x 2
     values[0, :8, 50] = 0.15  # a head that is not all faint
-    view = grid([(0, weights(values, range(96), range(96)))], scale="auto")
+    view = grid([(0, bare(values))], scale="auto")
     assert view.shown_scale == "fixed"
     assert view.top == pytest.approx(top)
     assert thumbnail_levels(view.layers[0], view).max() == pytest.approx(1)
     assert view.scale_ends() == ("0", f"{top:g}")
     assert f"hardly any cell is above 0.25: full colour is the largest, {top:g}, not 1" in view.legend()
-    short = grid([(0, weights(values[:, :48, :48], range(48), range(48)))], scale="auto")
+    short = grid([(0, bare(values[:, :48, :48]))], scale="auto")
     for other in (replace(view, scale="fixed"), short):
         assert other.top == 1
 
@@ -222,7 +221,7 @@ def test_a_focus_ranks_the_row_and_the_column_of_a_token() -> None:
 
 
 def test_a_token_of_one_side_of_cross_attention_has_one_list() -> None:
-    field = weights(np.full((2, 3), 1 / 3), range(2), range(3))
+    field = bare(np.full((2, 3), 1 / 3))
     assert token_view(field, query=1, key=None).looked_at_by is None
     assert token_view(field, query=None, key=2).looks_at is None
 
@@ -314,19 +313,19 @@ def test_bare_positions_are_their_own_labels() -> None:
 
 
 def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that_is_said() -> None:
-    even = weights(np.full((2, 12, 12), 0.08), range(12), range(12))
+    even = bare(np.full((2, 12, 12), 0.08))
     assert grid([(0, even)], scale="auto").shown_scale == "head"
     assert "hardly anything is above 0.1: full colour is each head's largest weight" in " ".join(
         printed(grid([(0, even)], scale="auto")).split()
     )
     assert grid([(0, even)], scale="fixed").shown_scale == "fixed"
-    one = weights(np.stack([np.eye(12), even.values[0]]), range(12), range(12))
+    one = bare(np.stack([np.eye(12), even.values[0]]))
     assert grid([(0, one)], scale="auto").shown_scale == "fixed"
 
 
 def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
     open_ = np.tril(np.ones((48, 48), bool))
-    even = weights((open_ / open_.sum(-1, keepdims=True))[None], range(48), range(48), open_)
+    even = bare((open_ / open_.sum(-1, keepdims=True))[None], open_)
     drawn = grid([(0, even)], scale="auto")
     assert drawn.shown_scale == "head"
     levels = thumbnail_levels(drawn.layers[0], drawn)[0]
@@ -337,13 +336,13 @@ def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
     assert one.scale == "head"
     assert one.limits[1] == pytest.approx(1 / 25)
     assert "nearly all weights are below 0.1" in one.notes[0]
-    previous = weights(np.eye(48, k=-1)[None], range(48), range(48), open_)
+    previous = bare(np.eye(48, k=-1)[None], open_)
     assert grid([(0, previous)], scale="auto").shown_scale == "fixed"
 
 
 def test_rows_and_columns_of_a_short_text_have_cells_of_their_own() -> None:
     heads = np.stack([np.eye(13)] * 12)
-    shown = pixels(grid([(0, weights(heads, range(13), range(13)))], large=True), width=80)
+    shown = pixels(grid([(0, bare(heads))], large=True), width=80)
     lines = [line for line in shown if any(cell != (None, None) for cell in line)][:7]
     rows = [[cell[half] for cell in line[3:16]] for line in lines for half in (0, 1)][:13]
     bright = max(filter(None, rows[0]), key=sum)
@@ -351,7 +350,7 @@ def test_rows_and_columns_of_a_short_text_have_cells_of_their_own() -> None:
 
 
 def test_where_two_rows_share_a_line_they_are_whole_ones() -> None:
-    diagonal = weights(np.eye(13)[None], range(13), range(13))
+    diagonal = bare(np.eye(13)[None])
     (layer,) = grid([(0, diagonal)]).fit(7, 13).layers
     whole = np.eye(14)[:, :13].reshape(7, 2, 13).sum(1) / 2
     whole[-1] = np.eye(13)[-1]

@@ -27,7 +27,7 @@ from attnscope.render.image.maps import MASKED, _beside_dots, _overlap, mosaic
 from attnscope.render.image.sheet import LABEL_COLUMN, READABLE, ROW, labels
 from attnscope.views import Measured, grid, head_map, heatmap, token_view
 from attnscope.views.charts import Curve, Curves, Stack
-from tests.render.screen import all_heads, distance_table, pair, random_head, tokens
+from tests.render.screen import all_heads, bare, distance_table, pair, random_head, tokens
 
 
 def map_of(figure):
@@ -120,7 +120,7 @@ def test_tokens_are_taken_literally(text: str) -> None:
 @pytest.mark.parametrize("count", [8, 40, 100, 512])
 def test_labels_never_touch_and_say_which_token_they_are(count: int) -> None:
     axis = places(tokens(*(f"t{i}" for i in range(count))))
-    with drawing(heatmap(weights(np.eye(count), range(count), range(count)))) as (figure, _):
+    with drawing(heatmap(bare(np.eye(count)))) as (figure, _):
         tall = figure.get_size_inches()[1] * figure.axes[0].get_position().height
     shown, texts, size = labels(axis, tall / count)
     pitch = tall / count * 72 * (shown[1] - shown[0])
@@ -135,12 +135,7 @@ def test_labels_never_touch_and_say_which_token_they_are(count: int) -> None:
 def test_the_grid_is_one_image_whose_tiles_are_the_heads() -> None:
     heads = np.stack([random_head(14, seed=seed).values for seed in range(3)])
     causal = np.tril(np.ones((14, 14), bool))
-    view = grid(
-        [
-            (0, weights(heads * causal, range(14), range(14), causal)),
-            (2, weights(heads[:2], range(14), range(14))),
-        ]
-    )
+    view = grid([(0, bare(heads * causal, causal)), (2, bare(heads[:2]))])
     with drawing(view) as (figure, _):
         assert len(figure.axes) == 2  # the tiles and the colour bar
         picture = map_of(figure).get_array()
@@ -313,10 +308,7 @@ def test_what_cannot_be_written_says_why(tmp_path) -> None:
 @pytest.mark.parametrize("count", [4, 12, 30])
 def test_in_a_column_of_a_paper_the_map_takes_the_room(count: int) -> None:
     """It took half of the width: labels, bar and air the rest."""
-    for view in (
-        heatmap(random_head(count)),
-        grid([(0, weights(np.eye(count)[None], range(count), range(count)))]),
-    ):
+    for view in (heatmap(random_head(count)), grid([(0, bare(np.eye(count)[None]))])):
         with drawing(view, width=3.3) as (figure, _):
             assert figure.get_figwidth() == pytest.approx(3.3)
             assert figure.axes[0].get_position().width >= 0.48

@@ -20,7 +20,7 @@ from attnscope.views.charts import Curve, Curves, Stack
 from attnscope.views.heads import DistanceMap, distance_map
 from attnscope.views.heatmap import head_row
 from attnscope.views.token import Overlay
-from tests.render.screen import all_heads, pair, random_head, tokens
+from tests.render.screen import all_heads, bare, pair, random_head, tokens
 
 WIDTHS = (1, 2, 3.3, 7, 10)
 LONG = "previous-token heads of a small model · every one of them · encoder attention of a long title"
@@ -43,7 +43,7 @@ def views() -> dict[str, object]:
         heatmap(random_head(13, seed=seed), title=f"cross L{seed}H10", subtitle="weak induction")
         for seed in range(7)
     ]
-    stack = weights(np.stack([head.values] * 8), range(13), range(13))
+    stack = bare(np.stack([head.values] * 8))
     readings = tuple(Measured(name, 12.345, 0.0021, "tokens") for name in NAMES)
     return {
         "head": heatmap(head, title=LONG, subtitle=LONG, notes=(LONG,), readings=readings),
@@ -157,7 +157,7 @@ def test_chinese_labels_of_columns_stand_upright() -> None:
 
 
 def test_weights_are_written_into_cells_where_there_is_room_and_else_that_is_said() -> None:
-    field = weights(np.array([[1.0, 0.0], [0.25, 0.75]]), range(2), range(2))
+    field = bare(np.array([[1.0, 0.0], [0.25, 0.75]]))
     with drawing(heatmap(field), annotate=True) as (figure, warned):
         written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "weight"]
     assert written == ["1.00", ".25", ".75"]
@@ -234,7 +234,7 @@ def test_what_differs_in_more_than_its_cells_is_drawn_anew(other, tmp_path, draw
 
 def test_other_views_and_formats_are_saved_too(tmp_path) -> None:
     album = Album()
-    album.save(grid([(0, weights(np.eye(4)[None], range(4), range(4)))]), tmp_path / "grid.png")
+    album.save(grid([(0, bare(np.eye(4)[None]))]), tmp_path / "grid.png")
     album.save(picture(0), tmp_path / "head.svg")
     assert {path.name for path in tmp_path.iterdir()} == {"grid.png", "head.svg"}
     with pytest.raises(OutputError, match="not an image format"):

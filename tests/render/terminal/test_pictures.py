@@ -23,6 +23,7 @@ from attnscope.views.heads import distance_map
 from tests.render.screen import (
     aligned,
     all_heads,
+    bare,
     distance_table,
     expected_colours,
     pair,
@@ -38,7 +39,7 @@ ESCAPE = "\x1b"
 
 def every_view(count: int, causal: bool = False) -> list:
     head = random_head(count, causal=causal)
-    stack = weights(np.stack([head.values] * 12), range(count), range(count), head.allowed)
+    stack = bare(np.stack([head.values] * 12), head.allowed)
     return [
         heatmap(head, title="L0H1", subtitle="a model", readings=(Measured("entropy", 1.5, 2.0, "nats"),)),
         grid([(layer, stack) for layer in (0, 2)], title="Every head"),
@@ -71,7 +72,7 @@ def test_without_colour_no_colour_is_sent_and_shades_carry_the_values() -> None:
         assert not re.search(r"\x1b\[[\d;]*[34]8;", printed(view, colour="truecolor", plain=True))
         assert not re.search(r"\x1b\[(3\d|4\d|9\d)", printed(view, colour="standard"))
     values = np.array([[0.02, 0.1, 0.3, 0.6, 0.9]])
-    text = printed(heatmap(weights(values, range(1), range(5))), width=24)
+    text = printed(heatmap(bare(values)), width=24)
     (row,) = [line for line in text.splitlines() if line.startswith("0 0")]
     assert row == "0 0   ░░▒▒▓▓██"
 
@@ -116,7 +117,7 @@ def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int,
 
 def test_thumbnails_have_the_colours_of_their_heads() -> None:
     heads = np.stack([random_head(5, seed=seed).values for seed in range(12)])
-    view = grid([(0, weights(heads, range(5), range(5)))])
+    view = grid([(0, bare(heads))])
     colours = expected_colours(heads)
     lines = [line for line in pixels(view) if any(pixel != (None, None) for pixel in line)][:3]
     for head in range(12):
@@ -132,7 +133,7 @@ def test_thumbnails_have_the_colours_of_their_heads() -> None:
     [(6, 12, 5), (6, 12, 512), (12, 12, 13), (12, 12, 60), (24, 16, 60), (24, 16, 5), (32, 32, 13)],
 )
 def test_all_heads_stand_on_one_screen(layers: int, heads: int, count: int) -> None:
-    stack = weights(np.stack([random_head(count, causal=True).values] * heads), range(count), range(count))
+    stack = bare(np.stack([random_head(count, causal=True).values] * heads))
     view = grid(
         [(layer, stack) for layer in range(layers)], title="gpt2 · “The cat sat…”", subtitle="kernel: sdpa"
     )
@@ -154,7 +155,7 @@ def test_all_heads_stand_on_one_screen(layers: int, heads: int, count: int) -> N
 
 def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
     heads = np.stack([np.eye(8)] * 12)
-    view = grid([(layer, weights(heads, range(8), range(8))) for layer in range(2)], large=True)
+    view = grid([(layer, bare(heads)) for layer in range(2)], large=True)
     text = printed(view, width=40, colour="truecolor")
     assert [re.findall(r"H\d+", line) for line in text.splitlines() if "H" in line] == [
         [f"H{head}" for head in range(start, start + 4)] for start in (0, 4, 8)
@@ -164,7 +165,7 @@ def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 9, 11, 13])
 def test_in_a_pipe_every_row_of_a_thumbnail_takes_as_many_lines(count: int) -> None:
     values = np.tril(np.ones((1, count, count)))
-    view = grid([(0, weights(values, range(count), range(count), values[0] > 0))])
+    view = grid([(0, bare(values, values[0] > 0))])
     shown = [line for line in printed(view, width=80).splitlines() if "█" in line and "%" not in line]
     lines = Counter(line.count("█") for line in shown)
     assert len(lines) == count
@@ -172,19 +173,19 @@ def test_in_a_pipe_every_row_of_a_thumbnail_takes_as_many_lines(count: int) -> N
 
 
 def test_a_layer_without_attention_is_named_as_a_hole() -> None:
-    field = weights(np.stack([np.eye(4)] * 2), range(4), range(4))
+    field = bare(np.stack([np.eye(4)] * 2))
     text = printed(grid([(0, field), (2, field)]))
     assert "no attention of this kind in L1" in " ".join(text.split())
 
 
 def test_what_is_pooled_says_so() -> None:
     assert "pooled to fit" in " ".join(printed(heatmap(random_head(200)), colour="truecolor").split())
-    stack = weights(np.full((1, 90, 91), 1 / 90), range(90), range(91))
+    stack = bare(np.full((1, 90, 91), 1 / 90))
     assert "pooled to" in printed(grid([(0, stack)]))
 
 
 def test_masked_cells_are_dots_and_zeros_are_not() -> None:
-    field = weights(np.eye(3), range(3), range(3), np.tril(np.ones((3, 3), bool)))
+    field = bare(np.eye(3), np.tril(np.ones((3, 3), bool)))
     text = printed(heatmap(field))
     rows = [line.split()[2:] for line in text.splitlines() if re.match(r"\d \d ", line)]
     assert [row.count("·") for row in rows] == [2, 1, 0]
@@ -195,7 +196,7 @@ def test_masked_cells_are_dots_and_zeros_are_not() -> None:
 def test_in_a_pipe_hidden_cells_are_blank_masked_ones_dots_and_the_legend_says_so(count: int) -> None:
     values = np.tril(np.full((count, count), 0.3))
     values[:, 0] = 0.6
-    view = heatmap(weights(values, range(count), range(count), values > 0), min_weight=0.5)
+    view = heatmap(bare(values, values > 0), min_weight=0.5)
     text = printed(view, width=120)
     last = next(line for line in text.splitlines() if line.split()[:2] == [f"{count - 1}"] * 2)
     assert set(last.replace(f"{count - 1}", "")) == set(" ▓60" if count < 30 else " ▓")
@@ -248,7 +249,7 @@ def test_a_focus_shows_both_lists_with_numbers() -> None:
 
 
 def test_bars_are_exact_to_an_eighth_of_a_column() -> None:
-    field = weights(np.array([[0.5, 0.25, 0.125, 0.125]]), range(1), range(4))
+    field = bare(np.array([[0.5, 0.25, 0.125, 0.125]]))
     text = printed(token_view(field, query=0, key=None), width=200)
     bars = [re.sub(r"[^▏▎▍▌▋▊▉█]", "", line) for line in text.splitlines() if "0." in line and "█" in line]
     assert [len(bar) for bar in bars] == [48, 24, 12, 12]

@@ -28,12 +28,6 @@ def full_light(shown: Sequence[Overlay]) -> float:
     return max((float(weights.max(initial=0)) for each in shown for _, weights in each.maps), default=0.0)
 
 
-def levels_of(weights: Array, top: float) -> Array:
-    """Levels with the weight ``top`` at 1.  [row, column] -> the same"""
-    levels: Array = np.clip(weights / (top or 1.0), 0, 1)
-    return levels
-
-
 def resize(field: Array, rows: int, columns: int) -> Array:
     """A picture or map at another size: averaged or repeated.  [row, column, ...] -> [rows, columns, ...]"""
     for axis, size in enumerate((rows, columns)):

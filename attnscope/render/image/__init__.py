@@ -1,10 +1,8 @@
 """Views as images: PNG, SVG and PDF, drawn by matplotlib without a screen.
 
-    warnings = save_image(view, "L05H03.png")      # the suffix says the format
-    album = Album()                          # many pictures: what they share is drawn once
-    warnings = album.save(view, "L05H04.png")
+    warnings = save_image(view, "L05H03.png")  # the suffix says the format
     with drawing(view) as (figure, warnings):
-        ...                                  # a matplotlib Figure, to look into or to change
+        ...  # a matplotlib Figure, to look into or to change
 
 The same view gives the same bytes: no dates, fixed ids, matplotlib's own defaults whatever the user's
 style. Token text is literal (no formulas), and characters that no font has are reported.

@@ -12,7 +12,7 @@ from attnscope.axes import Array
 from attnscope.render.colour import STEPS, is_light, table
 from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
-from attnscope.render.overlay import blend, full_light, levels_of, resize
+from attnscope.render.overlay import blend, full_light, resize
 from attnscope.text import clean, round_short
 from attnscope.views.charts import Curves, SoundMap, Stack, Term, Terms
 from attnscope.views.heads import HeadMap
@@ -71,7 +71,7 @@ def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: f
     paper.frame(axes)
     if number:
         _, weights = shown.maps[number - 1]
-        levels = resize(levels_of(weights, top), *pixels.shape[:2])
+        levels = resize(np.clip(weights / (top or 1.0), 0, 1), *pixels.shape[:2])
         below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
         light = "bright: shown" if weights.dtype == bool else f"full light is {top:.2g}"
         axes.annotate(light, (0, 0), (0, -3), va="top", **QUIET, **below)

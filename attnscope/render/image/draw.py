@@ -9,13 +9,15 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.axes import Place
 from attnscope.errors import OutputError
 from attnscope.render.colour import choose_map
 from attnscope.render.image import charts, graph, maps
@@ -195,30 +197,18 @@ def settings(fonts: list[str]) -> Iterator[None]:
 
 def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
     """How a view is to be drawn. Raises ``SelectionError`` for an unknown colour map."""
-    signed = isinstance(view, (Terms, LayerGraph)) or (
-        isinstance(view, (Heatmap, HeadMap, Grid)) and view.signed
-    )
+    signed = isinstance(view, (Terms, LayerGraph)) or getattr(view, "signed", False)
     return Style(width, choose_map(cmap, signed=signed))
 
 
-def texts_of(view: Drawable) -> Iterator[str]:
-    """Every text that a view may show."""
-    yield from (view.title, view.subtitle, *view.notes)
-    if isinstance(view, Heatmap):
-        yield from (place.label for place in (*view.weights.queries, *view.weights.keys))
-    elif isinstance(view, TokenView):
-        lists = [bars for bars in (view.looks_at, view.looked_at_by) if bars is not None]
-        yield from (view.label, *(bar.label for bars in lists for bar in bars.bars))
-    elif isinstance(view, Terms):
-        words = [word for each in view.moved for word in (*each.raised, *each.lowered)]
-        yield from (term.label for term in (*words, *view.groups, *view.largest))
-    elif isinstance(view, Stack):
-        yield from (*view.parts, *view.labels)
-    elif isinstance(view, SoundMap):
-        yield from (*view.tokens, *(word for word, _ in view.words))
-    elif isinstance(view, HeadPair):
-        yield from texts_of(view.difference)
-        yield from (text for parting in view.partings for text in (parting.label, *parting.keys))
+def texts_of(part: Any) -> Iterator[str]:
+    """Every text that a view, or a part of one, may show."""
+    if isinstance(part, (str, Place)):
+        yield part if isinstance(part, str) else part.label
+    elif isinstance(part, (tuple, list)):
+        yield from chain.from_iterable(map(texts_of, part))
+    elif is_dataclass(part):
+        yield from chain.from_iterable(texts_of(getattr(part, each.name)) for each in fields(part))
 
 
 def figure_of(view: Drawable, style: Style) -> Figure:

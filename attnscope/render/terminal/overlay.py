@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from attnscope.axes import Array
-from attnscope.render.overlay import blend, full_light, levels_of, resize
+from attnscope.render.overlay import blend, full_light, resize
 from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, fit_text, side_by_side
 from attnscope.views.token import Overlay
 
@@ -70,7 +70,7 @@ def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surf
     """One map over its picture, with what full brightness stands for."""
     palette = surface.palette(signed=False)
     room, _ = _size(view, room)
-    levels = levels_of(weights, top)
+    levels = np.clip(weights / (top or 1.0), 0, 1)
     if surface.colour:
         yield from _blocks(view, levels, palette.cmap, room)
         yield [Segment(f"full light is {top:.2g}", DIM)]

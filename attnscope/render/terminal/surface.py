@@ -250,32 +250,28 @@ class Surface:
 @lru_cache(maxsize=4 * TONES * TONES)
 def tone(palette: Palette, above: int | None, below: int | None) -> Style:
     """Foreground ``above`` on background ``below``, tones of a colour map; ``None`` is the terminal's own."""
-    return Style.from_color(_colour(palette, above), _colour(palette, below))
+    front, back = (None if number is None else _colours(palette)[number] for number in (above, below))
+    return Style.from_color(front, back)
 
 
 @lru_cache(maxsize=4 * TONES)
 def style_on(palette: Palette, below: int, faint: bool = False) -> Style:
     """Black or white, whichever reads better, on a tone of a colour map; ``faint`` is closer to it."""
-    ground = table(palette.cmap)[_entry(below)] / 255.0
+    ground = table(palette.cmap)[ENTRIES[below]] / 255.0
     ink = np.zeros(3) if is_light(ground) else np.full(3, 255.0)
     if faint:
         ink = FAINT * ink + (1 - FAINT) * 255 * ground
-    front = Color.from_rgb(*(int(part) for part in ink))
-    return Style.from_color(front, _colour(palette, below))
+    return Style.from_color(Color.from_rgb(*ink.astype(int).tolist()), _colours(palette)[below])
 
 
-@lru_cache(maxsize=4 * TONES)
-def _colour(palette: Palette, number: int | None) -> Color | None:
-    if number is None:
-        return None
+ENTRIES = np.round(np.arange(TONES) * (STEPS - 1) / (TONES - 1)).astype(int)  # of the tones, in a map's table
+
+
+@cache
+def _colours(palette: Palette) -> list[Color]:
     if palette.indexed:
-        return Color.from_ansi(int(terminal_colours(palette.cmap)[_entry(number)]))
-    red, green, blue = (int(part) for part in table(palette.cmap)[_entry(number)])
-    return Color.from_rgb(red, green, blue)
-
-
-def _entry(number: int) -> int:
-    return round(number * (STEPS - 1) / (TONES - 1))
+        return [Color.from_ansi(number) for number in terminal_colours(palette.cmap)[ENTRIES].tolist()]
+    return [Color.from_rgb(*rgb) for rgb in table(palette.cmap)[ENTRIES].tolist()]
 
 
 def side_by_side(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]:

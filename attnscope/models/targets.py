@@ -40,10 +40,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PredictionBatch:
-    """Copies of texts as one input, and the tokens to predict in them.
-
-    ``texts`` is the text number of each copy.
-    """
+    """Copies of texts as one input, the text of each copy, and the tokens to predict in them."""
 
     prepared: ModelInput
     texts: tuple[int, ...]
@@ -142,12 +139,7 @@ MARKS = "Ġ▁"  # word-start marks of vocabularies
 
 
 def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> int:
-    """The number of the token at which the prediction is made.
-
-    The one that ``target`` names, or the last token of the text (for a masked model the first masked one,
-    if any). Raises ``ModelError`` for a model without an output head, and ``SelectionError`` for a token
-    that is not there.
-    """
+    """The number of the token that ``target`` names, the first masked one, or the last of the text."""
     objective = model.objective
     ids = objective.ids(prepared)  # [text, token]
     at = read_number(target or "")

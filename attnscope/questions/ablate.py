@@ -9,6 +9,7 @@ equally. The figures are not normalised by layer.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -47,11 +48,7 @@ Likeliest: TypeAlias = tuple[tuple[str, float], ...]
 
 @record("a prediction, the one that changed most first")
 class Changed:
-    """One prediction before and after: ``divergence`` is KL(before || after) in nats.
-
-    ``token`` is its spelling in the text and ``wanted`` in the vocabulary. ``before`` and ``after`` are
-    the most likely tokens with their probabilities, ``right`` the probabilities of the text's own token.
-    """
+    """One prediction before and after: ``divergence`` is KL(before || after) in nats."""
 
     token: Annotated[str, Meaning("the token in whose place it is made")]
     wanted: Annotated[str, Meaning("the token that stands in the text")]
@@ -64,11 +61,7 @@ class Changed:
 
 @record("heads removed (--head)", "ablate")
 class Ablation:
-    """What changed in a model's predictions, largest change first.
-
-    ``divergence`` is the mean over the predictions, ``losses`` the mean cross-entropy before and after, in
-    nats.
-    """
+    """What changed in a model's predictions, largest change first."""
 
     head: Annotated[str, Meaning("the head, or several with commas")]
     kind: Annotated[Kind, Meaning("its kind of attention, or that of the first")]
@@ -90,12 +83,7 @@ def take_away(first: PlainPass, means: MeanOutputs | None = None) -> PlainPass:
 
 
 def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Head] = ()) -> Ablation:
-    """Compare the model's predictions with and without the output of one or more heads.
-
-    A causal model predicts each next token; a masked one each token in turn. Raises ``ModelError`` for a
-    model without an output head or whose heads cannot be gated, ``SelectionError`` for a head that does
-    not exist, ``InputError`` for a text with nothing to predict.
-    """
+    """Compare the model's predictions with and without the output of one or more heads."""
     selection = selection_of(asked)
     heads = heads or [head for head in [selection.head] if head is not None]
     if not heads:
@@ -154,10 +142,7 @@ def measure_ablation(
     target: str | None = None,
     against: str | None = None,
 ) -> Intervention:
-    """Set the output of each head to zero in turn, and of all of them: the effect on one prediction.
-
-    Raises as ``ablate`` does, and as ``score_prediction`` for words that are not in the vocabulary.
-    """
+    """Set the output of each head to zero in turn, and of all of them: the effect on one prediction."""
     with scoring(model, prepared, target, against) as scored:
         first = take_away(scored.run())
         swept = sweep(scored, first, calls_of(first.record, selection, heads))
@@ -224,11 +209,36 @@ def read_token(vocabulary: Vocabulary, id_: int) -> str:
 Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
 
 
-class HeadSums:
-    """Sums over texts for one figure of each head, which is averaged as ``Sums`` says."""
+class HeadSums(ABC):
+    """Sums over texts for one figure of each head, which is averaged as ``measures.sums`` says."""
 
     def __init__(self) -> None:
         self.heads: dict[Head, Sums] = {}
+
+    @abstractmethod
+    def measure(
+        self, model: Model, predictions: PredictionBatch, selection: Selection
+    ) -> tuple[Tensor, Tensor, dict[Head, Tensor]]:
+        """The text of each prediction or copy, its baseline, and its figure for each head."""
+
+    def add(
+        self, model: Model, prepared: ModelInput, labels: Labels, selection: Selection | None = None
+    ) -> None:
+        """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
+
+        Raises ``ModelError`` for a model without an output head or with heads that cannot be gated, and
+        ``InputError`` for a text with nothing to predict.
+        """
+        texts = predicted_side(labels)
+        rows, baseline = torch.zeros(2, len(texts), dtype=torch.float64)
+        values: dict[Head, Tensor] = {}  # [text]
+        for predictions in batch_predictions(model, prepared, texts):
+            of_text, before, found = self.measure(model, predictions, selection or Selection())
+            rows.index_add_(0, of_text, torch.ones(len(of_text), dtype=torch.float64))
+            baseline.index_add_(0, of_text, before)
+            for head, each in found.items():
+                values.setdefault(head, torch.zeros_like(rows)).index_add_(0, of_text, each)
+        self.add_texts(rows, values, baseline)
 
     def add_texts(self, rows: Tensor, values: Mapping[Head, Tensor], baseline: Tensor) -> None:
         """Add some texts, of which those without rows do not count.  [text], by head [text]"""
@@ -264,60 +274,42 @@ class HeadSums:
 
 
 class Importances(HeadSums):
-    """Sums the importance of every head, text by text."""
+    """Sums the importance of every head, text by text: the mean over a text's copies."""
 
-    def add(self, model: Model, prepared: ModelInput, labels: Labels) -> None:
-        """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
+    def measure(
+        self, model: Model, predictions: PredictionBatch, selection: Selection
+    ) -> tuple[Tensor, Tensor, dict[Head, Tensor]]:
+        """The slope of every copy's loss at each head's gate."""
+        count, gates = len(predictions.texts), list[Tensor]()
 
-        Raises ``ModelError`` for a model without an output head or with heads that cannot be gated, and
-        ``InputError`` for a text with nothing to predict.
-        """
-        texts = predicted_side(labels)
-        total: dict[Head, Tensor] = {}  # [text]
-        copies = torch.zeros(len(texts), dtype=torch.float64)
-        for predictions in batch_predictions(model, prepared, texts):
-            rows = torch.tensor(predictions.texts)
-            copies.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64))
-            for site, slopes in _slopes(model, predictions).items():
-                for number, each in enumerate(slopes.abs().double().cpu().T):
-                    sums = total.setdefault(Head(site.layer, number, site.kind), torch.zeros_like(copies))
-                    sums.index_add_(0, rows, each)
-        asked = (copies > 0).double()
-        means = {head: sums / copies.clamp(min=1) for head, sums in total.items()}
-        self.add_texts(asked, means, torch.zeros_like(asked))
+        def gate(number: int, output: Tensor) -> Tensor:
+            gates.append(torch.ones(count, output.shape[2], requires_grad=True))
+            return output * gates[-1].to(output)[:, None, :, None]
+
+        with torch.enable_grad(), model.threads(predictions.prepared):
+            with editing(model, gate) as (record, _):
+                losses = predictions.losses(model)  # [target]
+            copies = torch.tensor([target.copy for target in predictions.targets])
+            counts = torch.bincount(copies, minlength=count)
+            loss = (losses / counts[copies].to(losses)).sum()  # the sum over copies of each one's mean
+            slopes = torch.autograd.grad(loss, gates)  # by call [copy, head]
+        found = {
+            Head(each.site.layer, number, each.site.kind): of_head
+            for each, slope in zip(record.sites, slopes, strict=True)
+            for number, of_head in enumerate(slope.abs().double().cpu().T)
+        }
+        return torch.tensor(predictions.texts), torch.zeros(count, dtype=torch.float64), found
+
+    def add_texts(self, rows: Tensor, values: Mapping[Head, Tensor], baseline: Tensor) -> None:
+        """Add some texts by their means over copies."""
+        means = {head: sums / rows.clamp(min=1) for head, sums in values.items()}
+        super().add_texts((rows > 0).double(), means, baseline)
 
     def figures(self) -> dict[Head, Importance]:
         """By head."""
         return {
             head: Importance(each.value, each.texts, each.error) for head, each in self.averages().items()
         }
-
-
-def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:
-    """The tokens that a model predicts: those of a decoder, if there is one."""
-    return labels["decoder"][0] if "decoder" in labels else labels["encoder"][0]
-
-
-def _slopes(model: Model, predictions: PredictionBatch) -> dict[Site, Tensor]:
-    """The gradient of every copy's loss at each head's gate.  -> by site [copy, head]"""
-    gates: list[Tensor] = []
-
-    def gate(number: int, output: Tensor) -> Tensor:
-        gates.append(torch.ones(len(predictions.texts), output.shape[2], requires_grad=True))
-        return output * gates[-1].to(output)[:, None, :, None]
-
-    with torch.enable_grad(), model.threads(predictions.prepared):
-        with editing(model, gate) as (record, _):
-            losses = predictions.losses(model)  # [target]
-        copies = torch.tensor([target.copy for target in predictions.targets])
-        counts = torch.bincount(copies, minlength=len(predictions.texts))
-        loss = (losses / counts[copies].to(losses)).sum()  # the sum over copies of each one's mean
-        slopes = torch.autograd.grad(loss, gates)
-    return {each.site: slope for each, slope in zip(record.sites, slopes, strict=True)}
-
-
-Way: TypeAlias = Literal["zero", "mean"]  # what replaces the output of an ablated head
-MEAN_TEXTS = 1000  # texts at the beginning of a corpus for the mean outputs of heads
 
 
 class Removals(HeadSums):
@@ -330,37 +322,19 @@ class Removals(HeadSums):
         super().__init__()
         self.means = means
 
-    def add(self, model: Model, prepared: ModelInput, labels: Labels, selection: Selection) -> None:
-        """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
-
-        Raises ``ModelError`` for a model without an output head or with heads that cannot be ablated, and
-        ``InputError`` for a text with nothing to predict.
-        """
-        texts = predicted_side(labels)
-        plain, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
-        rises: dict[Head, Tensor] = {}  # [text]
-        for predictions in batch_predictions(model, prepared, texts):
-            of_text = torch.tensor([predictions.texts[target.copy] for target in predictions.targets])
-            tokens.index_add_(0, of_text, torch.ones(len(of_text), dtype=torch.float64))
-            with torch.no_grad(), model.threads(predictions.prepared):
-                before, without = self._losses(model, predictions, selection)
-            plain.index_add_(0, of_text, before)
-            for head, losses in without.items():
-                rise = rises.setdefault(head, torch.zeros(len(texts), dtype=torch.float64))
-                rise.index_add_(0, of_text, losses - before)
-        self.add_texts(tokens, rises, plain)
-
-    def _losses(
+    def measure(
         self, model: Model, predictions: PredictionBatch, selection: Selection
-    ) -> tuple[Tensor, dict[Head, Tensor]]:
-        """The loss of each prediction, and without each head.  -> [target], by head [target]"""
-
-        def loss() -> Tensor:
-            return predictions.losses(model).cpu().double()
-
-        first = take_away(PlainPass.run(model, predictions.prepared, loss), self.means)
-        calls = calls_of(first.record, selection)
-        return first.before, {head: first.changed({head: mine}) for head, mine in calls.items()}
+    ) -> tuple[Tensor, Tensor, dict[Head, Tensor]]:
+        """The loss of each prediction, and how far it rises without each head."""
+        of_text = torch.tensor([predictions.texts[target.copy] for target in predictions.targets])
+        with torch.no_grad(), model.threads(predictions.prepared):
+            first = PlainPass.run(
+                model, predictions.prepared, lambda: predictions.losses(model).cpu().double()
+            )
+            first = take_away(first, self.means)
+            calls = calls_of(first.record, selection).items()
+            rises = {head: first.changed({head: mine}) - first.before for head, mine in calls}
+        return of_text, first.before, rises
 
     def figures(self) -> dict[Head, Removal]:
         """By head."""
@@ -368,6 +342,15 @@ class Removals(HeadSums):
             head: Removal(each.value, each.texts, each.error, each.value + each.baseline)
             for head, each in self.averages().items()
         }
+
+
+def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:
+    """The tokens that a model predicts: those of a decoder, if there is one."""
+    return labels["decoder"][0] if "decoder" in labels else labels["encoder"][0]
+
+
+Way: TypeAlias = Literal["zero", "mean"]  # what replaces the output of an ablated head
+MEAN_TEXTS = 1000  # texts at the beginning of a corpus for the mean outputs of heads
 
 
 def describe_way(way: Way | None) -> tuple[str, ...]:

@@ -164,7 +164,6 @@ def _predicting(model: Model, text: ModelInput, copies: int = 1, last: int = 0) 
 
 
 def _groups(seen: Record) -> list[list[range]]:
-    """The query heads of each key-value head of each call."""
     made = []
     for site in seen.sites:
         share = site.heads // site.key_heads
@@ -204,11 +203,7 @@ def cachecost(
     keep: Sequence[float] = (0.25, 0.5, 0.75),
     depths: Sequence[float] = (),
 ) -> CacheCost:
-    """Limit each key-value head alone, and all except the best ones together.
-
-    Raises ``InputError`` if no text is longer than the window, ``ModelError`` for a model that does not
-    predict next tokens or whose heads cannot be changed.
-    """
+    """Limit each key-value head alone, and all except the best ones together."""
     if model.objective.mask is not None:
         raise ModelError(f"{model.name} predicts masked tokens and keeps no cache: choose a causal model")
     long = [text for text in texts if len(text.tokens) > sink + recent]

@@ -127,11 +127,7 @@ def summarize_effects(
 
 
 def average_effects(found: Sequence[Intervention], prediction: str, title: str) -> Intervention:
-    """The same over several texts: the sum of effects over the sum of differences, with its standard error.
-
-    Raises ``InputError`` for texts of which only some have a word against the target, or whose differences
-    sum to nothing.
-    """
+    """The same over several texts: the sum of effects over that of differences, with its standard error."""
     first, count = found[0], len(found)
     if count == 1:
         return first
@@ -232,10 +228,7 @@ Means: TypeAlias = Mapping[Site, Tensor]  # the mean weight of some pairs in eac
 def mean_weights(
     model: Model, texts: Iterable[ModelInput], questions: Sequence[Question]
 ) -> tuple[Means, int]:
-    """The mean weight of the questions' pairs in some texts, and how many texts have such pairs.
-
-    Raises ``SelectionError`` if none has any.
-    """
+    """The mean weight of the questions' pairs in some texts, and how many texts have such pairs."""
     seen, count = _PairWeights(_pair_finder(questions)), 0
     for prepared in texts:
         before = seen.pairs
@@ -313,9 +306,6 @@ def cut(
     """Cut edges from each head in turn, and from all of them.
 
     ``mean`` is taken over the same edges in ``texts``; ``named`` says what is cut if not the questions.
-
-    Raises ``SelectionError`` for an edge that does not exist or is masked, ``ModelError`` for a model without
-    an output head or whose heads cannot be changed.
     """
     means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(

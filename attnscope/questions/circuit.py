@@ -74,11 +74,7 @@ class TwoTexts(TwoPasses):
 
     @classmethod
     def read(cls, model: Model, pair: TextPair) -> TwoTexts:
-        """Run both texts.
-
-        Raises ``ModelError`` where heads cannot be changed or embeddings not be seen, ``InputError`` if the
-        prediction does not differ between the texts.
-        """
+        """Run both texts."""
         seen = list[Tensor]()
         with (
             pair.scoring(model, noise=True) as (clean, corrupt),
@@ -191,7 +187,6 @@ class TwoTexts(TwoPasses):
         return float(self.run(self.embeds[0], partial(self._put, others)))
 
     def _put(self, nodes: Mapping[int, Tensor], call: int, output: Tensor) -> Tensor:
-        """The output of a call with that of some nodes replaced."""
         changed = output.clone()
         for node, states in nodes.items():
             at, head = self.places[node - 1]
@@ -304,11 +299,7 @@ class FoundCircuit(ScoreOutcome):
 
 
 def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> FoundCircuit:
-    """The smallest circuit that restores ``keep`` of the difference between texts.
-
-    Raises ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for a model
-    without an output head or whose heads cannot be changed.
-    """
+    """The smallest circuit that restores ``keep`` of the difference between texts."""
     contrasts = list[TwoTexts]()
     for number, pair in enumerate(pairs):
         tell("pair", number + 1, len(pairs))
@@ -424,7 +415,6 @@ def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None)
 
 
 def _graph(result: FoundCircuit, lines: Sequence[str], maps: Mapping[Head, Heatmap]) -> LayerGraph:
-    """The nodes by layers, from the embeddings to the prediction."""
     layers = sorted({each.head.layer for each in result.heads})
     columns = {layer: column for column, layer in enumerate(layers, 1)}
     nodes = [GraphNode(EMBEDDINGS, 0), GraphNode(PREDICTION, len(layers) + 1)]

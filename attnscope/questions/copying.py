@@ -93,7 +93,6 @@ PASSING = (nn.Dropout, nn.Identity, nn.Embedding)
 
 
 def _works(step: _Step) -> bool:
-    """Whether a module computes something itself."""
     return not isinstance(step.call.module, PASSING) and not [*step.call.module.children()]
 
 
@@ -125,10 +124,7 @@ def _norm(step: _Step) -> Norm | None:
 
 
 def measure_copying(model: Model, prepared: ModelInput) -> Copying:
-    """Run the model once to see which weights belong to what; the text does not matter.
-
-    Raises ``ModelError`` for a model without an output head, or with anything but a norm and a matrix there.
-    """
+    """Run the model once to see which weights belong to what; the text does not matter."""
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model")
     place_prediction(model, prepared, None)  # the error for a model without a head comes from here
@@ -194,10 +190,7 @@ def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows:
 def _ends_of(
     model: Model, ids: Tensor, steps: _Steps, lists: set[str | None], size: int
 ) -> tuple[Tensor, Tensor, Norm | None]:
-    """The embedding (norms folded in), the unembedding and the norm before it.  -> [vocabulary, width] twice
-
-    Raises ``ModelError`` if logits are not a matrix times the normed residual stream.
-    """
+    """The embedding (norms folded in), the unembedding, both [vocabulary, width], and the norm before it."""
     tables = [
         weight.detach()
         for step in steps.ran

@@ -151,10 +151,7 @@ def run_keeping_layers(
 
 
 def attending_layers(model: Model, kept: KeptLayers, seen: Record) -> list[tuple[int, Kind, int]]:
-    """Which of the layers that ran are in a list with attention: their place, kind and number in the list.
-
-    Raises ``ModelError`` where none is.
-    """
+    """The place, kind and number in its list of each layer that ran in a list with attention."""
     kinds: dict[str, Kind] = {}
     for site in seen.sites:
         for ran in kept.ran:
@@ -196,10 +193,7 @@ Calls: TypeAlias = Mapping[Head, Sequence[int]]  # the attention calls of every 
 
 
 def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -> Calls:
-    """The calls of each selected head: of ``heads``, or of all in the selection.
-
-    Raises ``SelectionError`` for heads that do not exist.
-    """
+    """The calls of each selected head: of ``heads``, or of all in the selection."""
     calls: dict[Head, list[int]] = {}
     for asked in [selection.of(head) for head in heads] or [selection]:
         found = [
@@ -387,10 +381,7 @@ class PlainPass:
         return {call: (made, mine) for call, mine in heads if (made := self.made[call]) is not None}
 
     def changed(self, calls: Calls) -> Tensor:
-        """The prediction with some heads changed in one pass.
-
-        No layer before the first change runs: nothing differs there.
-        """
+        """The prediction with some heads changed in one pass, from the layer of the first change on."""
         changed = self.changes(calls)
         if not changed:
             return self.before
@@ -420,10 +411,7 @@ class Scored:
     whole: float = 1.0  # what effects are divided by: how far that one is away
 
     def toward(self, before: Tensor, reference: Tensor) -> Scored:
-        """The same with effects as shares of the way from one prediction to another.
-
-        Raises ``InputError`` where both give the same score.
-        """
+        """The same with effects as shares of the way from one prediction to another."""
         score, there = float(self.score(before)), float(self.score(reference))
         if abs(there - score) < SAME:
             raise InputError(f"both texts give the same score ({score:.4g}): choose another target")
@@ -485,11 +473,7 @@ def scoring(
     against: str | None,
     other: ModelInput | None = None,
 ) -> Iterator[Scored]:
-    """The prediction that words name, to be changed in the block, maybe by parts of an ``other`` text.
-
-    Raises as ``score_prediction`` does, ``ModelError`` for a trace, and ``InputError`` for two texts of
-    different token counts.
-    """
+    """The prediction that words name, to be changed in the block, maybe by parts of an ``other`` text."""
     other = other or prepared
     if prepared.replay is not None or other.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model and the text")

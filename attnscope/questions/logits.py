@@ -122,11 +122,7 @@ class Writes:
 def direct_effects(
     model: Model, prepared: ModelInput, target: str | None, against: str | None, head: Head | None = None
 ) -> Writes:
-    """Run a model once, and decompose the score of ``target`` minus ``against``.
-
-    The words are those of ``head``, or of the heads that add most. Raises ``ModelError`` for a model
-    whose stream cannot be followed, ``SelectionError`` for a head that does not exist.
-    """
+    """Decompose the score of ``target`` minus ``against``; ``head`` is the one whose words are told."""
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model and the text")
     at = place_prediction(model, prepared, target)
@@ -186,7 +182,6 @@ def direct_effects(
 
 
 def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
-    """The words that change most.  [vocabulary]"""
     vocabulary = model.objective.vocabulary
     moved = moved.clone()
     moved[[number for number in vocabulary.special if number < len(moved)]] = 0
@@ -278,10 +273,7 @@ class Lens:
 
 
 def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: str | None = None) -> Lens:
-    """The prediction of ``target`` after every layer, each with the most likely tokens.
-
-    Raises ``ModelError`` for a model without an output head, or without consecutive layers.
-    """
+    """The prediction of ``target`` after every layer, each with the most likely tokens."""
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model and the text")
     place_prediction(model, prepared, target)  # the error for a model without a head comes from here

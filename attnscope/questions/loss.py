@@ -23,10 +23,7 @@ WINDOW = 1024  # lines among which equal lengths are batched
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean cross-entropy in nats over ``tokens`` predictions from a vocabulary of this size.
-
-    ``masked``: each token was masked when it was predicted, instead of next-token prediction.
-    """
+    """Mean cross-entropy in nats; ``masked``: each token was masked when it was predicted."""
 
     mean: float
     tokens: int
@@ -35,10 +32,7 @@ class Loss:
 
 
 def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
-    """The loss of every token on the side that a model predicts: next tokens, or each token while masked.
-
-    Raises ``ModelError`` for a model without an output head.
-    """
+    """The loss of every token on the side that a model predicts: next tokens, or each token while masked."""
     batch = join_texts([prepared])
     tokens = predicted_side(batch.labels)[0]
     losses: dict[int, float] = {}
@@ -50,11 +44,7 @@ def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
 
 
 def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
-    """Have a model predict every token of the first ``length`` of each line.
-
-    A line counts by its number of tokens; lines with nothing to predict do not count. Raises ``ModelError``
-    for a model without an output head, and ``InputError`` if no line has anything to predict.
-    """
+    """Have a model predict the first ``length`` tokens of each line; a line counts by its tokens."""
     total, tokens, vocabulary = 0.0, 0, 0
     masked = model.objective.mask is not None
     for start in range(0, len(lines), WINDOW):
@@ -77,5 +67,4 @@ def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
 
 
 def _asks(text: Sequence[Token], masked: bool) -> bool:
-    """Whether a text has a token that can be predicted."""
     return any(not token.special and (masked or place > 0) for place, token in enumerate(text))

@@ -144,12 +144,7 @@ def _note_again(axis: Sequence[Place], at: int) -> Iterator[str]:
 
 
 def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: str) -> Neurons:
-    """Run the model once, and decompose a head's score for a ``pair`` by dimension.
-
-    A pair is two tokens, ``"it -> cat"``, as words or numbers. Raises ``SelectionError`` for a head or a
-    token that does not exist or a masked pair, ``ModelError`` if the head's queries and keys were not
-    captured.
-    """
+    """Run the model once, and decompose a head's score for a ``pair``, ``"it -> cat"``, by dimension."""
     names = [name.strip() for name in pair.split(ARROW)]
     if len(names) != 2 or selection.head is None:
         raise SelectionError(

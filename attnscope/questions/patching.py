@@ -85,11 +85,7 @@ class TextPair:
 
     @contextmanager
     def scoring(self, model: Model, noise: bool = False) -> Iterator[tuple[Scored, Scored]]:
-        """The prediction of the clean text, in the pass to change and in that whose parts are put there.
-
-        Parts of the clean text go into the pass of the corrupt one; with ``noise`` the other way. Raises as
-        ``intervention.scoring`` does.
-        """
+        """The prediction in the pass to change, and in that whose parts go there: with ``noise``, the corrupt."""
         with (
             naming(self.where),
             scoring(model, self.clean, self.target, self.against, self.corrupt) as clean,
@@ -101,10 +97,7 @@ class TextPair:
 def read_pairs(
     table: str, read: Callable[[str], ModelInput], target: str | None = None, against: str | None = None
 ) -> list[TextPair]:
-    """One tab-separated pair per line: the text, the other one, optionally a target and another word.
-
-    Raises ``InputError`` for a line without two texts.
-    """
+    """One tab-separated pair per line: the text, the other one, optionally a target and another word."""
     pairs: list[TextPair] = []
     for at, line in enumerate(table.splitlines(), 1):
         if not line.strip():
@@ -156,8 +149,6 @@ class Receiver(NamedTuple):
 
 @dataclass(eq=False)
 class _Calls:
-    """Observer: stores every call's arguments."""
-
     calls: list[AttentionCall] = field(default_factory=list)
 
     def observe(self, attention: Attention) -> None:
@@ -188,11 +179,7 @@ class TwoPasses:
 
     @classmethod
     def of(cls, base: Scored, donor: Scored, what: What = "output", *, keep_calls: bool = False) -> TwoPasses:
-        """Run both texts.
-
-        Raises ``ModelError`` for heads that cannot be changed, ``InputError`` for passes that differ in their
-        attention calls or give the same score.
-        """
+        """Run both texts. Raises ``InputError`` for passes that differ in their attention calls."""
         mine, theirs = _Calls(), _Calls()
         there = donor.run(observers=[theirs] * (what != "output"), keep_outputs=True)
         change = None if what == "output" else _give_part(what, theirs.calls)
@@ -204,8 +191,6 @@ class TwoPasses:
 
 
 def _give_part(what: What, theirs: Sequence[AttentionCall]) -> Change:
-    """Give every head a part of its computation in another pass."""
-
     def change(number: int, attention: Attention) -> Made:
         call, others = _call(attention), theirs[number : number + 1]
         if [call.query.shape] != [other.query.shape for other in others]:
@@ -340,12 +325,7 @@ class TokenTrace(ScoreOutcome):
 
 
 def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenTrace:
-    """Put the state of each token after each layer into the pass of the other text, one at a time.
-
-    States of ``pair.clean`` go into the pass of ``pair.corrupt``, or the other way with ``noise``. Raises
-    ``InputError`` for texts of different lengths or with the same score, ``ModelError`` for layers that
-    do not return one state per token.
-    """
+    """Put the state of each token after each layer into the pass of the other text, one at a time."""
     with pair.scoring(model, noise) as (base, donor):
         there, theirs, _ = run_keeping_layers(model, donor.prepared, donor.logits)
         before, mine, seen = run_keeping_layers(model, base.prepared, base.logits)

@@ -56,10 +56,7 @@ class Prompt(NamedTuple):
 def read_prompts(
     template: str, table: str, target: str | None = None, against: str | None = None
 ) -> list[Prompt]:
-    """A prompt for each row of a table; its columns are the slots of the template and of both words.
-
-    The first line names the columns, separated by tabs or commas. Raises ``InputError``.
-    """
+    """A prompt for each row of a table, whose first line names the slots of template and words."""
     first = table.partition("\n")[0]
     if not SLOT.search(template):
         raise InputError(
@@ -83,13 +80,11 @@ def read_prompts(
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and its standard error where there are several."""
     error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
     return float(np.mean(values)), error
 
 
 def _notes(found: Iterable[OneHead | Writes | Lens]) -> tuple[str, ...]:
-    """The notes on all prompts, each once."""
     return tuple(dict.fromkeys(note for one in found for note in one.notes))
 
 
@@ -112,10 +107,7 @@ def align_prompt(prompt: Prompt, tokens: Sequence[Token]) -> Coarsening:
 def mean_head(
     model: Model, texts: Sequence[tuple[Prompt, ModelInput]], template: str, selection: Selection
 ) -> OneHead:
-    """The mean map of one head over prompts, aligned by the template, and the means of its figures.
-
-    Raises ``SelectionError`` for prompts that have other tokens between their slots.
-    """
+    """The mean map of one head over prompts, aligned by the template, and the means of its figures."""
     total: Weights | None = None
     found: list[OneHead] = []
     for number, (prompt, prepared) in enumerate(texts, 1):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ NAMES = {
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A model of grouped keys, windows and rotary positions; its queries, keys and weights of two texts."""
-    folder = gpt2(tmp_path_factory.mktemp("served"))  # for its tokenizer
+    folder = Path(gpt2(tmp_path_factory.mktemp("served")))  # for its tokenizer
     torch.manual_seed(0)
     config = hf.Qwen2Config(
         vocab_size=64,
@@ -59,7 +60,7 @@ def served(tmp_path_factory):
     return folder, model, texts
 
 
-def lay_out(model, states, layout: str, rotary: str) -> dict[tuple[int, str], np.ndarray]:
+def lay_out(model, states, layout="token head size", rotary="applied") -> dict[tuple[int, str], np.ndarray]:
     """The queries and keys of one text as a server would write them."""
     laid = {}
     for (layer, part), flat in states.items():
@@ -89,45 +90,55 @@ def write(path, parts, names: str = "vllm", metadata=None, **more) -> str:
     return str(path)
 
 
+@pytest.fixture
+def parts(served):
+    """The queries and keys of the first text as most servers write them."""
+    _, model, texts = served
+    return lay_out(model, texts[0][0])
+
+
+def opened(folder, parts, names="vllm", metadata=None, request=None, **more):
+    """The pass of a file as a serving plugin writes one; its model's folder may not be named."""
+    path = write(folder / "qk.safetensors", parts, names, metadata, **more)
+    return open_file(path, None, str(folder) if (folder / "config.json").exists() else None, request)
+
+
+def require_rows(found, head, expected):
+    np.testing.assert_allclose(found.weights(Head(head)), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("rotary", ["applied", "none"])
 @pytest.mark.parametrize("layout", ["token head size", "head token size", "token width"])
-def test_rows_are_those_of_the_model(served, tmp_path, layout, rotary, names):
+def test_rows_are_those_of_the_model(served, layout, rotary, names):
     folder, model, texts = served
-    states, weights = texts[0]
-    metadata = {"rotary": rotary}  # sizes tell which axes are heads, where a config says how many there are
-    path = write(tmp_path / "qk.safetensors", lay_out(model, states, layout, rotary), names, metadata)
-    found = open_file(path, None, str(folder))
+    states, weights = texts[0]  # sizes tell which axes are heads, where a config says how many there are
+    found = opened(folder, lay_out(model, states, layout, rotary), names, {"rotary": rotary})
     for layer, expected in enumerate(weights):
         for head in range(4):
-            np.testing.assert_allclose(found.weights(Head(f"L{layer}H{head}")), expected[head], atol=1e-6)
+            require_rows(found, f"L{layer}H{head}", expected[head])
 
 
-def test_a_request_of_a_packed_batch_is_chosen_by_its_number(served, tmp_path):
+def test_a_request_of_a_packed_batch_is_chosen_by_its_number(served):
     folder, model, texts = served
-    laid = [lay_out(model, states, "token head size", "applied") for states, _ in texts]
+    laid = [lay_out(model, states) for states, _ in texts]
     parts = {at: np.concatenate([each[at] for each in laid]) for at in laid[0]}
-    ends = np.array([0, 10, 16], np.int32)
-    ids = np.array([*IDS[0], *IDS[1]])
-    path = write(tmp_path / "qk.safetensors", parts, cu_seqlens=ends, input_ids=ids)
+    ids = {"cu_seqlens": np.array([0, 10, 16], np.int32), "input_ids": np.array([*IDS[0], *IDS[1]])}
     with pytest.raises(InputError, match="it holds 2 requests: choose one with --line, 1 to 2"):
-        open_file(path, None, str(folder))
-    found = open_file(path, None, str(folder), 2)
-    np.testing.assert_allclose(found.weights(Head("L1H3")), texts[1][1][1][3], atol=1e-6)
+        opened(folder, parts, **ids)
+    found = opened(folder, parts, request=2, **ids)
+    require_rows(found, "L1H3", texts[1][1][1][3])
     assert [token.id for token in found.prepared.tokens] == IDS[1]
 
 
-def test_queries_of_a_cached_pass_are_the_last_rows(served, tmp_path):
-    folder, model, texts = served
-    parts = lay_out(model, texts[0][0], "token head size", "applied")
+def test_queries_of_a_cached_pass_are_the_last_rows(served, parts):
+    folder, _, texts = served
     parts = {(layer, part): array[-3:] if part == "q" else array for (layer, part), array in parts.items()}
-    found = open_file(write(tmp_path / "qk.safetensors", parts), None, str(folder))
-    np.testing.assert_allclose(found.weights(Head("L2H1")), texts[0][1][2][1][-3:], atol=1e-6)
+    require_rows(opened(folder, parts), "L2H1", texts[0][1][2][1][-3:])
 
 
-def test_commands_read_it_and_say_what_is_assumed(served, tmp_path, run):
-    folder, model, texts = served
-    parts = lay_out(model, texts[0][0], "token head size", "applied")
+def test_commands_read_it_and_say_what_is_assumed(served, parts, tmp_path, run):
+    folder, _, texts = served
     path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
     shown = run("show", "--from", path, "-m", folder, "--head", "L0H1", "--json")
     answer = json.loads(shown.out)
@@ -140,9 +151,8 @@ def test_commands_read_it_and_say_what_is_assumed(served, tmp_path, run):
     assert run("find", "* -> -1", "--from", path, "-m", folder).code == 0
 
 
-def test_a_model_is_run_to_check_its_rows(served, tmp_path, run):
-    folder, model, texts = served
-    parts = lay_out(model, texts[0][0], "token head size", "applied")
+def test_a_model_is_run_to_check_its_rows(served, parts, tmp_path, run):
+    folder = served[0]
     path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
     agreed = run("check", "--from", path, "-m", folder, "--check-with", folder)
     assert agreed.code == 0
@@ -158,55 +168,42 @@ def test_a_model_is_run_to_check_its_rows(served, tmp_path, run):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "more", "sentence"),
     [
-        (lambda parts: parts.pop((1, "k")), "stands alone: queries need their keys"),
-        (lambda parts: parts.update({(1, "k"): parts[1, "k"][:5]}), "they are not of one request"),
-        (lambda parts: parts.update({(1, "k"): parts[1, "k"][:, :, :4]}), "do not fit keys"),
-        (lambda parts: parts.update({(0, "q"): parts[0, "q"][None, None, None]}), None),
-    ],
-    ids=["alone", "lengths", "sizes", "axes"],
-)
-def test_what_does_not_fit_ends_in_a_sentence(served, tmp_path, change, sentence):
-    folder, model, texts = served
-    parts = lay_out(model, texts[0][0], "token head size", "applied")
-    change(parts)
-    path = write(tmp_path / "qk.safetensors", parts)
-    if sentence is None:
-        assert open_file(path, None, str(folder)).weights(Head("L0H0")).shape == (10, 10)
-        return
-    with pytest.raises(InputError, match=sentence):
-        open_file(path, None, str(folder))
-
-
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        ({"input_ids": np.array([1.5, 2.0])}, "not whole numbers of a vocabulary"),
-        ({"input_ids": np.array([2**62] * 10)}, "not whole numbers of a vocabulary"),
-        ({"cu_seqlens": np.array([0])}, "not where requests begin and end"),
-        ({"cu_seqlens": np.array([7, 3])}, "not where requests begin and end"),
-        ({"cu_seqlens": np.array([0, 11])}, "its requests end at row 11"),
+        (lambda parts: parts.pop((1, "k")), {}, "stands alone: queries need their keys"),
+        (lambda parts: parts.update({(1, "k"): parts[1, "k"][:5]}), {}, "they are not of one request"),
+        (lambda parts: parts.update({(1, "k"): parts[1, "k"][:, :, :4]}), {}, "do not fit keys"),
+        (None, {"layers.1.self_attn.attn.q_rot": np.zeros((10, 4, 8))}, "are q of one layer: keep one"),
+        (None, {"input_ids": np.array([1.5, 2.0])}, "not whole numbers of a vocabulary"),
+        (None, {"input_ids": np.array([2**62] * 10)}, "not whole numbers of a vocabulary"),
+        (None, {"cu_seqlens": np.array([0])}, "not where requests begin and end"),
+        (None, {"cu_seqlens": np.array([7, 3])}, "not where requests begin and end"),
+        (None, {"cu_seqlens": np.array([0, 11])}, "its requests end at row 11"),
     ],
 )
-def test_ids_and_ends_that_are_none_end_in_a_sentence(served, tmp_path, more, sentence):
-    folder, model, texts = served
-    parts = lay_out(model, texts[0][0], "token head size", "applied")
+def test_what_does_not_fit_ends_in_a_sentence(served, parts, change, more, sentence):
+    if change is not None:
+        change(parts)
     with pytest.raises(InputError, match=sentence):
-        open_file(write(tmp_path / "qk.safetensors", parts, **more), None, str(folder))
+        opened(served[0], parts, **more)
+
+
+def test_axes_of_one_around_a_tensor_are_left_out(served, parts):
+    parts[0, "q"] = parts[0, "q"][None, None, None]
+    assert opened(served[0], parts).weights(Head("L0H0")).shape == (10, 10)
 
 
 WINDOW = {"sliding_window": 4}
 LONG = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
 TYPES = {
+    **{"mistral": WINDOW, "phi3": WINDOW, "starcoder2": WINDOW, "gemma2": WINDOW | {"head_dim": 8}},
     **{
-        "mistral": WINDOW,
-        "phi3": WINDOW,
-        "starcoder2": WINDOW,
-        "gemma2": WINDOW | {"head_dim": 8},
         "cohere": {},
+        "glm": {"head_dim": 8},
+        "granite": {"attention_multiplier": 0.3},
+        "qwen3": {},
+        "llama": {},
     },
-    **{"glm": {"head_dim": 8}, "granite": {"attention_multiplier": 0.3}, "qwen3": {}, "llama": {}},
     "llama far": {"rope_parameters": LONG},
     "qwen2": {"use_sliding_window": False} | WINDOW,
     "llama4_text": {"attention_chunk_size": 4, "head_dim": 8},
@@ -256,87 +253,69 @@ def test_rows_of_other_models_are_their_own_or_refused(kind, tmp_path, monkeypat
     model = tiny(kind.split()[0], **TYPES[kind])
     model.config.save_pretrained(tmp_path)
     before, after, weights = seen(model, monkeypatch, IDS[0])
-    found = open_file(write(tmp_path / "after.safetensors", after, "model"), None, str(tmp_path))
+    found = opened(tmp_path, after, "model")
     for layer, expected in enumerate(weights):
-        mine = np.stack([found.weights(Head(f"L{layer}H{head}")) for head in range(4)])
-        np.testing.assert_allclose(mine, expected, atol=1e-6)
-    path = write(tmp_path / "before.safetensors", before or after, "model", {"rotary": "none"})
+        for head in range(4):
+            require_rows(found, f"L{layer}H{head}", expected[head])
     if kind in NOT_ALONE:
         with pytest.raises(InputError, match="cannot be had alone: write states after it"):
-            open_file(path, None, str(tmp_path))
+            opened(tmp_path, before or after, "model", {"rotary": "none"})
         return
-    found = open_file(path, None, str(tmp_path))
+    found = opened(tmp_path, before or after, "model", {"rotary": "none"})
     for layer, expected in enumerate(weights):
-        np.testing.assert_allclose(found.weights(Head(f"L{layer}H1")), expected[1], atol=1e-6)
+        require_rows(found, f"L{layer}H1", expected[1])
 
 
 @pytest.mark.parametrize(("kind", "more"), [("gpt_oss", "sinks"), ("bloom", "ALiBi"), ("falcon", "ALiBi")])
-def test_models_whose_rows_depend_on_more_are_refused(kind, more, served, tmp_path):
-    _, model, texts = served
+def test_models_whose_rows_depend_on_more_are_refused(kind, more, parts, tmp_path):
     hf.AutoConfig.for_model(kind, **{"alibi": True} if kind == "falcon" else {}).save_pretrained(tmp_path)
-    path = write(tmp_path / "qk.safetensors", lay_out(model, texts[0][0], "token head size", "applied"))
     with pytest.raises(InputError, match=f"depend on .*{more}"):
-        open_file(path, None, str(tmp_path))
+        opened(tmp_path, parts)
 
 
 def test_names_of_requests_may_hold_numbers(served, tmp_path):
     folder, model, texts = served
-    tensors = {}
-    for name, (states, _) in zip(("chat-12/3.layers", "cmpl_7.layers"), texts, strict=True):
-        for (layer, part), array in lay_out(model, states, "token head size", "applied").items():
-            tensors[f"{name}.{layer}.self_attn.{part}"] = array
+    tensors = {
+        f"{name}.{layer}.self_attn.{part}": array
+        for name, (states, _) in zip(("chat-12/3.layers", "cmpl_7.layers"), texts, strict=True)
+        for (layer, part), array in lay_out(model, states).items()
+    }
     save_file(tensors, tmp_path / "qk.safetensors")
     for number, (_, weights) in enumerate(texts, 1):
-        found = open_file(tmp_path / "qk.safetensors", None, str(folder), number)
-        np.testing.assert_allclose(found.weights(Head("L2H1")), weights[2][1], atol=1e-6)
+        require_rows(open_file(tmp_path / "qk.safetensors", None, str(folder), number), "L2H1", weights[2][1])
 
 
-def test_a_file_that_is_not_there_is_said_to_be_missing(served, tmp_path):
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
     with pytest.raises(InputError, match="no such file"):
-        open_file(tmp_path / "qk.safetensors", None, str(served[0]))
+        open_file(tmp_path / "qk.safetensors")
 
 
-def test_two_tensors_of_one_part_are_refused(served, tmp_path):
+def test_requests_may_have_more_keys_than_queries(served):
     folder, model, texts = served
-    parts = lay_out(model, texts[0][0], "token head size", "applied")
-    path = write(tmp_path / "qk.safetensors", parts, **{"layers.1.self_attn.attn.q_rot": parts[1, "q"]})
-    with pytest.raises(InputError, match="are q of one layer: keep one"):
-        open_file(path, None, str(folder))
-
-
-def test_requests_may_have_more_keys_than_queries(served, tmp_path):
-    folder, model, texts = served
-    laid = [lay_out(model, states, "token head size", "applied") for states, _ in texts]
+    laid = [lay_out(model, states) for states, _ in texts]
     parts = {
         at: np.concatenate([each[at][-2:] if at[1] == "q" else each[at] for each in laid]) for at in laid[0]
     }
     ends = {"cu_seqlens_q": np.array([0, 2, 4]), "cu_seqlens_k": np.array([0, 10, 16])}
-    path = write(tmp_path / "qk.safetensors", parts, **ends)
     for number, (_, weights) in enumerate(texts, 1):
-        found = open_file(path, None, str(folder), number)
-        np.testing.assert_allclose(found.weights(Head("L1H3")), weights[1][3][-2:], atol=1e-6)
+        require_rows(opened(folder, parts, request=number, **ends), "L1H3", weights[1][3][-2:])
 
 
 def test_a_layout_that_sizes_do_not_tell_is_said_to_be_assumed(served, tmp_path):
     _, model, texts = served
-    parts = lay_out(model, texts[0][0], "head token size", "applied")
-    grouped = open_file(write(tmp_path / "grouped.safetensors", parts))  # fewer heads of keys tell
-    np.testing.assert_allclose(grouped.weights(Head("L0H0")), texts[0][1][0][0], atol=1e-6)
+    parts, expected = lay_out(model, texts[0][0], "head token size"), texts[0][1][0][0]
+    require_rows(opened(tmp_path, parts), "L0H0", expected)  # fewer heads of keys tell
     for layer in range(3):
         parts[layer, "k"] = parts[layer, "k"].repeat(2, 0)
-    told = open_file(write(tmp_path / "told.safetensors", parts, "vllm", {"layout": "head token size"}))
-    np.testing.assert_allclose(told.weights(Head("L0H0")), texts[0][1][0][0], atol=1e-6)
-    alike = open_file(write(tmp_path / "alike.safetensors", parts))
-    assert any("layout token head size" in note for note in alike.trace.description.model_notes)
+    require_rows(opened(tmp_path, parts, metadata={"layout": "head token size"}), "L0H0", expected)
+    notes = opened(tmp_path, parts).trace.description.model_notes
+    assert any("layout token head size" in note for note in notes)
 
 
 def test_widths_need_the_heads(served, tmp_path):
     _, model, texts = served
-    path = write(tmp_path / "qk.safetensors", lay_out(model, texts[0][0], "token width", "applied"))
+    parts = lay_out(model, texts[0][0], "token width")
     with pytest.raises(InputError, match="name the model"):
-        open_file(path)
-    metadata = {"heads": "4", "key_heads": "2"}
-    path = write(
-        tmp_path / "told.safetensors", lay_out(model, texts[0][0], "token width", "applied"), "vllm", metadata
-    )
-    np.testing.assert_allclose(open_file(path).weights(Head("L0H0")), texts[0][1][0][0], atol=1e-6)
+        opened(tmp_path, parts)
+    found = opened(tmp_path, parts, metadata={"heads": "4", "key_heads": "2"})
+    require_rows(found, "L0H0", texts[0][1][0][0])

@@ -111,3 +111,14 @@ def maps(model, prepared, heads: int = 2) -> list:
     keep = Keep(lambda site: range(heads))
     model.run(prepared, [keep])
     return keep.maps
+
+
+class Calls:
+    """Keeps the site, the weights and the values of every call."""
+
+    def __init__(self) -> None:
+        self.seen: list = []
+
+    def observe(self, attention) -> None:
+        """Keep one call."""
+        self.seen.append((attention.site, attention.weights().clone(), attention.values.clone()))

@@ -9,7 +9,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
 from attnscope.models.weighed import weigh_model
-from tests.models.folders import gpt2, minilm, save
+from tests.models.folders import Calls, gpt2, minilm, save
 from tests.models.images import VIT, WHOLE, picture, save_images
 
 TEXT = "Anna sat on the mat."
@@ -59,14 +59,6 @@ def test_tokens_are_sorted_at_a_position(tmp_path, target, at, chosen):
     assert repr(LABELS[chosen]) in prediction.description
 
 
-class _Shown:
-    def __init__(self):
-        self.seen = []
-
-    def observe(self, attention):
-        self.seen.append(attention.weights().numpy().copy())
-
-
 @pytest.mark.parametrize("kind", ["text", "image"])
 def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path, kind):
     if kind == "text":
@@ -79,10 +71,10 @@ def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path, 
         automatic = transformers.AutoModelForImageClassification
     own = _logits(tmp_path, automatic, prepared)
     slopes = torch.autograd.grad(own.logits[0, 2], own.attentions)
-    shown = _Shown()
+    shown = Calls()
     record = weigh_model(model, "gradient", "sad").run(prepared, [shown])
     assert any("class 'sad'" in note for note in record.notes)
-    for ours, weights, slope in zip(shown.seen, own.attentions, slopes, strict=True):
+    for (_, ours, _), weights, slope in zip(shown.seen, own.attentions, slopes, strict=True):
         raised = (weights * slope).clamp(min=0).detach().numpy()
         total = raised.sum(-1, keepdims=True)
         np.testing.assert_allclose(ours, raised / np.where(total > 0, total, 1), atol=1e-4)

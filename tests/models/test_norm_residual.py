@@ -18,7 +18,7 @@ from attnscope.questions.stats import measure_heads
 from tests.capture.test_projections import ALL
 from tests.capture.test_residuals import MORE
 from tests.capture.tiny import inputs
-from tests.models.folders import minilm
+from tests.models.folders import Calls, minilm
 
 BEHIND = r"(attention\.output|attention|sa)[._]LayerNorm|sa_layer_norm|(self|encoder)_attn_layer_norm"
 LLAMA = r"layers\.\d+\.post_attention_layernorm"
@@ -48,17 +48,6 @@ TAKEN = {
     "olmo2": ("post_attention_layernorm", 0),
 }
 """The norm that takes what attention gives before it is added, and what is added to its weight."""
-
-
-class _Calls:
-    """Keeps the rows and the raw material of every call."""
-
-    def __init__(self):
-        self.seen = []
-
-    def observe(self, attention):
-        shown = attention.weights().double().numpy()
-        self.seen.append((attention.site, shown, attention.values.double().numpy()))
 
 
 def random_model(name):
@@ -106,13 +95,14 @@ def _taken(layer, name, more, vectors, bias):
 def block_vectors(model, text):
     """Of each call: its site, the vectors of its cells, the residual's part that is no key's, the bias, and
     what the block really gives."""
-    name, raw, blocks = model.name, _Calls(), Residuals()
+    name, raw, blocks = model.name, Calls(), Residuals()
     with blocks.watching(model.module):
         model.run(text, [blocks, raw])
     pattern = (NORMED | SUMMED)[name]
     states = _states(model.module, pattern, lambda: model.run(text, []), name in SUMMED)
     assert len(states) == len(raw.seen)
-    for (site, weights, values), (norm, state) in zip(raw.seen, states, strict=True):
+    for (site, *seen), (norm, state) in zip(raw.seen, states, strict=True):
+        weights, values = (each.double().numpy() for each in seen)
         projection, before = blocks.found[site], blocks.of(site).before.double().numpy()
         heads, queries = weights.shape[1:3]
         values = values.repeat(heads // values.shape[1], 1)
@@ -135,7 +125,7 @@ def block_vectors(model, text):
 
 @pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
 def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one(name):
-    model, text, shown = random_model(name), ModelInput(inputs(ALL[name].inputs), {}, ()), _Calls()
+    model, text, shown = random_model(name), ModelInput(inputs(ALL[name].inputs), {}, ()), Calls()
     weighed = weigh_model(model, "norm-residual")
     weighed.run(text, [shown])
     found = "a norm follows" if name in NORMED else "no norm follows"
@@ -151,7 +141,7 @@ def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one
 
 
 def test_the_rest_of_a_row_of_cross_attention_is_the_residual_and_all_others_sum_to_one():
-    model, shown = random_model("bart"), _Calls()
+    model, shown = random_model("bart"), Calls()
     weigh_model(model, "norm-residual").run(ModelInput(inputs("pair"), {}, ()), [shown])
     for site, rows, _ in shown.seen:
         total = rows.sum(-1)
@@ -162,7 +152,7 @@ def test_a_block_that_cannot_be_followed_is_named():
     module = MORE["granite"].build()
     model = weigh_model(ModuleModel("granite", module, load("own").reader), "norm-residual")
     with pytest.raises(ModelError, match=r"layer 0 of .* what its output is added to was not found"):
-        model.run(ModelInput(inputs("text"), {}, ()), [_Calls()])
+        model.run(ModelInput(inputs("text"), {}, ()), [Calls()])
 
 
 def test_a_token_of_a_trained_model_stays_itself_most_of_all():

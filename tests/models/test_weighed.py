@@ -1,4 +1,4 @@
-"""Weights that are weighed by what they move, against NumPy, and on a trained model."""
+"""Weights that are weighed by what they move, against NumPy, zeroed values, and on a trained model."""
 
 from dataclasses import replace
 
@@ -10,8 +10,9 @@ from torch import nn
 from attnscope.capture import recording
 from attnscope.capture.projections import Projections, head_gradients
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.weighing import Values
+from attnscope.measures.weighing import STILL, Values
 from attnscope.models import load
+from attnscope.models.inputs import ModelInput
 from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import weigh_model
 from attnscope.questions.head import one_head
@@ -19,19 +20,10 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs, own_attentions
-from tests.models.folders import maps, minilm
+from tests.models.folders import Calls, maps, minilm
+from tests.models.test_norm_residual import random_model
 
 TEXT = "The cat sat on the mat because it was tired."
-
-
-class _Raw:
-    """Keeps the weights and values of every call."""
-
-    def __init__(self):
-        self.seen = []
-
-    def observe(self, attention):
-        self.seen.append((attention.weights().numpy().copy(), attention.values.numpy().copy()))
 
 
 def _maps(model, heads=8):
@@ -40,12 +32,12 @@ def _maps(model, heads=8):
 
 
 def test_norm_is_the_length_of_each_vector_as_a_share_of_its_row():
-    model, raw = load("own"), _Raw()
+    model, raw = load("own"), Calls()
     model.run(model.prepare(TEXT), [raw])
     modules = (m for m in model.module.modules() if hasattr(m, "out_proj"))
     projections = [m.out_proj.weight.detach().numpy().T.reshape(8, 24, 192) for m in modules]
     shown = _maps(weigh_model(model, "norm"))
-    for (weights, values), projection, weighed in zip(raw.seen, projections, shown, strict=True):
+    for (_, weights, values), projection, weighed in zip(raw.seen, projections, shown, strict=True):
         vectors = np.einsum("bhij,bhjs,hsw->bhijw", weights, values, projection)
         norms = np.linalg.norm(vectors, axis=-1)
         np.testing.assert_allclose(weighed, norms / norms.sum(-1, keepdims=True), atol=1e-6)
@@ -147,12 +139,12 @@ def _bare(module):
 
 def test_without_an_output_projection_the_value_alone_is_measured_and_the_title_says_so():
     torch.manual_seed(0)
-    model, raw = _bare(_Bare()), _Raw()
+    model, raw = _bare(_Bare()), Calls()
     model.run(model.prepare(TEXT), [raw])
     weighed = weigh_model(model, "norm")
     (ours,) = _maps(weighed, heads=2)
     assert weighed.title.endswith("weighed by norm, without output projection")
-    weights, values = raw.seen[0]
+    weights, values = (each.numpy() for each in raw.seen[0][1:])
     norms = weights * np.linalg.norm(values, axis=-1)[:, :, None]
     np.testing.assert_allclose(ours, norms / norms.sum(-1, keepdims=True), atol=1e-6)
 
@@ -196,3 +188,35 @@ def test_where_no_values_were_seen_a_sentence_says_so():
     model.run = run_without_values
     with pytest.raises(ModelError, match="the values that they mix were not"):
         weighed.run(model.prepare(TEXT), [])
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"gpt-oss"}))  # whose experts have no product in float64
+@torch.no_grad()
+def test_a_cell_is_how_far_the_output_of_a_head_turns_when_the_value_is_really_zero(name):
+    model, given = random_model(name), inputs(ALL[name].inputs)
+    model.module.double()
+    given = {key: each.double() if each.is_floating_point() else each for key, each in given.items()}
+    text, raw, shown, projections = ModelInput(given, {}, ()), Calls(), Calls(), Projections()
+    with projections.watching(model.module), recording(model.module, [projections, raw]):
+        model.module(**given)
+    weigh_model(model, "zeroing").run(text, [shown])
+    eager = ALL[name].build("eager").double()
+    eager.load_state_dict(model.module.state_dict())
+    own = {kind: iter(each) for kind, each in own_attentions(eager(**given, output_attentions=True)).items()}
+    assert len(shown.seen) == len(raw.seen)
+    for (site, rows, _), (_, _, values) in zip(shown.seen, raw.seen, strict=True):
+        weights = next(own["self" if "self" in own else site.kind])
+        projection = projections.found[site].weight.double()  # [head, size, width]
+        values = values.repeat_interleave(len(projection) // values.shape[1], 1)
+        whole = weights @ values @ projection
+        turned = torch.zeros_like(weights)
+        for key in range(weights.shape[-1]):
+            without = values.clone()
+            without[:, :, key] = 0
+            turned[..., key] = 1 - torch.cosine_similarity(whole, weights @ without @ projection, dim=-1)
+        turned = turned.where((turned > STILL) & (weights > 0), 0)  # less is not more than rounding
+        total = turned.sum(-1, keepdim=True)
+        assert (total > 0).double().mean() > 0.8
+        torch.testing.assert_close(rows.double(), turned / total.where(total > 0, 1), atol=1e-6, rtol=0)

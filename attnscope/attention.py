@@ -172,7 +172,7 @@ class Attention:
     offset: int | None
     dtype: torch.dtype | str
     read: RowSource
-    statistics: Any = None  # attnscope.fused.statistics.Statistics, from a package above this one
+    statistics: Any = None  # attnscope.fused.request.Statistics, from a package above this one
     values: Tensor | None = None  # [batch, key_head, key, size]
     arrays: bool = False
     window: int | None = None

@@ -27,12 +27,10 @@ class Reading(Protocol):
     @property
     def step(self) -> int:
         """The most rows that it reads at a time."""
-        ...
 
     @property
     def wanted(self) -> Sequence[int] | None:
         """The rows that it reads, ``None`` for all."""
-        ...
 
     def add(self, rows: Any, allowed: Any, start: int) -> None:
         """Read the rows from ``start`` on, possibly with unwanted ones between them.
@@ -40,11 +38,9 @@ class Reading(Protocol):
         [batch, head, row, key], and the open keys, [batch or 1, head or 1, row, key]: tensors, or arrays
         if the attention has arrays.
         """
-        ...
 
     def end(self) -> None:
         """All rows were read."""
-        ...
 
 
 class RowObserver(ABC):
@@ -118,20 +114,15 @@ BLOCK = 1 << 23  # weights computed at a time: 32 MB of float32
 
 @dataclass(frozen=True, eq=False)
 class CoarseMap:
-    """The heads of one attention call with fewer rows and columns: tensors, or arrays if the rows were.
-
-    ``open`` is False where a whole cell is masked; its value is 0 there. ``broken`` is the number of NaN
-    or infinite weights; they count as 0, and as masked. ``tokens`` says whether keys are tokens, not bare
-    positions.
-    """
+    """The heads of one attention call with fewer rows and columns: tensors, or arrays if the rows were."""
 
     site: Site
-    values: Tensor | Array  # [batch, head, row, column]
-    open: Tensor | Array  # bool, [batch or 1, head or 1, row, column]
+    values: Tensor | Array  # [batch, head, row, column], 0 where a whole cell is masked
+    open: Tensor | Array  # False there, bool, [batch or 1, head or 1, row, column]
     queries: Coarsening
     keys: Coarsening
-    tokens: bool
-    broken: int = 0
+    tokens: bool  # whether keys are tokens, not bare positions
+    broken: int = 0  # NaN or infinite weights; they count as 0, and as masked
 
     @property
     def mean(self) -> Array:
@@ -141,7 +132,8 @@ class CoarseMap:
     @property
     def opened(self) -> Array:
         """Where the mask leaves something open in any text of the batch.  -> [head or 1, row, column]"""
-        return _array(np.any(self.open, 0) if isinstance(self.open, np.ndarray) else self.open.any(0))
+        opened: Array = _array(self.open).max(0)
+        return opened
 
     def only(self, head: int) -> CoarseMap:
         """One head alone."""
@@ -181,45 +173,33 @@ class Coarsen(RowObserver):
     def begin(self, attention: Attention) -> Reading | None:
         """Begin to read a call; ``None`` if its map exists already, or is not wanted."""
         axes = self.axes(attention)
-        if axes is None or self._take_made(attention, *axes):
+        if axes is None:
             return None
         queries, keys = axes
-        wanted = sorted(queries.tokens(*range(len(queries.places)))) if queries.partial else None
 
         def keep(values: Any, opened: Any, broken: int) -> None:
-            tokens = _tokens(attention)
+            tokens = not isinstance(attention.keys, range)
             self.maps.append(CoarseMap(attention.site, values, opened, queries, keys, tokens, broken))
 
-        return CellReading(attention, queries.averaging(), keys.summing(), wanted, keep, self.how)
-
-    def _take_made(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
-        """Whether the fused pass has made the same map; keeps it."""
         made = None if attention.statistics is None else attention.statistics.map
-        if (
-            made is None
-            or self.how == "max"
-            or (made.row_edges, made.key_edges) != (queries.edges, keys.edges)
-        ):
-            return False
+        edges = queries.edges, keys.edges
+        if made is None or self.how == "max" or (made.row_edges, made.key_edges) != edges:
+            wanted = sorted(queries.tokens(*range(len(queries.places)))) if queries.partial else None
+            return CellReading(attention, queries.averaging(), keys.summing(), wanted, keep, self.how)
         pairs = made.pairs[:, None]  # [batch or 1, 1, row, column]
         count = pairs.clamp(min=1)
         if self.how == "share":
-            import torch
-
-            count = torch.tensor(made.row_edges, device=pairs.device).diff()[:, None]
-        self.maps.append(
-            CoarseMap(attention.site, made.total / count, pairs > 0, queries, keys, _tokens(attention))
-        )
-        return True
+            count = pairs.new_tensor(made.row_edges).diff()[:, None]
+        keep(made.total / count, pairs > 0, 0)
+        return None
 
 
 def cells(most: int) -> Callable[[Attention], Axes]:
     """Coarsen queries and keys to at most so many cells of nearly equal size."""
 
     def axes(attention: Attention) -> Axes:
-        queries, keys = (
-            coarsen_axis(axis, most=most, even=True) for axis in (attention.queries, attention.keys)
-        )
+        both = attention.queries, attention.keys
+        queries, keys = (coarsen_axis(axis, most=most, even=True) for axis in both)
         return queries, keys
 
     return axes
@@ -227,18 +207,13 @@ def cells(most: int) -> Callable[[Attention], Axes]:
 
 @dataclass(eq=False)
 class CellReading:
-    """One call, its rows summed as they come: tensors, or arrays if the attention has arrays.
-
-    ``down`` averages queries, [row, query], and ``across`` sums keys, [column, key]; ``None`` leaves
-    them. Rows that are not ``wanted`` do not count. At the end, ``keep`` gets the cells, which of them
-    are open, and the number of NaN or infinite weights.
-    """
+    """One call, its rows summed as they come: tensors, or arrays if the attention has arrays."""
 
     attention: Attention
-    down: Array | None
-    across: Array | None
-    wanted: Sequence[int] | None
-    keep: Callable[[Any, Any, int], None]
+    down: Array | None  # averages queries, [row, query]; None leaves them
+    across: Array | None  # sums keys, [column, key]; None leaves them
+    wanted: Sequence[int] | None  # the rows that count
+    keep: Callable[[Any, Any, int], None]  # the cells, which of them are open, NaN or infinite weights
     how: How = "share"
     broken: int = 0
     values: Any = None  # [batch, head, row, column]
@@ -328,10 +303,6 @@ class CellReading:
         return rows.new_zeros(*rows.shape[:3], len(self.across)).scatter_reduce(-1, column, rows, "amax")
 
 
-def _tokens(attention: Attention) -> bool:
-    return not isinstance(attention.keys, range)
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Which rows to keep, each the mean over some queries. ``across`` sums keys, ``[key group, key]``."""
@@ -342,16 +313,13 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """Rows of every head of one attention call.
-
-    ``broken`` is the number of NaN or infinite weights; they count as 0.
-    """
+    """Rows of every head of one attention call."""
 
     site: Site
     values: Tensor  # float32, [batch, head, row, key or key group]
     queries: Axis
     keys: Axis
-    broken: int
+    broken: int  # NaN or infinite weights; they count as 0
 
 
 @dataclass(eq=False)
@@ -383,15 +351,12 @@ class Sample(RowObserver):
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The weights of some heads of one attention call.
-
-    ``allowed`` has one entry in its head axis if all heads share a mask.
-    """
+    """The weights of some heads of one attention call."""
 
     site: Site
     heads: tuple[int, ...]
     weights: Tensor  # [batch, head, query, key], one entry a kept head
-    allowed: Tensor  # bool, [batch or 1, kept head or 1, query, key]
+    allowed: Tensor  # bool, [batch or 1, kept head or 1 if all share a mask, query, key]
     queries: Axis
     keys: Axis
     offset: int | None
@@ -417,18 +382,9 @@ class Keep:
         allowed = attention.allowed(0, len(attention.queries))
         if allowed.shape[1] > 1:
             allowed = allowed[:, list(heads)]
-        shape = (*allowed.shape[:2], *weights.shape[2:])
-        self.maps.append(
-            Kept(
-                site=attention.site,
-                heads=heads,
-                weights=weights.detach().clone(),
-                allowed=allowed.expand(shape).clone(),
-                queries=attention.queries,
-                keys=attention.keys,
-                offset=attention.offset,
-            )
-        )
+        allowed = allowed.expand(*allowed.shape[:2], *weights.shape[2:]).clone()
+        axes = attention.queries, attention.keys, attention.offset
+        self.maps.append(Kept(attention.site, heads, weights.detach().clone(), allowed, *axes))
 
 
 @dataclass(frozen=True)

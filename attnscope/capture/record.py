@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
@@ -82,21 +82,24 @@ class SiteRecord:
     @staticmethod
     def of(attention: Attention, step: int = 0) -> SiteRecord:
         """The record of one attention call."""
+        same = [
+            "site",
+            "source",
+            "kernel",
+            "batch",
+            "heads",
+            "key_heads",
+            "offset",
+            "window",
+            "refusal",
+            "difference",
+        ]
         return SiteRecord(
-            site=attention.site,
             step=step,
-            source=attention.source,
-            kernel=attention.kernel,
-            batch=attention.batch,
-            heads=attention.heads,
-            key_heads=attention.key_heads,
             queries=len(attention.queries),
             keys=len(attention.keys),
-            offset=attention.offset,
             dtype=str(attention.dtype).removeprefix("torch."),
-            window=attention.window,
-            refusal=attention.refusal,
-            difference=attention.difference,
+            **{name: getattr(attention, name) for name in (*same, "refusal", "difference")},
         )
 
 
@@ -127,10 +130,10 @@ class Failure:
 class Record:
     """Every attention call of a recording in the order they ran, the layers without, and what failed.
 
-    ``changes`` are sentences on what ran differently than without a recording, or may be missing. ``calls``
-    are the paths of the modules at which something was captured, added immediately (single heads separately);
-    ``query_axes`` the axis of the queries in each product of weights and values, None for a kernel.
-    ``places`` are the modules to which each sentence in ``changes`` applies, with a detail of each.
+    ``changes`` are sentences on what ran differently than without a recording, or may be missing; ``places``
+    the modules to which each applies, with a detail of each. ``calls`` are the paths of the modules at which
+    something was captured, added immediately (single heads separately); ``query_axes`` the axis of queries
+    in each product of weights and values, None for a kernel.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -158,9 +161,14 @@ class Record:
         ``description`` has the placeholders ``{names}`` and optionally ``{details}``.
         """
         known = self.places.setdefault(description, [])
-        before = _describe(description, known)
+
+        def describe() -> str:
+            details = " or ".join(dict.fromkeys(detail for _, detail in known))
+            return description.format(names=name_all(name for name, _ in known), details=details)
+
+        before = describe()
         known.append((name, detail))
-        sentence = _describe(description, known)
+        sentence = describe()
         if before in self.changes:
             self.changes[self.changes.index(before)] = sentence
         else:
@@ -200,11 +208,6 @@ def name_all(names: Iterable[str]) -> str:
     return ", ".join(name or "the model itself" for name in each)
 
 
-def _describe(description: str, known: list[tuple[str, str]]) -> str:
-    details = " or ".join(dict.fromkeys(detail for _, detail in known))
-    return description.format(names=name_all(name for name, _ in known), details=details)
-
-
 class Observer(Protocol):
     """What reads attention during a pass."""
 
@@ -227,12 +230,11 @@ class Replay:
         """Show every attention to each observer, like a recording of one pass."""
         if not observers:
             return self.record
-        without_gradient: AbstractContextManager[object] = nullcontext()
-        if not all(attention.arrays for attention in self.attentions):
-            import torch
+        with ExitStack() as stack:
+            if not all(attention.arrays for attention in self.attentions):
+                import torch
 
-            without_gradient = torch.inference_mode()
-        with without_gradient:
+                stack.enter_context(torch.inference_mode())
             for done, attention in enumerate(self.attentions, 1):
                 for observer in observers:
                     observer.observe(attention)

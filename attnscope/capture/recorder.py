@@ -213,21 +213,15 @@ def recording(
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
     ``axes`` labels the queries and keys of a kind of attention where the lengths agree; elsewhere the axes
-    are bare positions. The model's own kernels run untouched: its outputs are bit-identical, including those
-    of torch's fused encoder layers (see ``fast_path``). The exception is ``fused``: a fused pass
-    computes the calls that it can, with the statistics of their rows, and the record says why the kernel ran
-    for the others. Put the model into ``eval`` and open ``torch.inference_mode`` as for any other pass.
+    are bare positions. The model's own kernels run untouched: its outputs are bit-identical. The exception is
+    ``fused``: a fused pass computes the calls that it can, with the statistics of their rows, and the record
+    says why the kernel ran for the others. What ``torch.compile`` made runs uncompiled during the block, on
+    every thread, and stays compiled; the record says so in ``changes``.
 
-    What ``torch.compile`` made runs uncompiled during the block, on every thread, and stays compiled. The
-    record says so in ``changes`` if a module or an attending function is compiled.
-
-    Failures do not affect the model: an exception in the recording or in an observer is noted in the
-    record's ``failures`` with its module, and the pass goes on. Only an ``AttnscopeError``, an
-    interruption, and lack of memory end it.
-
-    Only the thread that opens the block is recorded. The model is not touched, and when the block ends,
-    in whatever way, no mode or patch is left. Recordings nest, and several threads may record one model
-    or several at once.
+    An exception in the recording or in an observer is noted in the record's ``failures`` with its module, and
+    the pass goes on. Only an ``AttnscopeError``, an interruption, and lack of memory end it. Only the thread
+    that opens the block is recorded. When it ends, in whatever way, nothing is left behind. Recordings nest,
+    and several threads may record one model or several at once.
 
     A recording that saw no attention warns when the block ends, with the reason, and so does one that failed
     somewhere. Callers that report this themselves turn ``warn`` off.

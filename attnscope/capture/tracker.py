@@ -27,25 +27,17 @@ from attnscope.limits import MOST_CALLS
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """Attention that was captured at a module, on its way to the observers.
-
-    ``origin`` is where its queries and keys come from, None if a function's axes are known; ``softmax``
-    is the number of the softmax behind its weights, 0 for a kernel.
-    """
+    """Attention that was captured at a module, on its way to the observers."""
 
     capture: Capture
     name: str
     calls: tuple[Call, ...]
-    origin: QueryKeyOrigin | None = None
-    softmax: int = 0
+    origin: QueryKeyOrigin | None = None  # of its queries and keys, None if a function's axes are known
+    softmax: int = 0  # the number of the softmax behind its weights, 0 for a kernel
 
 
 class Pass(ABC):
-    """A recording: its state, what trackers can report to it, and what becomes of it.
-
-    ``seen`` counts attention calls and gates, ``captured`` the calls alone, and ``placed`` the requested
-    origins. ``frames`` are the attention functions of transformers that run.
-    """
+    """A recording: its state, what trackers can report to it, and what becomes of it."""
 
     def __init__(
         self,
@@ -62,9 +54,10 @@ class Pass(ABC):
         compiled = partial(self.record.note_change, COMPILED)
         self.stack = ModuleStack(model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
         self.ran: set[str] = set()  # the modules that were called
-        self.frames: list[Frame] = []
+        self.frames: list[Frame] = []  # the attention functions of transformers that run
         self.rests = False  # whether the running code needs no lineage
         self.batch_first = bool(axes)  # whether texts are known to be the first axis of the model's input
+        # attention calls and gates, the calls alone, and the requested origins
         self.seen = self.captured = self.placed = 0
         self._sites, self._step = Sites(model, axes), -1
         self._made: dict[type[Tracker], Tracker] = {}

@@ -9,9 +9,8 @@ score. At 512 tokens and ten cells this adds three tenths of the kernel's time; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from weakref import WeakKeyDictionary
@@ -41,7 +40,7 @@ class Scores:
     """How scores are made: ``softcap(scale·q·k) + bias`` where ``runs`` are open, with an optional sink.
 
     All of it times ``BITS``, in float32 or float64. Query head ``h`` reads key head
-    ``h // (heads / key_heads)``; ``offset`` is the position of row 0 on the key axis.
+    ``h // (heads / key_heads)``.
     """
 
     query: Tensor  # [batch, head, query, size]
@@ -52,7 +51,6 @@ class Scores:
     bias: Tensor | None = None  # [batch or 1, head or 1, query or 1, key]
     softcap: float | None = None
     sinks: Tensor | None = None  # [head]
-    offset: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,27 +98,19 @@ class Worker:
         self.numbers = torch.arange(max(rows, keys))
 
     def run(self, text: int, number: int) -> None:
-        """Weigh all rows of one head of one text."""
-        head, figures = self.scores.head(text, number), figures_of(self.sheets, text, number)
+        """Weigh all rows of one head of one text; no two heads write to the same memory."""
+        head = self.scores.head(text, number)
+        figures = Figures._make(None if sheet is None else sheet[text, number] for sheet in self.sheets)
         for block in self.plans[text % len(self.plans)]:
-            self._weigh(head, figures, block, text)
-
-    def _weigh(self, head: HeadInputs, figures: Figures, block: TileBlock, text: int) -> None:
-        """Weigh the rows of a block."""
-        rows, tiles = slice(block.start, block.stop), block.tiles
-        keys, width = slice(tiles[0].start, tiles[-1].stop), tiles[0].stop - tiles[0].start
-        asked = BlockRequest(
-            *self.spots[text % len(self.spots)].places(rows, keys, width),
-            [gaps.ahead_of(rows, keys, self.scores.dtype) for gaps in self.gaps],
-            [matches[text].places(rows, keys, width) for matches in self.matches.values()],
-            self.numbers,
-        )
-        self.weigh(head, block, asked, figures, self.scratch, self.kept)
-
-
-def figures_of(sheets: Figures, text: int, number: int) -> Figures:
-    """The outputs of one head of one text; no two heads write to the same memory."""
-    return Figures._make(None if sheet is None else sheet[text, number] for sheet in sheets)
+            rows, tiles = slice(block.start, block.stop), block.tiles
+            keys, width = slice(tiles[0].start, tiles[-1].stop), tiles[0].stop - tiles[0].start
+            asked = BlockRequest(
+                *self.spots[text % len(self.spots)].places(rows, keys, width),
+                [gaps.ahead_of(rows, keys, self.scores.dtype) for gaps in self.gaps],
+                [matches[text].places(rows, keys, width) for matches in self.matches.values()],
+                self.numbers,
+            )
+            self.weigh(head, block, asked, figures, self.scratch, self.kept)
 
 
 def attend(
@@ -132,14 +122,13 @@ def attend(
     the output, ``[batch, head, query, value size]``, and the statistics. Memory grows with queries + keys.
     Uses as many threads as torch, one per group of heads.
     """
-    query, runs, offset = scores.query, scores.runs, scores.offset
+    query, runs = scores.query, scores.runs
     batch, heads, queries, _ = query.shape
     keys = scores.key.shape[2]
     request, matches = request or Request(), matches or {}
     row_edges, key_edges = request.edges(queries), request.edges(keys)
     plans = [plan(runs, text, row_edges, key_edges) for text in range(len(runs.low))]
-    position = torch.arange(queries) + offset
-    gaps = {name: Gaps.of(function, runs, offset, keys) for name, function in request.gaps.items()}
+    gaps = {name: Gaps.of(function, runs, keys) for name, function in request.gaps.items()}
     uneven = {name: each for name, each in gaps.items() if each.slope is None}
     output = query.new_empty(batch, queries, heads, scores.value.shape[-1]).transpose(1, 2)
     whole = query.new_empty(0, dtype=scores.dtype)
@@ -157,6 +146,7 @@ def attend(
         pairs=torch.zeros(*figures, len(matches), dtype=torch.float64),
         cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
     )
+    position = torch.arange(queries)
     at = [key_of(position) for key_of in request.at.values()]
     spots = [Spots.of(at, runs, text) for text in range(len(runs.low))]
     jobs = [(text, head) for text in range(batch) for head in range(heads)]
@@ -168,12 +158,7 @@ def attend(
     cells = sheets.cells
     return output, Statistics(
         runs=runs,
-        offset=offset,
-        entropy=sheets.entropy,
-        largest=sheets.largest,
-        top=sheets.top,
-        total=sheets.total,
-        column=sheets.column,
+        **{name: getattr(sheets, name) for name in ("entropy", "largest", "top", "total", "column")},
         at=dict(zip(request.at, sheets.at.unbind(2), strict=True)),
         heavier={}
         if sheets.heavier is None
@@ -194,40 +179,25 @@ def _run(worker: Callable[[], Worker], jobs: Sequence[tuple[int, int]]) -> None:
 
     Tile operations are too small for inner threads: they run two to three times slower with several.
     """
-    threads = min(torch.get_num_threads(), len(jobs))
-    inference = torch.is_inference_mode_enabled()
-
-    waiting = deque(jobs)
-
-    def take() -> tuple[int, int] | None:
-        try:
-            return waiting.popleft()
-        except IndexError:
-            return None
+    before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    threads, waiting = min(before, len(jobs)), iter(jobs)
 
     def work() -> None:
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.no_grad():
             mine = worker()
             try:
-                for text, head in iter(take, None):
+                for text, head in waiting:
                     mine.run(text, head)
             finally:
-                waiting.clear()  # if one thread fails, stop the others
+                deque(waiting, maxlen=0)  # if one thread fails, stop the others
 
-    with _one_inner_thread(), ThreadPoolExecutor(max(1, threads - 1), "attnscope") as pool:
-        others = [pool.submit(work) for _ in range(threads - 1)]
-        work()
-        for done in others:
-            done.result()
-
-
-@contextmanager
-def _one_inner_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
-        yield
+        with ThreadPoolExecutor(max(1, threads - 1), "attnscope") as pool:
+            others = [pool.submit(work) for _ in range(threads - 1)]
+            work()
+            for done in others:
+                done.result()
     finally:
         torch.set_num_threads(before)
 
@@ -347,9 +317,7 @@ class FusedPass:
         """The call's output, [batch, head, query, value size], and the statistics of its weights.
 
         16-bit types are computed in float32 and the output is rounded, as kernels do. Raises ``Refusal``
-        where only the kernel will do: on devices other than the CPU, for types outside ``DTYPES``, with
-        dropout, gradients, fewer than ``shortest`` keys, or a mask that differs between heads or leaves a
-        row anything but one run of neighbouring keys.
+        where only the kernel will do.
         """
         reason = self._form(call)
         if reason is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from attnscope.axes import edges
 
@@ -18,16 +18,12 @@ SHORTEST = 512  # below this many keys the kernel runs, and reading its rows bes
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Requested pairs: each row with the open keys that carry its label.
-
-    Row ``i`` and key ``i`` have the same position. ``itself`` pairs a row with the key at its own
-    position, ``ahead`` with keys after it.
-    """
+    """Requested pairs: each row with the open keys that carry its label; row ``i`` is at key ``i``."""
 
     rows: Tensor  # [text, row] int64
     keys: Tensor  # [text, key] int64
-    itself: bool = True
-    ahead: bool = True
+    itself: bool = True  # whether a row is paired with the key at its own position
+    ahead: bool = True  # whether with keys after it
 
 
 @dataclass
@@ -71,15 +67,11 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """Every head pooled: sums of the weights in each cell, and how many pairs of a cell are open.
+    """Every head pooled: sums of the weights in each cell, and how many pairs of a cell are open."""
 
-    ``total`` is ``[batch, head, row cell, key cell]``, ``pairs`` ``[batch or 1, row cell, key cell]``.
-    Cell ``c`` of an axis covers the positions ``edges[c]`` to ``edges[c + 1]``.
-    """
-
-    total: Tensor
-    pairs: Tensor
-    row_edges: tuple[int, ...]
+    total: Tensor  # [batch, head, row cell, key cell]
+    pairs: Tensor  # [batch or 1, row cell, key cell]
+    row_edges: tuple[int, ...]  # cell c of an axis covers the positions edges[c] to edges[c + 1]
     key_edges: tuple[int, ...]
 
 
@@ -94,10 +86,9 @@ class PairSums:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MapAlone:
-    """The map of every head, and nothing else. Row ``i`` has the position ``i + offset``."""
+    """The map of every head, and nothing else."""
 
     runs: Runs
-    offset: int = 0
     map: Map | None = None
 
     def only(self, heads: Sequence[int]) -> Self:
@@ -108,23 +99,16 @@ class MapAlone:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Statistics(MapAlone):
-    """Sums of the weights of every head.
+    """Sums of the weights of every head. Requested sums are named as in the ``Request``."""
 
-    For each row, ``[batch, head, row]``: ``entropy`` in nats, the ``largest`` weight, the ``top`` score
-    before the softmax, the ``total`` of weights (less than 1 with a sink), the weight on its key ``at``
-    (0 where that key is masked), and how many keys are ``heavier`` than that one. Over all rows:
-    ``column`` ``[batch, head, key]`` of the weights on each key, ``gaps`` ``[batch, head]`` float64, and
-    ``pairs``. Requested sums are named as in the ``Request``.
-    """
-
-    entropy: Tensor
+    entropy: Tensor  # of each row in nats, [batch, head, row], as the next three
     largest: Tensor
-    top: Tensor
-    total: Tensor
-    column: Tensor
-    at: Mapping[str, Tensor] = field(default_factory=dict)
-    heavier: Mapping[str, Tensor] = field(default_factory=dict)
-    gaps: Mapping[str, Tensor] = field(default_factory=dict)
+    top: Tensor  # the largest score before the softmax
+    total: Tensor  # less than 1 with a sink
+    column: Tensor  # the weights on each key over all rows, [batch, head, key]
+    at: Mapping[str, Tensor] = field(default_factory=dict)  # [batch, head, row], 0 where the key is masked
+    heavier: Mapping[str, Tensor] = field(default_factory=dict)  # likewise
+    gaps: Mapping[str, Tensor] = field(default_factory=dict)  # over all rows, [batch, head] float64
     pairs: Mapping[str, PairSums] = field(default_factory=dict)
 
     @property
@@ -132,20 +116,16 @@ class Statistics(MapAlone):
         """Position of each row on the key axis.  -> [row]"""
         import torch
 
-        return torch.arange(self.entropy.shape[-1]) + self.offset
+        return torch.arange(self.entropy.shape[-1])
 
     def only(self, heads: Sequence[int]) -> Self:
         """The same for some heads, renumbered from 0."""
-        some = list(heads)
-        return replace(
-            super().only(heads),
-            entropy=self.entropy[:, some],
-            largest=self.largest[:, some],
-            top=self.top[:, some],
-            total=self.total[:, some],
-            column=self.column[:, some],
-            at={name: each[:, some] for name, each in self.at.items()},
-            heavier={name: each[:, some] for name, each in self.heavier.items()},
-            gaps={name: each[:, some] for name, each in self.gaps.items()},
-            pairs={name: replace(each, total=each.total[:, some]) for name, each in self.pairs.items()},
-        )
+        chosen = list(heads)
+
+        def some(sums: Any) -> Any:
+            if isinstance(sums, Mapping):
+                return {name: some(each) for name, each in sums.items()}
+            return replace(sums, total=some(sums.total)) if isinstance(sums, PairSums) else sums[:, chosen]
+
+        own = [each.name for each in fields(self) if each.name not in ("runs", "map")]
+        return replace(super().only(heads), **{name: some(getattr(self, name)) for name in own})

@@ -28,11 +28,6 @@ def digest(tensor: Tensor) -> tuple[object, ...]:
         if step == 0 and tensor.shape[axis]:
             tensor = tensor.narrow(axis, 0, 1)
     data = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
-    return shape, str(tensor.dtype), *_sums(data)
-
-
-def _sums(data: NDArray[np.uint8]) -> tuple[int, int]:
-    """The sum of all words, each times a factor of its place; and the same for high halves of column sums."""
     data = np.pad(data, (0, -len(data) % 8)) if len(data) % 8 else data
     words = data.view(np.int64)
     rows = words[: len(words) // WORDS * WORDS].reshape(-1, WORDS)
@@ -42,7 +37,7 @@ def _sums(data: NDArray[np.uint8]) -> tuple[int, int]:
     columns = np.zeros(min(len(words), WORDS), np.int64)
     columns += rows.sum(0)[: len(columns)]
     columns[: len(last)] += last
-    return total % 2**64, int((columns >> 32) @ _factors(2, len(columns)))
+    return shape, str(tensor.dtype), total % 2**64, int((columns >> 32) @ _factors(2, len(columns)))
 
 
 @lru_cache(16)
@@ -132,12 +127,9 @@ def find_places(row: Tensor, key: Tensor, rows: slice, keys: slice, width: int) 
 
 @dataclass(frozen=True, eq=False)
 class Spots:
-    """Named keys of rows, several per row, masked ones left out; ``name`` is the index of the name.
+    """Named keys of rows, several per row, masked ones left out; ordered by row."""
 
-    Ordered by row.
-    """
-
-    name: Tensor  # [spot] int64, as the next two
+    name: Tensor  # the index of the name, [spot] int64, as the next two
     row: Tensor
     key: Tensor
     rows: int
@@ -163,24 +155,20 @@ class Spots:
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """The factors of all gaps between rows and keys, from the lowest gap on.
-
-    ``slope`` is set where the factor of every open pair is its gap times ``slope``: then sums have a
-    closed form. Otherwise it is ``None``.
-    """
+    """The factors of all gaps between rows and keys, from the lowest gap on."""
 
     numbers: Tensor  # [gap] float64
     rows: int
-    slope: float | None
+    slope: float | None  # set where every open pair's factor is its gap times this: sums have a closed form
 
     @classmethod
-    def of(cls, function: Callable[[Tensor], Tensor], runs: Runs, offset: int, keys: int) -> Gaps:
-        """The factors that a function gives to whole gaps, for rows that begin at ``offset``."""
+    def of(cls, function: Callable[[Tensor], Tensor], runs: Runs, keys: int) -> Gaps:
+        """The factors that a function gives to whole gaps."""
         rows = runs.low.shape[-1]
-        lowest = 1 - rows - offset
-        gap = torch.arange(lowest, keys - offset)
+        lowest = 1 - rows
+        gap = torch.arange(lowest, keys)
         numbers = function(gap).double()
-        position = torch.arange(rows) + offset
+        position = torch.arange(rows)
         first, last = int((runs.low - position).min()), int((runs.high - 1 - position).max())
         open_, gap = numbers[first - lowest : last + 1 - lowest], gap[first - lowest : last + 1 - lowest]
         largest = gap.abs().argmax()
@@ -235,22 +223,17 @@ class Matches:
         block = rows.start, rows.stop
         if block in self.kept:
             return self.kept[block]
-        row, key = self._find(rows)
+        low, count = self.low[rows], (self.high - self.low)[rows]
+        row = torch.repeat_interleave(torch.arange(len(low)), count)  # counted from the first, as the key
+        within = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
+        key = self.order[low[row] + within]
+        if not self.itself:
+            other = key != row + rows.start
+            row, key = row[other], key[other]
         places = find_places(row, key - keys.start, rows, keys, width)
         if self.few:
             self.kept[block] = places
         return places
-
-    def _find(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """The pairs of some rows, counted from the first of them.  -> row, key, both [pair]"""
-        low, count = self.low[rows], (self.high - self.low)[rows]
-        row = torch.repeat_interleave(torch.arange(len(low)), count)
-        within = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
-        key = self.order[low[row] + within]
-        if self.itself:
-            return row, key
-        other = key != row + rows.start
-        return row[other], key[other]
 
     @cached_property
     def few(self) -> bool:
@@ -260,18 +243,13 @@ class Matches:
 
 def find_matches(asked: Mapping[str, Pairs], runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
     """The matches of each text of a batch, by name of the pairs; none if texts have other lengths."""
-    return {
-        name: _of_batch(pairs, runs, batch)
-        for name, pairs in asked.items()
-        if pairs.rows.shape[1] == pairs.keys.shape[1] == runs.low.shape[1]
-    }
-
-
-def _of_batch(pairs: Pairs, runs: Runs, batch: int) -> list[Matches]:
-    texts, masks = len(pairs.rows), len(runs.low)
-    single = texts == masks == 1
-    matches = [
-        Matches.of(pairs, text % texts, runs.low[text % masks], runs.high[text % masks])
-        for text in range(1 if single else batch)
-    ]
-    return matches * batch if single else matches
+    found = {}
+    for name, pairs in asked.items():
+        if pairs.rows.shape[1] == pairs.keys.shape[1] == runs.low.shape[1]:
+            texts, masks = len(pairs.rows), len(runs.low)
+            matches = [
+                Matches.of(pairs, text % texts, runs.low[text % masks], runs.high[text % masks])
+                for text in range(1 if texts == masks == 1 else batch)
+            ]
+            found[name] = matches * (batch // len(matches))
+    return found

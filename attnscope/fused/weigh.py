@@ -94,31 +94,23 @@ KEYS = 512  # keys of a tile: with 256 rows its scores are half a megabyte in fl
 
 
 class Tile(NamedTuple):
-    """The rows of a block times the keys ``start`` to ``stop``.
-
-    ``mask`` is 1 where a pair is closed and 0 elsewhere, [row, key]; it covers the keys from ``masked``
-    on. ``None`` if all pairs are open.
-    """
+    """The rows of a block times the keys ``start`` to ``stop``."""
 
     start: int
     stop: int
-    mask: Tensor | None
-    masked: int
+    mask: Tensor | None  # 1 where a pair is closed and 0 elsewhere, [row, key]; None: all are open
+    masked: int  # the first key that the mask covers
 
 
 class TileBlock(NamedTuple):
-    """The rows ``start`` to ``stop`` and the tiles that cover their open keys.
-
-    All tiles but the last have one width. ``row_cells`` is the first cell that the rows touch, and
-    ``row_begins`` says where in the block each cell begins; likewise for the keys of all tiles.
-    """
+    """The rows ``start`` to ``stop`` and the tiles that cover their open keys."""
 
     start: int
     stop: int
-    tiles: list[Tile]
-    row_cells: int
-    row_begins: Tensor
-    key_cells: int
+    tiles: list[Tile]  # all but the last have one width
+    row_cells: int  # the first cell that the rows touch
+    row_begins: Tensor  # where in the block each cell begins
+    key_cells: int  # likewise for the keys of all tiles
     key_begins: Tensor
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,35 +19,32 @@ if TYPE_CHECKING:
 
 
 class TokenFacts(NamedTuple):
-    """What measures need to know about the tokens along one axis, of one or several texts.
+    """What measures need to know about the tokens along one axis, each ``[text, token]``.
 
-    ``ids`` and ``names`` are int64, the others bool or int64, each ``[text, token]``; one text serves a whole
-    batch. ``names`` identifies special tokens by their text, see ``number_of``; it is -1 for all others.
-    ``patches``, ``[text, token, 3]``, has picture, row and column, -1 for tokens that are not patches.
+    One text serves a whole batch.
     """
 
     ids: Tensor
-    special: Tensor
-    punctuation: Tensor
+    special: Tensor  # bool
+    punctuation: Tensor  # bool
     segment: Tensor
-    names: Tensor
-    patches: Tensor
+    names: Tensor  # of special tokens by their text, see ``number_of``; -1 for all others
+    patches: Tensor  # picture, row and column, [text, token, 3]; -1 for tokens that are not patches
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
         """Gather the facts of texts with equal token counts."""
         import torch
 
-        return cls(
-            ids=torch.tensor([[token.id for token in text] for text in texts]),
-            special=torch.tensor([[token.special for token in text] for text in texts]),
-            punctuation=torch.tensor([[is_punctuation(token) for token in text] for text in texts]),
-            segment=torch.tensor([[token.segment for token in text] for text in texts]),
-            names=torch.tensor(
-                [[number_of(token.text) if token.special else -1 for token in text] for text in texts]
-            ),
-            patches=torch.tensor([[find_patch(token) for token in text] for text in texts]),
+        facts: tuple[Callable[[Token], object], ...] = (
+            lambda token: token.id,
+            lambda token: token.special,
+            is_punctuation,
+            lambda token: token.segment,
+            lambda token: number_of(token.text) if token.special else -1,
+            find_patch,
         )
+        return cls(*(torch.tensor([[fact(token) for token in text] for text in texts]) for fact in facts))
 
     def part(self, start: int, stop: int, device: torch.device) -> TokenFacts:
         """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""
@@ -84,26 +81,15 @@ def all_punctuation(text: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some rows of one layer's attention, for all heads, and what is known about them.
+    """Some rows of one layer's attention, for all heads, and what is known about them."""
 
-    ``rows``      weights, ``[batch, head, row, key]``
-    ``allowed``   keys that the mask leaves open, bool, ``[batch or 1, head or 1, row, key]``
-    ``start``     position of the first row on the key axis; ``None`` where queries and keys are different
-                  sequences, so that positions cannot be compared
-    ``queries``   facts about the tokens of the rows, ``None`` if the rows have no tokens
-    ``keys``      facts about the tokens of all keys, ``None`` if the keys have no tokens
-    ``before``    the row before the first, as a block; ``None`` if it was not read
-    ``top``       the largest score of each row before the softmax, ``[batch, head, row]``; ``None`` if not
-                  requested, or if only weights are known
-    """
-
-    rows: Tensor
-    allowed: Tensor
-    start: int | None = 0
-    queries: TokenFacts | None = None
-    keys: TokenFacts | None = None
-    before: Block | None = None
-    top: Tensor | None = None
+    rows: Tensor  # weights, [batch, head, row, key]
+    allowed: Tensor  # keys that the mask leaves open, bool, [batch or 1, head or 1, row, key]
+    start: int | None = 0  # position of the first row on the key axis; None between different sequences
+    queries: TokenFacts | None = None  # of the rows; None if they have no tokens
+    keys: TokenFacts | None = None  # likewise
+    before: Block | None = None  # the row before the first; None if it was not read
+    top: Tensor | None = None  # the largest score of each row before the softmax, if requested and known
 
     @cached_property
     def open_keys(self) -> Tensor:

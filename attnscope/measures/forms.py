@@ -25,39 +25,32 @@ if TYPE_CHECKING:
 
 
 class PerRow(NamedTuple):
-    """A measure's value of each row, and which rows count.
+    """A measure's value of each row, and which rows count: a matter of masks, positions and tokens alone.
 
-    ``value`` is ``[batch, head, row]``; ``counts`` is bool, ``[batch or 1, head or 1, row]``. A row that
-    does not count may hold any value. Rows without an open key never count, whatever ``counts`` says.
-    Which rows count depends on masks, positions and tokens, never on weights.
+    A row that does not count may hold any value. Rows without an open key never count.
     """
 
-    value: Tensor
-    counts: Tensor
+    value: Tensor  # [batch, head, row]
+    counts: Tensor  # bool, [batch or 1, head or 1, row]
 
 
 class KeySum(NamedTuple):
     """A measure that is a weighted sum over a row: ``Σ_j A[i, j] number[i, j]``.
 
-    ``number`` is ``[text or 1, row or 1, key]``, of any type, ``counts`` as in ``PerRow``. Neither
-    depends on weights, so that all such measures are prepared once for all layers and cost one product.
+    Neither part depends on weights: all such measures are prepared once for all layers and cost one product.
     """
 
-    number: Tensor
+    number: Tensor  # of any type, [text or 1, row or 1, key]
     counts: Tensor
 
 
 class Total(NamedTuple):
-    """A measure summed over the rows that count, with the values of rows with one open key apart.
+    """A measure summed over the rows that count, with the values of rows with one open key apart."""
 
-    ``value`` is ``[batch, head]``, ``counts`` (bool) and ``baseline`` are ``[batch or 1, 1, row]``, ``lone``
-    is ``[batch or 1, head or 1, row]``: the values of rows with one open key, arbitrary for others.
-    """
-
-    value: Tensor
-    counts: Tensor
-    baseline: Tensor
-    lone: Tensor
+    value: Tensor  # [batch, head]
+    counts: Tensor  # bool, [batch or 1, 1, row]
+    baseline: Tensor  # [batch or 1, 1, row]
+    lone: Tensor  # of rows with one open key, arbitrary for others, [batch or 1, head or 1, row]
 
 
 class RowFigures(NamedTuple):
@@ -80,7 +73,7 @@ class Form(ABC):
     ``needs`` says what it requires: queries and keys on one sequence (``positions``), tokens on an axis
     (``queries``, ``keys``), scores before the softmax (``scores``). ``rows`` says in words which rows
     count. ``fused`` says whether the fused pass can compute it, ``usual`` whether it is measured by
-    default where that pass can.
+    default where that pass can, ``asks`` which of a request's sums the function is one of.
     """
 
     function: Callable[..., Any]
@@ -88,6 +81,7 @@ class Form(ABC):
     rows: ClassVar[str] = "all rows"
     fused: ClassVar[bool] = True
     usual: ClassVar[bool] = True
+    asks: ClassVar[str] = ""
 
     @abstractmethod
     def of_block(self, block: Block) -> PerRow | KeySum:
@@ -95,6 +89,8 @@ class Form(ABC):
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
         """Ask the fused pass for its sums; False if that is impossible. ``facts`` are those of the text."""
+        if self.asks:
+            getattr(request, self.asks)[name] = self.function
         return self.fused
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
@@ -229,6 +225,7 @@ class AtKey(Form):
 
     needs = ("positions",)
     rows = "rows whose key exists"
+    asks = "at"
 
     def of_block(self, block: Block) -> PerRow:
         """Measure the rows of a block."""
@@ -236,11 +233,6 @@ class AtKey(Form):
         there = (key >= 0) & (key < size)
         place = key.clamp(0, size - 1)[:, None].expand(*block.rows.shape[:-1], 1)
         return PerRow(block.rows.gather(-1, place)[..., 0], there.expand(block.open_keys.shape))
-
-    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
-        """Ask for the weight on that key."""
-        request.at[name] = self.function
-        return True
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
@@ -256,15 +248,11 @@ class ByGap(Form):
     """Weights summed, each times a factor: a function of how far its key lies ahead of its row."""
 
     needs = ("positions",)
+    asks = "gaps"
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
         return KeySum(self.function(block.gaps)[None], block.every_row)
-
-    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
-        """Ask for the sum over gaps."""
-        request.gaps[name] = self.function
-        return True
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
@@ -278,6 +266,10 @@ class ByGap(Form):
         return _of_runs(statistics, statistics.gaps[name], number, position + first)
 
 
+LEAST_PEAK = 0.3  # a row's weight on an attention sink is larger than this
+ROUNDING = 1e-6  # the share of a weight, or of a row, that rounding may cost
+
+
 class IsPeak(AtKey):
     """Whether the weight on that key is the row's largest, and above ``LEAST_PEAK``."""
 
@@ -286,25 +278,19 @@ class IsPeak(AtKey):
     def of_block(self, block: Block) -> PerRow:
         """Measure the rows of a block."""
         at = super().of_block(block)
-        return at._replace(value=_is_peak(at.value, block.largest).to(at.value.dtype))
+        return at._replace(value=self._is_peak(at.value, block.largest).to(at.value.dtype))
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
         at = super().of_statistics(name, statistics, facts)
         if at is None:
             return None
-        value = _is_peak(at.lone, statistics.largest.double()).double()
-        return by_rows(value, at.counts, _is_peak(at.baseline, at.baseline).double())
+        value = self._is_peak(at.lone, statistics.largest.double()).double()
+        return by_rows(value, at.counts, self._is_peak(at.baseline, at.baseline).double())
 
-
-LEAST_PEAK = 0.3  # a row's weight on an attention sink is larger than this
-
-
-def _is_peak(weight: Tensor, largest: Tensor) -> Tensor:
-    return (weight >= largest * (1 - ROUNDING)) & (weight > LEAST_PEAK)
-
-
-ROUNDING = 1e-6  # the share of a weight, or of a row, that rounding may cost
+    @staticmethod
+    def _is_peak(weight: Tensor, largest: Tensor) -> Tensor:
+        return (weight >= largest * (1 - ROUNDING)) & (weight > LEAST_PEAK)
 
 
 class InWindow(Form):
@@ -323,7 +309,11 @@ class InWindow(Form):
         """Ask for the sum over keys outside the near window, and for each of the first keys there."""
         sink, recent = self.function()
         request.gaps[name] = lambda gap: gap.abs() >= recent
-        request.at |= {f"{name} {key}": _far_key(key, recent) for key in range(sink)}
+
+        def far_key(key: int) -> Callable[[Tensor], Tensor]:  # for the rows whose near window excludes it
+            return lambda position: (0 * position + key).where((position - key).abs() >= recent, -1)
+
+        request.at |= {f"{name} {key}": far_key(key) for key in range(sink)}
         return True
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
@@ -342,11 +332,6 @@ class InWindow(Form):
         near = near[:, None].double()  # [batch or 1, 1, row], open keys of the window
         value = total.sum(-1) - statistics.gaps[name] + first
         return Total(value, near >= 0, near / runs.count[:, None], total * near)
-
-
-def _far_key(key: int, recent: int) -> Callable[[Tensor], Tensor]:
-    """That key for the rows whose near window excludes it, -1 for others."""
-    return lambda position: (0 * position + key).where((position - key).abs() >= recent, -1)
 
 
 class OnKeys(Form):
@@ -393,20 +378,17 @@ class OnPairs(Form):
 
     needs = ("positions", "queries", "keys")
     rows = "rows that have such a key"
+    alike: ClassVar[bool] = True  # whether labels shall be equal
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
         pairs: Pairs = self.function(block.queries, block.keys)
-        match = self._match(pairs.rows[:, :, None], pairs.keys[:, None])  # [text, row, key]
+        match = (pairs.rows[:, :, None] == pairs.keys[:, None]) == self.alike  # [text, row, key]
         if not pairs.itself:
             match = match & (block.gaps != 0)
         if not pairs.ahead:
             match = match & (block.gaps <= 0)
         return KeySum(match, (match[:, None] & block.allowed).any(-1))
-
-    @staticmethod
-    def _match(rows: Tensor, keys: Tensor) -> Tensor:
-        return rows == keys
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
         """Ask for the pairs of the text, if it is known."""
@@ -426,9 +408,7 @@ class OnPairs(Form):
 class OnOthers(OnPairs):
     """The weight on keys with another label than their row; fused where all labels are the same."""
 
-    @staticmethod
-    def _match(rows: Tensor, keys: Tensor) -> Tensor:
-        return rows != keys
+    alike = False
 
     def _has_none(self, facts: TokenFacts | None) -> bool:
         pairs: Pairs = self.function(facts, facts)
@@ -473,15 +453,20 @@ LACKING = {
 
 @dataclass(frozen=True)
 class Measure:
-    """One number per row, with all that a reader needs to know; ``rows`` says which rows count."""
+    """One number per row, with all that a reader needs to know."""
 
     name: str
     form: Form
-    unit: str
-    bounds: str
     formula: str
-    rows: str
     source: str
+    unit: str = "share"
+    bounds: str = "0 to 1"
+    counted: str | None = None  # which rows count, if the form's own words are not plain enough
+
+    @property
+    def rows(self) -> str:
+        """Which rows count, in words."""
+        return self.counted or self.form.rows
 
     @property
     def summary(self) -> str:
@@ -504,23 +489,16 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def measure(
-    name: str,
-    form: type[Form],
-    *,
-    formula: str,
-    source: str,
-    unit: str = "share",
-    bounds: str = "0 to 1",
-    rows: str | None = None,
+    name: str, form: type[Form], *, formula: str, source: str, rows: str | None = None, **more: str
 ) -> Callable[[Function], Function]:
     """Return a decorator that registers a function as the measure ``name``; its form says what it is given.
 
-    ``rows`` says in words which rows count, if the form's own words are not plain enough.
+    ``rows`` says in words which rows count, if the form's own words are not plain enough; ``more`` has
+    ``unit`` and ``bounds`` if these are not a share from 0 to 1.
     """
 
     def file(function: Function) -> Function:
-        entry = Measure(name, form(function), unit, bounds, formula, rows or form.rows, source)
-        MEASURES.register(name)(entry)
+        MEASURES.register(name)(Measure(name, form(function), formula, source, **more, counted=rows))
         return function
 
     return file

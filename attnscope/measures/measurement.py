@@ -138,14 +138,13 @@ def sums_of_statistics(
 class Setting:
     """What is known about a block besides its weights, ready to measure any weights in its place.
 
-    ``even`` is the block with even attention. Its rows fall into two groups: those with a choice between
-    keys, and lone ones with one open key. Sums over keys are one product with ``number``.
+    Its rows fall into two groups: those with a choice between keys, and lone ones with one open key.
     """
 
-    even: Block
+    even: Block  # with even attention
     measures: Sequence[Measure]
     is_sum: Sequence[bool]  # of each measure, whether it is a sum over keys
-    number: Tensor  # [text or 1, row, key, sum]
+    number: Tensor  # sums over keys are one product with it, [text or 1, row, key, sum]
     counts: Sequence[Tensor]  # of each group, which rows count, [measure, batch or 1, head or 1, row]
     rows: Tensor  # [group, measure, batch or 1, head or 1], rows that count
     baseline: Tensor  # likewise, float64: the sum over those rows with even attention
@@ -181,7 +180,7 @@ class Setting:
             and _same(own.queries, block.queries)
             and _same(own.keys, block.keys)
             and own.allowed.equal(block.allowed)
-            and _same_open(own.before, block.before)
+            and _same(*([each.before.allowed] if each.before else None for each in (own, block)))
         )
 
     def sums(self, block: Block) -> Tensor:
@@ -219,11 +218,7 @@ def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
     return torch.stack([number.to(rows.dtype).expand(shape) for number in numbers], -1)
 
 
-def _same_open(one: Block | None, other: Block | None) -> bool:
-    return one is other if one is None or other is None else one.allowed.equal(other.allowed)
-
-
-def _same(one: TokenFacts | None, other: TokenFacts | None) -> bool:
+def _same(one: Sequence[Tensor] | None, other: Sequence[Tensor] | None) -> bool:
     if one is None or other is None:
         return one is other
     return all(mine.equal(theirs) for mine, theirs in zip(one, other, strict=True))
@@ -280,7 +275,10 @@ class Measurement(RowObserver):
         """Begin to measure a call; ``None`` if the fused pass has measured it."""
         if self.rows is not None and self.rows.start >= len(attention.queries):
             return None
-        queries, keys = self._axis_facts(attention)
+        lengths = len(attention.queries), len(attention.keys)
+        texts = self._texts.get(attention.site.kind, ())
+        labelled = tuple(len(axis[0]) for axis in texts) == lengths
+        queries, keys = map(self._facts_of, texts if labelled else (attention.queries, attention.keys))
         scores = None
         if "max_logit" in self.measures:
             from attnscope.capture.rows.scores import find_scores
@@ -293,7 +291,7 @@ class Measurement(RowObserver):
         }
         present = [measure for name, measure in self.measures.items() if name not in absent]
         statistics = attention.statistics
-        if statistics is not None and attention.offset in (None, statistics.offset):
+        if statistics is not None and attention.offset in (None, 0):
             import torch
 
             with torch.no_grad():
@@ -318,30 +316,18 @@ class Measurement(RowObserver):
         if known is not None and known.fits(block, measures):
             return known
         made = Setting.of(block, measures)
-        if block.start in self._settings or sum(map(_size, self._settings.values())) + _size(made) > KEPT:
+        kept = sum(setting.number.numel() for setting in (made, *self._settings.values()))
+        if block.start in self._settings or kept > KEPT:
             self._settings.clear()  # it belongs to another text
-        if _size(made) <= KEPT:
+        if made.number.numel() <= KEPT:
             self._settings[block.start] = made
         return made
 
     def _add(self, site: Site, sums: Sums, absent: Mapping[str, str]) -> None:
         if site in self._sums:
-            self._sums[site] = self._sums[site] + sums
-            self._absent[site] = {
-                name: reason for name, reason in self._absent[site].items() if name in absent
-            }
-        else:
-            self._sums[site] = sums
-            self._absent[site] = dict(absent)
-
-    def _axis_facts(self, attention: Attention) -> tuple[TokenFacts | None, TokenFacts | None]:
-        queries: Texts | Axis = attention.queries
-        keys: Texts | Axis = attention.keys
-        lengths = len(queries), len(keys)
-        texts = self._texts.get(attention.site.kind)
-        if texts is not None and tuple(len(axis[0]) for axis in texts) == lengths:
-            queries, keys = texts
-        return self._facts_of(queries), self._facts_of(keys)
+            sums = self._sums[site] + sums
+            absent = {name: reason for name, reason in self._absent[site].items() if name in absent}
+        self._sums[site], self._absent[site] = sums, dict(absent)
 
     def _facts_of(self, tokens: Texts | Axis) -> TokenFacts | None:
         """Facts about the tokens, kept for the next layers, which have the same axes."""
@@ -364,9 +350,10 @@ class Measurement(RowObserver):
 
     def figures(self) -> list[HeadFigures]:
         """The figures of every head so far, sites in the order of their first calls."""
-        return [head for site, sums in self._sums.items() for head in self._heads(site, sums)]
+        return [head for site in self._sums for head in self._heads(site)]
 
-    def _heads(self, site: Site, sums: Sums) -> Iterator[HeadFigures]:
+    def _heads(self, site: Site) -> Iterator[HeadFigures]:
+        sums = self._sums[site]
         with_role = all(name in self.measures for name in ROLE_MEASURES)
         of_choice = sums.figures(lone=False)
         for head, figures in enumerate(sums.figures()):
@@ -465,10 +452,6 @@ def _by_name(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str
     return {name: figure for name, figure in zip(names, figures, strict=True) if figure is not None}
 
 
-def _size(setting: Setting) -> int:
-    return setting.number.numel()
-
-
 def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | None:
     """The figures of heads whose rows and columns are words; ``None`` if they were pooled further.
 
@@ -479,22 +462,16 @@ def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | Non
     if any(place.pooled for place in (*weights.queries, *weights.keys)):
         return None
     numbers: dict[str, int] = {}
-    axes = [
-        tuple(_word(place, numbers.setdefault(place.text, len(numbers))) for place in axis)
-        for axis in (weights.queries, weights.keys)
-    ]
+
+    def word(place: Place) -> Token:
+        number, segment = numbers.setdefault(place.text, len(numbers)), place.word[0] if place.word else 0
+        return Token(place.text, number, special=place.special, segment=segment, word=number)
+
+    queries, keys = (tuple(map(word, axis)) for axis in (weights.queries, weights.keys))
     heads = len(weights.values)
     allowed = np.broadcast_to(weights.allowed, weights.values.shape)
     held = HeldRows(tensor_of(weights.values)[None], tensor_of(allowed)[None])
-    offset = 0 if weights.square else None
-    attention = Attention(
-        site, "recomputed", "words", 1, heads, heads, axes[0], axes[1], offset, torch.float32, held
-    )
+    shape = 1, heads, heads, queries, keys, 0 if weights.square else None
     measured = Measurement()
-    measured.observe(attention)
+    measured.observe(Attention(site, "recomputed", "words", *shape, torch.float32, held))
     return tuple(measured.figures())
-
-
-def _word(place: Place, number: int) -> Token:
-    segment = 0 if place.word is None else place.word[0]
-    return Token(place.text, number, special=place.special, segment=segment, word=number)

@@ -1,37 +1,12 @@
 """Roles: what a head does in one word and one sentence, from its figures.
 
-A head's role is its strongest pattern. A pattern passes when its score reaches its threshold, exceeds the
-baseline by at least ``LEAST_LIFT`` and ``CHANCE`` standard errors (on three tokens even attention puts
-0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those that pass
-is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one, and
-the lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Ties go to the
-pattern named first below. Without a pattern, a head is `broad` when its normalized entropy exceeds
-``BROAD``, and `sharp` when it is below ``SHARP``: it looks at few keys that no measure describes.
+``README.md`` says what makes a role, a weak role, and the role of an attention sink, and why.
 
-Of the remaining heads, those whose pattern hardly any other head of the model has get a weak role: see
-below. All others have the role `none`.
-
-Rows with one open key have no choice and are left out, so that a role's score can differ a little from
-the figure of the same name.
-
-**Weak roles.** An induction head at 0.3 among heads at 0.01 is named, with its rank. A head has a weak role
-for a pattern of position or of repeats when its score
-
-- is at least a quarter of the threshold and ``TIMES`` its baseline, and beyond chance;
-- is no shoulder of something else;
-- is the head's strongest;
-- reaches ``NEAR`` of the threshold, or is rare: ``OUTLYING`` deviations above the median of the model's
-  heads, the deviation being the median one, and among the best tenth of the heads of one kind of attention
-  (the best, where they are few), of which there are at least ``FEWEST_HEADS``.
-
-Attention sinks (first, special, punctuation) have no weak form: all rows look at one key, and with random
-weights that may be any key, so that a text is a single sample however many rows it has.
-
-**Attention sinks by chance.** A head that looks at one key from every row may look at a special token or at a
-full stop by chance. All its rows are then a single sample, so that more rows do not help, and a short text
-has few other keys. But the heads of a model are samples: each head with large enough weights would look at a
-pattern's keys by chance as often as the baseline says. They get the role if chance would give so many heads
-in at most one of twenty models, or would give hardly any: at most one of a hundred heads.
+The strongest pattern is the one with the greatest lift, score minus baseline: [CLS] is the first token and a
+special one, and the lift names the head `first` unless [SEP] adds more to `special` than to its baseline.
+Ties go to the pattern named first below. Rows with one open key have no choice and are left out, so that a
+role's score can differ a little from the figure of the same name. `sharp` is a head without a pattern whose
+normalized entropy is below ``SHARP``: it looks at few keys that no measure describes.
 """
 
 from __future__ import annotations
@@ -117,20 +92,17 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     evenness = figures.get("normalized_entropy")
     if evenness is None:
         return None
+    even = f"(normalized entropy {evenness.value:.2f}, 1.00 is even)"
     if evenness.value > BROAD:
-        return Role.of("broad", evenness, f"spreads over all tokens {_even_words(evenness)}")
+        return Role.of("broad", evenness, f"spreads over all tokens {even}")
     words = "no pattern stands out"
     if evenness.value < SHARP:
-        words = f"looks at few tokens, in no known pattern {_even_words(evenness)}"
+        words = f"looks at few tokens, in no known pattern {even}"
     most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
     if most:
         name = max(most, key=lambda name: figures[name].lift)
         words += f"; most of all it {patterns[name].words} {score(figures[name])}"
     return Role.of(_name_none(evenness), evenness, words)
-
-
-def _even_words(evenness: Figure) -> str:
-    return f"(normalized entropy {evenness.value:.2f}, 1.00 is even)"
 
 
 def _name_none(evenness: Figure) -> str:
@@ -140,12 +112,17 @@ def _name_none(evenness: Figure) -> str:
 
 def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
     """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none passes."""
-    passing = [name for name, pattern in patterns.items() if _passes(pattern, figures[name])]
+    passing = [
+        name
+        for name, pattern in patterns.items()
+        if figures[name].value >= pattern.threshold
+        and figures[name].lift >= LEAST_LIFT
+        and is_beyond_chance(figures[name])
+    ]
     if not passing:
         return None
     name = max(passing, key=lambda name: figures[name].lift)
-    sentence = f"{pattern_words(patterns[name], figures[name])} {score(figures[name])}"
-    return Role.of(role_name(name), figures[name], sentence)
+    return Role.of(role_name(name), figures[name], sentence_of(patterns[name], figures[name]))
 
 
 def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
@@ -176,20 +153,15 @@ def is_no_shoulder(figures: Mapping[str, Figure], name: str) -> bool:
     return confidence is None or SHOULDER * figures[name].value >= confidence.value
 
 
-def pattern_words(pattern: Pattern, figure: Figure) -> str:
-    """What the head does, and in how many rows if not in all."""
-    return pattern.words + (
-        f" in the {figure.rows:,} rows that have one" if pattern.threshold == REPEAT else ""
-    )
+def sentence_of(pattern: Pattern, figure: Figure) -> str:
+    """What the head does, in how many rows if not in all, and its score with the baseline."""
+    rows = f" in the {figure.rows:,} rows that have one" if pattern.threshold == REPEAT else ""
+    return f"{pattern.words}{rows} {score(figure)}"
 
 
 def score(figure: Figure) -> str:
     """A score with its baseline."""
     return f"({figure.value:.2f}, baseline {round_short(figure.baseline)})"
-
-
-def _passes(pattern: Pattern, figure: Figure) -> bool:
-    return figure.value >= pattern.threshold and figure.lift >= LEAST_LIFT and is_beyond_chance(figure)
 
 
 def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadFigures]:
@@ -243,22 +215,17 @@ def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
         if head.role is not None and head.role.name in (NONE, SHARP_ROLE) and known:
             name = max(known, key=lambda name: head.figures[name].lift)
             pattern, figure = patterns[name], head.figures[name]
-            near = figure.value >= NEAR * pattern.threshold
-            if (near or figure.lift > least[name]) and _is_weak(head.figures, name, pattern):
+            if (
+                (figure.value >= NEAR * pattern.threshold or figure.lift > least[name])
+                and figure.value >= max(PART * pattern.threshold, TIMES * figure.baseline)
+                and is_beyond_chance(figure)
+                and is_no_shoulder(head.figures, name)
+            ):
                 rank = _ordinal(1 + sum(lift > figure.lift for lift in lifts[name]))
-                words = pattern_words(replace(pattern, words=f"weakly {pattern.words}"), figure)
-                sentence = f"{words} {score(figure)}, {rank} of {len(heads):,} heads"
+                words = sentence_of(replace(pattern, words=f"weakly {pattern.words}"), figure)
+                sentence = f"{words}, {rank} of {len(heads):,} heads"
                 head = replace(head, role=Role.of(WEAK + role_name(name), figure, sentence))
         yield head
-
-
-def _is_weak(figures: Mapping[str, Figure], name: str, pattern: Pattern) -> bool:
-    figure = figures[name]
-    return (
-        figure.value >= max(PART * pattern.threshold, TIMES * figure.baseline)
-        and is_beyond_chance(figure)
-        and is_no_shoulder(figures, name)
-    )
 
 
 def _least(lifts: Sequence[float]) -> float:
@@ -312,17 +279,15 @@ def _is_sure(heads: Sequence[HeadFigures], name: str) -> bool:
 
     Among too few heads, no chance can be told.
     """
-    pattern = PATTERNS[name]
-    figures = [(head.figures[name], head.figures.get("confidence")) for head in heads if name in head.figures]
-    resting = sum(figure.value >= pattern.threshold for figure, _ in figures)
-    able = sum(
-        max(figure.value, largest.value if largest else 0) >= pattern.threshold for figure, largest in figures
-    )
     if len(heads) < FEWEST_HEADS:
         return True
+    having = [head.figures for head in heads if name in head.figures]
+    resting = sum(figures[name].value >= TARGET for figures in having)
     if not resting:
         return False
-    chance = fmean(figure.baseline for figure, _ in figures)
+    largest = [max(figures[name].value, figures.get("confidence", figures[name]).value) for figures in having]
+    able = sum(value >= TARGET for value in largest)
+    chance = fmean(figures[name].baseline for figures in having)
     return able * chance <= HARDLY * len(heads) or _tail(able, resting, chance) <= LEVEL
 
 

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
+VIG = "Vig & Belinkov 2019, Analyzing the Structure of Attention"
+SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
 OFF_KEYS = "sink logits: gpt-oss; softmax plus one: Miller 2023, Attention Is Off By One"
+MEAN_DISTANCE = "mean attention distance: Dosovitskiy et al. 2021, An Image is Worth 16x16 Words"
 
 COVERED = 0.9  # the share of a row that ``coverage90`` counts up to
+NO_TOKEN = -(1 << 63)  # the label of a key that follows no token; not a valid id
 
 
 @measure("entropy", forms.OfRow, unit="nats", bounds="0 to log n", formula="-Σ_j A log A", source=CLARK)
@@ -108,10 +112,6 @@ def max_logit(row: forms.Row) -> Tensor:
     return row.top
 
 
-VIG = "Vig & Belinkov 2019, Analyzing the Structure of Attention"
-SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
-
-
 STREAMING = "Xiao et al. 2024, DuoAttention (streaming heads); Xiao et al. 2023, StreamingLLM"
 
 TWO_AWAY = ("offset=-2", "offset=2")
@@ -137,9 +137,6 @@ def offset(gap: Tensor) -> Tensor:
     return gap
 
 
-MEAN_DISTANCE = "mean attention distance: Dosovitskiy et al. 2021, An Image is Worth 16x16 Words"
-
-
 @measure(
     "distance2d",
     forms.OnPatches,
@@ -160,19 +157,9 @@ def distance_in_pixels(name: str, side: str) -> Measure:
     def pixels(rows: Tensor, keys: Tensor) -> Tensor:
         return int(side) * distance2d(rows, keys)
 
-    pixels.__doc__ = (
-        f"Mean distance of the patches a patch looks at, of {side} pixels each  -> [batch, head, row]"
-    )
+    pixels.__doc__ = f"Mean distance of the patches a patch looks at, of {side} pixels each"
     formula = f"{side} Σ A |p_i - p_j| / Σ A over patches j of the picture of i; [CLS] is left out"
-    return Measure(
-        name,
-        forms.OnPatches(pixels),
-        "pixels",
-        "0 to the diagonal",
-        formula,
-        forms.OnPatches.rows,
-        MEAN_DISTANCE,
-    )
+    return Measure(name, forms.OnPatches(pixels), formula, MEAN_DISTANCE, "pixels", "0 to the diagonal")
 
 
 @measure("self", forms.AtKey, formula="A[i, i]", rows="rows whose own key exists", source=CLARK)
@@ -220,11 +207,9 @@ def in_window(name: str, sink: str, recent: str) -> Measure:
     def window() -> tuple[int, int]:
         return int(sink), int(recent)
 
-    window.__doc__ = (
-        f"Weight on the first {int(sink):,} tokens and the last {int(recent):,}  -> [batch, head, row]"
-    )
+    window.__doc__ = f"Weight on the first {int(sink):,} tokens and the last {int(recent):,}"
     formula = f"Σ A[i, j] over j < {int(sink)} and |i - j| < {int(recent)}"
-    return Measure(name, forms.InWindow(window), "share", "0 to 1", formula, forms.InWindow.rows, STREAMING)
+    return Measure(name, forms.InWindow(window), formula, STREAMING)
 
 
 @MEASURES.register_family("offset=K", r"offset=([+-]?\d{1,7})")
@@ -240,9 +225,7 @@ def at_offset(name: str, step: str) -> Measure:
 
     key.__doc__ = f"Weight on what stands {way}  -> [batch, head, row]"
     formula = f"A[i, i{int(step):+d}]"
-    return Measure(
-        name, forms.AtKey(key), "share", "0 to 1", formula, "rows for which that key exists", VOITA
-    )
+    return Measure(name, forms.AtKey(key), formula, VOITA, counted="rows for which that key exists")
 
 
 @measure("special", forms.OnKeys, formula="Σ A[i, j] over special tokens j", source=CLARK)
@@ -270,8 +253,7 @@ def on_special(name: str, token: str) -> Measure:
         return keys.names == number_of(token)
 
     keys_with_it.__doc__ = f"Weight on the special token {token}  -> [batch, head, row]"
-    formula = f"Σ A[i, j] over the tokens j that are {token}"
-    return Measure(name, forms.OnTokens(keys_with_it), "share", "0 to 1", formula, forms.OnTokens.rows, CLARK)
+    return Measure(name, forms.OnTokens(keys_with_it), f"Σ A[i, j] over the tokens j that are {token}", CLARK)
 
 
 @measure(
@@ -312,9 +294,6 @@ def retrieval(rows: Tensor, match: Tensor) -> Tensor:
     """
     largest = rows == rows.amax(-1, keepdim=True)
     return (largest & match).sum(-1).to(rows.dtype) / largest.sum(-1)
-
-
-NO_TOKEN = -(1 << 63)  # the label of a key that follows no token; not a valid id
 
 
 @measure(

@@ -74,13 +74,10 @@ WEIGHINGS: dict[str, Explanation] = {
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """The values of every head, and the metric that gives their length after the output projection.
-
-    ``metric`` is ``W_O,h W_O,hᵀ`` of each head, ``None`` if no output projection is known.
-    """
+    """The values of every head, and the metric that gives their length after the output projection."""
 
     values: Tensor  # [batch, head, key, size]
-    metric: Tensor | None  # [head, size, size]
+    metric: Tensor | None  # W_O,h W_O,hᵀ of each head, [head, size, size]; None: no projection is known
 
     @staticmethod
     def of(values: Tensor, heads: int, weight: Tensor | None) -> Values:
@@ -89,7 +86,7 @@ class Values:
 
         values = values.detach().to(torch.promote_types(values.dtype, torch.float32))
         values = values.repeat_interleave(heads // values.shape[1], 1)
-        return Values(values, None if weight is None else _gram(weight))
+        return Values(values, None if weight is None else weight.double() @ weight.double().mT)
 
     def measured(self) -> Tensor:
         """The values times the metric: times another value, the product after the projection."""
@@ -99,11 +96,6 @@ class Values:
     def lengths(self) -> Tensor:
         """The length of each value after the projection.  -> [batch, head, key]"""
         return (self.measured() * self.values).sum(-1).clamp(min=0).sqrt()
-
-
-def _gram(weight: Tensor) -> Tensor:
-    """[head, size, width] -> [head, size, size]"""
-    return weight.double() @ weight.double().mT
 
 
 Amounts: TypeAlias = "Callable[[Tensor, slice, list[int] | slice], Tensor]"
@@ -229,10 +221,14 @@ def normed_weight(weight: Tensor, residual: Residual) -> Tensor:
     That of a norm after the sum is common to a row; that of one before it is in ``spread_rows``. [head,
     size, width] -> [head, size, width]
     """
-    weight = weight.double()
+    return _normed(weight.double(), residual)
+
+
+def _normed(vectors: Tensor, residual: Residual) -> Tensor:
+    """Vectors after the norms before and behind the sum, without each row's standard deviation."""
     for norm in (residual.inner, residual.norm):
-        weight = weight if norm is None else norm.of(weight)
-    return weight
+        vectors = vectors if norm is None else norm.of(vectors)
+    return vectors
 
 
 def residual_part(residual: Residual, heads: int) -> Tensor:
@@ -279,17 +275,10 @@ class Contributions:
     residual: Residual
     crossed: bool = False  # whether the residual belongs to no key: then it becomes a last one
 
-    @property
-    def width(self) -> int:
-        """The size of each key's vector."""
-        return self.weight.shape[-1]
-
     @cached_property
     def _moved(self) -> Tensor:
         """Values after projection and norms, without rows' deviations.  -> [key, head, width]"""
-        moved = self.values[0] @ self.weight.to(self.values)
-        for norm in (self.residual.inner, self.residual.norm):
-            moved = moved if norm is None else norm.of(moved)
+        moved = _normed(self.values[0] @ self.weight.to(self.values), self.residual)
         return moved.transpose(0, 1).contiguous()
 
     def __call__(self, rows: Tensor, which: slice, heads: object) -> Tensor:
@@ -327,8 +316,10 @@ class Contributions:
         moving[range(len(own)), own] = True
         looked = moving.any(0)  # [key]
         weights = weights.permute(2, 1, 0).contiguous()  # [key, row, head]
-        for start in range(0, len(weights), self._tile):
-            stop = min(start + self._tile, len(weights))
+        numbers = TILE if weights.device.type == "cpu" else LARGE_TILE
+        step = max(1, numbers // (ROWS * self.weight.shape[-1]))  # keys of a tile
+        for start in range(0, len(weights), step):
+            stop = min(start + step, len(weights))
             if not bool(looked[start:stop].any()):
                 continue
             left = weights[start:stop].bmm(self._moved[start:stop])  # [key, row, width]
@@ -336,9 +327,3 @@ class Contributions:
                 left[key - start, key - own.start] += before[key - own.start]
             near = (length - left.sub_(whole).abs_().sum(-1)).mT  # [row, key]
             brought[:, start:stop] = near.where(moving[:, start:stop], 0)  # rounding would remain otherwise
-
-    @property
-    def _tile(self) -> int:
-        """Keys per tile: as many as fit a processor's cache, or keep a GPU busy."""
-        numbers = TILE if self.values.device.type == "cpu" else LARGE_TILE
-        return max(1, numbers // (ROWS * self.width))

@@ -74,7 +74,7 @@ def corpus_stats(
     """Measure every selected head over all texts of a corpus; each figure has its standard error.
 
     Texts of equal token count go through the model together, without padding, so the figures equal those
-    of single texts. The standard error is explained in ``measures.sums.Sums.figures``.
+    of single texts. The standard error is explained in ``Sums.figures``.
     """
     work = _StatsWork(model, corpus, selection or Selection(), run, Totals(Measurement(names)))
     work.importance, work.ablation, work.exact_kernel = importance, ablation, exact_kernel

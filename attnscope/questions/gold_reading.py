@@ -45,7 +45,7 @@ class SlotSums(NamedTuple):
     def ratios(self, sums: Tensor) -> list[tuple[float, float | None]]:
         """The mean of ``right`` or ``weight`` by head, and its standard error if there are several texts.
 
-        The error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``.
+        The error is that of a ratio of sums over texts, as in ``Sums.figures``.
         """
         total, squares, products = sums
         means = total / self.asked

@@ -115,7 +115,7 @@ def check(
     """Every number of the statistics against the weights."""
     value = value.double().repeat_interleave(weights.shape[1] // value.shape[1], 1)
     queries, keys = weights.shape[-2:]
-    row, key = torch.arange(queries)[:, None] + found.offset, torch.arange(keys)
+    row, key = torch.arange(queries)[:, None], torch.arange(keys)
     assert torch.allclose(output.double(), weights @ value, atol=1e-5)
     assert torch.allclose(
         found.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-5 * math.log(keys)
@@ -202,13 +202,13 @@ def test_soft_caps_sinks_and_position_bias_are_exact(name: str, extras: dict[str
     check(output, found, weights_of(query, key, open_, **extras), value)
 
 
-def test_more_keys_than_queries_and_an_offset_are_exact() -> None:
+def test_more_keys_than_queries_are_exact() -> None:
     query, key, value = inputs(60, 150)
     row, column = torch.arange(60)[:, None] + 90, torch.arange(150)
     open_ = (column <= row)[None, None]
     runs = open_runs(open_, 60, 150, False)
     assert runs is not None
-    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5, offset=90), request_of(cells=20))
+    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5), request_of(cells=20))
     check(output, found, weights_of(query, key, open_), value)
 
 

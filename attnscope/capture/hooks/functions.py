@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -26,18 +26,14 @@ Function: TypeAlias = Callable[..., Any]
 class Tap(Generic[Listener]):
     """A way to watch a method of a class, or a function of a module, without changing any object.
 
-    ``watch(original, listeners)`` makes the replacement that is installed while any thread listens;
-    ``listeners()`` gives those of the calling thread, outermost first. Without any, it must do what the
-    original does.
+    ``watch(original, listeners)`` makes the replacement that is installed while any thread listens, and
+    restored after the last one. Without listeners on its thread, it must do what the original does.
     """
 
     def __init__(
-        self,
-        method: str,
-        watch: Callable[[Function, Callable[[], list[Listener]]], Function],
+        self, method: str, watch: Callable[[Function, Callable[[], list[Listener]]], Function]
     ) -> None:
-        self.method = method
-        self.watch = watch
+        self.method, self.watch = method, watch
         self._lock = threading.Lock()
         self._users = 0
         self._original: Any = None
@@ -45,9 +41,7 @@ class Tap(Generic[Listener]):
 
     def listeners(self) -> list[Listener]:
         """The listeners of this thread, outermost first."""
-        if not hasattr(self._threads, "stack"):
-            self._threads.stack = []
-        stack: list[Listener] = self._threads.stack
+        stack: list[Listener] = self._threads.__dict__.setdefault("stack", [])
         return stack
 
     @contextmanager
@@ -93,29 +87,20 @@ def attention_functions(watch: KernelWatch) -> Iterator[None]:
         yield
 
 
-def _watch_kernels(original: Function, listeners: Callable[[], list[KernelWatch]]) -> Function:
+@functools.partial(Tap, "get_interface")
+def _kernel_tap(original: Function, listeners: Callable[[], list[KernelWatch]]) -> Function:
     """The lookup method, returning functions that go through the listeners."""
+
+    def observed(watch: KernelWatch, name: str, kernel: Function) -> Function:
+        return functools.wraps(kernel)(lambda *args, **kwargs: watch(name, kernel, args, kwargs))
 
     def get_interface(self: Any, attn_implementation: str, default: Function) -> Any:
         kernel = original(self, attn_implementation, default)
         for watch in listeners():
-            kernel = _observed(watch, str(attn_implementation or "eager"), kernel)
+            kernel = observed(watch, str(attn_implementation or "eager"), kernel)
         return kernel
 
     return get_interface
-
-
-def _observed(watch: KernelWatch, name: str, kernel: Function) -> Function:
-    """A function that calls the kernel through a watch."""
-
-    @functools.wraps(kernel)
-    def observed(*args: Any, **kwargs: Any) -> Any:
-        return watch(name, kernel, args, kwargs)
-
-    return observed
-
-
-_kernel_tap: Tap[KernelWatch] = Tap("get_interface", _watch_kernels)
 
 
 _quiet = threading.local()  # .depth: how deep this thread is in our own work
@@ -142,8 +127,6 @@ def is_quiet() -> bool:
 
 
 COMPILED = "compiled code was run uncompiled: compiled results may differ in rounding"
-
-FLEX = "torch.nn.attention.flex_attention"
 
 _lock = threading.Lock()
 _stances: list[Any] = []  # one per running recording, on any thread; the first one holds
@@ -179,7 +162,8 @@ def _eager_stance() -> Iterator[None]:
                 first.__exit__(None, None, None)
 
 
-def _watch_compile(original: Function, listeners: Callable[[], list[Callable[[], None]]]) -> Function:
+@functools.partial(Tap, "compile")
+def _compile_tap(original: Function, listeners: Callable[[], list[Callable[[], None]]]) -> Function:
     """Wrap ``torch.compile``, so that listeners set the stance before it compiles anything."""
 
     def compile(*args: Any, **kwargs: Any) -> Any:
@@ -188,9 +172,6 @@ def _watch_compile(original: Function, listeners: Callable[[], list[Callable[[],
         return original(*args, **kwargs)
 
     return compile
-
-
-_compile_tap: Tap[Callable[[], None]] = Tap("compile", _watch_compile)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -210,15 +191,11 @@ def runs_as_written() -> bool:
         inside, frame = frame, frame.f_back
         if (
             inside.f_code.co_name == "compile_wrapper"
-            and _module(inside) == "torch._dynamo.eval_frame"
-            and _module(frame) != FLEX
+            and inside.f_globals.get("__name__") == "torch._dynamo.eval_frame"
+            and frame.f_globals.get("__name__") != "torch.nn.attention.flex_attention"
         ):
             return True
     return False
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))
 
 
 def original(module: nn.Module) -> nn.Module:
@@ -239,20 +216,22 @@ class WatchingMode(torch.overrides.TorchFunctionMode):
 
 
 class FusedProducts(TorchDispatchMode):
-    """The products around the attention inside a fused function, which runs unchanged.
+    """The products around the attention inside torch's fused encoder layers, which run unchanged.
 
-    ``projected`` is the output of the first products: queries, keys and values of all positions together,
-    [token, 3·size], with bias unless ``bare``; one product if all three come from the same states.
-    ``mixed`` is the input of the last one: weights times values of all heads, [token, size]. Texts are
-    concatenated along the tokens, without padding where states are nested. Nothing is seen if another
-    mode would see the operators inside, too.
+    ``nn.MultiheadAttention``, ``nn.TransformerEncoderLayer`` and ``nn.TransformerEncoder`` call one fused
+    function each instead of their own code, with slightly different results: padded tokens are skipped, and
+    zeros come back. Before that they check for function modes or tensor subclasses that would miss what they
+    do inside. A recording misses nothing, so ``fast_path`` makes the check pass.
+
+    Texts are concatenated along the tokens, without padding where states are nested. Nothing is seen if
+    another mode would see the operators inside, too.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.projected: list[Tensor] = []
-        self.bare = False
-        self.mixed: Tensor | None = None
+        self.projected: list[Tensor] = []  # queries, keys and values, together if of the same states
+        self.bare = False  # whether without their bias
+        self.mixed: Tensor | None = None  # the last product's input: weights × values, [token, size]
 
     @staticmethod
     def run(kernel: Function, args: Any, kwargs: Any) -> tuple[Any, FusedProducts]:
@@ -289,21 +268,18 @@ def fast_path(module: nn.Module) -> AbstractContextManager[None]:
     return _check_tap.listening(torch.overrides, asks) if asks or _check_tap.listeners() else nullcontext()
 
 
-def _watch_check(original: Function, listeners: Callable[[], list[bool]]) -> Function:
+@functools.partial(Tap, "has_torch_function")
+def _check_tap(original: Function, listeners: Callable[[], list[bool]]) -> Function:
     """The check, answering no for a recording mode while one of the checking modules runs its own code."""
 
     def has_torch_function(tensors: tuple[object, ...]) -> Any:
         asked = listeners()
-        return original(tensors) and not (asked and asked[-1] and _is_watched_alone(tensors))
+        return original(tensors) and not (asked and asked[-1] and watched_alone(tensors))
+
+    def watched_alone(tensors: tuple[object, ...]) -> bool:
+        """Whether only recording modes would see functions of these plain tensors."""
+        modes: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        plain = all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+        return plain and all(isinstance(mode, WatchingMode) for mode in modes)
 
     return has_torch_function
-
-
-def _is_watched_alone(tensors: tuple[object, ...]) -> bool:
-    """Whether only recording modes would see functions of these plain tensors."""
-    modes: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    plain = all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-    return plain and all(isinstance(mode, WatchingMode) for mode in modes)
-
-
-_check_tap: Tap[bool] = Tap("has_torch_function", _watch_check)

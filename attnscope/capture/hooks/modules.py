@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -19,6 +18,10 @@ from torch import Tensor, nn
 from attnscope.capture.hooks.functions import Tap, fast_path, is_compiled, original
 from attnscope.capture.record import Failure, Record
 from attnscope.errors import AttnscopeError, first_line, out_of_memory
+
+Kernel: TypeAlias = Callable[..., Any]
+Watch: TypeAlias = Callable[[Kernel, Any, Any], Any]
+"""Runs a kernel with its arguments, observes it, and returns its result."""
 
 PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
 """Modules that hold one function; what runs in them belongs to the module around them."""
@@ -121,25 +124,20 @@ class ModuleStack:
         self.on_enter(entry)
 
 
-def _watch(original: Callable[..., Any], listeners: Callable[[], list[ModuleStack]]) -> Callable[..., Any]:
+@functools.partial(Tap, "__call__")
+def _tap(original: Kernel, listeners: Callable[[], list[ModuleStack]]) -> Kernel:
     """The call method, routed through every stack of this thread."""
+
+    def through(stack: ModuleStack, module: nn.Module, call: Kernel, *args: Any, **kwargs: Any) -> Any:
+        return stack.run(module, call, args, kwargs)
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call = functools.partial(original, self)
         for stack in listeners():
-            call = functools.partial(_through, stack, self, call)
+            call = functools.partial(through, stack, self, call)
         return call(*args, **kwargs)
 
     return __call__
-
-
-def _through(
-    stack: ModuleStack, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    return stack.run(module, call, args, kwargs)
-
-
-_tap: Tap[ModuleStack] = Tap("__call__", _watch)
 
 
 def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -147,11 +145,6 @@ def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tenso
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and not value.is_nested:
             yield value
-
-
-Kernel: TypeAlias = Callable[..., Any]
-Watch: TypeAlias = Callable[[Kernel, Any, Any], Any]
-"""Runs a kernel with its arguments, observes it, and returns its result."""
 
 
 @dataclass(eq=False)
@@ -170,13 +163,8 @@ class Guard:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None or _ends_the_pass(error):
-            return False
-        self._note(error)
-        return True
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return error is not None and self._noted(error)
 
     def run(self, watch: Watch, kernel: Kernel, args: Any, kwargs: Any) -> Any:
         """The result of ``watch``; if that fails, the kernel's own result. The kernel runs exactly once.
@@ -196,17 +184,15 @@ class Guard:
         try:
             return watch(once, args, kwargs)
         except Exception as error:
-            if failed or _ends_the_pass(error):
+            if failed or not self._noted(error):
                 raise
-            self._note(error)
         return returned[-1] if returned else kernel(*args, **kwargs)
 
-    def _note(self, error: BaseException) -> None:
+    def _noted(self, error: BaseException) -> bool:
+        """Note an exception, unless it shall end the pass."""
+        if not isinstance(error, Exception) or isinstance(error, AttnscopeError) or out_of_memory(error):
+            return False
         message, name = first_line(error), type(error).__name__
         reason = message if message == name else f"{name}: {message}"
         self.record.note_failure(Failure(self.place(), reason))
-
-
-def _ends_the_pass(error: BaseException) -> bool:
-    """Whether an exception should end the pass."""
-    return not isinstance(error, Exception) or isinstance(error, AttnscopeError) or bool(out_of_memory(error))
+        return True

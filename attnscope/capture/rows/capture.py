@@ -99,22 +99,19 @@ class Weighing:
 
     def _shape(self, batch: int, heads: int | None) -> tuple[int, int]:
         """The batch and the heads of the weights."""
-        *lead, _, _ = self.weights.transpose(1, 2).shape if self._swaps(heads) else self.weights.shape
+        weights = self.weights.transpose(1, 2) if self._swaps(heads) else self.weights
+        *lead, queries, keys = weights.shape
         if not lead:
             return 1, 1
         if len(lead) == 1:
-            return self._split(batch)
+            (count,) = lead
+            for shape in reversed(self.trail.shapes):
+                if shape[2:] == (queries, keys) and shape[0] * shape[1] == count:
+                    return shape[0], shape[1]
+            return (batch, count // batch) if batch and count % batch == 0 else (count, 1)
         if len(lead) > 2 and not self.grouped:
             return math.prod(lead[:-1]), lead[-1]
         return lead[0], math.prod(lead[1:])
-
-    def _split(self, batch: int) -> tuple[int, int]:
-        """Batch and heads of [batch·head, query, key] weights."""
-        count, *size = self.weights.shape
-        for shape in reversed(self.trail.shapes):
-            if list(shape[2:]) == size and shape[0] * shape[1] == count:
-                return shape[0], shape[1]
-        return (batch, count // batch) if batch and count % batch == 0 else (count, 1)
 
 
 def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
@@ -145,17 +142,12 @@ UNPLACED = Site("", 0, "cross", 0)
 
 @dataclass(frozen=True, eq=False)
 class Capture(Attention):
-    """The contents of one attention call, whose site and labels are not known yet.
-
-    ``crossed`` says whether queries and keys come from different sequences, None if unknown; ``apart``:
-    queries have no positions among the keys. ``query_axis`` is the axis of the queries in the product of
-    weights and values.
-    """
+    """The contents of one attention call, whose site and labels are not known yet."""
 
     dtype: torch.dtype
-    crossed: bool | None = None
-    apart: bool = False
-    query_axis: int | None = None
+    crossed: bool | None = None  # whether queries and keys come from different sequences, None if unknown
+    apart: bool = False  # whether queries have no positions among the keys
+    query_axis: int | None = None  # in the product of weights and values
 
     @classmethod
     def of(

@@ -46,19 +46,13 @@ def sdpa_call(
         key, value = (part.reshape(*_four_axes(part, batch), *part.shape[-2:]) for part in (key, value))
         query = query.reshape(*shape, *query.shape[-2:])
     scale = given.get("scale")
-    biases: tuple[Tensor, ...] = ()
-    masks: tuple[OpenKeys, ...] = ()
-    if mask is not None and mask.dtype == torch.bool:
-        masks = (mask,)
-    elif mask is not None:
-        biases = (cast(mask),)
     return AttentionCall(
         query,
         key,
         value,
         scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
-        biases=biases,
-        masks=masks,
+        biases=() if mask is None or mask.dtype == torch.bool else (cast(mask),),
+        masks=() if mask is None or mask.dtype != torch.bool else (mask,),
         diagonal=0 if given.get("is_causal") else None,
         dropout=given.get("dropout_p") or 0.0,
     )
@@ -125,13 +119,11 @@ def project(given: Mapping[str, Any]) -> AttentionCall:
     inputs = [given[name] for name in ("query", "key", "value")]  # each [position, batch, size]
     inputs = [states[:, None] if states.ndim == 2 else states for states in inputs]
     batch = inputs[0].shape[1]
-    separate = given["use_separate_proj_weight"]
-    weights = (
-        [given[f"{part}_proj_weight"] for part in "qkv"] if separate else given["in_proj_weight"].chunk(3)
-    )
-    biases: Sequence[Tensor | None] = (None,) * 3
-    if given["in_proj_bias"] is not None:
-        biases = given["in_proj_bias"].chunk(3)
+    if given["use_separate_proj_weight"]:
+        weights = [given[f"{part}_proj_weight"] for part in "qkv"]
+    else:
+        weights = given["in_proj_weight"].chunk(3)
+    biases = (None,) * 3 if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
     query = _split(F.linear(inputs[0], weights[0], biases[0]), heads)
     sides = []
     for part, letter in enumerate("kv", start=1):
@@ -144,33 +136,22 @@ def project(given: Mapping[str, Any]) -> AttentionCall:
                 states = torch.cat([states, more.expand(1, batch, -1)])
             side = _split(states, heads)
         sides.append(F.pad(side, (0, 0, 0, 1)) if given["add_zero_attn"] else side)
-    additive, masks, diagonal = _masks(given, batch, sides[0].shape[2])
-    scale = 1 / math.sqrt(query.shape[-1])
-    return AttentionCall(query, sides[0], sides[1], scale, additive, masks, diagonal)
+    mask, padding, keys = given["attn_mask"], given["key_padding_mask"], sides[0].shape[2]
+    hint = given["is_causal"] and padding is None and not given["need_weights"]  # then the mask is not read
+    masks = [] if padding is None else [padding.reshape(batch, 1, 1, -1)]
+    if mask is not None and not hint:
+        masks.insert(0, mask if mask.ndim == 2 else mask.reshape(batch, -1, *mask.shape[-2:]))
+    wide = [F.pad(mask, (0, keys - mask.shape[-1])) for mask in masks]  # bias_k and the zero key are open
+    additive = tuple(mask for mask in wide if mask.dtype != torch.bool)
+    opened = tuple(~mask for mask in wide if mask.dtype == torch.bool)  # torch's True is masked
+    scale, diagonal = 1 / math.sqrt(query.shape[-1]), 0 if hint else None
+    return AttentionCall(query, sides[0], sides[1], scale, additive, opened, diagonal)
 
 
 def _split(states: Tensor, heads: int) -> Tensor:
     """[position, batch, head·size] -> [batch, head, position, size]"""
     positions, batch, _ = states.shape
     return states.reshape(positions, batch, heads, -1).permute(1, 2, 0, 3)
-
-
-def _masks(
-    given: Mapping[str, Any], batch: int, keys: int
-) -> tuple[tuple[Tensor, ...], tuple[OpenKeys, ...], int | None]:
-    """Additive masks, open keys and causality; torch's boolean masks say True for masked."""
-    mask, padding = given["attn_mask"], given["key_padding_mask"]
-    hint = given["is_causal"] and padding is None and not given["need_weights"]  # then the mask is not read
-    masks: list[Tensor] = []
-    if mask is not None and not hint:
-        masks.append(mask if mask.ndim == 2 else mask.reshape(batch, -1, *mask.shape[-2:]))
-    if padding is not None:
-        masks.append(padding.reshape(batch, 1, 1, -1))
-    wide = [
-        F.pad(mask, (0, keys - mask.shape[-1])) for mask in masks
-    ]  # bias_k and the zero key are open to all
-    additive = tuple(mask for mask in wide if mask.dtype != torch.bool)
-    return additive, tuple(~mask for mask in wide if mask.dtype == torch.bool), 0 if hint else None
 
 
 MadeRows: TypeAlias = Callable[[int, int], Tensor]  # a mask computed on demand, row by row
@@ -192,13 +173,10 @@ def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor)
 
 @dataclass(frozen=True, eq=False)
 class FlexRows:
-    """Rows of one call; a row without an open key is zero, as in the kernel.
-
-    ``change`` maps a score and its place (text, head, query, key) to a new score.
-    """
+    """Rows of one call; a row without an open key is zero, as in the kernel."""
 
     plain: ScoredRows
-    change: Callable[..., Tensor]
+    change: Callable[..., Tensor]  # from a score and its place (text, head, query, key) to a new score
     open_keys: MadeRows
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
@@ -217,8 +195,7 @@ class FlexRows:
         scores = self.plain.scores(start, stop, heads)
         chosen = list(range(scores.shape[1]) if heads is None else heads)
         places = _places(len(scores), chosen, range(start, stop), scores.shape[-1], scores.device)
-        with _indexed_by_tensors():
-            changed = _at_every_place(self.change, scored=True)(scores, *places)
+        changed = _at_every_place(self.change, scores, places=places)
         return changed.masked_fill(~self.open_keys(start, stop)[:, chosen], -torch.inf)
 
 
@@ -229,8 +206,7 @@ def open_rows(
 
     def open_keys(start: int, stop: int) -> Tensor:
         places = _places(batch, range(heads), range(start, stop), keys, device)
-        with _indexed_by_tensors():
-            return _at_every_place(open_key, scored=False)(*places)
+        return _at_every_place(open_key, places=places)
 
     return open_keys
 
@@ -242,19 +218,15 @@ def _places(
     return tuple(torch.tensor(list(axis), device=device) for axis in (range(batch), heads, rows, range(keys)))
 
 
-def _at_every_place(function: Callable[..., Tensor], scored: bool) -> Callable[..., Tensor]:
-    """A function of one place, optionally with its score, mapped over texts, heads, queries and keys."""
-    for axis in reversed(range(4)):
-        own = (None,) * axis + (0,) + (None,) * (3 - axis)
-        function = torch.vmap(function, in_dims=(0, *own) if scored else own)
-    return function
-
-
-def _indexed_by_tensors() -> Any:
-    """Lets a function read ``tensor[place]`` while it is mapped over places."""
+def _at_every_place(function: Callable[..., Tensor], *scores: Tensor, places: Sequence[Tensor]) -> Tensor:
+    """A function of one place, optionally with its score, for all texts, heads, queries and keys."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-    return TransformGetItemToIndex()
+    for axis in reversed(range(4)):
+        own = (None,) * axis + (0,) + (None,) * (3 - axis)
+        function = torch.vmap(function, in_dims=(0, *own) if scores else own)
+    with TransformGetItemToIndex():  # lets a function read ``tensor[place]`` while it is mapped over places
+        return function(*scores, *places)
 
 
 def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capture]:
@@ -324,7 +296,11 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     output = _output(frame, result)
     if isinstance(weights, Tensor) and _are_weights(weights, frame.query):
-        capture = Capture.of_weights(weights, _open_keys(frame, weights), "kernel", frame.kernel)
+        masked = frame.weighings[-1].masked if frame.weighings else None
+        if masked is not None:  # by the softmax that made the returned weights
+            masked = masked.expand(frame.weighings[-1].weights.shape).reshape(weights.shape)
+        opened = None if masked is None else ~masked
+        capture = Capture.of_weights(weights, opened, "kernel", frame.kernel)
         capture = capture.proved(frame.value, output)
         if isinstance(capture.read, HeldRows):
             made = formula(frame, _causalities(frame)[0])
@@ -337,15 +313,12 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
         capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])
         capture = replace(capture, kernel=frame.kernel)
     else:
-        calls = (Capture.of_call(formula(frame, causal), frame.kernel) for causal in _causalities(frame))
-        captures = (capture.proved(frame.value, output) for capture in calls)
-        within = tolerance(frame.query.dtype)
-        best = next(
-            (each for each in captures if each.difference is not None and each.difference <= within), None
-        )
-        if best is None:
+        for causal in _causalities(frame):
+            capture = Capture.of_call(formula(frame, causal), frame.kernel).proved(frame.value, output)
+            if capture.difference is not None and capture.difference <= tolerance(frame.query.dtype):
+                break
+        else:
             return None
-        capture = best
     key_heads = frame.key.shape[1] if capture.heads % frame.key.shape[1] == 0 else capture.key_heads
     window = frame.options.get("sliding_window")
     return replace(capture, key_heads=key_heads, window=window if isinstance(window, int) else None)
@@ -370,13 +343,6 @@ def _are_weights(weights: Tensor, query: Tensor) -> bool:
     return bool((rows >= 0).all()) and float(rows.sum(-1).amax()) <= 1 + ROUNDING
 
 
-def _open_keys(frame: Frame, weights: Tensor) -> Tensor | None:
-    """The open keys of returned weights, from the softmax that made them."""
-    if not frame.weighings or frame.weighings[-1].masked is None:
-        return None
-    return ~frame.weighings[-1].masked.expand(frame.weighings[-1].weights.shape).reshape(weights.shape)
-
-
 def _causalities(frame: Frame) -> tuple[bool, ...]:
     """Whether the function was causal: as the caller says, or the module; then the other way."""
     given = frame.options.get("is_causal")
@@ -388,21 +354,27 @@ def _causalities(frame: Frame) -> tuple[bool, ...]:
 
 def formula(frame: Frame, causal: bool) -> AttentionCall:
     """A function's arguments as a call: for eager ones, and for those that show nothing inside."""
-    options = frame.options
+    options, device = frame.options, frame.key.device
     scale, bias = options.get("scaling"), options.get("position_bias")
-    biases: tuple[Tensor, ...] = ()
-    masks: tuple[OpenKeys, ...] = ()
-    queries, keys = frame.query.shape[2], frame.key.shape[2]
+    biases = [] if bias is None else [bias]
+    masks: list[OpenKeys] = []
+    (batch, heads, queries, _), keys = frame.query.shape, frame.key.shape[2]
     diagonal = None
-    if "flash" in frame.kernel:
-        masks, diagonal = _flash_masks(frame), keys - queries if causal else None
+    if "flash" in frame.kernel:  # the last query is the last key
+        diagonal, window = keys - queries if causal else None, options.get("sliding_window")
+        if isinstance(frame.mask, Tensor):
+            padding = frame.mask.bool()
+            masks += [padding[:, None, None, -keys:], padding[:, None, -queries:, None]]
+        if window is not None and keys > window:
+            masks.append(_band(window, keys, keys - queries, device))
     elif isinstance(frame.mask, Tensor):
         mask = frame.mask[..., :keys]
-        masks, biases = ((mask,), ()) if mask.dtype == torch.bool else ((), (mask,))
+        if mask.dtype == torch.bool:
+            masks.append(mask)
+        else:
+            biases.insert(0, mask)
     elif frame.mask is not None:
-        masks = (
-            open_rows(frame.mask.mask_mod, len(frame.query), frame.query.shape[1], keys, frame.key.device),
-        )
+        masks.append(open_rows(frame.mask.mask_mod, batch, heads, keys, device))
     elif causal and queries > 1:
         diagonal = 0
     return AttentionCall(
@@ -410,26 +382,13 @@ def formula(frame: Frame, causal: bool) -> AttentionCall:
         frame.key,
         frame.value,
         scale=1 / math.sqrt(frame.query.shape[-1]) if scale is None else scale,
-        biases=biases if bias is None else (*biases, bias),
-        masks=masks,
+        biases=tuple(biases),
+        masks=tuple(masks),
         diagonal=diagonal,
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
         dropout=options.get("dropout") or 0.0,
     )
-
-
-def _flash_masks(frame: Frame) -> tuple[OpenKeys, ...]:
-    """Padding and window as flash attention applies them: the last query is the last key."""
-    queries, keys = frame.query.shape[2], frame.key.shape[2]
-    window = frame.options.get("sliding_window")
-    masks: list[OpenKeys] = []
-    if isinstance(frame.mask, Tensor):
-        padding = frame.mask.bool()
-        masks += [padding[:, None, None, -keys:], padding[:, None, -queries:, None]]
-    if window is not None and keys > window:
-        masks.append(_band(window, keys, keys - queries, frame.key.device))
-    return tuple(masks)
 
 
 def _band(window: int, keys: int, offset: int, device: torch.device) -> Callable[[int, int], Tensor]:

@@ -20,7 +20,7 @@ SHORT = 1 << 21
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
-    """Rows of a call's weights, computed from its queries and keys with the formula of ``AttentionCall``.
+    """Rows of a call's weights, computed beside the kernel with the formula of ``AttentionCall``.
 
     A row without an open key is zero, as in torch's ``scaled_dot_product_attention``. The arithmetic is in
     float32, or float64 for float64 inputs: kernels accumulate so, whatever the type of their inputs.
@@ -60,7 +60,10 @@ class ScoredRows:
         with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
             scores = self.scores(start, stop, heads)
             if call.sinks is not None:
-                return _with_sink(scores, call.sinks, None if heads is None else list(heads))
+                sinks = call.sinks.reshape(1, -1, 1, 1) if call.sinks.ndim == 1 else call.sinks
+                sinks = sinks if heads is None or sinks.shape[1] == 1 else sinks[:, list(heads)]
+                column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+                return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
             if not call.biases and not self._masks():
                 return torch.softmax(scores, -1)
             dead = scores.amax(-1, keepdim=True) == -torch.inf  # [batch, head, row, 1]
@@ -117,14 +120,6 @@ class ScoredRows:
         query, key = query.to(kind).contiguous(), key.to(kind).contiguous()
         scores = (query * self.call.scale) @ key.mT
         return scores.flatten(1, 2) if scores.ndim == 5 else scores
-
-
-def _with_sink(scores: Tensor, sinks: Tensor, heads: list[int] | None) -> Tensor:
-    """Softmax over the keys and the sink, without the sink's column."""
-    sinks = sinks.reshape(1, -1, 1, 1) if sinks.ndim == 1 else sinks
-    sinks = sinks if heads is None or sinks.shape[1] == 1 else sinks[:, heads]
-    column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
-    return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,11 +264,10 @@ def compare_rows(
 ) -> float:
     """The largest error of a few rows of weights @ values against the output, relative to the largest value.
 
-    ``value`` is [batch, key_head, key, size] and ``output`` [batch, head, query, size]. Rows are read in
-    all heads; NaNs and infinities of the kernel are ignored. The magnitude of the values is estimated
-    from some of them and from these rows: reading all of them would cost one more pass over memory.
-    ``finish`` is what a kernel does with the heads of a few rows, [batch, head, row, size], before it
-    returns [batch, row, size].
+    ``value`` is [batch, key_head, key, size] and ``output`` [batch, head, query, size]. NaNs and infinities
+    of the kernel are ignored. The magnitude of the values is estimated from some of them and from these rows:
+    reading all would cost one more pass over memory. ``finish`` is what a kernel does with the heads of a few
+    rows, [batch, head, row, size], before it returns [batch, row, size].
     """
     places = sample_rows(output.shape[2])
     mixed = mix(sampled_weights(rows, places), value)  # [batch, head, row, size]

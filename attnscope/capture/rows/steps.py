@@ -174,40 +174,32 @@ class _Keys:
 
 @dataclass(frozen=True, eq=False)
 class SteppedRows:
-    """The rows of several calls stacked, each call's keys moved to their true positions.
-
-    ``starts`` are the first rows of the calls and the end of the last, ``shifts`` the offsets of their keys.
-    """
+    """The rows of several calls stacked, each call's keys moved to their true positions."""
 
     calls: tuple[RowSource, ...]
-    starts: tuple[int, ...]
-    shifts: tuple[int, ...]
+    starts: tuple[int, ...]  # the first rows of the calls, and the end of the last
+    shifts: tuple[int, ...]  # the offsets of their keys
     keys: int
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        parts = [
-            self._placed(self.calls[number].rows(first, last, heads), number)
-            for number, first, last in self._spans(start, stop)
-        ]
-        return torch.cat(parts, 2)
+        spans = self._spans(start, stop)
+        return torch.cat([self._placed(self.calls[each].rows(*span, heads), each) for each, span in spans], 2)
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that a call had and its mask leaves open, bool.  -> [batch or 1, head or 1, row, key]"""
-        parts = [
-            self._placed(self.calls[number].allowed(first, last), number)
-            for number, first, last in self._spans(start, stop)
-        ]
+        spans = self._spans(start, stop)
+        parts = [self._placed(self.calls[each].allowed(*span), each) for each, span in spans]
         batch, heads = (max(part.shape[axis] for part in parts) for axis in (0, 1))
         return torch.cat([part.expand(batch, heads, -1, -1) for part in parts], 2)
 
-    def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+    def _spans(self, start: int, stop: int) -> list[tuple[int, tuple[int, int]]]:
         """The calls of some rows, with the rows numbered within each call; at least one."""
-        spans: list[tuple[int, int, int]] = []
+        spans: list[tuple[int, tuple[int, int]]] = []
         number = min(bisect_right(self.starts, start) - 1, len(self.calls) - 1)
         while not spans or (number < len(self.calls) and self.starts[number] < stop):
             begin, end = self.starts[number], self.starts[number + 1]
-            spans.append((number, max(start, begin) - begin, min(stop, end) - begin))
+            spans.append((number, (max(start, begin) - begin, min(stop, end) - begin)))
             number += 1
         return spans
 

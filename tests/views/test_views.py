@@ -28,6 +28,7 @@ from tests.render.screen import bare, pixels, printed
 TEXT = tuple(Token(text, i, word=i) for i, text in enumerate(("the", "cat", "sat", "down")))
 VALUES = np.array([[1, 0, 0, 0], [0.25, 0.75, 0, 0], [0.5, 0.3, 0.2, 0], [0.1, 0.2, 0.3, 0.4]])
 CAUSAL = np.tril(np.ones((4, 4), bool))
+SIGNED, ZERO = np.array([[-0.5, 0, 0.25, 1]]), np.zeros((2, 2))
 
 
 def test_a_heatmap_holds_the_weights_as_they_are() -> None:
@@ -39,19 +40,13 @@ def test_a_heatmap_holds_the_weights_as_they_are() -> None:
     assert view.notes == ()
 
 
-SIGNED, ZERO = np.array([[-0.5, 0, 0.25, 1]]), np.zeros((2, 2))
-
-
 @pytest.mark.parametrize(
     ("values", "options", "limits", "levels"),
     [
         (VALUES, {"scale": "row"}, (0, 1), VALUES / VALUES.max(-1, keepdims=True)),
         (VALUES / 2, {"scale": "head"}, (0, 0.5), VALUES),
         (SIGNED, {"signed": True}, (-1, 1), [[0.25, 0.5, 0.625, 1]]),
-        *(
-            (np.zeros((2, 2)), {"scale": scale}, (0, 1), np.zeros((2, 2)))
-            for scale in ("fixed", "row", "head")
-        ),
+        *((ZERO, {"scale": scale}, (0, 1), ZERO) for scale in ("fixed", "row", "head")),
     ],
 )
 def test_full_colour_is_the_largest_of_the_row_or_head_and_zero_the_middle_of_signed_maps(
@@ -79,13 +74,9 @@ def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled()
     assert "2 queries on average give to 2 keys" in pooled.notes[-1]
 
 
-def test_pooled_values_beyond_the_limits_are_told() -> None:
-    view = heatmap(bare(np.full((4, 4), 0.9)))
-    assert view.notes == ()
-    assert view.fit(2, 2).notes[-1] == "4 values are outside 0 to 1"
-
-
 def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> None:
+    view = heatmap(bare(np.full((4, 4), 0.9)))
+    assert (view.notes, view.fit(2, 2).notes[-1]) == ((), "4 values are outside 0 to 1")
     values = np.eye(8) / 50
     values[0, 0] = 1  # a row that cannot choose
     view = heatmap(bare(values, np.tri(8, dtype=bool)), scale="head")
@@ -93,29 +84,22 @@ def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> No
     assert [note for note in view.fit(4, 4).notes if "outside" in note] == ["1 values are outside 0 to 0.02"]
 
 
-@pytest.mark.parametrize("least", [0.3, 0.35, 0.45, 1.1])
+@pytest.mark.parametrize("least", [0.0, 0.1, 0.3, 0.35, 0.45, 1.1])
 def test_cells_below_a_weight_are_hidden_and_their_share_of_the_attention_is_told(least: float) -> None:
     view = heatmap(weights(VALUES, TEXT, TEXT, CAUSAL), min_weight=least)
     hidden = np.array([[CAUSAL[i, j] and VALUES[i, j] < least for j in range(4)] for i in range(4)])
     np.testing.assert_array_equal(view.hidden, hidden)
-    (note,) = view.notes
-    assert note == f"hidden: cells below {least:g} (blank), {VALUES[hidden].sum() / 4:.0%} of the attention"
-
-
-def test_nothing_is_said_of_hidden_cells_where_none_is() -> None:
-    for least in (0.0, 0.1):
-        view = heatmap(weights(VALUES, TEXT, TEXT, CAUSAL), min_weight=least)
-        assert not view.hidden.any()
-        assert (view.notes, view.legend("", per_cent=False)) == ((), "rows look at columns; ")
+    note = f"hidden: cells below {least:g} (blank), {VALUES[hidden].sum() / 4:.0%} of the attention"
+    assert view.notes == (note,) * bool(hidden.any())
+    assert ("hidden" in view.legend("", per_cent=False)) == hidden.any()
 
 
 def test_a_pooled_map_hides_the_cells_that_it_draws() -> None:
     even = bare(np.full((5, 5), 0.2))
     view = heatmap(even, min_weight=0.3).fit(3, 3)
     np.testing.assert_array_equal(view.hidden, [[False, False, True]] * 3)  # two keys together, and one
-    assert [note for note in view.notes if "hidden" in note] == [
-        "hidden: cells below 0.3 (blank), 20% of the attention"
-    ]
+    told = [note for note in view.notes if "hidden" in note]
+    assert told == ["hidden: cells below 0.3 (blank), 20% of the attention"]
 
 
 def test_rows_that_stand_for_more_tokens_count_more_in_what_is_hidden() -> None:
@@ -139,12 +123,8 @@ def test_axes_of_different_places_are_pooled_on_their_own() -> None:
 
 
 def test_words_and_hidden_tokens_keep_their_numbers_in_the_text() -> None:
-    tokens = (
-        Token("[CLS]", 0, special=True),
-        Token("ca", 1, word=0),
-        Token("t", 2, word=0),
-        Token("!", 3, word=1),
-    )
+    pieces = (Token(text, i, word=i // 3) for i, text in enumerate(("ca", "t", "!"), 1))
+    tokens = (Token("[CLS]", 0, special=True), *pieces)
     field, _ = hide_special(merge_words(weights(VALUES, tokens, tokens)))
     assert [(place.label, place.start) for place in field.keys] == [("cat", 1), ("!", 3)]
     assert token_view(field, query=2, key=2).label == "cat"
@@ -209,12 +189,8 @@ def test_a_legend_says_pooled_only_of_what_was_pooled() -> None:
 
 def test_a_focus_ranks_the_row_and_the_column_of_a_token() -> None:
     view = token_view(weights(VALUES, TEXT, TEXT, CAUSAL), query=2, key=2, top=2)
-    assert view.looks_at is not None
-    assert view.looked_at_by is not None
-    assert [(bar.label, bar.position, bar.weight) for bar in view.looks_at.bars] == [
-        ("the", 0, 0.5),
-        ("cat", 1, 0.3),
-    ]
+    ranked = [(bar.label, bar.position, bar.weight) for bar in view.looks_at.bars]
+    assert ranked == [("the", 0, 0.5), ("cat", 1, 0.3)]
     assert (view.looks_at.more, view.looks_at.most) == (1, 0.2)  # the closed key is not among them
     assert [(bar.label, bar.weight) for bar in view.looked_at_by.bars] == [("down", 0.3), ("sat", 0.2)]
     assert view.looked_at_by.more == 0
@@ -302,22 +278,18 @@ def test_no_label_steers_a_terminal(text: str) -> None:
         assert unicodedata.category(character) != "Cf" or character in "\u200c\u200d"
 
 
-def test_places_carry_words_and_numbers() -> None:
-    token = Token("cat", 5, segment=1, word=3)
-    (place,) = places((token,))
+def test_places_carry_words_and_numbers_and_bare_positions_are_their_own_labels() -> None:
+    (place,) = places((Token("cat", 5, segment=1, word=3),))
     assert (place.start, place.stop, place.word, place.special) == (0, 1, (1, 3), False)
-
-
-def test_bare_positions_are_their_own_labels() -> None:
     assert [place.label for place in places(range(3))] == ["0", "1", "2"]
 
 
 def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that_is_said() -> None:
     even = bare(np.full((2, 12, 12), 0.08))
-    assert grid([(0, even)], scale="auto").shown_scale == "head"
-    assert "hardly anything is above 0.1: full colour is each head's largest weight" in " ".join(
-        printed(grid([(0, even)], scale="auto")).split()
-    )
+    view = grid([(0, even)], scale="auto")
+    assert view.shown_scale == "head"
+    told = "hardly anything is above 0.1: full colour is each head's largest weight"
+    assert told in " ".join(printed(view).split())
     assert grid([(0, even)], scale="fixed").shown_scale == "fixed"
     one = bare(np.stack([np.eye(12), even.values[0]]))
     assert grid([(0, one)], scale="auto").shown_scale == "fixed"

@@ -24,16 +24,8 @@ from tests.render.screen import all_heads, bare, pair, random_head, tokens
 
 WIDTHS = (1, 2, 3.3, 7, 10)
 LONG = "previous-token heads of a small model · every one of them · encoder attention of a long title"
-NAMES = (
-    "entropy",
-    "effective_keys",
-    "confidence",
-    "distance",
-    "previous",
-    "self",
-    "next",
-    "first",
-    "special",
+NAMES = tuple(
+    ["entropy", "effective_keys", "confidence", "distance", "previous", "self", "next", "first", "special"]
 )
 
 
@@ -90,11 +82,8 @@ def stack_of(count: int) -> Stack:
 def focus_on_a_picture() -> TokenView:
     pixels, map_ = np.zeros((48, 80, 3), np.uint8), np.full((3, 5), 1 / 15)
     shown = Overlay(pixels, map_, map_, (1, 2))
-    return replace(
-        token_view(random_head(16), query=3, key=3, title=LONG, notes=(LONG,)),
-        label="a" * 18,
-        overlays=(shown,),
-    )
+    view = token_view(random_head(16), query=3, key=3, title=LONG, notes=(LONG,))
+    return replace(view, label="a" * 18, overlays=(shown,))
 
 
 def matched() -> DistanceMap:
@@ -105,13 +94,8 @@ def matched() -> DistanceMap:
 def boxes(figure) -> list[tuple[str, Bbox]]:
     """Every text that is seen, and where it stands."""
     figure.canvas.draw()
-    hidden = {
-        id(text)
-        for axes in figure.axes
-        for side in (axes.xaxis, axes.yaxis)
-        if not side.get_visible()
-        for text in side.findobj(Text)
-    }
+    sides = [side for axes in figure.axes for side in (axes.xaxis, axes.yaxis) if not side.get_visible()]
+    hidden = {id(text) for side in sides for text in side.findobj(Text)}
     return [
         (text.get_text(), text.get_window_extent())
         for text in figure.findobj(Text)
@@ -148,12 +132,11 @@ def test_an_album_wraps_titles_as_a_single_picture_does(width: float, tmp_path) 
 
 
 def test_chinese_labels_of_columns_stand_upright() -> None:
-    field = weights(np.eye(2), tokens("\u732b\u304c", "cat"), tokens("\u732b\u304c", "cat"))
-    with drawing(heatmap(field)) as (figure, _):
+    axis = tokens("\u732b\u304c", "cat")
+    with drawing(heatmap(weights(np.eye(2), axis, axis))) as (figure, _):
         columns = [text for text in figure.axes[0].texts if text.get_gid() == "column"]
-    assert [(text.get_text(), text.get_rotation()) for text in columns] == [
-        ("\u732b\n\u304c", 0), ("cat", 90),
-    ]  # fmt: skip
+    turned = [(text.get_text(), text.get_rotation()) for text in columns]
+    assert turned == [("\u732b\n\u304c", 0), ("cat", 90)]
 
 
 def test_weights_are_written_into_cells_where_there_is_room_and_else_that_is_said() -> None:
@@ -194,10 +177,8 @@ def drawn(monkeypatch) -> list[str]:
 def picture(head: int, count: int = 5, causal: bool = True, **changes):
     field = random_head(count, seed=head, causal=causal)
     reading = Measured("entropy", 0.1 * head, 1.5, "nats")
-    view = heatmap(
-        field, title=f"L0H{head}", subtitle="x" * (head + 1), readings=(reading,), notes=(f"note {head}",)
-    )
-    return replace(view, **changes)
+    words = {"title": f"L0H{head}", "subtitle": "x" * (head + 1), "notes": (f"note {head}",)}
+    return replace(heatmap(field, readings=(reading,), **words), **changes)
 
 
 def test_files_are_the_same_as_from_save_and_one_head_is_drawn(tmp_path, drawn) -> None:
@@ -211,20 +192,15 @@ def test_files_are_the_same_as_from_save_and_one_head_is_drawn(tmp_path, drawn) 
     assert drawn == ["L0H0"]
 
 
+NOTES = ("a note", "another")
+
+
 @pytest.mark.parametrize(
-    "other",
-    [
-        picture(1, count=6),
-        picture(1, causal=False),
-        picture(1, title=""),
-        picture(1, notes=("a note", "another")),
-        picture(1, scale="row"),
-        picture(1, signed=True),
-    ],
-    ids=["labels", "mask", "no title", "a note", "scale", "signed"],
+    ("name", "value"),
+    [("count", 6), ("causal", False), ("title", ""), ("notes", NOTES), ("scale", "row"), ("signed", True)],
 )
-def test_what_differs_in_more_than_its_cells_is_drawn_anew(other, tmp_path, drawn) -> None:
-    album = Album(dpi=60)
+def test_what_differs_in_more_than_its_cells_is_drawn_anew(name, value, tmp_path, drawn) -> None:
+    album, other = Album(dpi=60), picture(1, **{name: value})
     album.save(picture(0), tmp_path / "first.png")
     album.save(other, tmp_path / "second.png")
     save_image(other, tmp_path / "alone.png", dpi=60)

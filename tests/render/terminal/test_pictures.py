@@ -34,7 +34,12 @@ from tests.render.screen import (
     widths,
 )
 
-ESCAPE = "\x1b"
+
+def without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+KEYS = tokens(*(f"key{i}" for i in range(60)))
 
 
 def every_view(count: int, causal: bool = False) -> list:
@@ -57,13 +62,15 @@ def every_view(count: int, causal: bool = False) -> list:
 @pytest.mark.parametrize("colour", [None, "truecolor"])
 def test_no_line_is_wider_than_the_terminal(width: int, count: int, colour: str | None) -> None:
     for view in every_view(count):
-        shown = re.sub(r"\x1b\[[\d;]*m", "", printed(view, width=width, colour=colour))
+        shown = without_codes(printed(view, width=width, colour=colour))
         assert max(widths(shown)) <= width
 
 
-def test_a_pipe_gets_no_escape_codes() -> None:
+def test_a_pipe_gets_no_escape_codes_and_lines_that_end_where_their_text_ends() -> None:
     for view in every_view(12, causal=True):
-        assert ESCAPE not in printed(view)
+        text = printed(view)
+        assert "\x1b" not in text
+        assert not [line for line in text.splitlines() if line.endswith(" ")]
 
 
 def test_without_colour_no_colour_is_sent_and_shades_carry_the_values() -> None:
@@ -80,16 +87,15 @@ def test_without_colour_no_colour_is_sent_and_shades_carry_the_values() -> None:
 def test_wide_cells_hold_per_cent() -> None:
     values = np.array([[0.004, 0.41, 0.986]])
     text = printed(heatmap(weights(values, range(1), tokens("a", "b", "c"))))
-    assert [line.split() for line in text.splitlines() if line.startswith("0 0")] == [
-        ["0", "0", "▒", "41", "█", "99"]
-    ]
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("0 0")]
+    assert row == ["0", "0", "▒", "41", "█", "99"]
 
 
 @pytest.mark.parametrize("count", [20, 25, 37, 60])
 @pytest.mark.parametrize("pinned", [None, 7])
 def test_labels_stand_on_the_left_alone_numbered(count: int, pinned: int | None) -> None:
     shown = printed(heatmap(random_head(count)), width=80, colour="truecolor", marked=pinned)
-    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    plain = without_codes(shown)
     numbers = [int(number) for number in re.findall(r"^ *words* (\d+)\b", plain, re.MULTILINE)]
     two_a_line = [pinned if at + 1 == pinned else at for at in range(0, count, 2)]
     assert numbers == (list(range(count)) if count <= 35 else two_a_line)
@@ -142,12 +148,11 @@ def test_all_heads_stand_on_one_screen(layers: int, heads: int, count: int) -> N
     colours = {"force_terminal": True, "color_system": "truecolor", "legacy_windows": False}
     console = Console(file=io.StringIO(), width=80, height=24, **colours)
     print_views([view, Ranking(ranked, title="Worth a look")], console)
-    shown = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in console.file.getvalue().splitlines()]
+    shown = without_codes(console.file.getvalue()).splitlines()
     assert len(shown) <= 24 + max(layers - 12, 0)
     assert max(widths("\n".join(shown))) <= 80
-    assert [line.split()[0] for line in shown if line.startswith("L")][:layers] == [
-        f"L{n}" for n in range(layers)
-    ]
+    names = [line.split()[0] for line in shown if line.startswith("L")]
+    assert names[:layers] == [f"L{n}" for n in range(layers)]
     assert any("Worth a look" in line for line in shown)
     assert any("--head L0H0" in line for line in shown)
     assert any("more than a screen" in line for line in shown) == (layers > 12)
@@ -157,9 +162,8 @@ def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
     heads = np.stack([np.eye(8)] * 12)
     view = grid([(layer, bare(heads)) for layer in range(2)], large=True)
     text = printed(view, width=40, colour="truecolor")
-    assert [re.findall(r"H\d+", line) for line in text.splitlines() if "H" in line] == [
-        [f"H{head}" for head in range(start, start + 4)] for start in (0, 4, 8)
-    ]
+    bands = [re.findall(r"H\d+", line) for line in text.splitlines() if "H" in line]
+    assert bands == [[f"H{head}" for head in range(start, start + 4)] for start in (0, 4, 8)]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 9, 11, 13])
@@ -172,16 +176,22 @@ def test_in_a_pipe_every_row_of_a_thumbnail_takes_as_many_lines(count: int) -> N
     assert len(set(lines.values())) == 1
 
 
-def test_a_layer_without_attention_is_named_as_a_hole() -> None:
-    field = bare(np.stack([np.eye(4)] * 2))
-    text = printed(grid([(0, field), (2, field)]))
-    assert "no attention of this kind in L1" in " ".join(text.split())
-
-
-def test_what_is_pooled_says_so() -> None:
-    assert "pooled to fit" in " ".join(printed(heatmap(random_head(200)), colour="truecolor").split())
-    stack = bare(np.full((1, 90, 91), 1 / 90))
-    assert "pooled to" in printed(grid([(0, stack)]))
+@pytest.mark.parametrize(
+    ("view", "told"),
+    [
+        (
+            grid([(layer, bare(np.stack([np.eye(4)] * 2))) for layer in (0, 2)]),
+            "no attention of this kind in L1",
+        ),
+        (heatmap(random_head(200)), "pooled to fit"),
+        (grid([(0, bare(np.full((1, 90, 91), 1 / 90)))]), "pooled to"),
+        (distance_table(144), "a cell is the mean over 2 × 2 heads"),
+        (heatmap(weights(np.full((3, 60), 1 / 60), range(3), KEYS)), "columns: 0 key0 1 key1"),
+    ],
+    ids=["hole", "head", "grid", "distances", "columns"],
+)
+def test_layers_without_attention_what_is_pooled_and_labels_without_room_are_told(view, told) -> None:
+    assert told in " ".join(without_codes(printed(view, colour="truecolor")).split())
 
 
 def test_masked_cells_are_dots_and_zeros_are_not() -> None:
@@ -218,11 +228,8 @@ def test_no_token_reaches_the_terminal_as_a_command_or_moves_a_column(texts: lis
     view = heatmap(weights(np.eye(len(axis)), axis, axis), title=texts[0])
     text = printed(view)
     assert not [c for c in text if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160)]
-    lines = pixels(view)
-    lefts = {
-        next(i for i, p in enumerate(line) if p != (None, None)) for line in lines if (line and line[-1][0])
-    }
-    assert len(lefts) == 1
+    lines = [line for line in pixels(view) if line and line[-1][0]]
+    assert len({next(i for i, p in enumerate(line) if p != (None, None)) for line in lines}) == 1
 
 
 @pytest.mark.parametrize("label", ["猫", "مرحبا", "שלום", "👩\u200d🚀", "e\u0301tude", "กำ", "🇩🇪"])
@@ -231,12 +238,6 @@ def test_labels_of_any_script_keep_the_map_in_its_columns(label: str) -> None:
     lines = [line for line in pixels(heatmap(weights(np.eye(3), axis, axis))) if line and line[-1][0]][:3]
     assert len({len(line) for line in lines}) == 1
     assert len({next(i for i, p in enumerate(line) if p[0]) for line in lines}) == 1
-
-
-def test_columns_of_another_text_are_listed_where_they_cannot_stand_upright() -> None:
-    keys = tokens(*(f"key{i}" for i in range(60)))
-    text = printed(heatmap(weights(np.full((3, 60), 1 / 60), range(3), keys)), width=100)
-    assert "columns:   0 key0   1 key1" in text
 
 
 def test_a_focus_shows_both_lists_with_numbers() -> None:
@@ -261,13 +262,7 @@ def test_a_head_map_shows_every_number() -> None:
     assert re.search(r"L3\s+·\s+1\.00?", text)
 
 
-def test_commands_are_printed_whole() -> None:
-    command = "attnscope show " + "x" * 200
-    text = printed(Ranking((Ranked("L0H0", "why", command),)), width=60)
-    assert command in text
-
-
-def test_long_commands_that_begin_alike_are_printed_once() -> None:
+def test_commands_are_printed_whole_and_long_ones_that_begin_alike_once() -> None:
     start = "attnscope show " + "x" * 60
     ranking = Ranking(tuple(Ranked(f"L0H{head}", "why", f"{start} --head L0H{head}") for head in range(3)))
     text = printed(ranking, width=60)
@@ -286,11 +281,6 @@ def test_a_console_of_plain_ascii_gets_plain_ascii_in_the_same_columns() -> None
     rows = [line for line in text.splitlines() if "#100" in line]
     assert [row.index("#") for row in rows] == [8, 13, 18]
     assert rows[0].startswith("   ?? 0 #100")
-
-
-def test_lines_without_colour_end_where_their_text_ends() -> None:
-    for view in every_view(12, causal=True):
-        assert not [line for line in printed(view).splitlines() if line.endswith(" ")]
 
 
 def test_an_unknown_colour_map_says_what_exists() -> None:
@@ -329,9 +319,7 @@ def test_many_heads_share_lines_in_half_blocks():
             assert seen[row // 2][label + column] == (upper, lower)
 
 
-def test_what_does_not_fit_is_the_mean_of_several_heads_and_says_so():
-    out = printed(distance_table(144), width=80, colour="truecolor")
-    assert "a cell is the mean over 2 × 2 heads" in " ".join(out.split()).replace("\x1b[2m", "")
+def test_what_does_not_fit_is_the_mean_of_several_heads():
     view = distance_table(10)
     small = view.fit(5, 5)
     assert small.values[1, 2] == pytest.approx(view.values[2:4, 4:6].mean())
@@ -340,9 +328,10 @@ def test_what_does_not_fit_is_the_mean_of_several_heads_and_says_so():
 
 
 @pytest.mark.parametrize("count", [6, 24, 32, 72])
-def test_every_line_of_a_table_begins_with_the_name_of_its_first_head(count):
+def test_every_line_of_a_table_begins_with_the_name_of_its_first_head_and_a_small_one_has_numbers(count):
     view = distance_table(count, [range(count // 2), range(count // 2, count)])
-    out = re.sub(r"\x1b\[[\d;]*m", "", printed(view, width=80, colour="truecolor"))
+    out = without_codes(printed(view, width=80, colour="truecolor"))
+    assert (f"{view.values[0, 1]:.2f}" in out, "numbers above" in out) == (count == 6, count > 6)
     half = count // 2  # an empty row stands before the second group
     two_a_line = (*view.rows[:half:2], view.rows[half], *view.rows[half + 1 :: 2])
     assert re.findall(r"^L\d+H\d+", out, re.MULTILINE) == list(view.rows if count <= 24 else two_a_line)
@@ -358,21 +347,12 @@ def test_of_matched_heads_as_many_are_shown_as_have_names_and_numbers():
     assert "mean over" not in out
 
 
-def test_a_small_table_has_its_numbers():
-    view = distance_table(6)
-    out = printed(view, width=80)
-    assert f"{view.values[0, 1]:.2f}" in out
-    assert "L0H5" in out
-    assert "numbers above" not in out
-
-
 def test_two_heads_stand_beside_each_other_where_there_is_room():
     wide = printed(pair(), width=160).splitlines()
     assert any(line.startswith("L0H1") and "L2H3" in line for line in wide[2:])
     narrow = printed(pair(), width=80).splitlines()
-    assert [line for line in narrow if line in ("L0H1", "L2H3", "L0H1 − L2H3")] == [
-        "L0H1", "L2H3", "L0H1 − L2H3",
-    ]  # fmt: skip
+    titles = ["L0H1", "L2H3", "L0H1 − L2H3"]
+    assert [line for line in narrow if line in titles] == titles
     assert any(re.fullmatch(r" *cat 2  0\.51  cat 0 0\.95 +it 8 0\.11", line) for line in narrow)
 
 

@@ -90,10 +90,7 @@ def refusable(work: str, refusal: str) -> Iterator[None]:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise ``ModelError`` for a pipe or a device in a folder, or an implausibly large file.
-
-    Also for an index of weights that is malformed or leads out of the folder.
-    """
+    """Raise ``ModelError`` for pipes, devices, huge files, and indices that lead out of the folder."""
     try:
         files = [*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")]
     except OSError as error:
@@ -130,10 +127,7 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
 
 
 def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
-    """Raise ``ModelError`` for a field that names a repository of code or weights to download.
-
-    Also for a number that asks for more than the memory, even at the smallest size per object.
-    """
+    """Raise ``ModelError`` for a field that names a repository to fetch, or a number beyond the memory."""
     most = most_memory()
     pending: list[tuple[str, Any]] = [("", settings)]
     while pending:  # not recursive: settings may be nested deeper than Python's stack

@@ -40,10 +40,7 @@ class Picture:
 
 
 class Limit(NamedTuple):
-    """How much of a text is read: ``max_tokens`` at most.
-
-    One that is longer than the model's positions is refused, or cut with a note if ``truncate`` is set.
-    """
+    """How many tokens of a text are read; one with more is refused, or cut with a note to ``truncate``."""
 
     max_tokens: int | None = None
     truncate: bool = False
@@ -53,10 +50,7 @@ WHOLE = Limit()  # whole texts are read, and those that are too long refused
 
 
 class SoundPart(NamedTuple):
-    """The part of a sound that is read, in seconds; ``None`` is its end.
-
-    ``truncate`` keeps only the beginning of a sound that is too long for the model.
-    """
+    """The seconds of a sound that are read; ``truncate`` cuts what is too long for the model."""
 
     begin: float = 0.0
     end: float | None = None
@@ -147,10 +141,7 @@ class ModelInput:
 
     @property
     def lead(self) -> Kind | None:
-        """The kind of attention to show first: that of a text with a picture or sound in it.
-
-        For a sound, or pictures among other encoder inputs, the kind that attends to them.
-        """
+        """The kind of attention to show first: that with a picture or sound in its text, or among its keys."""
         found = self.axes["cross"][1] if "cross" in self.axes else ()
         inside = self.picture is not None and self.tokens != self.picture.tokens
         heard = found and not isinstance(found, range) and found[0].id >= HEARD

@@ -104,10 +104,7 @@ def make_trace(
     *,
     most: float = math.inf,
 ) -> Trace:
-    """Run a pass with observers, and keep it; ``notes`` are those of the model.
-
-    Heads are not measured if they have more than ``most`` weights in all.
-    """
+    """Run a pass, and keep it; heads are not measured if they have more than ``most`` weights in all."""
     kept, measuring, axes = KeepRows(), _Measuring(most), dict[Axis, int]()
     record = run([kept, measuring])
 
@@ -216,10 +213,7 @@ class RecordedPasses:
     def kept(
         self, module: nn.Module, name: str, record: Record, axes: Axes, images: Mapping[str, Any]
     ) -> list[Callable[[], TracedModel]]:
-        """What makes a trace of each pass. Raises ``ModelError`` if there is none.
-
-        ``images`` have a picture for all passes, or a list with one for each. Raises ``InputError``.
-        """
+        """What makes a trace of each pass; ``images`` are for all, or a list with one for each."""
         if not self.seen:
             raise ModelError(f"{name} has no attention to show: {why_empty(module, record)}")
         count, about = len(self.steps) + self.dropped, describe_module(name, module)

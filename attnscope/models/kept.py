@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 
 
 class TracedModel(Model):
-    """A trace in place of a model: ``prepared`` is its text; observers see the model's attention.
-
-    It reads no other text and predicts nothing.
-    """
+    """A trace in place of a model: ``prepared`` is its text; it reads no other, and predicts nothing."""
 
     what: ClassVar[str] = "a trace"
 
@@ -237,10 +234,7 @@ def _trace_of(
 
 
 def _axis(places: tuple[Place, ...]) -> Axis:
-    """The tokens of an axis; bare positions if the labels are only numbers.
-
-    A special token belongs to the segment of the token before it, as a separator does.
-    """
+    """The tokens of an axis, special ones in the segment before them; positions if its labels are numbers."""
     if [place.text for place in places] == [str(i) for i in range(len(places))]:
         return range(len(places))
     numbers: dict[str, int] = {}

@@ -30,10 +30,7 @@ class Label(NamedTuple):
 
 
 def read_labels(path: Path) -> tuple[Label, ...]:
-    """One label per line, or a tab-separated table with a header: label, group, special.
-
-    Raises ``InputError``.
-    """
+    """A label per line, or a table with the columns label, group, special. Raises ``InputError``."""
     lines = []
     for line in read_lines(path):
         if line.fault:

@@ -174,10 +174,7 @@ class Model:
         return made
 
     def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = WHOLE) -> ModelInput:
-        """A text as one message, or a JSON list of messages, in the model's chat format.
-
-        Raises ``InputError`` without such a format.
-        """
+        """A text as one message, or a JSON list of messages, in the model's chat format."""
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
     def prepare_image(
@@ -220,11 +217,7 @@ class Model:
         return self.prepare("The quick brown fox jumps over the lazy dog.", limit=Limit(truncate=True))
 
     def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
-        """The text with up to ``count`` tokens that the model generates, fewer if it ends the text itself.
-
-        Raises ``ModelError`` for a model that cannot generate, ``InputError`` without room for ``count``
-        tokens.
-        """
+        """The text with up to ``count`` tokens that the model generates, fewer if it ends the text itself."""
         raise ModelError(
             f"{self.name} does not generate text: it has no output that is scores of a next token"
         )
@@ -235,10 +228,7 @@ class Model:
         raise ModelError(f"{self.name} predicts no tokens: it has no output head over a vocabulary")
 
     def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
-        """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]
-
-        ``copies`` and ``at`` say where in the batch. Raises ``ModelError`` without an output head.
-        """
+        """One pass: scores ``at`` tokens of ``copies``.  [target], [target] -> [target, vocabulary]"""
         raise ModelError(f"{self.name} predicts no tokens: it has no output head over a vocabulary")
 
     def logit_parts(self, prepared: ModelInput, copies: Tensor, at: Tensor, size: int) -> Iterator[Tensor]:
@@ -253,10 +243,7 @@ class Model:
     def run(
         self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
     ) -> Record:
-        """One forward pass, or one recorded generation, seen by ``observers``.
-
-        Raises ``ModelError`` if no attention happens or the model raises.
-        """
+        """One forward pass, or one recorded generation, seen by ``observers``. Raises ``ModelError``."""
         if self.weighing is not None:
             weighed: Record = self.weighing.run(prepared, observers)
             return weighed

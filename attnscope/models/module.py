@@ -78,20 +78,13 @@ class ModuleModel(ReaderModel):
         return ModelInput({}, text_axes(tokens), tokens, notes, arguments=(argument,))
 
     def next_scores(self, ids: Tensor) -> Tensor:
-        """The logits of the token after a text.  [1, token] -> [vocabulary]
-
-        The module returns those after every token or after the last one, alone, as ``logits``, or as its
-        first result.
-        """
+        """The logits of the token after a text: the last row.  [1, token] -> [vocabulary]"""
         scores = self._scores(ids, "does not generate text")
         return scores.reshape(-1, scores.shape[-1])[-1]
 
     @cached_property
     def objective(self) -> Objective:
-        """Next tokens if scores do not depend on later tokens, otherwise masked tokens.
-
-        Raises ``ModelError`` for a module without scores over the vocabulary at every token.
-        """
+        """Next tokens if scores do not depend on later ones, otherwise masked. Raises ``ModelError``."""
         for count in PROBED:
             ids = torch.arange(count, device=self.device)[None] % 2  # valid in every vocabulary
             other = ids.clone()
@@ -116,10 +109,7 @@ class ModuleModel(ReaderModel):
         return self._scores(prepared.arguments[0])[copies, at]
 
     def _scores(self, ids: Tensor, but: str = "predicts no tokens") -> Tensor:
-        """The module's scores over the vocabulary. Raises ``ModelError`` if its result is anything else.
-
-        [batch, token] -> [..., vocabulary]
-        """
+        """Scores over the vocabulary. Raises ``ModelError``.  [batch, token] -> [..., vocabulary]"""
         output = self.module(ids)
         scores = getattr(output, "logits", output)
         scores = scores[0] if isinstance(scores, (tuple, list)) and scores else scores
@@ -133,11 +123,7 @@ class ModuleModel(ReaderModel):
 
 
 def load_module(name: str, *, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """The module that ``FILE.py:NAME`` or ``package.module:NAME`` names.
-
-    ``NAME`` is an ``nn.Module``, or a class or function without required arguments that makes one. Raises
-    ``ModelError``.
-    """
+    """The module of that name, or that what has it makes without arguments. Raises ``ModelError``."""
     where, _, attribute = name.rpartition(":")
     source = _import(where)
     try:

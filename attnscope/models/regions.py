@@ -132,10 +132,7 @@ def _cells(owners: Array, x: Array, y: Array) -> list[_Cell]:
 
 
 def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]:
-    """Separate tokens of one scale that come from two versions of the same picture.
-
-    Tokens of one picture are consecutive: each joins the first version in which it overlaps none.
-    """
+    """Tokens of one scale by version of the same picture: each joins the first in which it overlaps none."""
 
     def is_full(cells: Sequence[_Cell]) -> bool:
         """Whether every cell of a grid of this size has exactly one token."""
@@ -236,10 +233,7 @@ def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> O
 
 
 def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | None:
-    """Run a model up to its language model, with attention outputs held constant.
-
-    ``None`` if nothing that enters it depends on ``inputs[name]``.
-    """
+    """What enters a language model, attention held constant; ``None`` if it has no ``inputs[name]``."""
     given = inputs[name].detach().clone().requires_grad_(True)
     entry = _Entry(given, inputs.get("input_ids"))
     with torch.enable_grad(), ExitStack() as stack:

@@ -112,10 +112,7 @@ class Shape:
 
 
 def rotary_of(config: Any) -> Callable[[Array, int], Array]:
-    """The model code's rotary embedding, applied to states from a position on.  [head, token, size]
-
-    Raises ``ValueError`` if it cannot be separated from the model.
-    """
+    """The rotary embedding of states from a position on, by the model's code.  [head, token, size]"""
     import torch
     from transformers import AutoModel
 
@@ -208,10 +205,7 @@ class ServedModel(TracedModel):
 def open_file(
     path: str | Path, labels: Path | None = None, model: str | None = None, request: int | None = None
 ) -> TracedModel:
-    """A trace, by its suffix, queries and keys of a server, or a file of weights; ``labels`` name positions.
-
-    ``model`` and ``request`` only apply to a server's file. Raises ``InputError``.
-    """
+    """A trace, a server's queries and keys of a ``model``, or weights; ``labels`` name positions."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"no such file: {path}")

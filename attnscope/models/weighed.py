@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
-    """The same model with each weight replaced by its share of the row's effect; a note says so.
-
-    ``target`` is the prediction whose gradient is taken. Raises ``ModelError`` for a file in place of a
-    model.
-    """
+    """The same model, each weight its share of the row's effect, by gradient on ``target``."""
     if isinstance(model, TracedModel):
         raise ModelError(
             f"{model.name} is {model.what} and keeps no values: give the model itself for --weigh {weigh}"
@@ -55,10 +51,7 @@ def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
 
 @dataclass(frozen=True, eq=False)
 class ModelWeighing:
-    """Runs ``model`` so that observers see its weights weighed.
-
-    Each pass runs twice: once to find the output projections, once for the observers.
-    """
+    """Runs ``model`` twice: to find the output projections, and so that observers see its weights weighed."""
 
     model: Model
     weigh: Weigh

@@ -46,10 +46,7 @@ def open_image(path: Path) -> Image:
 
 
 def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
-    """The frames of a GIF, APNG, WebP or TIFF, or the images of a folder by name; with notes on omitted ones.
-
-    Raises ``InputError``, also for frames of different sizes.
-    """
+    """The frames of an animated image, or the images of a folder by name; with notes on omitted ones."""
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         if not files:
@@ -128,10 +125,7 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
 
 
 def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any) -> dict[str, Any]:
-    """What a model's processor makes of ``what`` and its text.
-
-    Raises ``InputError`` for what it refuses, ``ModelError`` if it takes too much time or memory.
-    """
+    """What a model's processor makes of ``what`` and its text. Raises ``InputError`` for what it refuses."""
     work = f"what the processor of {name} makes of the {what}"
     with refusable(work, f"the processor of {name} refuses this"):
         return dict(processor(*given, **how, return_tensors="pt"))
@@ -161,10 +155,7 @@ def _pixels(values: Tensor, processor: Any) -> Array:
 
 
 def _patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | None:
-    """The grid of patches into which a module cuts ``rows`` × ``columns`` pixels, by its first convolution.
-
-    ``None`` if it has no convolution over the three colours.
-    """
+    """The patches that a module's first convolution over the three colours cuts, by rows and columns."""
     for child in module.modules():
         if isinstance(child, nn.Conv2d) and child.in_channels == 3 and child.kernel_size[0] > 1:
             padding = (0, 0) if isinstance(child.padding, str) else child.padding

@@ -152,11 +152,7 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
 
 
 def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
-    """The auto class for the wanted head.
-
-    Some types exist as masked and as causal models; the folder's saved architecture decides, and the
-    default is masked.
-    """
+    """The auto class for the wanted head; of types with several, that which was saved, or the masked one."""
     import transformers as library
 
     def has(automatic: Any) -> bool:

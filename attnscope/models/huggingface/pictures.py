@@ -157,10 +157,7 @@ FORMER_NAMES = {"image_patches": "pixel_values", "pixel_values_images": "pixel_v
 
 @dataclass(frozen=True)
 class PictureText:
-    """Reads texts with pictures for ``module`` with its folder's ``processor``.
-
-    ``video``: the pictures are frames of a video.
-    """
+    """Reads texts with pictures, or the frames of a ``video``, with the ``processor`` of a folder."""
 
     module: nn.Module
     processor: Any

@@ -104,10 +104,7 @@ class FolderReader:
 def write_chat(
     name: str, writer: Any, messages: Sequence[Mapping[str, Any]], reply: bool, **more: Any
 ) -> str:
-    """Messages, and ``more`` such as tools, in the chat template of a tokenizer or a processor.
-
-    Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or memory.
-    """
+    """Messages, and ``more`` such as tools, in a chat template. Raises ``InputError`` for what it refuses."""
     with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this"):
         return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply, **more))
 

@@ -44,10 +44,7 @@ SILENT_SHARE = 1e-6  # the share of the maximum that counts as silence: 60 decib
 
 @dataclass(frozen=True)
 class Frames:
-    """The frames of an encoder: the length of each; the first ``heard`` of them are sound, the rest padding.
-
-    The first begins at the second ``begin`` of the file.
-    """
+    """The frames of an encoder, the first ``heard`` of them sound, from the second ``begin`` of a file on."""
 
     count: int
     heard: int
@@ -70,10 +67,7 @@ def name_moment(time: float, *steps: float) -> str:
 def find_frames(
     name: str, module: nn.Module, values: Tensor, heard: int | None, sound: Sound, extractor: Any
 ) -> Frames | None:
-    """The frames of an encoder, by the module's own function from lengths to frames.
-
-    ``None`` if it has none. Raises ``InputError`` for a sound that is too short.
-    """
+    """The frames of an encoder, by its own function from lengths to frames; ``None`` if it has none."""
     count = _frame_counter(module)
     if count is None:
         return None
@@ -116,10 +110,7 @@ def _is_wave(values: Tensor) -> bool:
 
 
 def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> Array | None:
-    """The loudness of each band in each frame of the model's input: the wave itself, or a spectrogram.
-
-    [1, sample] or [1, band, step] or [1, step, band] -> [band, frame]
-    """
+    """Loudness in each frame.  [1, sample] or [1, band, step] or [1, step, band] -> [band, frame]"""
     if _is_wave(values):
         wave = values.flatten().float().cpu()
         return _bands_of_wave(wave, frames.count, round(frames.seconds * sound.rate))
@@ -199,10 +190,7 @@ def spell_letters(ids: Array, scores: Array, seconds: float, tokenizer: Any) -> 
 
 
 def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]:
-    """Frames named by time and the token read there: ``0.42 s · h``. Blanks add nothing.
-
-    Where an encoder joins neighbours, a frame has the tokens of each of them, repetitions once.
-    """
+    """Frames named by time and tokens, repetitions once and without blanks: ``0.42 s · h``."""
     each = len(letters.ids) // len(tokens)
     named = []
     for number, token in enumerate(tokens):
@@ -216,10 +204,7 @@ def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]
 
 
 class SpeechModel(HuggingFaceModel):
-    """A transformers model that reads sound, with its feature extractor, and its tokenizer if it writes.
-
-    Its folder's generation config names languages, tasks, and the heads that align words.
-    """
+    """A transformers model that reads sound, with its feature extractor, and its tokenizer if it writes."""
 
     def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
         """Raises ``InputError``: this model reads sound, not text."""
@@ -337,11 +322,7 @@ class SpeechModel(HuggingFaceModel):
     def _extract(
         self, path: Path, sound: Sound, name: str
     ) -> tuple[Tensor, int | None, Mapping[str, Tensor]]:
-        """The model's input for a sound, how many of its steps are not padding, and its other arguments.
-
-        The steps are ``None`` if the extractor does not return them. Raises ``InputError`` for a sound
-        that it refuses or cuts into pieces.
-        """
+        """The model's input for a sound, how many of its steps are sound (if known), and more inputs."""
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
         extractor, config = self._extractor, self.module.config
@@ -372,10 +353,7 @@ class SpeechModel(HuggingFaceModel):
     def _decoder_tokens(
         self, values: Tensor, name: str, text: str | None, truncate: bool
     ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
-        """The decoder's tokens: those it starts with, and those of the text.
-
-        Whisper also starts with the language, which the model detects.
-        """
+        """The tokens with which a decoder starts, the language that it hears among them, and the text's."""
         if self.reader.tokenizer is None:
             raise ModelError(f"{self.name} has no tokenizer for what its decoder reads")
         tokenizer, notes = self.reader.tokenizer, tuple[str, ...]()

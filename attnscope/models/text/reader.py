@@ -224,11 +224,7 @@ class OwnModel(ReaderModel):
 
 
 def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = None) -> OwnModel:
-    """Load ``own``, ``own-causal`` or a folder that attnscope saved; float32 unless ``dtype`` says otherwise.
-
-    A bundled encoder without trained weights is built from a fixed seed, and its notes say ``untrained``.
-    Raises ``ModelError``.
-    """
+    """``own``, ``own-causal`` or a folder that attnscope saved; from a seed if it has no weights."""
     folder: str | Path = PRETRAINED / name if name in BUNDLED else name
     if name in BUNDLED and not (PRETRAINED / name / WEIGHTS).is_file():
         encoder, tokenizer = untrained(0, name)

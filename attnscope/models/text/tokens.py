@@ -277,10 +277,7 @@ def strip_end(tokens: tuple[Token, ...], ends: Collection[int]) -> tuple[tuple[T
 def generate_ids(
     scores: Callable[[list[int]], Tensor], count: int, sampling: Sampling, ends: Collection[int]
 ) -> list[int]:
-    """Up to ``count`` tokens, each chosen from the scores given those before it; one of ``ends`` stops.
-
-    ``scores`` is called with the tokens generated so far and returns the logits of the next, [vocabulary].
-    """
+    """Up to ``count`` tokens, each chosen from the scores given those before it; one of ``ends`` stops."""
     import torch
 
     ids, generator = list[int](), torch.Generator().manual_seed(sampling.seed)

@@ -185,11 +185,10 @@ class Sinusoidal(nn.Module):
 
 
 class RotaryAttention(MultiHeadAttention):
-    """Self-attention whose scores depend on the distance between two tokens, not on their positions.
+    """Self-attention whose scores depend on the distance between two tokens (Su et al. 2021, equation 34).
 
-    Queries and keys are rotated by an angle that grows with the position (Su et al. 2021, "RoFormer",
-    equation 34), the first half of a head's width against its second half, so that ``q · k`` depends on
-    the distance alone. The parameters are those of ``MultiHeadAttention``. The head width must be even.
+    Queries and keys are rotated by an angle that grows with the position, the first half of a head's
+    width against its second half; the parameters are those of ``MultiHeadAttention``.
     """
 
     def __init__(

@@ -28,10 +28,9 @@ SIZES = {
 class EncoderConfig:
     """Sizes and kinds of one encoder; an invalid value raises ``ModelError``.
 
-    ``vocabulary`` counts token ids, ``width`` is the size of a token's vector, ``hidden`` that of the
-    feed-forward layer, ``max_positions`` the longest text, ``segments`` the number of distinguishable
-    texts in one input (0: none). ``causal`` masks the future of every token. ``trained`` is False for
-    random weights, so that output can say so.
+    ``hidden`` is the width of the feed-forward layer, ``segments`` the number of distinguishable texts in
+    one input (0: none). ``causal`` masks the future of every token; ``trained`` is False for random
+    weights.
     """
 
     vocabulary: int = 8192
@@ -147,11 +146,10 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stack of ``EncoderLayer``, bidirectional or causal, with a language-model head.
+    """A stack of ``EncoderLayer``, bidirectional or causal, whose head ends in the token embedding.
 
-    ``forward`` gives hidden states; ``logits`` turns any of them into scores over the vocabulary (for the
-    token at that position in a masked model, for the next one in a causal model). The head's last matrix
-    is the tied token embedding (Press & Wolf 2017).
+    ``forward`` gives hidden states; ``logits`` turns any of them into scores over the vocabulary: of the
+    token there in a masked model, of the next one in a causal model.
     """
 
     def __init__(self, config: EncoderConfig) -> None:

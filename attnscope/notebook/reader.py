@@ -146,8 +146,7 @@ def wrap(
 ) -> Reader:
     """A model object of yours: of transformers, with its tokenizer or image processor, or any module.
 
-    A bare module reads tensors by argument name; with a ``tokenizers.Tokenizer`` it reads texts. Its
-    training or eval mode is left as it is.
+    A bare module reads tensors by argument name; with a ``tokenizers.Tokenizer`` it reads texts.
     """
     from attnscope.models.module import wrap_module
 

@@ -50,9 +50,9 @@ def _need_texts(asked: tuple[object, ...], example: str) -> None:
 class Run(Display):
     """One text that went through one model; a notebook shows every head and those worth a look.
 
-    It holds a trace, in memory or in a file, or a file of weights: only ``cut`` and ``patch`` run the
-    model, ``source``, again. ``words`` merges the pieces of words, ``hide_special`` leaves special tokens
-    out and notes their weight.
+    It holds a trace or a file of weights; only ``cut`` and ``patch`` run the model, ``source``, again.
+    ``words`` merges the pieces of words, ``hide_special`` leaves special tokens out and notes their
+    weight.
     """
 
     kept: TracedModel | None = None
@@ -192,8 +192,7 @@ class Run(Display):
         """What a prediction loses without an edge: ``run.cut("it -> cat")``, in each head and in all at once.
 
         ``target`` and ``against`` are words of the prediction, or a class; ``head`` names some heads;
-        ``how`` is renormalize, zero or mean (over the same edges in ``texts``). Raises ``SelectionError``
-        for parts that are not in the text, ``ModelError`` for a model that does not predict.
+        ``how`` is renormalize, zero or mean (over the same edges in ``texts``).
         """
         from attnscope.questions.cause import cut, of_intervention
         from attnscope.questions.find import parse_questions
@@ -225,9 +224,9 @@ class Run(Display):
     ) -> Drawing:
         """How much of the prediction each head restores in the pass of another text, or of its run.
 
-        ``what`` is output, q, k, v or pattern; ``to`` patches only what reaches ``"L9H9:q"`` or ``"logits"``;
-        ``by="token"`` the residual stream. With ``noise`` the other text's heads go into this pass; ``fast``
-        estimates, ``exact`` beside the exact effects. Raises ``InputError`` for texts of different lengths.
+        ``what`` is output, q, k, v or pattern; ``to`` patches only what reaches ``"L9H9:q"`` or
+        ``"logits"``; ``by="token"`` the residual stream. With ``noise`` the other text's heads go into
+        this pass; ``fast`` estimates, ``exact`` beside the exact effects.
         """
         from attnscope.questions.cause import of_intervention
         from attnscope.questions.patching import Receiver, TextPair, of_trace, patch, trace_tokens

@@ -44,8 +44,8 @@ class Alarmed(AttnscopeError):
 class TrainingLog(Display):
     """The measurements of each watched step; a notebook shows curves of the heads that changed most.
 
-    ``step`` counts the passes of the model in training mode, from 0; it may be set. Of several processes
-    the first one has the figures, and each has ``stopped``, the alarm that ends the run.
+    ``step`` counts the passes in training mode from 0, and may be set. Of several processes the first one
+    has the figures, and each has ``stopped``, the alarm that ends the run.
     """
 
     every: int = 100

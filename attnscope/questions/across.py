@@ -142,12 +142,9 @@ class HeadChange:
 
 @record("one model on two texts (--with-text)", "compare", eq=False)
 class TextComparison:
-    """What changes in every head from one text to the other.
+    """What changes in every head from one text to the other, on corresponding tokens.
 
-    ``change`` is the Jensen-Shannon divergence (nats) between the rows of corresponding tokens, averaged
-    over those tokens; attention to tokens without a partner counts as one more key. ``error`` is its
-    standard error if rows were sampled. ``difference`` is the chosen head's map on the second text minus
-    that on the first.
+    Attention to tokens without a partner counts as one more key.
     """
 
     kind: compare.Compared
@@ -187,11 +184,7 @@ class TextComparison:
 def compare_texts(
     model: Model, prepared: ModelInput, other: ModelInput, selection: Selection | None = None
 ) -> TextComparison:
-    """Run the model once on each text, and compare its heads on corresponding tokens.
-
-    Tokens that replace equally many others are compared with them. A ``head`` of the selection adds its
-    difference map.
-    """
+    """Run the model once on each text, and compare its heads on tokens that are aligned or replaced."""
     selection = selection or Selection()
     every = replace(selection, head=None)
     pairs = pairing(prepared, other, by_place(selection))
@@ -256,13 +249,7 @@ def _steps(mine: Coarsening, theirs: Coarsening) -> tuple[Step, ...]:
 
 @record("two models (--with-model)", "compare", eq=False)
 class ModelComparison:
-    """The heads of one model and those of another, on the same texts.
-
-    ``distances`` are Jensen-Shannon divergences in nats, averaged over rows and then over texts,
-    ``error`` their standard error (over texts, or of the sample of rows). ``units`` says whether rows are
-    tokens (if both models read the same ones) or words. ``matches`` pairs heads one to one with the
-    smallest sum of distances.
-    """
+    """The heads of one model and those of another, on the same texts, token by token or word by word."""
 
     kind: compare.Compared
     heads: Annotated[tuple[Head, ...], Meaning("the heads of the first model")]
@@ -329,11 +316,7 @@ def compare_models(
     texts: Sequence[tuple[ModelInput, ModelInput]],
     selection: Selection | None = None,
 ) -> ModelComparison:
-    """Run both models once on each text, prepared for each, and compare their heads.
-
-    Models with the same tokens are compared token by token, others on their common words, special tokens
-    counting as one more key.
-    """
+    """Run both models once on each text, and compare their heads on the same tokens or the common words."""
     selection = selection or Selection()
     if not texts:
         raise InputError("there is no text to compare models on: give at least one")
@@ -471,10 +454,7 @@ def of_models(result: ModelComparison) -> Answer:
 def compare_passes(
     model: Model, prepared: ModelInput, rival: TracedModel, selection: Selection, opening: str | None
 ) -> Answer:
-    """Compare a pass with a kept one: two texts if the models have one name, otherwise two models.
-
-    Raises ``ModelError`` for a weighed model: a kept pass cannot be weighed.
-    """
+    """Compare a pass with a kept one: two texts if the models have one name, otherwise two models."""
     if model.weigh != "raw":
         raise ModelError(f"{rival.name} keeps no values to weigh by: compare it without --weigh")
     if rival.name == model.name and rival.prepared.tokens != prepared.tokens:

@@ -301,8 +301,7 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
     """When each word is said that a CTC head reads, from its first letter's first frame to its last's end.
 
     Repeated letters are merged and blanks dropped, as in transformers' decoding. A given ``text`` is
-    placed on the most likely path of its letters. Raises ``InputError`` if the head reads nothing, or if
-    the sound is too short for the text.
+    placed on the most likely path of its letters.
     """
     heard = prepared.heard
     assert heard is not None

@@ -193,13 +193,10 @@ def name_mixers(
     sites: Sequence[Site],
     hidden: Mapping[str, str],
 ) -> tuple[Mixer, ...]:
-    """The mixers at these paths, each once.
-
-    ``functions`` are the torch functions that ran in each module itself, ``mixing`` those that mixed
-    tokens; ``hidden`` says why attention that was seen is not shown.
+    """The mixers at these paths, each once, by the functions that ran in them and those that mixed tokens.
 
     A torch module is named by the model's module around it, and a part of a mixer by the whole, if that
-    holds no captured attention.
+    holds no captured attention. ``hidden`` says why attention that was seen is not shown.
     """
     attending = {site.name for site in sites}
 

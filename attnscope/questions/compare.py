@@ -99,13 +99,7 @@ class RowCount:
 
 @record("all heads with each other", "compare", eq=False)
 class Comparison:
-    """The distances between all heads of one kind of attention.
-
-    ``distances`` are Jensen-Shannon divergences in nats, 0 to log 2, averaged over rows and then over
-    texts. ``error`` is their standard error: over texts if there are several, otherwise of sampling
-    ``rows`` of ``of`` rows (0 if all were compared). ``stability`` is the mean rank correlation of a
-    text's distances with the others', ``None`` for a single text.
-    """
+    """The mean distances between all heads of one kind of attention, their errors, groups and a plane."""
 
     kind: Compared
     heads: Annotated[tuple[Head, ...], Meaning("the heads, in the order of rows and columns")]
@@ -431,12 +425,7 @@ class RowDistance:
 
 @record("two heads (L1H2 L5H3)", "compare", eq=False)
 class HeadComparison:
-    """Two heads on one text.
-
-    ``distance`` is the mean of ``by_row``, the Jensen-Shannon divergence (nats) of their rows at the
-    positions ``rows``; ``error`` its standard error if rows were sampled. ``weights`` are both heads as
-    drawn, pooled for more than 1,024 tokens.
-    """
+    """Two heads on one text: their distance row by row, and both as drawn."""
 
     kind: Compared
     heads: Annotated[tuple[Head, Head], Meaning("the two heads")]

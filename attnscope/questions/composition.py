@@ -73,11 +73,9 @@ class Feeds:
 
 
 def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> Feeds:
-    """Run the model once, to see which weights belong to what, and compose them; the text does not matter.
+    """Run the model once, to see which weights belong to what, and compose them, for one later head or all.
 
-    ``fed`` selects one later head. Heads of cross-attention, which read two sequences, are left out.
-    Raises ``ModelError`` if a layer's weights cannot be identified, ``SelectionError`` for a head that
-    does not exist or has none before it.
+    The text does not matter. Heads of cross-attention, which read two sequences, are left out.
     """
     if isinstance(model, TracedModel):
         raise ModelError(f"{model.name} is {model.what} and holds no weights of a model: give the model")

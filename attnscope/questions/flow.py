@@ -182,7 +182,7 @@ def follow_flow(
     """Run the model once, and follow attention through its layers.
 
     ``relevance`` needs one backward pass, from the prediction ``target``. ``token`` limits maximum flows
-    to its rows. Raises ``ModelError`` if tokens cannot be followed through all layers.
+    to its rows.
     """
     if method in ("relevance", "alti"):  # these need more of a pass than its weights
         if isinstance(model, TracedModel):

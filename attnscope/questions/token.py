@@ -157,8 +157,7 @@ class SeenToken:
 def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenToken:
     """Run the model once, and keep one token's row and column in every head.
 
-    In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
-    of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
+    In cross-attention a token of the decoder has a row, and one of the encoder a column.
     """
     found: dict[Site, _Meant] = {}
 

@@ -324,11 +324,7 @@ GUESSED = 0.15  # share of tokens that are masked when a masked encoder's loss i
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained on what: the encoder's shape, its tokenizer, and how rows are cut.
-
-    ``config.vocabulary`` is an upper limit; little text may give less. The other fields are those of
-    ``Cutter`` and ``train_tokenizer``.
-    """
+    """What is trained on what: the encoder's shape, its tokenizer, and how a ``Cutter`` cuts rows."""
 
     config: EncoderConfig
     tokenizer: str = "wordpiece"
@@ -439,10 +435,9 @@ FEWEST = 14  # loss is measured on at least this many tokens
 
 
 def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: int = 0) -> tuple[float, int]:
-    """The loss of a saved encoder on text files, in nats per predicted token, and the number of predictions.
+    """The loss of a saved encoder on text files, in nats per predicted token, and how many are predicted.
 
-    A masked encoder predicts ``GUESSED`` of the tokens of each row, a causal one every next token. The
-    same files, length and seed give the same predictions.
+    A masked encoder predicts ``GUESSED`` of the tokens of each row, a causal one every next token.
     """
     import tempfile
 

@@ -2,18 +2,22 @@
 
 import numpy as np
 import pytest
+import torch
 
 from attnscope.attention import Head
 from attnscope.axes import weights
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
-from attnscope.questions import head
 from attnscope.questions.head import one_head, several_heads
+from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import measure_heads
 from attnscope.questions.token import one_token
 from tests.axes.oracle import hide_special, merge_words, pool
+from tests.models.folders import eager as run_eager
 from tests.models.folders import eager_minilm, gpt2, mamba, minilm, t5
+from tests.models.test_generation import DECODERS, writer_folder
 
 TEXT = "The unbelievably tired cat sat on the mat, because the cat was tired."
 
@@ -85,7 +89,7 @@ def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
 
 
 def test_a_head_too_large_to_keep_is_pooled_and_says_so(model, prepared, eager, monkeypatch):
-    monkeypatch.setattr(head, "LARGEST", 8)
+    monkeypatch.setattr("attnscope.questions.head.LARGEST", 8)
     size = -(-len(prepared.tokens) // 8)
     expected = pool(labelled(eager, prepared, 1, 1), size, size)
     found = one_head(model, prepared, "L1H1").heatmap
@@ -193,3 +197,84 @@ def test_a_model_without_attention_says_what_it_has_instead(tmp_path):
     model = load(mamba(tmp_path))
     with pytest.raises(ModelError, match=r"no attention to show: .*MambaMixer"):
         overview(model, model.prepare("The cat sat."), Selection())
+
+
+PIECES = "Unbelievable interpretability of tokenizers."
+
+
+@pytest.fixture(scope="module")
+def spelled():
+    model = load("own")
+    return model, model.prepare(PIECES)
+
+
+def test_a_heads_figures_speak_of_the_axes_of_its_picture(spelled):
+    found = one_head(*spelled, Selection(words=True).of("L0H7"))
+    shown = found.heatmap.weights.values  # [word, word]
+    assert len(shown) == 7
+    figures = {name: figure.value for name, figure in found.figures.figures.items()}
+    assert figures["next"] == pytest.approx(np.diagonal(shown, 1).mean(), abs=1e-6)
+    assert figures["self"] == pytest.approx(np.diagonal(shown).mean(), abs=1e-6)
+    assert figures["first"] == pytest.approx(shown[1:, 0].mean(), abs=1e-6)
+    assert "the figures count words, as the picture does" in found.heatmap.notes
+    assert found.figures.name == "L0H7"
+
+
+def test_all_heads_tell_the_same_of_words(spelled):
+    everything = all_heads(*spelled, Selection(words=True))
+    one = one_head(*spelled, Selection(words=True).of("L2H3")).figures
+    same = everything.figures["encoder", 2][3]
+    assert same.name == one.name
+    assert {name: each.value for name, each in same.figures.items()} == pytest.approx(
+        {name: each.value for name, each in one.figures.items()}, abs=1e-6
+    )
+
+
+def test_where_special_tokens_are_hidden_the_figures_count_every_token_and_say_so(spelled):
+    hidden = one_head(*spelled, Selection(words=True, hide_special=True).of("L0H7"))
+    plain = one_head(*spelled, Selection().of("L0H7"))
+    assert hidden.figures.figures["next"] == plain.figures.figures["next"]
+    assert "the figures count every token" in hidden.heatmap.notes
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A sliding window, a text that it wrote on, its own attention.  [layer, head, query, key]"""
+    folder = writer_folder(tmp_path_factory.mktemp("gemma3"), DECODERS["gemma3"]())
+    model = load(folder, generative=True)
+    text = model.generate(model.prepare("The cat sat on the mat"), 9)
+    out = run_eager(folder, input_ids=text.inputs["input_ids"], use_cache=False)
+    return model, text, torch.cat(out.attentions).numpy()
+
+
+def test_a_head_and_its_figures_are_over_all_rows(written):
+    model, text, eager = written
+    head = one_head(model, text, "L1H2")
+    np.testing.assert_allclose(head.heatmap.values, eager[1, 2], atol=1e-5)
+    assert [place.text for place in head.heatmap.weights.keys] == [token.text for token in text.tokens]
+    rows = eager[1, 2]
+    previous = head.figures.figures["previous"]
+    assert previous.value == pytest.approx(np.diag(rows, -1).mean(), abs=1e-5)
+    assert previous.rows == len(rows) - 1
+    confidence = head.figures.figures["confidence"]
+    assert confidence.value == pytest.approx(rows[1:].max(1).mean(), abs=1e-5)
+
+
+def test_a_generated_token_looks_back_and_the_window_closes_behind_it(written):
+    model, text, eager = written
+    last = len(text.tokens) - 1
+    focus = one_token(model, text, Selection(Head("L0H1"), token=str(last)))
+    assert {bar.position for bar in focus.looks_at.bars} == set(range(last - 3, last + 1))
+    for bar in focus.looks_at.bars:
+        assert bar.weight == pytest.approx(eager[0, 1, last, bar.position], abs=1e-5)
+
+
+def test_layers_and_figures_of_all_heads_come_from_the_same_replay(written):
+    model, text, eager = written
+    layers = dict(whole_layers(model, text, Selection()).kinds["decoder"])
+    np.testing.assert_allclose(layers[2].values, eager[2], atol=1e-5)
+    found = measure_heads(model, text, Selection(layers=(2,))).heads
+    assert [head.head for head in found] == [0, 1, 2, 3]
+    for head in found:
+        first = head.figures["first"]
+        assert first.value == pytest.approx(eager[2, head.head, 1:, 0].mean(), abs=1e-5)

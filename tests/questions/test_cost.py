@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5Config
+from transformers import AutoModel, FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5Config
 
 from attnscope.errors import ModelError
 from attnscope.models.foreign import Source
@@ -26,31 +26,35 @@ def paced(monkeypatch):
     monkeypatch.setattr("attnscope.questions.cost.measure_pace", lambda dtype: 1e9)
 
 
-@pytest.fixture(params=CONFIGS)
-def config(request, tmp_path):
-    CONFIGS[request.param].save_pretrained(tmp_path)
-    return CONFIGS[request.param], Source(str(tmp_path), None, False)
+@pytest.fixture
+def cost_of(tmp_path):
+    """The cost of a config on so many tokens."""
+
+    def estimate(config, tokens):
+        config.save_pretrained(tmp_path)
+        return estimate_cost(Source(str(tmp_path), None, False), tokens)
+
+    return estimate
 
 
-def test_weights_are_counted_as_a_model_that_is_built_has_them(config):
-    from transformers import AutoModel
-
-    settings, source = config
-    cost = estimate_cost(source, 100)
-    built = AutoModel.from_config(settings, dtype=settings.dtype or torch.float32)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_counted_as_a_model_that_is_built_has_them(name, cost_of):
+    config = CONFIGS[name]
+    cost = cost_of(config, 100)
+    built = AutoModel.from_config(config, dtype=config.dtype or torch.float32)
     assert cost.parameters == sum(each.numel() for each in built.parameters())
     assert cost.weights == sum(each.numel() * each.element_size() for each in built.parameters())
 
 
-def test_operations_are_those_of_the_products_in_a_closed_form(tmp_path):
+def test_operations_are_those_of_the_products_in_a_closed_form(cost_of):
     config, tokens = CONFIGS["gpt2"], 100
-    config.save_pretrained(tmp_path)
     layer = 2 * tokens * 12 * config.n_embd**2 + 4 * tokens**2 * config.n_embd
-    assert estimate_cost(Source(str(tmp_path), None, False), tokens).operations == 3 * layer
+    assert cost_of(config, tokens).operations == 3 * layer
 
 
-def test_longer_texts_take_more_and_gradients_most(config):
-    short, long = (estimate_cost(config[1], tokens) for tokens in (50, 200))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_longer_texts_take_more_and_gradients_most(name, cost_of):
+    short, long = (cost_of(CONFIGS[name], tokens) for tokens in (50, 200))
     assert long.activations > short.activations
     assert long.operations > 3 * short.operations
     looks = {each.command: each for each in long.commands}
@@ -58,29 +62,22 @@ def test_longer_texts_take_more_and_gradients_most(config):
     assert looks["cut, patch, ablate"].passes > looks["logits"].passes - 2
 
 
-def test_gradients_keep_what_each_layer_gave_and_the_scores_of_all_tokens(tmp_path):
+def test_gradients_keep_what_each_layer_gave_and_the_scores_of_all_tokens(cost_of):
     config, tokens = CONFIGS["gpt2"], 200
-    config.save_pretrained(tmp_path)
-    looks = {
-        each.command: each for each in estimate_cost(Source(str(tmp_path), None, False), tokens).commands
-    }
+    looks = {each.command: each for each in cost_of(config, tokens).commands}
     layer = tokens * 4 * (2 + 3 + 1 + 4 + 4) * config.n_embd  # norms, queries to values, heads, feed-forward
     more = looks["logits"].memory - looks["cut, patch, ablate"].memory
     assert more > config.n_layer * layer + tokens * 4 * config.vocab_size
 
 
-def test_a_text_longer_than_the_positions_is_said_to_be_refused(tmp_path):
-    CONFIGS["gpt2"].save_pretrained(tmp_path)
-    cost = estimate_cost(Source(str(tmp_path), None, False), 300)
-    assert any("256 positions" in note for note in cost.notes)
+def test_a_text_longer_than_the_positions_is_said_to_be_refused(cost_of):
+    assert any("256 positions" in note for note in cost_of(CONFIGS["gpt2"], 300).notes)
 
 
-def test_seventy_billion_weights_are_counted_without_one(tmp_path):
-    LlamaConfig(
-        hidden_size=16384, intermediate_size=57344, num_hidden_layers=20, num_attention_heads=128,
-        num_key_value_heads=16, dtype="bfloat16",
-    ).save_pretrained(tmp_path)  # fmt: skip
-    cost = estimate_cost(Source(str(tmp_path), None, False), 512)
+def test_seventy_billion_weights_are_counted_without_one(cost_of):
+    sizes = {"hidden_size": 16384, "intermediate_size": 57344, "num_hidden_layers": 20}
+    config = LlamaConfig(**sizes, num_attention_heads=128, num_key_value_heads=16, dtype="bfloat16")
+    cost = cost_of(config, 512)
     layer = (2 + 2 / 8) * 16384**2 + 3 * 16384 * 57344 + 2 * 16384
     assert cost.parameters == 20 * layer + 32000 * 16384 + 16384 == 68_976_001_024
     assert cost.weights == 2 * cost.parameters
@@ -91,25 +88,16 @@ def test_seventy_billion_weights_are_counted_without_one(tmp_path):
     assert "GB" in of_cost(cost).views[0].rows[0][2]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        FunnelConfig(
-            block_sizes=[1, 1],
-            d_model=32,
-            n_head=2,
-            d_head=16,
-            d_inner=64,
-            vocab_size=100,
-            architectures=["FunnelModel"],
-        ),
-        MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=100),
-    ],
-    ids=["several classes", "no heads"],
-)
-def test_a_model_of_several_classes_or_without_heads_has_its_cost(config, tmp_path):
-    config.save_pretrained(tmp_path)
-    cost = estimate_cost(Source(str(tmp_path), None, False), 16)
+FUNNEL = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "vocab_size": 100}
+OTHERS = {
+    "several classes": FunnelConfig(**FUNNEL, architectures=["FunnelModel"]),
+    "no heads": MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=100),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_of_several_classes_or_without_heads_has_its_cost(name, cost_of):
+    cost = cost_of(OTHERS[name], 16)
     assert cost.parameters > 0
     assert all(each.passes >= 1 for each in cost.commands)
 

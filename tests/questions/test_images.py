@@ -14,9 +14,11 @@ from attnscope.questions.layers import whole_layers
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from attnscope.questions.token import hold_mass, one_token, see_token
+from attnscope.questions.token import one_token, see_token
 from tests.models import images
 from tests.models.folders import eager
+
+CLS = ("CLS", "[CLS]", "cls", "0")
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +55,21 @@ def test_a_patch_is_drawn_over_the_picture_both_ways(seen):
     assert np.array_equal(focus.overlays[0].pixels, prepared.picture.pixels)
 
 
-@pytest.mark.parametrize("name", ["CLS", "[CLS]", "cls", "0"])
-def test_a_special_token_is_found_with_and_without_its_brackets(seen, name):
+@pytest.mark.parametrize(
+    ("asked", "label", "patch", "row"),
+    [(Selection(Head("L0H1"), token=name), "[CLS]", None, lambda w: w[0, 1, 0]) for name in CLS]
+    + [
+        (Selection(Head("L0H0"), token="patch 1,2"), "1,2", (1, 2), lambda w: w[0, 0, 11]),
+        (Selection(Head("L0H0"), token="0,1", hide_special=True), "0,1", (0, 1), lambda w: w[0, 0, 6]),
+        (Selection(token="REG2"), "[REG2]", None, lambda w: w.mean((0, 1))[3]),
+    ],
+)
+def test_a_token_is_drawn_over_the_picture_by_any_of_its_names(seen, asked, label, patch, row):
     model, prepared, weights = seen
-    focus = one_token(model, prepared, Selection(Head("L0H1"), token=name))
-    assert (focus.label, focus.overlays[0].patch) == ("[CLS]", None)
-    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[0, 1, 0, 5:].reshape(4, 4), atol=1e-5)
-
-
-def test_a_patch_may_be_called_a_patch(seen):
-    model, prepared, _ = seen
-    assert one_token(model, prepared, Selection(Head("L0H0"), token="patch 1,2")).overlays[0].patch == (1, 2)
-
-
-def test_without_a_head_the_picture_shows_the_mean_of_all(seen):
-    model, prepared, weights = seen
-    focus = one_token(model, prepared, Selection(token="REG2"))
-    np.testing.assert_allclose(
-        focus.overlays[0].looks_at, weights.mean((0, 1))[3, 5:].reshape(4, 4), atol=1e-5
-    )
-    assert "mean of 4 heads of 2 layers" in focus.title
+    focus = one_token(model, prepared, asked)
+    assert (focus.label, focus.overlays[0].patch) == (label, patch)
+    np.testing.assert_allclose(focus.overlays[0].looks_at, row(weights)[5:].reshape(4, 4), atol=1e-5)
+    assert ("mean of 4 heads of 2 layers" in focus.title) == (asked.head is None)
 
 
 @pytest.mark.parametrize(("name", "side"), [("distance2d", 1), ("distance2d=16", 16)])
@@ -87,13 +84,6 @@ def test_the_distance_of_patches_leaves_special_tokens_out(seen, name, side):
     for head in found:
         assert head.figures[name].value == pytest.approx(expected[head.site.layer, head.head], abs=1e-5)
         assert head.figures[name].baseline == pytest.approx(side * apart.mean(), abs=1e-9)
-
-
-def test_special_tokens_may_be_hidden_without_moving_a_patch(seen):
-    model, prepared, weights = seen
-    focus = one_token(model, prepared, Selection(Head("L0H0"), token="0,1", hide_special=True))
-    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[0, 0, 6, 5:].reshape(4, 4), atol=1e-5)
-    assert focus.overlays[0].patch == (0, 1)
 
 
 def test_a_patch_that_is_not_there_is_told_what_is(seen):
@@ -187,15 +177,3 @@ def test_a_mask_holds_the_fewest_patches_with_a_share_of_the_weight_in_each_head
         assert view.looked_at_by is None
         assert f"{count} of 16 patches are shown" in view.notes[-1]
         assert view.title.startswith(f"L1H{head} · ")
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("mass", [0.05, 0.5, 0.6, 0.95])
-def test_no_smaller_set_of_places_holds_as_much(seed, mass):
-    draw = np.random.default_rng(seed)
-    weights, among = draw.dirichlet([0.4] * 8), draw.random(8) < 0.8
-    kept, whole = hold_mass(weights, among, mass), weights[among].sum()
-    assert not (kept & ~among).any()
-    assert weights[kept].sum() >= mass * whole - 1e-9
-    smaller = itertools.combinations(np.flatnonzero(among), int(kept.sum()) - 1)
-    assert all(weights[list(places)].sum() < mass * whole for places in smaller)

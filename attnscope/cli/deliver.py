@@ -101,7 +101,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     from attnscope.render.page.page import PAGE, save_page
     from attnscope.storage import arrays
     from attnscope.storage.files import write_whole
-    from attnscope.views.graph import LayerGraph
+    from attnscope.views.charts import LayerGraph
 
     view = next(iter(answer.pictures.values()), None)
     paged = out.suffix.lower() == PAGE
@@ -113,7 +113,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     elif answer.heads is not None:
         save_page(answer.heads(), out, picture.cmap)
     elif isinstance(view, LayerGraph):
-        from attnscope.render.page.graph import graph_page
+        from attnscope.render.page.page import graph_page
 
         write_whole(out, graph_page(dress(view, picture), picture.cmap).encode())
     else:

@@ -38,7 +38,7 @@ from attnscope.questions.sentences import name_pass
 from attnscope.questions.stats import measure_heads
 from attnscope.records import Address, Meaning, record
 from attnscope.views import Heatmap
-from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
+from attnscope.views.charts import GraphEdge, GraphNode, LayerGraph
 from attnscope.views.table import Column, Table
 
 STEPS = 5  # points on the path from one text's embeddings to the other's at which gradients are taken

@@ -85,7 +85,7 @@ class TextPair:
 
     @contextmanager
     def scoring(self, model: Model, noise: bool = False) -> Iterator[tuple[Scored, Scored]]:
-        """The prediction in the pass to change, and in that whose parts go there: with ``noise``, the corrupt."""
+        """The prediction in the pass to change, and in that whose parts go there (``noise``: corrupt)."""
         with (
             naming(self.where),
             scoring(model, self.clean, self.target, self.against, self.corrupt) as clean,

@@ -8,8 +8,7 @@ A view is built once by its function and drawn by any surface of ``attnscope.ren
 
 from typing import TypeAlias
 
-from attnscope.views.charts import Curves, SoundMap, Stack, Terms
-from attnscope.views.graph import LayerGraph
+from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Terms
 from attnscope.views.grid import Grid, grid
 from attnscope.views.heads import (
     AlignedTexts,

@@ -1,4 +1,4 @@
-"""Numbers as charts: curves along a text, orders of tokens, stacked shares, terms of a sum."""
+"""Numbers as charts: curves along a text, orders of tokens, stacked shares, terms of a sum, graphs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from attnscope.axes import Array
 from attnscope.records import Meaning, Notes, record
 from attnscope.text import clean
 from attnscope.views.heads import HeadMap
+from attnscope.views.heatmap import Heatmap
 from attnscope.views.table import Titled
 from attnscope.views.token import FULL_BARS
 
@@ -221,3 +222,45 @@ class SoundMap(Titled):
     seconds: float
     begin: float = 0.0
     bands: Array | None = None  # [band, frame], the lowest first
+
+
+@dataclass(frozen=True, eq=False)
+class GraphNode:
+    """A node: its name, column, role, how much it carries, and its own map."""
+
+    name: str
+    column: int
+    role: str = ""
+    effect: float | None = None
+    map: Heatmap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEdge:
+    """An edge to a node in a later column: how much it carries, and by which composition."""
+
+    source: str
+    target: str
+    effect: float
+    way: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerGraph(Titled):
+    """A graph by layers."""
+
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...]
+
+    def places(self) -> dict[str, tuple[float, float]]:
+        """The position of each node: its column, and how far from the column's middle."""
+        placed: dict[str, tuple[float, float]] = {}
+        at = {node.name: node.column for node in self.nodes}
+        passed = {column for edge in self.edges for column in range(at[edge.source] + 1, at[edge.target])}
+        for column in sorted(set(at.values())):
+            names = [name for name, its in at.items() if its == column]
+            aside = column in passed and len(names) % 2 == 1  # leaves the middle to a passing edge
+            beside = (0.3 if column % 2 else -0.3) if aside else 0.0
+            for row, name in enumerate(names):
+                placed[name] = float(column), row - (len(names) - 1) / 2 + beside
+        return placed

@@ -13,8 +13,8 @@ from attnscope.models import load
 from attnscope.questions.ablate import ablate
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from attnscope.render.page.graph import graph_page
-from attnscope.views.graph import GraphEdge, GraphNode, LayerGraph
+from attnscope.render.page.page import graph_page
+from attnscope.views.charts import GraphEdge, GraphNode, LayerGraph
 
 TEXT = "The cat sat on the mat"
 OTHER = ["--with-text", "The dog sat on the mat"]

@@ -1,4 +1,4 @@
-"""Numbers as figures: one token's bars or its picture, curves, shares, and the terms of a sum."""
+"""Numbers as figures: one token's bars or its picture, curves, shares, the terms of a sum, and graphs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, is_light, table
 from attnscope.render.image import sheet as paper
-from attnscope.render.image.sheet import GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
+from attnscope.render.image.sheet import BELOW, GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
 from attnscope.render.overlay import blend, full_light, resize
 from attnscope.text import clean, round_short
-from attnscope.views.charts import Curves, SoundMap, Stack, Term, Terms
+from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Term, Terms
 from attnscope.views.heads import HeadMap
 from attnscope.views.token import Bar, Bars, Overlay, TokenView
 
@@ -352,4 +352,45 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
         below: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top"}
         axes.annotate(f"{number * step:g} s", (place, rows - 0.5), (0, -3), **QUIET, **below)
     paper.frame(axes)
+    return drawn.figure
+
+
+COLUMN, ROW = 1.5, 0.62  # inches from node to node
+THINNEST, THICKEST = 0.6, 5.0  # points of an edge
+BEND = 0.18  # of an edge that crosses columns
+
+
+def graph_figure(view: LayerGraph, style: Style) -> Figure:
+    """Nodes as boxes with their roles below, edges as wide as what they carry, coloured by its sign."""
+    from matplotlib.patches import FancyArrowPatch
+
+    places, columns = view.places(), [node.column for node in view.nodes]
+    last, tallest = max(columns), max(map(columns.count, columns))
+    drawn = paper.sheet(view, COLUMN * last or COLUMN, ROW * tallest + 0.35, (0.65, 0.65, 0.1, 0.1))
+    axes = drawn.part()
+    axes.set_xlim(0, last or 1)
+    axes.set_ylim(tallest / 2 + 0.45, -tallest / 2 - 0.15)
+    colours = table(style.cmap) / 255.0
+    top = max((abs(edge.effect) for edge in view.edges), default=0.0) or 1.0
+    for node in view.nodes:
+        look = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "#888888", "linewidth": 0.8}
+        place = places[node.name]
+        axes.text(*place, node.name, size=BELOW, ha="center", va="center", bbox=look, zorder=3)
+        told = node.role if node.effect is None else f"{node.effect:+.2f} {node.role}".strip()
+        axes.annotate(told, place, (0, -13), textcoords="offset points", ha="center", va="top", **QUIET)
+    for edge in view.edges:
+        (x, y), (to_x, to_y) = places[edge.source], places[edge.target]
+        far = to_x - x > 1 and y == to_y
+        ink = colours[-1 - STEPS // 6] if edge.effect >= 0 else colours[STEPS // 6]
+        width = THINNEST + (THICKEST - THINNEST) * abs(edge.effect) / top
+        arrow = FancyArrowPatch(
+            (x, y), (to_x, to_y), connectionstyle=f"arc3,rad={-BEND if far else 0}", arrowstyle="-",
+            linewidth=width, color=ink, alpha=0.75, zorder=1, shrinkA=0, shrinkB=0,
+        )  # fmt: skip
+        axes.add_patch(arrow)
+        if edge.way:
+            middle = (x + to_x) / 2, (y + to_y) / 2
+            axes.text(*middle, edge.way, size=SMALL, ha="center", va="center", zorder=2, color="#333333")
+    paper.frame(axes, ())
+    axes.patch.set_visible(False)
     return drawn.figure

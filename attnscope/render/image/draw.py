@@ -20,14 +20,13 @@ import numpy as np
 from attnscope.axes import Place
 from attnscope.errors import OutputError
 from attnscope.render.colour import choose_map
-from attnscope.render.image import charts, graph, maps
+from attnscope.render.image import charts, maps
 from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import Style
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
 from attnscope.views import Drawable
-from attnscope.views.charts import Curves, SoundMap, Stack, Terms
-from attnscope.views.graph import LayerGraph
+from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Terms
 from attnscope.views.grid import Grid
 from attnscope.views.heads import DistanceMap, HeadDistances, HeadMap
 from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
@@ -83,7 +82,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Curves: charts.curves_figure,
     Stack: charts.stack_figure,
     SoundMap: charts.sound_map_figure,
-    LayerGraph: graph.graph_figure,
+    LayerGraph: charts.graph_figure,
 }
 """The drawing function of each view."""
 

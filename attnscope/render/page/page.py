@@ -1,4 +1,4 @@
-"""The page of all heads: weights in eight bits each, labels, and the scripts that draw them, in one file."""
+"""Pages in one file: of all heads, with weights in eight bits and the scripts that draw them; of a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights, shrink
 from attnscope.errors import OutputError
 from attnscope.render.colour import OFFERED, choose_map, table
+from attnscope.render.image.draw import drawing, encode
 from attnscope.render.overlay import DIMMED, GLOW
 from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
-from attnscope.views import Described
+from attnscope.views import Described, Drawable
+from attnscope.views.charts import LayerGraph
 from attnscope.views.heatmap import FAINT, FEW
 from attnscope.views.token import Scene
 
@@ -344,3 +346,61 @@ def content_hash(text: str) -> str:
     """The SHA-256 by which a page's policy allows a script or a style."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
+
+
+SHARP = 85  # dots per inch of a node's map
+
+
+def graph_page(view: LayerGraph, cmap: str | None = None) -> str:
+    """The page as text, with embedded pictures. It follows the reader's light or dark theme."""
+    bare = replace(view, title="", subtitle="", notes=())
+    style = (files(__package__) / "graph.css").read_text("utf-8")
+    policy = f"default-src 'none'; img-src data:; style-src {content_hash(style)}"
+    title, notes = _escape(view.title), "".join(f"<li>{_escape(note)}</li>" for note in view.notes)
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title><style>{style}</style></head><body>",
+        f'<header><h1>{title}</h1><p class="quiet">{_escape(view.subtitle)}</p></header><main>',
+        f"<section>{_image(bare, 'svg', 'the circuit by layers', cmap)}</section>",
+        *_edges(view),
+        *_nodes(view, cmap),
+        "</main>",
+        f"<footer><ul class='quiet'>{notes}</ul></footer>" if notes else "",
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _escape(text: str) -> str:
+    return html.escape(clean(text))
+
+
+def _image(view: Drawable, form: str, told: str, cmap: str | None) -> str:
+    with drawing(view, cmap=cmap) as (figure, _):
+        data = base64.b64encode(encode(figure, form, SHARP)).decode()
+    kind = {"svg": "svg+xml"}.get(form, form)
+    return f"<img alt='{_escape(told)}' src='data:image/{kind};base64,{data}'>"
+
+
+def _edges(view: LayerGraph) -> Iterator[str]:
+    yield "<section class='edges'><h2>edges</h2><table><tr class='quiet'>"
+    yield "".join(f"<th scope='col'>{each}</th>" for each in ("from", "to", "effect", "way")) + "</tr>"
+    for edge in view.edges:
+        cells = "".join(f"<td>{_escape(each)}</td>" for each in (edge.source, edge.target))
+        yield f"<tr>{cells}<td class='number'>{edge.effect:+.3f}</td><td>{_escape(edge.way)}</td></tr>"
+    yield "</table></section>"
+
+
+def _nodes(view: LayerGraph, cmap: str | None) -> Iterator[str]:
+    """Each head with its effect and its role, and its map on the first text."""
+    for node in view.nodes:
+        if node.effect is None:
+            continue
+        yield f"<section><h2>{_escape(node.name)} <small>{node.effect:+.3f} {_escape(node.role)}</small></h2>"
+        if node.map is not None:
+            bare = replace(node.map, title="", subtitle="", notes=(), readings=())
+            yield _image(bare, "png", f"the map of {node.name}", cmap)
+        yield "</section>"

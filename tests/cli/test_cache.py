@@ -177,20 +177,11 @@ def change_byte(file):
     os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-FILES = {
-    "a byte of the weights": lambda folder: change_byte(folder / "model.safetensors"),
-    "a byte of the tokenizer": lambda folder: change_byte(folder / "tokenizer.json"),
-    "a byte of its config": lambda folder: change_byte(folder / "tokenizer_config.json"),
-    "a byte of the config": lambda folder: change_byte(folder / "config.json"),
-    "a byte of large weights": lambda folder: change_byte(folder / "large.bin"),
-    "the time of large weights": lambda folder: os.utime(folder / "large.bin", (1, 1)),
-    "large weights that are others": lambda folder: replace_file(folder / "large.bin"),
-    "a file more": lambda folder: (folder / "added.json").write_text("{}"),
-    "an empty file more": lambda folder: (folder / "empty").touch(),
-    "a file more below": lambda folder: write_below(folder),
-    "a file less": lambda folder: (folder / "tokenizer_config.json").unlink(),
-    "a file by another name": lambda folder: (folder / "tokenizer.json").rename(folder / "other.json"),
-}
+def change_mapped(file):
+    """The same through a memory map."""
+    found = file.stat()
+    np.memmap(file, mode="r+")[-1] ^= 1
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def replace_file(file):
@@ -201,49 +192,43 @@ def replace_file(file):
     other.replace(file)
 
 
-def write_below(folder):
+def add_below(folder):
     (folder / "below").mkdir()
     (folder / "below" / "a.json").write_text("{}")
 
 
-TEXTS = {
-    "a space at its end": (TEXT + " ", None),
-    "a line's end": (TEXT + "\n", None),
-    "a large letter": (TEXT.lower(), None),
-    "another kind of space": (TEXT.replace(" ", "\u00a0"), None),
-    "a letter of two parts": (TEXT.replace("a", "a\u0301"), None),
-    "nothing": ("", None),
-    "a second text": (TEXT, ""),
-    "the same twice": (TEXT, TEXT),
+FILES = {
+    "a mapped byte": lambda folder: change_mapped(folder / "model.safetensors"),
+    "the time of large weights": lambda folder: os.utime(folder / "large.bin", (1, 1)),
+    "large weights that are others": lambda folder: replace_file(folder / "large.bin"),
+    "a file more": lambda folder: (folder / "added.json").write_text("{}"),
+    "an empty file more": lambda folder: (folder / "empty").touch(),
+    "a file more below": add_below,
+    "a file less": lambda folder: (folder / "tokenizer_config.json").unlink(),
+    "a file by another name": lambda folder: (folder / "tokenizer.json").rename(folder / "other.json"),
 }
+for _name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json", "large.bin"):
+    FILES[f"a byte of {_name}"] = lambda folder, name=_name: change_byte(folder / name)
 
-SOURCES = {
-    "max_tokens": 5,
-    "truncate": True,
-    "generate": 3,
-    "temperature": 0.5,
-    "seed": 1,
-    "chat": True,
-    "system": "Be short.",
-    "from_second": 0.5,
-    "to_second": 1.5,
-}
+TEXTS = (f"{TEXT} ", f"{TEXT}\n", TEXT.lower(), TEXT.replace(" ", "\u00a0"), TEXT.replace("a", "a\u0301"), "")
+SOURCES = {"max_tokens": 5, "truncate": True, "generate": 3, "temperature": 0.5, "seed": 1, "chat": True}
+SOURCES |= {"system": "Be short.", "from_second": 0.5, "to_second": 1.5}
+MODELS = {"tokenizer": "own-causal", "device": "cpu", "device_map": "auto", "dtype": "bfloat16"}
+MODELS |= {"revision": "main", "allow_pickle": True}
+OTHERWISE = [
+    *({"text": text} for text in TEXTS),
+    *({"second": text} for text in ("", TEXT)),
+    *({"asked": {name: value}} for name, value in SOURCES.items()),
+    *({"model": {name: value}} for name, value in MODELS.items()),
+]
 
-MODELS = {
-    "tokenizer": "own-causal",
-    "device": "cpu",
-    "device_map": "auto",
-    "dtype": "bfloat16",
-    "revision": "main",
-    "allow_pickle": True,
-}
 
-PROGRAMS = {
-    "attnscope": ("__version__", "9.9"),
-    "torch": ("version", lambda name: "9.9" if name == "torch" else "1"),
-    "transformers": ("version", lambda name: "9.9" if name == "transformers" else "1"),
-    "tokenizers": ("version", lambda name: "9.9" if name == "tokenizers" else "1"),
-}
+def other(source, **changes):
+    """The same input with other options of its text or its model."""
+    for name, each in changes.items():
+        value = replace(getattr(source, name), **each) if isinstance(each, dict) else each
+        source = replace(source, **{name: value})
+    return source
 
 
 @pytest.fixture
@@ -256,8 +241,8 @@ def source(monkeypatch, looks, folder):
 
 def test_the_same_has_the_same_key(source):
     assert source.key == source.key is not None
-    told = replace(source.asked, text=None, file=Path("a.txt"), no_cache=True)
-    assert replace(source, asked=told).key == source.key
+    told = {"text": None, "file": Path("a.txt"), "no_cache": True}
+    assert other(source, asked=told).key == source.key
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -267,96 +252,72 @@ def test_another_file_of_the_model_has_another_key(source, folder, name):
     assert source.key not in (before, None)
 
 
-def test_weights_written_through_a_memory_map_that_leaves_their_time_have_another_key(source, folder):
-    path, before = folder / "model.safetensors", source.key
-    found = path.stat()
-    np.memmap(path, mode="r+")[-1] ^= 1
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert source.key not in (before, None)
+@pytest.mark.parametrize("changes", OTHERWISE, ids=str)
+def test_whatever_else_is_asked_has_another_key(source, changes):
+    assert other(source, **changes).key != source.key
 
 
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        *(("text", {"text": text, "second": second}) for text, second in TEXTS.values()),
-        *(("asked", {name: value}) for name, value in SOURCES.items()),
-        *(("model", {name: value}) for name, value in MODELS.items()),
-    ],
-)
-def test_whatever_else_is_asked_has_another_key(source, part, change):
-    if part != "text":
-        change = {part: replace(getattr(source, part), **change)}
-    assert replace(source, **change).key != source.key
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ["attnscope", "torch", "transformers", "tokenizers"])
 def test_another_version_has_another_key(monkeypatch, source, name):
     monkeypatch.setattr(identity, "version", lambda name: "1")
     before = source.key
-    monkeypatch.setattr(identity, *PROGRAMS[name])
+    if name == "attnscope":
+        monkeypatch.setattr(identity, "__version__", "9.9")
+    monkeypatch.setattr(identity, "version", lambda each: "9.9" if each == name else "1")
     assert source.key != before
 
 
-def test_another_device_that_is_seen_has_another_key(monkeypatch, source):
-    before = source.key
+def test_another_day_of_a_chat_and_another_device_that_is_seen_have_other_keys(monkeypatch, source):
+    before, chat = source.key, other(source, asked={"chat": True})
+    written = chat.key
+    monkeypatch.setattr(cli_source, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
+    assert chat.key not in (written, None)
+    assert source.key == before
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert source.key != before
 
 
 @pytest.mark.parametrize("field", ["image", "second image", "video", "audio", "inputs"])
 def test_another_content_of_what_is_read_has_another_key(source, tmp_path, field):
-    file, first = tmp_path / "a.png", tmp_path / "first.png"
-    picture(file)
-    picture(first)
+    file, first = picture(tmp_path / "a.png"), picture(tmp_path / "first.png")
     asked = {"image": [file], "second image": [first, file]}.get(field, file)
-    told = replace(source, asked=replace(source.asked, **{field.removeprefix("second "): asked}))
+    told = other(source, asked={field.removeprefix("second "): asked})
     before = told.key
     change_byte(file)
     assert told.key not in (before, None)
 
 
 def test_other_images_of_the_same_bytes_have_another_key(source, tmp_path):
-    one, other = tmp_path / "a.png", tmp_path / "b.png"
-    picture(one)
-    shutil.copy(one, other)
-    asked = [[one], [other], [one, one], [one, other], [other, one]]
-    keys = [replace(source, asked=replace(source.asked, image=each)).key for each in asked]
-    assert len({*keys, source.key}) == 6
-    assert None not in keys
+    one, two = picture(tmp_path / "a.png"), tmp_path / "b.png"
+    shutil.copy(one, two)
+    asked = [[one], [two], [one, one], [one, two], [two, one]]
+    keys = [other(source, asked={"image": each}).key for each in asked]
+    assert len({*keys, source.key, None}) == 7
 
 
 @pytest.mark.parametrize("weigh", ["norm", "norm-residual", "zeroing"])
 def test_another_weighing_has_another_key(source, weigh):
     weighed = WeighedModelOptions(model=source.model.model, weigh=weigh)
-    plain = replace(weighed, weigh="raw")
-    keys = {replace(source, model=each).key for each in (weighed, plain, source.model)}
-    assert len(keys) == 3
-    assert None not in keys
-
-
-def test_a_chat_of_another_day_has_another_key(monkeypatch, source):
-    chat = replace(source, asked=replace(source.asked, chat=True))
-    before = chat.key
-    monkeypatch.setattr(cli_source, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
-    assert chat.key not in (before, None)
+    models = weighed, replace(weighed, weigh="raw"), source.model
+    assert len({None, *(replace(source, model=each).key for each in models)}) == 4
 
 
 def test_the_same_model_elsewhere_has_another_key(source, folder, tmp_path):
-    other = shutil.copytree(folder, tmp_path / "elsewhere")
-    elsewhere = replace(source, model=replace(source.model, model=str(other)))
-    assert elsewhere.key not in (source.key, None)
+    elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
+    assert other(source, model={"model": str(elsewhere)}).key not in (source.key, None)
 
 
 # what is never kept
 
 
+def named(model):
+    return ModelOptions(model=model)
+
+
 @pytest.mark.parametrize(
     "model",
     [
-        ModelOptions(model="mine.py:make"),
-        ModelOptions(model="mine.models:make"),
-        ModelOptions(model="nobody/has-this"),
-        ModelOptions(model="/no/such/folder"),
+        *map(named, ("mine.py:make", "mine.models:make", "nobody/has-this", "/no/such/folder")),
         ModelOptions(trust_remote_code=True),
         WeighedModelOptions(weigh="gradient"),
     ],

@@ -1,4 +1,4 @@
-"""Coarser maps against plain loops over their definition."""
+"""Coarser maps against plain loops over their definition, and what places are called."""
 
 from __future__ import annotations
 
@@ -8,8 +8,22 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Token
-from attnscope.axes import Weights, coarsen, fit, group_places, shrink, weights
+from attnscope.axes import (
+    HEARD,
+    PICTURED,
+    SEPARATOR,
+    Weights,
+    coarsen,
+    find_senses,
+    fit,
+    group_places,
+    join_places,
+    places,
+    shrink,
+    weights,
+)
 from attnscope.errors import SelectionError
+from attnscope.models.text.tokens import spell_tokens
 
 WORDS = (None, 0, 1, 1, 1, 2, 2, None)
 TOKENS = tuple(
@@ -179,3 +193,44 @@ def test_a_mask_of_more_heads_than_the_weights_is_refused() -> None:
         weights(rows(4, 4), range(4), range(4), np.ones((1, 4, 4), bool))
     with pytest.raises(ValueError, match="do not fit"):
         weights(rows(3, 4, 4), range(4), range(4), np.ones((2, 4, 4), bool))
+
+
+def test_moments_that_follow_each_other_are_named_from_the_first_to_the_last():
+    moments = places(tuple(Token(f"{0.02 * at:.2f} s", HEARD + at) for at in range(4)))
+    two = [join_places(moments[:2], pooled=True), join_places(moments[2:], pooled=True)]
+    assert [place.label for place in two] == ["0.00–0.02 s", "0.04–0.06 s"]
+    four = join_places(two, pooled=True)
+    assert (four.label, four.moment, four.heard) == ("0.00–0.06 s", "0.00 s", True)
+    assert not any(place.pictured for place in (*moments, *two))
+
+
+def seen(*names: str) -> list[Token]:
+    """Tokens of pictures by their names, signs of a processor among them."""
+    return [
+        Token(name, 5, special=True)
+        if name.startswith("<")
+        else Token(name, (SEPARATOR if "end" in name else PICTURED) + number, special="end" in name)
+        for number, name in enumerate(names)
+    ]
+
+
+SPELLED = [Token(word, number, word=number) for number, word in enumerate(("what", "is", "this", "?"))]
+TILED = seen("<img>", "thumbnail 1 · 0,0", "<tile>", "image 1 · 0,0", "image 1 · row end", "<tile>",
+             "image 1 · 1,0", "</img>")  # fmt: skip
+
+
+def test_signs_between_the_tiles_of_a_picture_belong_to_it():
+    assert find_senses([*TILED, *SPELLED]) == [None, *["image"] * 6, *[None] * 5]
+
+
+def test_of_several_pictures_each_has_its_number():
+    two = [*TILED, *seen("<img>", "image 2 · 0,0", "</img>"), *SPELLED]
+    assert [sense for sense in find_senses(two) if sense] == ["image 1"] * 6 + ["image 2"]
+    assert find_senses(seen("frame 1 · 0,0", "frames 2-3 · 0,0")) == ["frame 1", "frames 2-3"]
+    assert find_senses([Token("0,1", PICTURED + 1), Token("0.02 s", HEARD)]) == ["image", "sound"]
+
+
+def test_a_text_is_spelled_with_the_name_of_its_picture_alone():
+    assert spell_tokens([*TILED, *SPELLED]) == "<img> [image] </img> what is this?"
+    sound = [Token("0.00 s", HEARD), Token("0.02 s", HEARD + 1)]
+    assert spell_tokens([*sound, *SPELLED]) == "[sound] what is this?"

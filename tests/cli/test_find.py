@@ -1,4 +1,4 @@
-"""``attnscope find``, also with known answers, and ``attnscope spans``."""
+"""``attnscope find``, also with known answers, ``spans``, and ``flow``."""
 
 import csv
 import io
@@ -6,8 +6,11 @@ import json
 import re
 
 import jsonschema
+import numpy as np
 import pytest
 
+from tests.models.images import picture
+from tests.models.vision_language import vision_language
 from tests.questions.gold import treebank
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -139,3 +142,59 @@ def test_at_a_star_the_parts_are_listed_by_what_is_looked_at_most(run):
     named = [line.split("  ")[0] for line in lines[head + 1 : head + 1 + len(numbers)]]
     assert named == [each["question"].partition(" -> ")[2] for each in numbers]
     assert "most in" in run(*asked).out
+
+
+def test_json_and_arrays_hold_every_layer(run, tmp_path):
+    layers = json.loads(run("flow", TEXT, "--json").out)["layers"]
+    assert [each["layer"] for each in layers] == [0, 1, 2, 3]
+    run("flow", TEXT, "-o", tmp_path / "flow.npz")
+    with np.load(tmp_path / "flow.npz") as maps:
+        np.testing.assert_allclose(maps["encoder.03"][0], layers[3]["weights"], atol=1e-6)
+
+
+def test_maps_that_were_saved_name_the_text_once(run, tmp_path):
+    run("flow", TEXT, "-o", tmp_path / "flow.npz")
+    commands = (["show"], ["stats"], ["find", "it -> cat"])
+    looks = [run(*command, "--from", tmp_path / "flow.npz").out for command in commands]
+    assert [look.splitlines()[0].count("“The cat sat") for look in looks] == [1, 1, 1]
+
+
+def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run, tmp_path):
+    folder = vision_language(tmp_path / "llava", "llava")
+    image = picture(tmp_path / "picture.png")
+    asked = ("flow", "what is on the mat ?", "-m", folder, "--image", image)
+    assert "attends in 2 parts: attention cannot be followed through it" not in flat(run(*asked).out)
+    both = run(*asked, "--image", image, "--token", "mat")
+    assert "decoder attention" in both.out
+    assert "attends in 2 parts: attention cannot be followed through it" in flat(both.out)
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def test_a_file_of_kilobytes_whose_flow_takes_gigabytes_is_one_sentence(run, tmp_path):
+    np.save(tmp_path / "a.npy", np.full((1, 1, 120_000), 1 / 120_000, np.float32))
+    run("flow", "--from", tmp_path / "a.npy").refuses(
+        "out of memory: NumPy asked for 114.9 GB; the command may take"
+    )
+
+
+BEGUN = "The cat sat on the"
+OWN = ("-m", "own-causal")
+
+
+def test_flow_lists_every_way_with_random_orders_among_them(run):
+    printed = run("flow", BEGUN, *OWN, "--faithful").out
+    title, prediction, _, header, alone, *lines = printed.splitlines()
+    assert title.startswith("which tokens the prediction depends on · own-causal · “The cat sat on the”")
+    assert prediction.startswith("the prediction: ")
+    assert header.split() == ["order", "by", "deletion", "insertion", "first"]
+    assert alone.startswith("one at a time")
+    listed = lines[: next(number for number, line in enumerate(lines) if line.startswith("·"))]
+    areas = [float(line[23:].split()[0]) for line in listed if not line.startswith("random")]
+    assert areas == sorted(areas)
+    names = {line[:23].strip() for line in listed}
+    weighings = {f"--weigh {name}" for name in ("raw", "norm", "norm-residual", "zeroing", "gradient")}
+    methods = {f"--method {name}" for name in ("rollout", "flow", "relevance", "alti")}
+    assert names == weighings | methods | {"random order"}

@@ -1,6 +1,7 @@
 """Which command has which option, how heads and numbers are typed, and the help and the pages of them."""
 
 import re
+import shlex
 
 import click
 import pytest
@@ -212,56 +213,31 @@ def test_a_wrong_spelling_says_what_to_write(head, layer, sentence):
 
 
 TEXT = "The cat sat on the mat."
-LONG = "9" * 5000
-PLACES = [
-    ("show", TEXT, "--token", LONG),
-    ("show", TEXT, "--layer", LONG),
-    ("show", TEXT, "--layers", f"0-{LONG}"),
-    ("show", TEXT, "--head", LONG),
-    ("show", TEXT, "--head", f"L0H{LONG}"),
-    ("show", TEXT, "--head", f"{LONG}.0"),
-    ("show", TEXT, "--head", LONG, "--layer", "0"),
-    ("ablate", TEXT, "--head", f"L{LONG}H0"),
-    ("show", TEXT, "--line", LONG),
-    ("show", TEXT, "--line", "9" * 25),
-    ("show", TEXT, "--max-tokens", "9" * 25),
-    ("logits", TEXT, "--target", LONG),
-    ("show", TEXT, "--generate", "9" * 25, "-m", "own-causal"),
-    ("show", TEXT, "--from-second", "nan"),
-    ("show", TEXT, "--dpi", "nan"),
-    ("show", TEXT, "--size", "nan"),
-    ("show", TEXT, "--temperature", "1e999"),
-    ("show", TEXT, "--temperature", "nan"),
-    ("stats", TEXT, "--rows", f"0-{LONG}"),
-    ("stats", TEXT, "--where", f"entropy<{LONG}"),
-    ("stats", TEXT, "--where", "entropy>nan"),
-    ("stats", TEXT, "--where", "entropy<1e999"),
-    ("stats", TEXT, "--where", "entropy<1_0"),
-    ("stats", TEXT, "--where", f"offset={LONG}>0"),
-    ("stats", TEXT, "--sort", f"offset=-{LONG}"),
-    ("stats", TEXT, "--top", "9" * 25),
-    ("check", f"L0H{LONG}.entropy > 1", "--text", TEXT),
-    ("check", f"count(entropy > 1) > {LONG}", "--text", TEXT),
-    ("find", f"{LONG} -> cat", TEXT),
-    ("find", f"* -> +{LONG}", TEXT),
-    ("find", f"cat#{LONG} -> cat", TEXT),
-    ("spans", TEXT, "--by", "sentence", "--pair", f"{LONG} -> *"),
-    ("compare", TEXT, "--head", LONG),
-    ("compare", TEXT, f"L0H{LONG}", "L0H0"),
-    ("flow", TEXT, "--layer", LONG),
-    ("flow", TEXT, "--token", LONG),
-    ("export", TEXT, "--heads", LONG, "-o", "out"),
-    ("browse", TEXT, "--layer", LONG),
-    ("align", "--audio", "a.wav", "--heads", f"L0H{LONG}"),
-    (f"--{LONG}",),
-    (LONG,),
-]
+PLACES = {
+    "show TEXT": "--token LONG|--layer LONG|--layers 0-LONG|--head LONG|--head L0HLONG|--head LONG.0|"
+    "--head LONG --layer 0|--line LONG|--line MANY|--max-tokens MANY|--generate MANY -m own-causal|"
+    "--from-second nan|--dpi nan|--size nan|--temperature 1e999|--temperature nan",
+    "ablate TEXT": "--head LLONGH0",
+    "logits TEXT": "--target LONG",
+    "stats TEXT": "--rows 0-LONG|--where entropy<LONG|--where entropy>nan|--where entropy<1e999|"
+    "--where entropy<1_0|--where offset=LONG>0|--sort offset=-LONG|--top MANY",
+    "check --text TEXT": "'L0HLONG.entropy > 1'|'count(entropy > 1) > LONG'",
+    "find --text TEXT": "'LONG -> cat'|'* -> +LONG'|'cat#LONG -> cat'",
+    "spans TEXT": "--by sentence --pair 'LONG -> *'",
+    "compare TEXT": "--head LONG|L0HLONG L0H0",
+    "flow TEXT": "--layer LONG|--token LONG",
+    "export TEXT -o out": "--heads LONG",
+    "browse TEXT": "--layer LONG",
+    "align a.wav": "--heads L0HLONG",
+    "": "--LONG|LONG",
+}
 
 
-@pytest.mark.parametrize("typed", PLACES, ids=lambda typed: " ".join(part[:12] for part in typed))
+@pytest.mark.parametrize("typed", [f"{first} {one}" for first, of in PLACES.items() for one in of.split("|")])
 def test_a_number_that_counts_nothing_ends_in_a_sentence_that_can_be_read(run, typed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ended = run(*typed)
+    words = shlex.split(typed.replace("LONG", "9" * 5000).replace("MANY", "9" * 25))
+    ended = run(*(TEXT if word == "TEXT" else word for word in words))
     assert ended.code == 2
     assert "unexpected" not in ended.err
     assert len(ended.err) < 2000

@@ -1,12 +1,17 @@
 """Whatever a command reads: a text, an image, tensors, a file of weights; and where its model comes from."""
 
+import io
 import json
 import socket
 
+import click
 import pytest
 from safetensors.torch import save_file
 from torch import randn
 
+from attnscope.cli.options import SourceOptions
+from attnscope.cli.source import read_text
+from attnscope.errors import InputError
 from tests.models import images
 from tests.models.folders import gpt2
 
@@ -32,60 +37,48 @@ class Small(nn.Module):
 """
 
 
-@pytest.fixture(scope="module")
-def vit(tmp_path_factory):
-    return images.vision(tmp_path_factory.mktemp("vit"), "vit")
+def image(run, place):
+    return "--image", images.picture(place / "corner.png"), "-m", images.vision(place / "vit", "vit")
 
 
-def heads(answer):
-    """How many heads an answer speaks of; one for a claim."""
-    sites = answer.get("sites")
-    return len(answer["claims"]) if "claims" in answer else len(answer["heads"] if sites is None else sites)
+def random_tokens(run, place):
+    return "--repeat-random", "8", "-m", "own-causal"
 
 
-@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
-def test_an_image(run, vit, tmp_path, command):
-    ran = run(*command, "--image", images.picture(tmp_path / "corner.png"), "-m", vit)
-    assert ran.code == (1 if command[0] == "check" else 0), ran.err
-    assert heads(json.loads(ran.out)) == {"check": 1, "info": 2}.get(command[0], 4)
+def tensors(run, place):
+    (place / "small.py").write_text(MODULE)
+    save_file({"x": randn(1, 5, 8)}, place / "x.safetensors")
+    return "--inputs", place / "x.safetensors", "-m", f"{place / 'small.py'}:Small"
 
 
-@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
-def test_random_tokens(run, command):
-    asked = ("--repeat-random", "8", "-m", "own-causal")
-    ran = run(*command, *asked)
-    assert ran.code == (1 if command[0] == "check" else 0), ran.err
-    assert heads(json.loads(ran.out)) == {"check": 1, "info": 3}.get(command[0], 12)
-    if command[0] == "compare":
-        pair = json.loads(run("compare", *asked, "L1H0", "L1H3", "--json").out)
-        assert pair["heads"] == ["L1H0", "L1H3"]
+def weights(run, place):
+    run("show", TEXT, "-o", place / "heads.npz")
+    return "--from", place / "heads.npz"
 
 
-@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
-def test_tensors(run, tmp_path, command):
-    (tmp_path / "small.py").write_text(MODULE)
-    save_file({"x": randn(1, 5, 8)}, tmp_path / "x.safetensors")
-    ran = run(*command, "--inputs", tmp_path / "x.safetensors", "-m", f"{tmp_path / 'small.py'}:Small")
-    assert ran.code == (1 if command[0] == "check" else 0), ran.err
-    assert heads(json.loads(ran.out)) == {"check": 1, "info": 1}.get(command[0], 2)
-    assert "made\n" in ran.err
-    assert "called\n" in ran.err
+HEADS = {image: (4, 2), random_tokens: (12, 3), tensors: (2, 1), weights: (32, 4)}
+"""By source: its heads, and its layers, which info lists."""
 
 
-@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
-def test_a_file_of_weights(run, tmp_path, command):
-    run("show", TEXT, "-o", tmp_path / "heads.npz")
-    ran = run(*command, "--from", tmp_path / "heads.npz")
-    assert ran.code == (1 if command[0] == "check" else 0), ran.err
-    assert heads(json.loads(ran.out)) == {"check": 1, "info": 4}.get(command[0], 32)
+@pytest.mark.parametrize("command", LOOKING)
+@pytest.mark.parametrize("source", HEADS, ids=lambda source: source.__name__)
+def test_whatever_is_read_each_command_answers_of_its_heads(run, tmp_path, source, command):
+    ran = run(*LOOKING[command], *source(run, tmp_path))
+    assert ran.code == (1 if command == "check" else 0), ran.err
+    answer, (count, layers) = json.loads(ran.out), HEADS[source]
+    listed = {"check": "claims", "info": "sites"}.get(command, "heads")
+    assert len(answer[listed]) == {"check": 1, "info": layers}.get(command, count)
+    if source is tensors:  # what the model's file prints is no part of the answer
+        assert "made\n" in ran.err
+        assert "called\n" in ran.err
 
 
-@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
-def test_a_text_that_the_model_writes_on(run, tmp_path, command):
-    text = ("--text",) if command[0] == "check" else ("-m", "own-causal")
-    ran = run(*command, *text, "Once upon a", "-m", "own-causal", "--generate", "3")
-    assert ran.code == (1 if command[0] == "check" else 0), ran.err
-    assert command[0] == "check" or "generated 3 tokens" in " ".join(json.loads(ran.out)["notes"])
+@pytest.mark.parametrize("command", LOOKING)
+def test_a_text_that_the_model_writes_on(run, command):
+    text = ("--text",) if command == "check" else ("-m", "own-causal")
+    ran = run(*LOOKING[command], *text, "Once upon a", "-m", "own-causal", "--generate", "3")
+    assert ran.code == (1 if command == "check" else 0), ran.err
+    assert command == "check" or "generated 3 tokens" in " ".join(json.loads(ran.out)["notes"])
 
 
 def test_info_names_its_model_first_or_by_the_option(run):
@@ -208,3 +201,85 @@ def test_offline_a_model_that_is_here_works(run, reached, request, model):
     name = "own" if model == "own" else request.getfixturevalue(model)
     assert run("show", "The cat.", "-m", name, "--offline").code == 0
     assert reached == []
+
+
+def read(text, second_text, file, line):
+    return read_text(SourceOptions(text=text, second_text=second_text, file=file, line=line))
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(content: bytes):
+        path = tmp_path / "text.txt"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def test_an_argument_is_the_text_and_a_second_one_its_pair():
+    assert read("one", None, None, None) == ("one", None)
+    assert read("one", "two", None, None) == ("one", "two")
+
+
+def test_a_file_is_read_without_its_last_newline_or_byte_order_mark(written):
+    assert read(None, None, written("\ufeffSchrödinger\nagain\n".encode()), None) == (
+        "Schrödinger\nagain",
+        None,
+    )
+
+
+def test_a_dash_reads_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
+    assert read("-", None, None, None) == ("from a pipe", None)
+
+
+def test_one_line_can_be_picked_and_a_tab_in_it_parts_a_pair(written):
+    path = written(b"first\nleft\tright\n")
+    assert read(None, None, path, 1) == ("first", None)
+    assert read(None, None, path, 2) == ("left", "right")
+
+
+LATIN = "cafe\u00e9".encode("latin-1")
+UNREAD = [  # a text, a second one, what is in a file, a line of it, and what is said
+    ("  ", None, None, None, "the text is empty: give at least one word"),
+    ("one", "", None, None, "the second text is empty"),
+    ("caf\udce9", None, None, None, "the text is not UTF-8"),
+    (None, None, None, None, "give a text, --file FILE, or -"),
+    ("text", None, b"text", None, "not both"),
+    (None, None, b"", None, r"the text is empty: .*text\.txt: give at least one word"),
+    (None, None, b" \n\t\n", None, r"the text is empty: .*text\.txt: give at least one word"),
+    (None, None, LATIN, None, "is not UTF-8 text: byte 4 is 0xe9"),
+    *((None, None, b"a\nb\n", line, "the input has lines 1 to 2") for line in (0, 3, -1)),
+]
+
+
+@pytest.mark.parametrize(("text", "second", "content", "line", "sentence"), UNREAD)
+def test_what_cannot_be_read_is_said(written, text, second, content, line, sentence):
+    file = None if content is None else written(content)
+    with pytest.raises((InputError, click.BadParameter), match=sentence):
+        read(text, second, file, line)
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    for file, sentence in (
+        (tmp_path / "nothing.txt", r"no such file: .*nothing\.txt"),
+        (tmp_path, "is a folder"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            read(None, None, file, None)
+
+
+def test_a_closed_standard_input_is_a_sentence(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="standard input is closed: give a text, or --file FILE"):
+        read("-", None, None, None)
+
+
+def test_a_path_that_is_given_as_a_text_asks_whether_the_file_was_meant(written, monkeypatch):
+    path = str(written(b"words"))
+    with pytest.raises(InputError, match=r"is a file: did you mean --file .*text\.txt\?"):
+        read(path, None, None, None)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.encode())))
+    assert read("-", None, None, None) == (path, None)
+    assert read("nothing.txt", None, None, None) == ("nothing.txt", None)

@@ -1,26 +1,31 @@
-"""The commands ``train`` and ``loss`` as a user meets them; what they compute is tested in tests/training."""
+"""``train``, ``loss`` and ``track``; what they compute is tested in tests/training and tests/questions."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from attnscope.cli.commands.loss import loss
+from attnscope.cli.commands.track import find_checkpoints
 from attnscope.cli.commands.train import train
 from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.models import load
+from tests.models.folders import gpt2
 from tests.training.corpus import write_corpus
 
 TINY = ["--layers=1", "--heads=2", "--width=16", "--length=16", "--batch=4", "--vocabulary=80"]
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
+def direct(*arguments: object) -> tuple[int, str, str]:
     name, *typed = map(str, arguments)
     result = CliRunner().invoke({"train": train, "loss": loss}[name], typed)
     if isinstance(result.exception, AttnscopeError):
@@ -34,7 +39,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Path) -> None:
-    code, out, err = run("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 4, "--evaluate-every", 2)
+    code, out, err = direct("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 4, "--evaluate-every", 2)
     assert code == 0
     assert re.search(r"1 layers × 2 heads, width 16, [\d,]+ parameters", out)
     assert re.search(r"4 steps, [\d,]+ tokens", out)
@@ -45,7 +50,7 @@ def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Pa
     assert held_out is not None
     assert said is not None
     book = next(path for path in books if path.name == held_out[1])
-    code, out, _ = run("loss", tmp_path / "m", book, "--length", 16)
+    code, out, _ = direct("loss", tmp_path / "m", book, "--length", 16)
     assert code == 0
     assert float(out.split()[0]) == pytest.approx(float(said[1]), abs=0.02)  # bfloat16 where it is fast
     assert "15 % of" in out
@@ -53,9 +58,9 @@ def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Pa
 
 def test_a_run_and_its_loss_may_be_drawn_from_any_number_of_64_bits(books, tmp_path) -> None:
     seed = ("--seed", 2**64 - 1)
-    code, _, _ = run("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 2, *seed)
+    code, _, _ = direct("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 2, *seed)
     assert code == 0
-    assert run("loss", tmp_path / "m", books[0], "--length", 16, *seed)[0] == 0
+    assert direct("loss", tmp_path / "m", books[0], "--length", 16, *seed)[0] == 0
 
 
 @pytest.mark.slow
@@ -81,7 +86,7 @@ def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: 
     assert "--resume continues" in heard[-1]
     assert "Traceback" not in heard[-1]
     assert (folder / "model.safetensors").is_file()
-    code, _, _ = run("train", *arguments, "--minutes", 0.01, "--resume")
+    code, _, _ = direct("train", *arguments, "--minutes", 0.01, "--resume")
     assert code == 0
     assert not (folder / "training").exists()
 
@@ -89,13 +94,13 @@ def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: 
 def test_mistakes_are_told_before_any_work(books: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "m"
     with pytest.raises(ModelError, match="3 heads do not divide a width of 16"):
-        run("train", *books, "-o", folder, *TINY, "--heads", 3)
+        direct("train", *books, "-o", folder, *TINY, "--heads", 3)
     with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
-        run("train", tmp_path / "none.txt", "-o", folder, *TINY)
+        direct("train", tmp_path / "none.txt", "-o", folder, *TINY)
     with pytest.raises(ModelError, match=r"no device 'tpu' here: this machine has .*cpu"):
-        run("train", *books, "-o", folder, *TINY, "--device", "tpu")
+        direct("train", *books, "-o", folder, *TINY, "--device", "tpu")
     with pytest.raises(ModelError, match="holds no model"):
-        run("loss", tmp_path, *books)
+        direct("loss", tmp_path, *books)
     assert not folder.exists()
 
 
@@ -104,7 +109,83 @@ def test_mistakes_are_told_before_any_work(books: list[Path], tmp_path: Path) ->
     [("--steps", 1, "--minutes", 1), ("--steps", 0), ("--tokenizer", "unigram"), ("--short", 2), ("--what",)],
 )
 def test_wrong_usage_exits_with_2(books: list[Path], tmp_path: Path, arguments: tuple[object, ...]) -> None:
-    code, _, err = run("train", *books, "-o", tmp_path / "m", *arguments)
+    code, _, err = direct("train", *books, "-o", tmp_path / "m", *arguments)
     assert code == 2
     assert "Error" in err
     assert not (tmp_path / "m").exists()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    for step in (10, 20):
+        gpt2(folder / f"checkpoint-{step}")
+    (folder / "probe.txt").write_text("The cat sat on the mat.\nWords look back.\n")
+    return folder
+
+
+def test_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
+    asked = ["track", checkpoints, "--texts", checkpoints / "probe.txt", "--measure", "entropy,first"]
+    shown = run(*asked)
+    assert shown.code == 0
+    assert "entropy by step" in shown.out
+    assert "step 10" in shown.out
+    answer = json.loads(run(*asked, "--json").out)
+    assert answer["schema"] == "urn:attnscope:track:1"
+    assert answer["steps"] == [10, 20]
+    assert len(answer["courses"]) == 2 * 8
+    lines = run(*asked, "--csv").out.splitlines()
+    assert lines[0] == "measure,head,step,value,baseline,appears"
+    assert len(lines) == 1 + 2 * 8 * 2
+    assert run(*asked, "-o", tmp_path / "curves.png").code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"curves-entropy.png", "curves-first.png"}
+
+
+def test_a_watch_waits_for_checkpoints_and_reads_those_that_were_being_written(
+    run, checkpoints, tmp_path, monkeypatch
+):
+    pauses = []
+    begun = [
+        lambda: (tmp_path / "checkpoint-1").mkdir(),
+        lambda: gpt2(tmp_path / "checkpoint-1"),
+        lambda: None,
+        lambda: gpt2(tmp_path / "checkpoint-2"),
+    ]
+
+    def pause(seconds):
+        if len(pauses) == len(begun):
+            raise KeyboardInterrupt
+        begun[len(pauses)]()
+        pauses.append(seconds)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    log = tmp_path / "log.jsonl"
+    shown = run("track", tmp_path, "--texts", checkpoints / "probe.txt", "--jsonl", log, "--watch", "--json")
+    answers = [json.loads(line) for line in shown.out.splitlines()]
+    assert [answer["steps"] for answer in answers] == [[1], [1, 2]]
+    assert shown.err.count("checkpoint-1 is left out") == 1
+
+
+@pytest.mark.parametrize("revisions", ["step10,step20", "step20, step10"])
+def test_revisions_of_a_model_on_the_hub_are_its_steps(run, checkpoints, monkeypatch, revisions):
+    loaded = []
+
+    def from_the_hub(model):
+        loaded.append((model.model, model.revision))
+        return load(str(checkpoints / model.revision.replace("step", "checkpoint-")))
+
+    monkeypatch.setattr(sys.modules[find_checkpoints.__module__], "load_model", from_the_hub)
+    asked = ["track", "-m", "someone/tiny", "--texts", checkpoints / "probe.txt", "--measure", "entropy"]
+    shown = run(*asked, "--revisions", revisions, "--json")
+    assert shown.code == 0, shown.err
+    assert json.loads(shown.out)["steps"] == [10, 20]
+    assert json.loads(shown.out)["checkpoints"] == ["step10", "step20"]
+    assert loaded == [("someone/tiny", "step10"), ("someone/tiny", "step20")]
+
+
+def test_folders_are_found_by_pattern_and_inside_of_a_run(checkpoints):
+    both = [str(checkpoints / f"checkpoint-{step}") for step in (10, 20)]
+    assert find_checkpoints([str(checkpoints)]) == both
+    assert find_checkpoints([str(checkpoints / "check*-2?")]) == both[1:]
+    assert find_checkpoints(both[:1]) == both[:1]
+    assert find_checkpoints(["step1", "step2"]) == ["step1", "step2"]

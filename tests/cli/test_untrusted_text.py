@@ -156,6 +156,7 @@ VIEWS = [
     ["stats"],
     ["stats", "--csv"],
     ["stats", "--json"],
+    ["info"],
 ]
 
 
@@ -179,12 +180,6 @@ def evil(tmp_path_factory):
 def test_no_name_and_no_token_steers_a_terminal(run, evil, view):
     ran = run(*view, "-m", evil, "The cat sat.")
     assert ran.code == 0, ran.err
-    assert not steering(ran.out + ran.err)
-
-
-def test_info_says_what_it_says(run, evil):
-    ran = run("info", evil)
-    assert ran.code == 0
     assert not steering(ran.out + ran.err)
 
 

@@ -355,7 +355,7 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     return drawn.figure
 
 
-COLUMN, ROW = 1.5, 0.62  # inches from node to node
+ASIDE, DOWN = 1.5, 0.62  # inches from node to node
 THINNEST, THICKEST = 0.6, 5.0  # points of an edge
 BEND = 0.18  # of an edge that crosses columns
 
@@ -366,7 +366,7 @@ def graph_figure(view: LayerGraph, style: Style) -> Figure:
 
     places, columns = view.places(), [node.column for node in view.nodes]
     last, tallest = max(columns), max(map(columns.count, columns))
-    drawn = paper.sheet(view, COLUMN * last or COLUMN, ROW * tallest + 0.35, (0.65, 0.65, 0.1, 0.1))
+    drawn = paper.sheet(view, ASIDE * last or ASIDE, DOWN * tallest + 0.35, (0.65, 0.65, 0.1, 0.1))
     axes = drawn.part()
     axes.set_xlim(0, last or 1)
     axes.set_ylim(tallest / 2 + 0.45, -tallest / 2 - 0.15)

@@ -142,7 +142,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def chat_folder(tmp_path_factory):
-    folder = folders.gpt2(tmp_path_factory.mktemp("chat"))
+    folder = folders.gpt2(tmp_path_factory.mktemp("chat"), n_positions=128)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

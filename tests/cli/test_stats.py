@@ -1,4 +1,4 @@
-"""``stats`` and ``check``, of a text and of a corpus: figures sorted, filtered, weighed, and claims about them."""
+"""``stats`` and ``check``, of a text and of a corpus: figures sorted, filtered and weighed, and claims."""
 
 import csv
 import io

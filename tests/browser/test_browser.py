@@ -74,10 +74,25 @@ def test_it_begins_with_all_heads_and_names_the_chosen_one(heads):
         assert name in shown
 
 
-def test_arrows_move_over_layers_and_heads_and_go_round_at_the_ends(heads):
-    assert browsed(heads, "right", "right", "down")[0].head == ("encoder", 1, 2)
-    assert browsed(heads, "left", "up")[0].head == ("encoder", 3, 7)
-    assert browsed(heads, *["down"] * 4, *["right"] * 8)[0].head == ("encoder", 0, 0)
+@pytest.mark.parametrize(
+    ("keys", "state"),
+    [
+        ("right right down", {"head": ("encoder", 1, 2)}),
+        ("left up", {"head": ("encoder", 3, 7)}),
+        (f"{'down ' * 4}{'right ' * 8}", {"head": ("encoder", 0, 0)}),
+        ("enter down right", {"head": ("encoder", 1, 1), "opened": True}),
+        ("enter escape", {"opened": False}),
+        ("j j k", {"pinned": 0}),
+        ("k", {"pinned": 12}),
+        ("j j right down", {"pinned": 1}),
+        ("j escape", {"pinned": None, "opened": True}),
+    ],
+)
+def test_arrows_go_round_and_a_pin_stays_with_another_head_and_is_let_go_first(heads, keys, state):
+    app, shown = browsed(heads, *keys.split())
+    assert {name: getattr(app, name) for name in state} == state
+    if app.opened:
+        assert shown.splitlines()[0].strip().startswith("L{}H{}".format(*app.head[1:]))
 
 
 def test_n_goes_over_the_heads_worth_a_look_and_round(heads):
@@ -99,20 +114,13 @@ def test_the_chosen_head_is_in_brackets_and_only_it(heads):
     assert lines[0].startswith(" L1")
 
 
-def test_enter_opens_the_head_that_show_shows_and_escape_goes_back(heads, given):
+def test_enter_opens_the_head_that_show_shows(heads, given):
     app, shown = browsed(heads, "down", "right", "right", "right", "enter", size=(120, 50))
     assert app.opened
     assert "looks at the previous token" in shown
     figure = one_head(*given, "L1H3").figures.figures["entropy"]
     assert f"{figure.value:.2f} nats" in " ".join(shown.split())
     assert "because 7" in shown
-    assert not browsed(heads, "enter", "escape")[0].opened
-
-
-def test_arrows_move_in_an_open_head_too(heads):
-    app, shown = browsed(heads, "enter", "down", "right")
-    assert app.opened
-    assert shown.splitlines()[0].strip().startswith("L1H1")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 45)])
@@ -126,20 +134,10 @@ def test_a_pinned_token_shows_its_row_and_column_with_their_weights(heads, size)
     assert f"{heaviest:.2f} █" in shown
 
 
-def test_a_pin_moves_stays_when_the_head_changes_and_is_let_go_first(heads):
-    assert browsed(heads, "j", "j", "k")[0].pinned == 0
-    assert browsed(heads, "k")[0].pinned == 12
-    assert browsed(heads, "j", "j", "right", "down")[0].pinned == 1
-    app, shown = browsed(heads, "j", "escape")
-    assert (app.opened, app.pinned) == (True, None)
-    assert "looks at by" not in shown
-
-
 def test_s_saves_what_is_in_view_under_a_name_that_is_free(heads, tmp_path):
     browsed(heads, "s", "right", "enter", "s", "s", "j", "s", folder=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "L00H01-2.png", "L00H01-token0.png", "L00H01.png", "overview.png",
-    ]  # fmt: skip
+    names = {path.stem for path in tmp_path.glob("*.png")}
+    assert names == {"L00H01-2", "L00H01-token0", "L00H01", "overview"}
     save_image(heads.head("encoder", 0, 1), tmp_path / "same.png")
     assert (tmp_path / "L00H01.png").read_bytes() == (tmp_path / "same.png").read_bytes()
 

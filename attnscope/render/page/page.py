@@ -73,11 +73,6 @@ class Code:
             codes = np.where(faint, np.minimum(codes, self.shown - 1), np.maximum(codes, self.shown))
         return np.where(known, codes, np.uint8(MASKED))
 
-    def weights_of(self, codes: Array) -> Array:
-        """The weights of bytes; NaN where masked.  [...] -> [...]"""
-        weights = self.top * (codes / LARGEST) ** POWER
-        return np.where(codes == MASKED, np.nan, weights)
-
     def error(self, weight: float) -> float:
         """The largest rounding error: half a step of a byte, or a full step if some are hidden."""
         step = (1.0 if self.min_weight else 0.5) / LARGEST

@@ -24,9 +24,7 @@ from tests.render.screen import all_heads, bare, pair, random_head, tokens
 
 WIDTHS = (1, 2, 3.3, 7, 10)
 LONG = "previous-token heads of a small model · every one of them · encoder attention of a long title"
-NAMES = tuple(
-    ["entropy", "effective_keys", "confidence", "distance", "previous", "self", "next", "first", "special"]
-)
+FIGURES = "entropy effective_keys confidence distance previous self next first special"
 
 
 def views() -> dict[str, object]:
@@ -36,7 +34,7 @@ def views() -> dict[str, object]:
         for seed in range(7)
     ]
     stack = bare(np.stack([head.values] * 8))
-    readings = tuple(Measured(name, 12.345, 0.0021, "tokens") for name in NAMES)
+    readings = tuple(Measured(name, 12.345, 0.0021, "tokens") for name in FIGURES.split())
     return {
         "head": heatmap(head, title=LONG, subtitle=LONG, notes=(LONG,), readings=readings),
         "long head": heatmap(random_head(200), title="L0H1", readings=readings),
@@ -153,7 +151,7 @@ def test_weights_are_written_into_cells_where_there_is_room_and_else_that_is_sai
 def test_a_picture_has_a_title_of_its_own_or_none_and_no_figures_where_that_is_asked_for() -> None:
     head = views()["head"]
     own = dress(head, PrintedOptions(title="A head"))
-    assert (own.title, own.subtitle, len(own.readings)) == ("A head", LONG, len(NAMES))
+    assert (own.title, own.subtitle, len(own.readings)) == ("A head", LONG, len(FIGURES.split()))
     bare = dress(head, PrintedOptions(no_title=True, no_figures=True))
     assert (bare.title, bare.subtitle, bare.readings, bare.notes) == ("", "", (), ())
     heads = dress(views()["heads"], PrintedOptions(title="All heads", no_figures=True))

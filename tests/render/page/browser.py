@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from attnscope.render.page.page import Code, Page
+from attnscope.render.page.page import LARGEST, MASKED, POWER, Code, Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -154,10 +154,15 @@ def write_page(path: Path, kinds: Any, title: str = "x", **more: Any) -> Path:
     return path
 
 
+def weights_of(code: Code, codes: np.ndarray) -> np.ndarray:
+    """The weights that a page reads from bytes; NaN where they are masked."""
+    return np.where(codes == MASKED, np.nan, code.top * (codes / LARGEST) ** POWER)
+
+
 def stored(values: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
     """What a page can hold of some weights, NaN where they are masked."""
     known = np.ones_like(values, bool) if allowed is None else allowed
-    return Code().weights_of(Code().bytes_of(values, known))
+    return weights_of(Code(), Code().bytes_of(values, known))
 
 
 @contextlib.contextmanager

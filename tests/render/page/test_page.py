@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 from attnscope.axes import weights
 from attnscope.errors import SelectionError
 from attnscope.render.page.page import MASKED, Code, Page, pack, unpack
+from tests.render.page.browser import weights_of
 from tests.render.screen import random_head, tokens
 
 
@@ -63,7 +64,7 @@ def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
             assert (described["layer"], described["heads"]) == (layer, len(field.values))
             assert len(data["axes"][described["axes"]]["queries"]) == field.values.shape[1]
             for head, values in enumerate(field.values):
-                found = code.weights_of(codes_in(text, f"w{number}-{layer}-{head}", values.shape))
+                found = weights_of(code, codes_in(text, f"w{number}-{layer}-{head}", values.shape))
                 np.testing.assert_array_equal(
                     np.isnan(found), ~np.broadcast_to(field.allowed, values.shape), kind
                 )
@@ -84,7 +85,7 @@ def test_a_weight_is_hidden_on_a_page_exactly_where_it_is_below(values, least: f
     code = Code(top, least)
     codes = code.bytes_of(values, np.ones_like(values, bool))
     np.testing.assert_array_equal(codes < code.shown, values < least)
-    assert (np.abs(code.weights_of(codes) - values) <= np.vectorize(code.error)(values) + 1e-12).all()
+    assert (np.abs(weights_of(code, codes) - values) <= np.vectorize(code.error)(values) + 1e-12).all()
 
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 1)))
@@ -97,7 +98,7 @@ def test_bytes_come_back_as_they_were(values: np.ndarray) -> None:
 @pytest.mark.parametrize("weight", [0.0, 1e-4, 0.002, 0.01, 0.1, 0.5, 1.0])
 def test_no_weight_is_further_off_than_its_bound(weight: float) -> None:
     near = np.clip(np.linspace(weight - 0.01, weight + 0.01, 40001), 0, 1)
-    found = Code().weights_of(Code().bytes_of(near, np.ones_like(near, bool)))
+    found = weights_of(Code(), Code().bytes_of(near, np.ones_like(near, bool)))
     bounds = np.vectorize(Code().error)(near)
     assert (np.abs(found - near) <= bounds + 1e-12).all()
     assert np.abs(found - near).max() > 0.5 * bounds.max()  # and it is no idle bound

@@ -418,6 +418,8 @@ def test_the_table_holds_nearness_and_the_plane_its_points():
         assert view.points[:, 0].max() < high
         frames = [patch.get_bbox() for patch in figure.axes[0].patches]  # around the groups
         assert [(frame.x0, frame.width) for frame in frames] == [(-0.5, 6), (5.5, 14)]
+    with drawing(view.table) as (alone, _):  # as that of two models
+        assert np.allclose(images(alone)[0].get_array(), view.table.nearness())
 
 
 def test_names_stand_apart_where_there_is_room():

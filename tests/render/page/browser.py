@@ -110,10 +110,11 @@ class Browser:
         """Left, top, right and bottom of an element in the window."""
         return self.run(f"((b) => [b.left, b.top, b.right, b.bottom])({element}.getBoundingClientRect())")
 
-    def run(self, script: str) -> Any:
-        """The value of an expression in the page; a promise is waited for."""
-        found = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
+    def run(self, *scripts: str) -> Any:
+        """The value of the last of some expressions in the page; promises are waited for."""
+        for script in scripts:
+            found = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+            assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def until(self, script: str) -> None:

@@ -80,8 +80,7 @@ def colours(page) -> np.ndarray:
 @pytest.mark.parametrize("scale", ["auto", "fixed"])
 def test_a_token_under_the_pointer_is_shown_in_every_head_of_the_layer(opened, side, scale) -> None:
     open_head(opened, 1, 2)
-    opened.run(f"restyle({{ scale: '{scale}' }})")
-    opened.run(f"pin(0, '{side}')")
+    opened.run(f"restyle({{ scale: '{scale}' }})", f"pin(0, '{side}')")
     point_at(opened, 5)
     all_heads = np.stack([head(1, number) for number in range(HEADS)], -1)  # [query, key, head]
     expected = all_heads[5] if side == "query" else all_heads[:, 5]
@@ -149,8 +148,7 @@ LINES_DRAWN = (
 
 
 def test_a_layer_begins_with_the_five_strongest_lines_of_each_token(opened) -> None:
-    opened.run("changeMode('lines')")
-    opened.run("tickLayer()")
+    opened.run("changeMode('lines')", "tickLayer()")
     opened.until(f"compared.length === {HEADS}")
     strengths = np.stack([head(0, number) for number in range(HEADS)], 1).reshape(COUNT, -1)
     drawn = strengths >= 0.1

@@ -74,8 +74,7 @@ def test_it_opens_at_the_head_most_worth_a_look_and_says_why(opened) -> None:
 def test_the_pointer_says_the_share_of_each_head_that_is_ticked(opened) -> None:
     for row, number in ((0, 3), (1, 7), (1, 12)):
         opened.run(f"tick({row}, {number})")
-    opened.run("pin(2)")
-    opened.run("changeMode('lines')")
+    opened.run("pin(2)", "changeMode('lines')")
     opened.move(*over_key(opened, 4))
     opened.until("!element('tip').hidden")
     shown = opened.run("element('tip').querySelector('div').textContent")
@@ -87,19 +86,14 @@ def test_the_pointer_says_the_share_of_each_head_that_is_ticked(opened) -> None:
 
 def test_a_head_whose_tick_is_taken_away_has_no_lines(opened) -> None:
     colours = opened.run("[css('--head0'), css('--head1')]")
-    opened.run("tick(0, 3)")
-    opened.run("tick(1, 7)")
-    opened.run("pin(2)")
-    opened.run("changeMode('lines')")
+    opened.run("tick(0, 3)", "tick(1, 7)", "pin(2)", "changeMode('lines')")
     assert drawn_colours(opened) >= {*colours}
     opened.run("document.querySelector('#chips input').click()")
     opened.until("!compared[0].on")
     assert colours[0] not in drawn_colours(opened)
     assert colours[1] in drawn_colours(opened)
-    assert opened.run("[...document.querySelectorAll('#chips input')].map((one) => one.checked)") == [
-        False,
-        True,
-    ]
+    ticked = opened.run("[...document.querySelectorAll('#chips input')].map((one) => one.checked)")
+    assert ticked == [False, True]
 
 
 def drawn_colours(page) -> set[str]:
@@ -128,12 +122,8 @@ def test_twelve_heads_have_colours_and_a_thirteenth_is_told_so(opened) -> None:
 
 
 def test_the_legend_says_what_is_drawn(opened) -> None:
-    seen = {
-        mode: opened.run(
-            f"(changeMode('{mode}'), ['mapped', 'drawn', 'zoom'].map((id) => element(id).checkVisibility()))"
-        )
-        for mode in ("map", "lines", "both")
-    }
+    visible = "['mapped', 'drawn', 'zoom'].map((id) => element(id).checkVisibility())"
+    seen = {mode: opened.run(f"changeMode('{mode}')", visible) for mode in ("map", "lines", "both")}
     assert seen == {"map": [True, False, True], "lines": [False, True, False], "both": [True, True, True]}
     assert opened.text("least") == "below 0.1 no line"
     opened.run("pin(2)")
@@ -165,18 +155,13 @@ def test_lines_of_every_strength_have_their_full_colour(opened) -> None:
 
 
 def saved(page, form: str) -> bytes:
-    return base64.b64decode(
-        page.run(
-            f"posterAs('{form}').then((blob) => blob.arrayBuffer()).then((found) => "
-            "btoa(Array.from(new Uint8Array(found), (byte) => String.fromCharCode(byte)).join('')))"
-        )
-    )
+    letters = "btoa(Array.from(new Uint8Array(found), (byte) => String.fromCharCode(byte)).join(''))"
+    found = f"posterAs('{form}').then((blob) => blob.arrayBuffer()).then((found) => {letters})"
+    return base64.b64decode(page.run(found))
 
 
 def test_the_view_is_saved_as_svg_with_its_words_as_words(opened) -> None:
-    opened.run("tick(0, 3)")
-    opened.run("tick(1, 7)")
-    opened.run("pin(2)")
+    opened.run("tick(0, 3)", "tick(1, 7)", "pin(2)")
     root = ElementTree.fromstring(saved(opened, "svg"))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     texts = [one.text.replace("\u2068", "").replace("\u2069", "") for one in root.iter() if one.text]
@@ -200,14 +185,13 @@ def test_the_view_is_saved_as_png_in_the_colours_of_the_weights(opened) -> None:
             np.testing.assert_allclose(picture[int(y), int(x)], expected[row, column], atol=3)
 
 
-@pytest.mark.parametrize("key", ["p", "v"])
-def test_a_key_saves_it(opened, key) -> None:
-    opened.run(
-        "(window.links = [], HTMLAnchorElement.prototype.click = function () { links.push(this.download) })"
-    )
+@pytest.mark.parametrize(("key", "form"), [("p", "png"), ("v", "svg")])
+def test_a_key_saves_it(opened, key, form) -> None:
+    click = "HTMLAnchorElement.prototype.click = function () { links.push(this.download) }"
+    opened.run("window.links = []", click)
     opened.press(key)
     opened.until("links.length === 1")
-    assert opened.run("links") == [f"encoder-L1H5.{ {'p': 'png', 'v': 'svg'}[key] }"]
+    assert opened.run("links") == [f"encoder-L1H5.{form}"]
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (1024, 768), (400, 844)])
@@ -223,8 +207,7 @@ def test_a_tap_says_the_weight_and_it_stays(opened) -> None:
     opened.size(400, 844, 2)
     opened.send("Emulation.setTouchEmulationEnabled", enabled=True)
     opened.until("innerWidth === 400 && !waiting")
-    opened.run("element('stage').scrollIntoView()")
-    opened.run("new Promise((done) => setTimeout(done, 100))")
+    opened.run("element('stage').scrollIntoView()", "new Promise((done) => setTimeout(done, 100))")
     left, top, *_ = opened.box("element('picture')")
     x, y = opened.run(f"[{left} + map.left + 2.5 * map.cell, {top} + map.top + 3.5 * map.cell]")
     opened.send("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
@@ -239,15 +222,12 @@ def test_a_tap_says_the_weight_and_it_stays(opened) -> None:
 
 
 def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
-    field = weights(
-        np.tril(random_head(COUNT, seed=1).values)[None], TEXT, TEXT, np.tril(np.ones((COUNT, COUNT), bool))
-    )
+    causal = random_head(COUNT, seed=1, causal=True)
+    field = weights(causal.values[None], TEXT, TEXT, causal.allowed)
     chromium.open(write_page(tmp_path / "page.html", {"decoder": [(0, field)]}, written=5))
     assert chromium.texts(".wrote") == ["sat", "⏎", "🐱"]
-    assert (
-        chromium.run("document.querySelector('.wrote').getAttribute('aria-label')")
-        == "sat, token 5, written by the model"
-    )
+    label = chromium.run("document.querySelector('.wrote').getAttribute('aria-label')")
+    assert label == "sat, token 5, written by the model"
     assert chromium.text("direction") == "rows look at columns; bold: written by the model"
     after = "((context) => (writer(context, 11)(current.axes.keys[{}]), context.font))"
     canvas = "(made('canvas').getContext('2d'))"
@@ -259,8 +239,7 @@ def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_pat
     axis = tokens(*(f"t{i}" for i in range(300)))
     field = weights(random_head(300, seed=1).values[None], axis, axis)
     chromium.open_anew(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
-    chromium.run("changeMode('lines')")
-    chromium.run("pin(280)")
+    chromium.run("changeMode('lines')", "pin(280)")
     seen = chromium.run(
         "((stage) => [stage.scrollTop, 280 * LINE, stage.scrollTop + stage.clientHeight])(element('lined'))"
     )

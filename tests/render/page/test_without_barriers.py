@@ -103,10 +103,7 @@ def opened(chromium, path, size=SIZES[0], dark=False):
 
 def show_all(page) -> None:
     """Everything at once: a chosen token, a layer compared, the map and the lines."""
-    page.run("tickLayer()")
-    page.run("pin(2)")
-    page.run("changeMode('both')")
-    page.run("new Promise((done) => setTimeout(done, 60))")
+    page.run("tickLayer()", "pin(2)", "changeMode('both')", "new Promise((done) => setTimeout(done, 60))")
 
 
 AXE = [

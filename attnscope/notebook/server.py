@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope import __version__
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.notebook.reader import Reader, load, open
-from attnscope.notebook.run import Run
-from attnscope.notebook.shown import as_text
+from attnscope.notebook.run import Run, as_text
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from attnscope.errors import AttnscopeError, InputError, ModelError
-from attnscope.notebook.shown import Display, Drawing
+from attnscope.notebook.run import Display, Drawing
 from attnscope.questions.processes import joined_processes
 from attnscope.questions.stats import Condition, parse_conditions
 

@@ -8,7 +8,7 @@ from transformers import AutoModel, FunnelConfig, GPT2Config, LlamaConfig, Mamba
 
 from attnscope.errors import ModelError
 from attnscope.models.foreign import Source
-from attnscope.questions.cost import estimate_cost, measure_pace, of_cost
+from attnscope.questions.info import estimate_cost, measure_pace, of_cost
 
 CONFIGS = {
     "gpt2": GPT2Config(n_layer=3, n_head=4, n_embd=64, n_positions=256, vocab_size=100),
@@ -23,7 +23,7 @@ CONFIGS = {
 @pytest.fixture(autouse=True)
 def paced(monkeypatch):
     """A machine whose pace is known, and not measured for a third of a second each time."""
-    monkeypatch.setattr("attnscope.questions.cost.measure_pace", lambda dtype: 1e9)
+    monkeypatch.setattr("attnscope.questions.info.measure_pace", lambda dtype: 1e9)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def info(
     refuse(asked.tokens != 512 and not asked.cost, "--tokens", "only valid with --cost")
     if asked.cost:
         from attnscope.models.foreign import Source
-        from attnscope.questions.cost import estimate_cost, of_cost
+        from attnscope.questions.info import estimate_cost, of_cost
 
         name = named.first or model.name
         refuse(

@@ -15,9 +15,8 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnscope.errors import AttnscopeError
 from attnscope.private import is_private, private_folder, private_path
@@ -37,13 +36,12 @@ _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 LEFT = 3600  # seconds after which an unfinished file is removed
 
 
-@dataclass(frozen=True)
-class CachedPass:
+class CachedPass(NamedTuple):
     """One cached pass."""
 
     path: Path
     size: int
-    used: float
+    used: float  # the time
     trace: Trace
 
 
@@ -59,17 +57,12 @@ def hash_key(key: Mapping[str, Any]) -> str:
 
 def find_pass(key: str) -> Trace | None:
     """The pass of a key. Damaged entries, and those of another key, are removed."""
-    folder = private_folder(LOOKS)
-    if folder is None:
-        return None
-    for path, _, _ in list(_files(folder, f"{key}-")):
+    for path, _, _ in list(_files(private_folder(LOOKS), f"{key}-")):
         found = _open(path)
-        if found is not None:
-            with suppress(OSError):
-                os.utime(path)
-            return found
         with suppress(OSError):
-            path.unlink()
+            path.unlink() if found is None else os.utime(path)
+        if found is not None:
+            return found
     return None
 
 
@@ -94,19 +87,18 @@ def store_pass(key: str, trace: Trace) -> None:
 
 def list_passes() -> list[CachedPass]:
     """All cached passes, the latest first."""
-    folder = private_folder(LOOKS)
-    entries = []
-    for path, size, used in _files(folder) if folder is not None else ():
-        trace = _open(path) if path.suffix == SUFFIX else None
-        if trace is not None:
-            entries.append(CachedPass(path, size, used, trace))
+    entries = [
+        CachedPass(path, size, used, trace)
+        for path, size, used in _files(private_folder(LOOKS))
+        if (trace := _open(path)) is not None
+    ]
     return sorted(entries, key=lambda entry: -entry.used)
 
 
 def clear_passes() -> int:
     """Remove every entry; returns their number."""
-    folder, count = private_folder(LOOKS), 0
-    for path, _, _ in _files(folder) if folder is not None else ():
+    count = 0
+    for path, _, _ in _files(private_folder(LOOKS)):
         with suppress(OSError):
             path.unlink()
             count += 1
@@ -122,27 +114,24 @@ def _open(path: Path) -> Trace | None:
             if not stat.S_ISREG(found.st_mode) or not is_private(found) or found.st_size > LARGEST:
                 return None
             content = file.read(LARGEST)
-        if _digest(content) != digest:
-            return None
-        trace = read_trace(path, content)
+        trace = read_trace(path, content) if _digest(content) == digest else None
     except (OSError, AttnscopeError):
         return None
-    return trace if trace.metadata.get(KEY) == key else None
+    return trace if trace is not None and trace.metadata.get(KEY) == key else None
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:40]
 
 
-def _files(folder: Path, prefix: str = "") -> Iterator[tuple[Path, int, float]]:
+def _files(folder: Path | None, prefix: str = "") -> Iterator[tuple[Path, int, float]]:
     """Path, size and last use of our files; names are filtered first, since there may be thousands."""
+    if folder is None:
+        return
     with suppress(OSError), os.scandir(folder) as found:
         for each in found:
+            ours = each.name.startswith(prefix) and _OURS.fullmatch(each.name)
             with suppress(OSError):
-                if (
-                    each.name.startswith(prefix)
-                    and _OURS.fullmatch(each.name)
-                    and not each.is_dir(follow_symlinks=False)
-                ):
-                    found_file = each.stat(follow_symlinks=False)
-                    yield Path(each.path), found_file.st_size, found_file.st_mtime
+                if ours and not each.is_dir(follow_symlinks=False):
+                    facts = each.stat(follow_symlinks=False)
+                    yield Path(each.path), facts.st_size, facts.st_mtime

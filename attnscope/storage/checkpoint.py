@@ -20,13 +20,8 @@ SAMPLED = 64  # numbers taken from each weight for a model's fingerprint
 
 def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write the sums so far as JSON, whole or not at all. Raises ``OutputError``."""
-    content = {
-        "attnscope checkpoint": FORMAT,
-        "of": identity,
-        "state": state,
-        "sha256": _checksum(identity, state),
-    }
-    write_whole(path, json.dumps(content).encode())
+    content = {"attnscope checkpoint": FORMAT, "of": identity, "state": state}
+    write_whole(path, json.dumps({**content, "sha256": _checksum(identity, state)}).encode())
 
 
 def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -68,8 +63,7 @@ def fingerprint(module: nn.Module) -> str:
     """A model's fingerprint: names, shapes and types of its weights, and a few numbers of each."""
     digest = hashlib.sha256()
     for name, weights in sorted(module.state_dict().items()):
-        few = (
-            weights.detach().reshape(-1)[:SAMPLED].double().tolist() if weights.device.type != "meta" else []
-        )
+        known = weights.device.type != "meta"
+        few = weights.detach().reshape(-1)[:SAMPLED].double().tolist() if known else []
         digest.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())
     return digest.hexdigest()

@@ -23,14 +23,11 @@ PART = 1 << 20  # bytes of a file that are hashed at once
 
 
 class Line(NamedTuple):
-    """A line: its number from 1, its text, and the file's bytes up to its end.
+    """A line of a file, or why it cannot be read."""
 
-    ``fault`` is empty, or says why the line cannot be read.
-    """
-
-    number: int
+    number: int  # from 1
     text: str
-    done: int
+    done: int  # bytes of the file up to its end
     fault: str = ""
 
 
@@ -39,18 +36,17 @@ def read_lines(path: Path) -> Iterator[Line]:
     done = number = 0
     with path.open("rb") as file:
         while line := file.readline(LONGEST + 1):
-            number += 1
-            done += len(line)
+            number, done, text, fault = number + 1, done + len(line), "", ""
             if len(line) > LONGEST:
+                fault = f"it has more than {LONGEST:,} bytes"
                 while not line.endswith(b"\n") and (line := file.readline(LONGEST)):
                     done += len(line)
-                yield Line(number, "", done, f"it has more than {LONGEST:,} bytes")
-                continue
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                yield Line(number, text, done)
-            except UnicodeDecodeError as error:
-                yield Line(number, "", done, f"byte {error.start:,} is not UTF-8 text")
+            else:
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                except UnicodeDecodeError as error:
+                    fault = f"byte {error.start:,} is not UTF-8 text"
+            yield Line(number, text, done, fault)
 
 
 KINDS = {
@@ -64,10 +60,7 @@ KINDS = {
 
 
 def name_other(path: Path) -> str | None:
-    """What a path leads to instead of a file, in words; ``None`` for a regular file, or nothing at all.
-
-    Raises ``OSError`` if the system does not say.
-    """
+    """What a path leads to instead of a file, in words; ``None`` for a regular file, or nothing at all."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -84,10 +77,7 @@ def require_regular(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Read an untrusted file: whatever its reader raises becomes an ``InputError``.
-
-    Out-of-memory errors pass through.
-    """
+    """Read an untrusted file: what its reader raises becomes an ``InputError``, but for lack of memory."""
     try:
         require_regular(path)
         yield
@@ -104,10 +94,7 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a regular file of at most ``most`` bytes.
-
-    Raises ``InputError`` for anything else, and ``OSError`` if the file is missing or cannot be read.
-    """
+    """The bytes of a regular file of at most ``most`` bytes. Raises ``InputError``, or ``OSError``."""
     require_regular(path)
     with path.open("rb") as file:
         content = file.read(most + 1)
@@ -119,10 +106,7 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path, most: int = LARGEST_STATE) -> Any:
-    """The data of a JSON file of at most ``most`` bytes.
-
-    Raises ``ValueError`` for what is not JSON, and what ``read_regular`` raises.
-    """
+    """The data of a JSON file. Raises ``ValueError`` for other content, and what ``read_regular`` raises."""
     return parse_json(read_regular(path, most))
 
 

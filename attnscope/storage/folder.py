@@ -34,15 +34,12 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name of a picture: of one head, of a layer (``head`` is ``None``), or of all layers.
-
-    ``kind`` is left out if a model has only one kind of attention.
-    """
+    """The name of a picture: of one head, of a layer (``head`` is ``None``), or of all layers."""
 
     form: str
     layer: int | None = None
     head: int | None = None
-    kind: str | None = None
+    kind: str | None = None  # ``None`` if a model has only one kind of attention
 
     def __str__(self) -> str:
         led = f"{self.kind}-" if self.kind else ""
@@ -83,13 +80,12 @@ class ExportPlan:
         if name == MANIFEST or name in [f"{ALL}.{form}" for form in self.wholes]:
             return True
         match = _NAME.fullmatch(name)
-        if match is None or match["form"] not in self.pictures:
-            return False
-        return _is_among(match["layer"], self.layers) and _is_among(match["head"], self.heads)
-
-
-def _is_among(number: str | None, chosen: Collection[int] | None) -> bool:
-    return number is None or chosen is None or int(number) in chosen
+        return (
+            match is not None
+            and match["form"] in self.pictures
+            and (match["layer"] is None or self.layers is None or int(match["layer"]) in self.layers)
+            and (match["head"] is None or self.heads is None or int(match["head"]) in self.heads)
+        )
 
 
 def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = None) -> None:

@@ -72,7 +72,12 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
         raise AttnscopeError(
             "reading sound needs soundfile, which is not installed: pip install 'attnscope[audio]'"
         ) from None
-    _require_sound(path)
+    with reading(path, "sound from"), path.open("rb") as opened:
+        first = opened.read(12)
+    if not any(first[:4] == head and first[8:].startswith(then) for head, then in BEGINS):
+        raise InputError(
+            f"{path} is not a WAV or FLAC file" if first else f"{path} is empty: it holds no sound"
+        )
     hint = ""
     try:
         with soundfile.SoundFile(path) as file:
@@ -81,7 +86,7 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
                 hint = "; it does not say how long it is, as from a pipe: write it anew, or pass --to-second"
             if begin:
                 file.seek(round(begin * rate))
-            blocks = list(_mono(path, file, None if end is None else round((end - begin) * rate)))
+            blocks = list(_mono(path, file, math.inf if end is None else round((end - begin) * rate)))
     except soundfile.SoundFileError as error:
         raise InputError(f"{path} cannot be read as sound: {first_line(error)}{hint}") from error
     samples = np.concatenate([np.zeros(0, np.float32), *blocks])
@@ -93,16 +98,6 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
             f"{path} cannot be read as sound: some of its samples are no numbers, or far too large"
         )
     return Sound(samples, rate, begin)
-
-
-def _require_sound(path: Path) -> None:
-    """Raise ``InputError`` for a file without the first bytes of a sound file."""
-    with reading(path, "sound from"), path.open("rb") as file:
-        begin = file.read(12)
-    if not any(begin[:4] == first and begin[8:].startswith(then) for first, then in BEGINS):
-        raise InputError(
-            f"{path} is not a WAV or FLAC file" if begin else f"{path} is empty: it holds no sound"
-        )
 
 
 def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> int:
@@ -127,14 +122,10 @@ def _leaves_length_unsaid(file: Any) -> bool:
     return bool(file.format == "FLAC" and file.frames >= 1 << 36)
 
 
-def _mono(path: Path, file: Any, most: int | None) -> Iterator[Array]:
+def _mono(path: Path, file: Any, most: float) -> Iterator[Array]:
     """The mean of the channels, block by block, up to ``most`` samples.  -> [sample]"""
     longest, taken = _most(int(file.samplerate)), 0
-    while most is None or taken < most:
-        size = BLOCK if most is None else min(BLOCK, most - taken)
-        block = file.read(size, dtype="float32", always_2d=True)
-        if not len(block):
-            return
+    while len(block := file.read(min(BLOCK, most - taken), dtype="float32", always_2d=True)):
         taken += len(block)
         if taken > longest:
             raise _too_long(path)

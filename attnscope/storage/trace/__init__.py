@@ -1,10 +1,7 @@
 """A trace: one pass, kept in memory or in a file. Every row can be recomputed; N² tables are never stored.
 
-trace = read_trace("cat.trace")
-trace.weights(Head("L2H1"))  # NumPy, [query, key]; nothing here needs torch
-
-A trace is a description (``layout``) and arrays by name. ``keep`` makes one while a model runs, ``replay``
-shows one to observers as a model would; those two need torch.
+A description (``layout``) and arrays by name. ``keep`` makes one while a model runs, ``replay`` shows one to
+observers as a model would; those two need torch, ``read_trace("cat.trace").weights(Head("L2H1"))`` does not.
 """
 
 from attnscope.storage.trace.file import SUFFIX, Trace, read_trace, write_trace

@@ -20,7 +20,6 @@ from attnscope.storage.files import clean_texts, reading, write_whole
 from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace.layout import (
     FORMAT,
-    Bias,
     Held,
     Joined,
     Mask,
@@ -48,9 +47,8 @@ class TraceFile(TensorFile):
         super().__init__(path, content)
         self._read = lru_cache(maxsize=HELD)(super().__getitem__)
 
-    def __getitem__(self, name: str) -> Array:
-        array: Array = self._read(name)
-        return array
+    def __getitem__(self, name: str) -> Any:
+        return self._read(name)
 
     def shape(self, name: str, kind: str, axes: int | None = None) -> tuple[int, ...]:
         """The shape of a required array, of one of ``KINDS``, without reading it.
@@ -73,10 +71,9 @@ class Trace:
     arrays: Mapping[str, Array]
 
     @property
-    def metadata(self) -> Mapping[str, str]:
-        """The file's other metadata; empty in memory."""
-        found: Mapping[str, str] = getattr(self.arrays, "metadata", {})
-        return found
+    def metadata(self) -> Any:
+        """The file's other metadata by name; empty in memory."""
+        return getattr(self.arrays, "metadata", {})
 
     def axis(self, number: int) -> Axis:
         """The tokens of an axis, or bare positions."""
@@ -117,18 +114,18 @@ class Trace:
 Shape = tuple[int, int, int, int]
 
 
-def check_trace(trace: Trace, arrays: TraceFile) -> None:
+def _check_trace(trace: Trace, arrays: TraceFile) -> None:
     """Raise ``ValueError`` that names what does not fit."""
     description = trace.description
     for axis in description.axes:
-        size = axis.stop - axis.start if isinstance(axis, Positions) else len(axis)
-        if not 0 <= size <= LONGEST or (isinstance(axis, Positions) and not 0 <= axis.start <= LONGEST):
-            raise ValueError(f"an axis has {size:,} rows or columns, and at most {LONGEST:,} are read")
-    axes = [description.tokens] + [
-        number for each in description.labels for number in (each.queries, each.keys)
-    ]
-    axes += [number for call in description.calls for number in (call.queries, call.keys)]
-    axes += [image.tokens for image in description.images]
+        start, stop = (axis.start, axis.stop) if isinstance(axis, Positions) else (0, len(axis))
+        if not (0 <= start <= LONGEST and 0 <= stop - start <= LONGEST):
+            raise ValueError(
+                f"an axis has {stop - start:,} rows or columns, and at most {LONGEST:,} are read"
+            )
+    axes = [description.tokens, *(image.tokens for image in description.images)]
+    axes += [axis for each in description.labels for axis in (each.queries, each.keys)]
+    axes += [axis for call in description.calls for axis in (call.queries, call.keys)]
     if not all(0 <= number < len(description.axes) for number in axes):
         raise ValueError(f"it names an axis that it does not have; there are {len(description.axes)}")
     for image in description.images:
@@ -183,15 +180,13 @@ def _check_steps(rows: Stepped, arrays: TraceFile, shape: Shape) -> None:
     fits = len(starts) - 1 == len(rows.parts) == len(rows.shifts) and starts[0] == 0 and starts[-1] == queries
     if not fits or any(one >= other for one, other in pairwise(starts)) or rows.keys != keys:
         raise ValueError(f"its steps do not make up {queries} × {keys}")
-    for part, start, stop in zip(rows.parts, starts, starts[1:], strict=False):
-        _check_rows(part, arrays, (batch, heads, stop - start, _keys_of(part, arrays, keys)))
-
-
-def _keys_of(rows: TracedRows, arrays: TraceFile, keys: int) -> int:
-    """The number of keys of a step."""
-    if isinstance(rows, TracedScores):
-        return arrays.shape(rows.key, "f", 4)[2] if rows.stop is None else rows.stop
-    return arrays.shape(rows.array, "f", 4)[3] if isinstance(rows, Held) else keys
+    for part, (start, stop) in zip(rows.parts, pairwise(starts), strict=True):
+        own = keys  # of this step
+        if isinstance(part, TracedScores):
+            own = arrays.shape(part.key, "f", 4)[2] if part.stop is None else part.stop
+        elif isinstance(part, Held):
+            own = arrays.shape(part.array, "f", 4)[3]
+        _check_rows(part, arrays, (batch, heads, stop - start, own))
 
 
 def _check_scores(rows: TracedScores, arrays: TraceFile, shape: Shape) -> None:
@@ -208,17 +203,13 @@ def _check_scores(rows: TracedScores, arrays: TraceFile, shape: Shape) -> None:
         if sinks != (heads,) and not (len(sinks) == 4 and _widens(sinks, (batch, heads, 1, 1))):
             raise ValueError(f"{rows.sinks} is not a sink of {heads} heads")
     batches = {query[0], key[0], *(_check_mask(mask, arrays, shape) for mask in rows.masks)}
-    batches |= {_check_bias(bias, arrays, shape) for bias in rows.biases}
+    for bias in rows.biases:
+        values = arrays.shape(bias.array, "f", 4)
+        if not _widens(values, shape if bias.open is None else (1, 1, 1, 1)):
+            raise ValueError(f"{bias.array} is {list(values)}, and cannot be added to {list(shape)}")
+        batches.add(max(values[0], _check_mask(bias.open, arrays, shape)))
     if not {1, batch} >= batches or max(query[0], key[0]) != batch:
         raise ValueError(f"{rows.query} and {rows.key} are not of a batch of {batch}")
-
-
-def _check_bias(bias: Bias, arrays: TraceFile, shape: Shape) -> int:
-    """The number of texts of a bias."""
-    values = arrays.shape(bias.array, "f", 4)
-    if not _widens(values, shape if bias.open is None else (1, 1, 1, 1)):
-        raise ValueError(f"{bias.array} is {list(values)}, and cannot be added to {list(shape)}")
-    return max(values[0], _check_mask(bias.open, arrays, shape))
 
 
 def _check_mask(mask: Mask | None, arrays: TraceFile, shape: Shape) -> int:
@@ -234,9 +225,8 @@ def _check_mask(mask: Mask | None, arrays: TraceFile, shape: Shape) -> int:
 
 def _widens(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Whether an array of one shape broadcasts to another without enlarging it."""
-    return len(shape) <= len(to) and all(
-        one in (1, other) for one, other in zip(reversed(shape), reversed(to), strict=False)
-    )
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(one in (1, other) for one, other in pairs)
 
 
 SUFFIX = ".trace"
@@ -255,9 +245,7 @@ def trace_bytes(trace: Trace, more: Mapping[str, str] | None = None) -> bytes:
     """A trace as its file holds it, with ``more`` metadata."""
     from safetensors.numpy import save
 
-    described = {KEY: json.dumps(asdict(trace.description)), **(more or {})}
-    content: bytes = save(dict(trace.arrays), described)
-    return content
+    return bytes(save(dict(trace.arrays), {KEY: json.dumps(asdict(trace.description)), **(more or {})}))
 
 
 def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
@@ -269,18 +257,15 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
     path = Path(path)
     with reading(path, "the trace"):
         arrays = TraceFile(path, content)
-        trace = Trace(_read_description(arrays.metadata), arrays)
-        check_trace(trace, arrays)
+        if KEY not in arrays.metadata:
+            raise ValueError("it is not a trace: attnscope makes one with --keep")
+        said: Any = json.loads(arrays.metadata[KEY])
+        version = said.get("trace") if isinstance(said, dict) else None
+        if version != FORMAT:
+            raise ValueError(
+                f"its layout is number {version!s:.40}; this version of attnscope reads {FORMAT}"
+            )
+        cleaned = {name: value if name in RAW else clean_texts(value) for name, value in said.items()}
+        trace = Trace(read(TraceDescription, cleaned), arrays)
+        _check_trace(trace, arrays)
     return trace
-
-
-def _read_description(metadata: Mapping[str, str]) -> TraceDescription:
-    if KEY not in metadata:
-        raise ValueError("it is not a trace: attnscope makes one with --keep")
-    content: Any = json.loads(metadata[KEY])
-    version = content.get("trace") if isinstance(content, dict) else None
-    if version != FORMAT:
-        raise ValueError(f"its layout is number {version!s:.40}; this version of attnscope reads {FORMAT}")
-    cleaned = {name: value if name in RAW else clean_texts(value) for name, value in content.items()}
-    description: TraceDescription = read(TraceDescription, cleaned)
-    return description

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,28 +75,28 @@ class KeepRows:
 
     def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> Stepped:
         """The steps of a generation; a step shares its first keys with the one before if they are equal."""
-        parts: list[TracedRows] = []
-        calls = [part.call for part in read.calls if isinstance(part, ScoredRows)]
-        longest = max(calls, key=lambda call: call.key.shape[2], default=None)
-        for number, part in enumerate(read.calls):
-            size = shape[0], shape[1], read.starts[number + 1] - read.starts[number], shape[3]
-            if isinstance(part, ScoredRows) and longest is not None:
-                parts.append(self._scores(part.call, longest.key))
-            else:
-                parts.append(self._rows(part, size))
+        keys = [part.call.key for part in read.calls if isinstance(part, ScoredRows)]
+        longest = max(keys, key=lambda key: key.shape[2], default=None)
+        parts = [
+            self._scores(part.call, longest)
+            if isinstance(part, ScoredRows)
+            else self._rows(part, (*shape[:2], stop - start, shape[3]))
+            for part, (start, stop) in zip(read.calls, pairwise(read.starts), strict=True)
+        ]
         return Stepped("steps", tuple(parts), read.starts, read.shifts, read.keys)
 
     def _scores(self, call: AttentionCall, longest: Tensor | None = None) -> TracedScores:
         queries, keys = call.query.shape[2], call.key.shape[2]
-        begins = longest is not None and keys < longest.shape[2] and _begins(longest, call.key)
-        key = longest if longest is not None and begins else call.key
-        scale = call.scale if isinstance(call.scale, (int, float)) else self._tensor("scale", call.scale)
+        begins = None  # the longest keys, where these are their beginning
+        if longest is not None and keys < longest.shape[2] and longest[..., :keys, :].equal(call.key):
+            begins = longest
+        number = isinstance(call.scale, (int, float))
         return TracedScores(
             "scores",
             query=self._tensor("query", call.query),
-            key=self._tensor("key", key),
-            stop=keys if begins else None,
-            scale=scale if isinstance(scale, str) else float(scale),
+            key=self._tensor("key", call.key if begins is None else begins),
+            stop=None if begins is None else keys,
+            scale=float(call.scale) if number else self._tensor("scale", call.scale),
             biases=tuple(self._bias(bias) for bias in call.biases),
             masks=tuple(self._mask(mask, queries, keys) for mask in call.masks),
             diagonal=call.diagonal,
@@ -131,12 +132,6 @@ class KeepRows:
         tensor = tensor.detach().cpu().contiguous().clone()
         bits = tensor.dtype == torch.bfloat16
         return self.hold(what, tensor.view(torch.int16).numpy().view(np.uint16) if bits else tensor.numpy())
-
-
-def _begins(longest: Tensor, key: Tensor) -> bool:
-    import torch
-
-    return torch.equal(longest[..., : key.shape[2], :], key)
 
 
 def _narrow(mask: Any) -> Any:

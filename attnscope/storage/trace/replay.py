@@ -40,7 +40,7 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
     Rows are tensors, bit-identical to those of the model; or NumPy arrays, without torch.
     """
     description = trace.description
-    sources = None if arrays else _Sources(trace)
+    source_of = _Sources(trace).source
     attentions = tuple(
         Attention(
             site=Site(call.name, call.call, call.kind, call.layer),
@@ -53,7 +53,7 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
             keys=trace.axis(call.keys),
             offset=call.offset,
             dtype=call.dtype,
-            read=_ArrayRows(trace, call) if sources is None else _TracedRows(partial(sources.source, number)),
+            read=_Rows(trace, call, None if arrays else partial(source_of, number)),
             arrays=arrays,
             window=call.window,
             refusal=call.refusal,
@@ -61,25 +61,29 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
         )
         for number, call in enumerate(description.calls)
     )
-    steps = [call.step for call in description.calls]
-    sites = list(map(SiteRecord.of, attentions, steps))
+    sites = list(map(SiteRecord.of, attentions, (call.step for call in description.calls)))
     without, failures = list(description.without_attention), list(description.failures)
     return Replay(attentions, Record(sites, without, failures, list(description.changes)))
 
 
 @dataclass(frozen=True, eq=False)
-class _ArrayRows:
-    """The rows of one call as NumPy arrays."""
+class _Rows:
+    """The rows of one call: those of a ``source``, which is made on demand, or NumPy arrays without one."""
 
     trace: Trace
     call: TracedCall
+    source: Callable[[], RowSource] | None
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Any:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        if self.source is not None:
+            return self.source().rows(start, stop, heads)
         return traced_rows(self.call.rows, self.trace.arrays, start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Any:
         """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
+        if self.source is not None:
+            return self.source().allowed(start, stop)
         return allowed_of(self.call.rows, self.trace.arrays, start, stop)
 
 
@@ -93,8 +97,7 @@ class _Sources:
 
     def _source(self, number: int) -> RowSource:
         call = self.trace.description.calls[number]
-        queries, _ = self.trace.size(call)
-        return self._rows(call.rows, queries)
+        return self._rows(call.rows, self.trace.size(call)[0])
 
     def _rows(self, rows: TracedRows, queries: int) -> RowSource:
         from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
@@ -134,21 +137,6 @@ class _Sources:
     def _make_bias(self, bias: Bias, queries: int) -> Tensor:
         values = self.trace.arrays[bias.array]
         return _tensor(values if bias.open is None else bias_rows(bias, self.trace.arrays, 0, queries))
-
-
-@dataclass(frozen=True, eq=False)
-class _TracedRows:
-    """The rows of one call; its tensors are read on demand."""
-
-    source: Callable[[], RowSource]
-
-    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        return self.source().rows(start, stop, heads)
-
-    def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
-        return self.source().allowed(start, stop)
 
 
 def _tensor(array: Array) -> Tensor:

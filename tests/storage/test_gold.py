@@ -1,8 +1,13 @@
 """Files of questions: what they hold, and what is said of lines that nobody can read."""
 
+import json
+
 import pytest
 
 from attnscope.errors import InputError
+from attnscope.storage import files
+from attnscope.storage.corpus import read_corpus
+from attnscope.storage.files import Line, read_lines
 from attnscope.storage.gold import read_gold
 from tests.questions.gold import treebank
 
@@ -26,8 +31,22 @@ ENTITY = """# newdoc id = one
 """
 
 
-def words(text, spans):
-    return [text[start:stop] for start, stop in spans]
+def words(gold):
+    return [gold.text[start:stop] for start, stop in gold.words]
+
+
+def asked_of(gold):
+    """What is asked, in words: each with those that are right."""
+    names = words(gold)
+    return [(names[pair.left[0]], [names[word] for word in pair.right]) for pair in gold.pairs]
+
+
+def faults(path, **how):
+    return [text.fault for text in read_gold(path, **how).entries()]
+
+
+def row(form, head="0", relation="root", misc="_", number="1"):
+    return f"{number}\t{form}\t_\t_\t_\t_\t{head}\t{relation}\t_\t{misc}\n"
 
 
 def test_a_treebank_is_read_word_by_word(tmp_path):
@@ -43,25 +62,18 @@ def test_a_treebank_is_read_word_by_word(tmp_path):
 
 
 def test_a_word_that_is_not_spelled_out_gives_its_characters_to_the_first(tmp_path):
-    lines = ["1-2\tdu\t", "1\tde\t0\troot", "2\tle\t1\tdet", "3\tchat\t1\tobl"]
-    rows = []
-    for line in lines:
-        number, form, *rest = line.split("\t")
-        head, relation = rest if len(rest) == 2 else ("_", "_")
-        rows.append(f"{number}\t{form}\t_\t_\t_\t_\t{head}\t{relation}\t_\t_")
-    (tmp_path / "a.conllu").write_text("\n".join(rows) + "\n")
+    whole, rest = row("du", "_", "_", number="1-2"), row("le", "1", "det", number="2")
+    (tmp_path / "a.conllu").write_text(whole + row("de") + rest + row("chat", "1", "obl", number="3"))
     (gold,) = read_gold(tmp_path / "a.conllu").entries()
     assert gold.text == "du chat"
-    assert words(gold.text, gold.words) == ["du", "", "chat"]
+    assert words(gold) == ["du", "", "chat"]
 
 
 def test_mentions_of_a_document_are_asked_for_those_before_them(tmp_path):
     (tmp_path / "doc.conllu").write_text(ENTITY)
     first, second = read_gold(tmp_path / "doc.conllu", coreference=True).entries()
     assert first.text == "Ann saw the old dog She fed her pet."
-    names = words(first.text, first.words)
-    asked = [(names[pair.left[0]], [names[word] for word in pair.right]) for pair in first.pairs]
-    assert asked == [("She", ["Ann"]), ("her", ["Ann", "She"]), ("pet", ["dog"])]
+    assert asked_of(first) == [("She", ["Ann"]), ("her", ["Ann", "She"]), ("pet", ["dog"])]
     assert (second.text, second.pairs) == ("She", ())
 
 
@@ -115,40 +127,33 @@ def test_mentions_may_be_nested_split_and_stand_beside_words_that_are_none(tmp_p
         "Ann and Bob don't know the mayor's wife. She says he and called Bob up today. "
         "It surprised both of them"
     )
-    names = words(gold.text, gold.words)
-    asked = [(names[pair.left[0]], [names[word] for word in pair.right]) for pair in gold.pairs]
-    assert asked == [
-        ("She", ["wife"]),
-        ("he", ["mayor"]),
-        ("Bob", ["Bob"]),
-        ("It", ["called"]),
-        ("both", ["Ann"]),
-    ]
+    one_each = {"She": "wife", "he": "mayor", "Bob": "Bob", "It": "called", "both": "Ann"}
+    assert asked_of(gold) == [(later, [earlier]) for later, earlier in one_each.items()]
     assert [pair.left[0] - pair.right[0] for pair in gold.pairs] == [2, 6, 14, 5, 22]
 
 
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=(e1-x\n", "entity 'e1' begins at word 1 and ends nowhere"),
-        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=e1\n", "the Entity of word 1 is 'e1': write (e1-person"),
+        (row("cat", misc="Entity=(e1-x"), "entity 'e1' begins at word 1 and ends nowhere"),
+        (row("cat", misc="Entity=e1"), "the Entity of word 1 is 'e1': write (e1-person"),
         ("1\tcat\t_\t_\t_\t_\t0\troot\t_\n", "line 1: it has 9 columns"),
-        ("1\tcat\t_\t_\t_\t_\t7\tdet\t_\t_\n", "no head among the 1 words"),
-        ("1\tcat\t_\t_\t_\t_\t-1\tdet\t_\t_\n", "no head among the 1 words"),
-        ("2\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n", "word '2' does not follow word 0"),
-        ("1\tcat\t_\t_\t_\t_\t0\tro\x07ot\t_\t_\n", "a label is 1 to 60 characters"),
-        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=e1)\n", "entity 'e1' ends at word 1 and begins nowhere"),
-        ("".join(f"{n}\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n" for n in range(1, 2002)), "may have 2,000 lines"),
-        ("9" * 5000 + "-" + "9" * 5001 + "\tcat" + "\t_" * 8 + "\n", "does not follow word 0"),
-        ("1\tcat\t_\t_\t_\t_\t" + "9" * 5000 + "\troot\t_\t_\n", "no head among"),
+        (row("cat", "7"), "no head among the 1 words"),
+        (row("cat", "-1"), "no head among the 1 words"),
+        (row("cat", number="2"), "word '2' does not follow word 0"),
+        (row("cat", relation="ro\x07ot"), "a label is 1 to 60 characters"),
+        (row("cat", misc="Entity=e1)"), "entity 'e1' ends at word 1 and begins nowhere"),
+        ("".join(row("cat", number=n) for n in range(1, 5000)), "a sentence may have 2,000 lines, and"),
+        (row("b" * 1_100_000), "and 1,048,576 characters in them"),
+        (row("cat", number="9" * 5000 + "-" + "9" * 5001), "does not follow word 0"),
+        (row("cat", "9" * 5000), "no head among"),
     ],
 )
 def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fault):
-    (tmp_path / "bad.conllu").write_text(content + "\n1\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n")
+    (tmp_path / "bad.conllu").write_text(content + "\n" + row("cat"))
     bad, good = read_gold(tmp_path / "bad.conllu").entries()
     assert fault in bad.fault
-    assert good.fault == ""
-    assert good.text == "cat"
+    assert (good.fault, good.text) == ("", "cat")
 
 
 @pytest.mark.parametrize(
@@ -160,21 +165,17 @@ def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fau
         ('{"text": "", "pairs": []}', "missing or empty"),
         ('{"text": "\\ud800", "pairs": []}', "half a character"),
         ('{"text": "a cat", "pairs": [[0]]}', "a pair is"),
-        (
-            '{"text": "a cat", "pairs": [[0, 2]]}',
-            "2 is no place in its text: name one of the words 0 to 1, or",
-        ),
+        ('{"text": "a cat", "pairs": [[0, 2]]}', "2 is no place in its text: name one of the words 0 to 1"),
         ('{"text": "a cat", "pairs": [[0, true]]}', "true is no place"),
         ('{"text": "a cat", "pairs": [[0, [1, 2]]]}', "[1, 2] is no place"),
         ('{"text": "a cat", "pairs": [[0, [3, 99]]]}', "[3, 99] is no place"),
-        ('{"text": "a cat", "pairs": [[0, 1, 5]]}', "a label is a text"),
+        ('{"text": "a cat", "pairs": [[0, 1, 5]]}', "the label of a pair is a text"),
         ('{"text": "' + "cat " * 200 + '", "pairs": [[0, [0, 500]]]}', "up to 400 characters"),
     ],
 )
 def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):
     (tmp_path / "a.jsonl").write_text(line + "\n")
-    (gold,) = read_gold(tmp_path / "a.jsonl").entries()
-    assert fault.replace("a label is a text", "the label of a pair is a text") in gold.fault
+    assert fault in faults(tmp_path / "a.jsonl")[0]
 
 
 @pytest.mark.parametrize(
@@ -184,21 +185,15 @@ def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):
         ("a ||| b ||| c", "0-0", "write source ||| target"),
         ("a ||| b", "0-1", "outside of 1 source and 1 target words"),
         ("a ||| b", "0:0", "'0:0' is not a link"),
+        ("a ||| b\nc ||| d", "0-0", "ends before"),
     ],
 )
-def test_links_that_lead_nowhere_are_said(tmp_path, text, links, fault):
+def test_links_that_lead_nowhere_or_are_too_few_are_said(tmp_path, text, links, fault):
     (tmp_path / "texts").write_text(text + "\n")
     (tmp_path / "links").write_text(links + "\n")
-    (gold,) = read_gold(tmp_path / "texts", alignments=tmp_path / "links").entries()
-    assert fault in gold.fault
-
-
-def test_a_file_of_links_that_is_too_short_is_said(tmp_path):
-    (tmp_path / "texts").write_text("a ||| b\nc ||| d\n")
-    (tmp_path / "links").write_text("0-0\n")
-    first, second = read_gold(tmp_path / "texts", alignments=tmp_path / "links").entries()
-    assert first.fault == ""
-    assert "ends before" in second.fault
+    *before, last = faults(tmp_path / "texts", alignments=tmp_path / "links")
+    assert fault in last
+    assert not any(before)
 
 
 def test_what_is_no_file_of_questions_is_said(tmp_path):
@@ -209,3 +204,43 @@ def test_what_is_no_file_of_questions_is_said(tmp_path):
         read_gold(tmp_path / "b.conllu")
     with pytest.raises(InputError, match="Entity column"):
         read_gold(tmp_path / "a.txt", coreference=True)
+
+
+@pytest.fixture
+def short_lines(monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 100)
+
+
+def test_a_line_that_is_too_long_is_passed_over_and_the_next_is_read(short_lines, tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n" + b"x" * 350 + b"\n\xff\nlast")
+    one, long, broken, last = read_lines(path)
+    assert one == Line(1, "one", 8)
+    assert long == Line(2, "", 359, "it has more than 100 bytes")
+    assert (broken.number, broken.fault) == (3, "byte 0 is not UTF-8 text")
+    assert last == Line(4, "last", path.stat().st_size)
+
+
+def test_a_line_of_just_the_length_is_read_and_one_without_an_end_is_not(short_lines, tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"x" * 99 + b"\n" + b"y" * 205)
+    assert [line.fault for line in read_lines(path)] == ["", "it has more than 100 bytes"]
+
+
+def test_corpora_and_questions_say_which_line_is_too_long(short_lines, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a b"}\n' + json.dumps({"text": "a" * 200, "pairs": []}) + "\n")
+    assert [entry.fault for entry in read_corpus(path).entries()] == ["", "it has more than 100 bytes"]
+    assert faults(path)[1] == "it has more than 100 bytes"
+
+
+def test_texts_with_known_answers_are_no_longer_than_what_is_read(tmp_path):
+    long = "a b " * 300_000
+    (tmp_path / "gold.jsonl").write_text(json.dumps({"text": long, "pairs": [[0, 1]]}))
+    (tmp_path / "texts").write_text(f"{long}|||a\na b ||| a b\n")
+    (tmp_path / "links").write_text("0-0\n0-0\n")
+    said = "a text has 1,200,000 characters, and may have 1,048,576"
+    assert faults(tmp_path / "gold.jsonl") == [said]
+    one, other = faults(tmp_path / "texts", alignments=tmp_path / "links")
+    assert one.startswith("a text has 1,199,999")
+    assert other == ""

@@ -16,21 +16,13 @@ from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from attnscope.storage.trace import write_trace
-from attnscope.storage.trace.layout import allowed_of, traced_rows
+from attnscope.storage.trace.layout import allowed_of, pack_mask, traced_rows, unpack_rows
 from tests.capture.tiny import FAMILIES, inputs
 from tests.tools.coverage.attempt import make
 
-TYPES = {
-    "bloom": "ALiBi",
-    "mpt": "ALiBi of another make",
-    "falcon": "one key head for all",
-    "gemma3_text": "windows in some layers",
-    "swin": "windows of images, a batch of them",
-    "longformer": "chunks that are put at their keys",
-    "florence2": "an image in front of a text",
-    "jamba": "layers without attention",
-    "squeezebert": "an old encoder",
-}
+# ALiBi of two makes, one key head for all, windows in some layers, windows of images in a batch, chunks
+# that are put at their keys; an image in front of a text; layers without attention; an old encoder
+TYPES = ["bloom", "mpt", "falcon", "gemma3_text", "swin", "longformer", "florence2", "jamba", "squeezebert"]
 
 
 class Given(Model):
@@ -100,11 +92,8 @@ def test_looks_at_arrays_are_looks_at_tensors_within_a_millionth(pair):
     asked = [Selection(head) for head in heads]
     asked += [Selection(heads[-1], words=True), Selection(heads[-1], token="0")]
     for selection in asked:
-        ours, theirs = (
-            look(*given, selection)
-            for given in ((model, prepared), (traced, traced.prepared))
-            for look in [_token if selection.token else _head]
-        )
+        look = _token if selection.token else _head
+        ours, theirs = look(model, prepared, selection), look(traced, traced.prepared, selection)
         assert ours[1:] == theirs[1:]
         np.testing.assert_allclose(ours[0], theirs[0], atol=1e-6)
     ours, theirs = (overview(*given, Selection()) for given in ((model, prepared), (traced, traced.prepared)))
@@ -124,8 +113,30 @@ def _head(model, prepared, selection):
 def _token(model, prepared, selection):
     focus = one_token(model, prepared, selection)
     sides = [side for side in (focus.looks_at, focus.looked_at_by) if side is not None]
-    return (
-        [weight for side in sides for weight in sorted(bar.weight for bar in side.bars)],
-        focus.label,
-        focus.title,
-    )
+    weights = [weight for side in sides for weight in sorted(bar.weight for bar in side.bars)]
+    return weights, focus.label, focus.title
+
+
+BAND = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) < 3
+HOLES = np.random.default_rng(0).random((9, 9)) < 0.5
+NOTHING = np.zeros((9, 9), bool)
+
+
+MASKS = {
+    "behind": (np.tril(np.ones((9, 9), bool)), "runs"),
+    "ahead": (np.triu(np.ones((9, 9), bool)), "runs"),
+    "band": (BAND, "runs"),
+    "nothing": (NOTHING, "runs"),
+    "a closed row": (np.where(np.arange(9)[:, None] == 4, NOTHING, BAND), "runs"),
+    "holes": (HOLES, "bits"),
+    "all but a band": (~BAND, "bits"),
+}
+
+
+@pytest.mark.parametrize(("opened", "form"), MASKS.values(), ids=MASKS)
+def test_a_mask_whose_rows_are_runs_is_kept_as_their_ends_and_any_other_as_bits(opened, form) -> None:
+    held: dict[str, np.ndarray] = {}
+    mask = pack_mask(opened[None, None], lambda name, array: held.update({name: array}) or name)
+    assert (mask.form, mask.keys) == (form, 9)
+    for start, stop in ((0, 9), (2, 5), (8, 9)):
+        np.testing.assert_array_equal(unpack_rows(mask, held, start, stop)[0, 0], opened[start:stop])

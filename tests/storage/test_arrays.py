@@ -1,0 +1,531 @@
+"""Attention as data: written, read by other tools and read back; files that lie are refused in a sentence,
+in seconds and without memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pickle
+import re
+import weakref
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attnscope.axes import weights
+from attnscope.errors import AttnscopeError, InputError, OutputError, SizeError
+from attnscope.models import load
+from attnscope.questions.layers import whole_layers
+from attnscope.questions.selection import Selection
+from attnscope.storage import arrays as data
+from attnscope.storage.arrays import FORMATS, read_weights, save_weights
+from attnscope.storage.tensors import read_tensors
+from tests.render.screen import random_head, tokens
+
+TEXT = tokens("the", "\n", "=1+1", 'a,"b"', "猫")
+CAUSAL = np.tril(np.ones((5, 5), bool))
+
+
+def kinds() -> dict:
+    def heads(seed: int) -> np.ndarray:
+        values = np.stack([random_head(5, seed=seed + head).values for head in range(2)])
+        return values.astype(np.float32)
+
+    return {
+        "encoder": [(layer, weights(heads(layer), TEXT, TEXT)) for layer in (0, 3, 11)],
+        "decoder": [(0, weights(heads(7) * CAUSAL, TEXT, TEXT, CAUSAL))],
+    }
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors", "json"])
+def test_what_is_read_back_is_what_was_saved(suffix: str, tmp_path) -> None:
+    path = tmp_path / f"maps.{suffix}"
+    save_weights(kinds(), path, title="a model", notes=("untrained",))
+    found = read_weights(path)
+    assert (str(found.title), [str(note) for note in found.notes]) == ("a model", ["untrained"])
+    assert list(found.kinds) == ["encoder", "decoder"]
+    for kind, layers in kinds().items():
+        assert [layer for layer, _ in found.kinds[kind]] == [layer for layer, _ in layers]
+        for (_, before), (_, after) in zip(layers, found.kinds[kind], strict=True):
+            np.testing.assert_array_equal(after.values.astype(np.float32), before.values)
+            assert np.array_equal(*np.broadcast_arrays(after.allowed, before.allowed))
+            assert (after.queries, after.keys) == (before.queries, before.keys)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_same_attention_gives_the_same_bytes(form: str, tmp_path) -> None:
+    for name in "ab":
+        save_weights(kinds(), tmp_path / f"{name}.{form}")
+    assert (tmp_path / f"a.{form}").read_bytes() == (tmp_path / f"b.{form}").read_bytes()
+
+
+def test_an_npz_serves_other_tools_as_it_is(tmp_path) -> None:
+    """The lines of the documentation: what bertviz and CircuitsVis are given."""
+    path = tmp_path / "maps.npz"
+    save_weights(kinds(), path)
+    maps = np.load(path)
+    np.testing.assert_array_equal(maps["encoder.03"][1], kinds()["encoder"][1][1].values[1])
+    attention = [maps[f"encoder.{layer:02}"][None] for layer in (0, 3, 11)]  # [1, head, query, key] each
+    assert {layer.shape for layer in attention} == {(1, 2, 5, 5)}
+    assert maps["tokens"].tolist() == [token.text for token in TEXT]
+    np.testing.assert_array_equal(maps["decoder.00.allowed"], CAUSAL[None])
+    assert "encoder.00.allowed" not in maps
+
+
+def test_json_holds_the_exact_weights_and_null_where_the_mask_closed(tmp_path) -> None:
+    path = tmp_path / "maps.json"
+    save_weights(kinds(), path, title="a model")
+    found = json.loads(path.read_text("utf-8"))
+    assert found["title"] == "a model"
+    assert found["axes"][0]["keys"][3] == ['a,"b"', 3, 4, False, [0, 3], 3]
+    assert np.array_equal(np.float32(found["weights"]["encoder.03"]), kinds()["encoder"][1][1].values)
+    decoder = np.array(found["weights"]["decoder.00"], object)
+    np.testing.assert_array_equal(decoder == None, np.broadcast_to(~CAUSAL, (2, 5, 5)))  # noqa: E711
+
+
+def test_csv_has_a_line_for_every_open_weight(tmp_path) -> None:
+    path = tmp_path / "maps.csv"
+    save_weights(kinds(), path)
+    rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
+    assert len(rows) == 3 * 2 * 25 + 2 * 15
+    row = rows[25 + 7]
+    assert [row[name] for name in ("kind", "layer", "head", "query", "query_token", "key", "key_token")] == [
+        "encoder", "0", "1", "1", "\n", "2", "'=1+1",
+    ]  # fmt: skip
+    assert np.float32(row["weight"]) == kinds()["encoder"][0][1].values[1, 1, 2]
+
+
+@pytest.mark.parametrize("form", ["npz", "json", "csv"])
+def test_one_layer_is_held_at_a_time(form: str, tmp_path) -> None:
+    held: list[weakref.ref] = []
+
+    def layers():
+        for layer in range(5):
+            assert sum(one() is not None for one in held) <= 1  # the one that was just written
+            values = np.eye(3, dtype=np.float32)[None] + 0
+            held.append(weakref.ref(values))
+            yield layer, weights(values, range(3), range(3))
+            del values
+
+    save_weights({"encoder": layers()}, tmp_path / f"maps.{form}")
+    assert len(held) == 5
+
+
+@pytest.mark.parametrize(
+    ("shapes", "layers", "heads"),
+    [
+        ({"a": (4, 4)}, 1, 1),
+        ({"a": (3, 4, 4)}, 1, 3),
+        ({"a": (2, 3, 4, 4)}, 2, 3),
+        ({"a": (2, 1, 3, 4, 4)}, 2, 3),
+        ({"arr_0": (1, 3, 4, 4), "arr_1": (1, 3, 4, 4)}, 2, 3),
+        ({"l0": (3, 4, 4), "l1": (3, 4, 4)}, 2, 3),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["npz", "json"])
+def test_other_tools_tensors_are_read(suffix: str, shapes: dict, layers: int, heads: int, tmp_path) -> None:
+    arrays = {name: drawn(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+    if suffix == "npz":
+        np.savez(tmp_path / "theirs.npz", tokens=np.array(list("abcd")), **arrays)
+    else:
+        lists = {name: array.tolist() for name, array in arrays.items()}
+        (tmp_path / "theirs.json").write_text(json.dumps({"tokens": list("abcd"), **lists}))
+    found = read_weights(tmp_path / f"theirs.{suffix}")
+    ((kind, read),) = found.kinds.items()
+    assert (kind, len(read), len(read[0][1].values)) == ("encoder", layers, heads)
+    assert [place.text for place in read[0][1].keys] == list("abcd")
+    assert "not known" in str(found.notes[0])
+    whole = np.concatenate([field.values.ravel() for _, field in read])
+    np.testing.assert_array_equal(whole, np.concatenate([array.ravel() for array in arrays.values()]))
+
+
+def test_json_without_names_is_an_array_or_a_list_of_layers(tmp_path) -> None:
+    layers = drawn(2, 3, 4, 4)
+    for content in (layers.tolist(), layers[:, None].tolist()):
+        (tmp_path / "theirs.json").write_text(json.dumps(content))
+        (found,) = read_weights(tmp_path / "theirs.json").kinds.values()
+        np.testing.assert_array_equal(np.stack([field.values for _, field in found]), layers)
+        assert [place.text for place in found[0][1].keys] == list("0123")
+
+
+def test_layers_of_other_tools_are_ordered_as_people_do(tmp_path) -> None:
+    maps = {f"layer.{i}": torch.full((1, 2, 2), float(i)) for i in range(12)}
+    save_file(maps, tmp_path / "theirs.safetensors")
+    (layers,) = read_weights(tmp_path / "theirs.safetensors").kinds.values()
+    assert [field.values[0, 0, 0] for _, field in layers] == list(range(12))
+
+
+def test_an_npy_is_read(tmp_path) -> None:
+    np.save(tmp_path / "one.npy", np.eye(3))
+    (layers,) = read_weights(tmp_path / "one.npy").kinds.values()
+    assert [place.label for place in layers[0][1].keys] == ["0", "1", "2"]
+
+
+class Bomb:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('a file ran code')",))
+
+
+def test_a_file_never_runs_code(tmp_path) -> None:
+    np.savez(tmp_path / "bomb.npz", a=np.array([Bomb()], object))
+    (tmp_path / "bomb.npy").write_bytes(pickle.dumps(Bomb()))
+    for name in ("bomb.npz", "bomb.npy"):
+        with pytest.raises(InputError, match="could run code"):
+            read_weights(tmp_path / name)
+
+
+def test_what_cannot_be_read_says_why(tmp_path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_weights(tmp_path / "nothing.npz")
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(InputError, match=r"none of \.npz, \.npy, \.safetensors, \.json"):
+        read_weights(tmp_path / "a.txt")
+    two = np.zeros((2, 3, 4, 4))
+    for arrays, sentence in (
+        ({"a": two, "b": two}, r"a is \[2, 3, 4, 4\], not \[head, query, key\] of one text"),
+        ({"ids": np.arange(3)}, r"no array of weights .* only ids"),
+        ({"attnscope": np.array('{"format": 99}')}, "its layout is number 99"),
+        ({"attnscope": np.array('{"format": 1}')}, "says nothing about 'axes'"),
+    ):
+        np.savez(tmp_path / "odd.npz", **arrays)
+        with pytest.raises(InputError, match=sentence):
+            read_weights(tmp_path / "odd.npz")
+
+
+def test_what_cannot_be_written_says_why(tmp_path) -> None:
+    with pytest.raises(
+        OutputError, match=r"'.xls' is not a data format; there are npz, safetensors, json, csv"
+    ):
+        save_weights(kinds(), tmp_path / "maps.xls")
+    with pytest.raises(OutputError, match="there is no folder"):
+        save_weights(kinds(), tmp_path / "nowhere" / "maps.npz")
+    with pytest.raises(ValueError, match="not \\(2, 2\\)"):
+        save_weights({"encoder": [(0, weights(np.eye(2), range(2), range(2)))]}, tmp_path / "maps.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    """Rows that sum to 1.  -> [*shape], the last axis twice"""
+    return np.random.default_rng(seed).dirichlet(np.ones(shape[-1]), shape[:-1]).astype(np.float32)
+
+
+def header_of(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path) -> None:
+    content = header_of((12, 10**6, 10**6)) + b"\0" * 64
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", content)
+    (tmp_path / "a.npy").write_bytes(content)
+    for name in ("a.npz", "a.npy"):
+        with pytest.raises(InputError, match=r"claims 48,000,000,000,000 bytes of weights and has 64"):
+            read_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors", "json"])
+def test_a_file_cut_anywhere_is_one_sentence(suffix: str, tmp_path) -> None:
+    save_weights(kinds(), tmp_path / f"whole.{suffix}")
+    content = (tmp_path / f"whole.{suffix}").read_bytes()
+    for cut in range(0, len(content), max(len(content) // 40, 1)):
+        (tmp_path / f"cut.{suffix}").write_bytes(content[:cut])
+        with pytest.raises(InputError, match="cannot read attention from"):
+            read_weights(tmp_path / f"cut.{suffix}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_any_flipped_bit_gives_a_result_or_one_sentence(packing: int, tmp_path) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("a.npy", header_of((1, 2, 2)) + drawn(1, 2, 2).tobytes())
+    content, refused = path.read_bytes(), 0
+    for place in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            read_weights(path)
+        except (InputError, SizeError):
+            refused += 1
+    assert refused > len(content)
+
+
+def test_layers_with_nothing_above_the_diagonal_count_as_causal_and_a_note_says_so(tmp_path) -> None:
+    maps = np.tril(drawn(2, 3, 4, 4))
+    maps /= maps.sum(-1, keepdims=True)
+    np.savez(tmp_path / "theirs.npz", maps)
+    found = read_weights(tmp_path / "theirs.npz")
+    ((kind, layers),) = found.kinds.items()
+    assert kind == "decoder"
+    np.testing.assert_array_equal(layers[0][1].allowed[0], np.tril(np.ones((4, 4), bool)))
+    assert "above the diagonal is all 0" in str(found.notes[0])
+
+
+def test_rows_and_columns_of_different_numbers_are_cross_attention(tmp_path) -> None:
+    np.savez(tmp_path / "theirs.npz", drawn(1, 2, 3, 5))
+    assert list(read_weights(tmp_path / "theirs.npz").kinds) == ["cross"]
+
+
+def test_bfloat16_is_read_exactly(tmp_path) -> None:
+    maps = torch.from_numpy(drawn(3, 4, 4)).bfloat16()
+    save_file({"l0": maps}, tmp_path / "theirs.safetensors")
+    ((_, ((_, field),)),) = read_weights(tmp_path / "theirs.safetensors").kinds.items()
+    np.testing.assert_array_equal(field.values, maps.float().numpy())
+
+
+def test_what_no_attention_is_like_is_told_with_place_and_count(tmp_path) -> None:
+    maps = drawn(2, 3, 5, 5)
+    maps[0, 1, 2, 3], maps[0, 1, 2, 4] = -0.5, -0.25
+    maps[1, 2, 4] *= 1.5
+    np.savez(tmp_path / "theirs.npz", maps)
+    notes = [str(note) for note in read_weights(tmp_path / "theirs.npz").notes]
+    assert "negative weights in encoder layer 0: 2; entropies say nothing there" in notes
+    assert "rows of encoder layer 1 that sum to more than 1: 1, up to 1.5" in notes
+    assert len(notes) == 3
+
+
+def test_half_precision_alone_is_nothing_odd(tmp_path) -> None:
+    np.savez(tmp_path / "theirs.npz", drawn(2, 3, 64, 64).astype(np.float16))
+    assert len(read_weights(tmp_path / "theirs.npz").notes) == 1
+
+
+def test_weights_that_llama_cpp_dumped_lose_the_keys_that_fill_up_its_cache(tmp_path):
+    weights = np.tril(np.random.default_rng(0).random((12, 2, 5, 5)).astype(np.float32))
+    weights /= weights.sum(-1, keepdims=True)
+    padded = np.pad(weights, ((0, 0), (0, 0), (0, 0), (0, 27)))
+    np.savez(tmp_path / "dump.npz", **{f"kq_soft_max-{layer}": each for layer, each in enumerate(padded)})
+    layers = read_weights(tmp_path / "dump.npz").kinds["decoder"]
+    assert [layer for layer, _ in layers] == list(range(12))
+    for layer, found in layers:
+        np.testing.assert_array_equal(found.values, weights[layer])
+
+
+resource = pytest.importorskip("resource", reason="Windows limits no memory")
+
+REFUSED = r"unpack to|of memory are free"
+MOST = 1 << 30  # bytes that reading any of these may take
+PLACE = ["a", 0, 1, False, None, None]
+
+
+def described(**changes: object) -> dict:
+    """A file as it is saved here, with one thing changed."""
+    place = changes.pop("place", PLACE)
+    layer = {"kind": "encoder", "layer": 0, "array": "x", "axes": 0} | changes.pop("layer", {})
+    content = {
+        "weights": {"x": [[[1.0]]]},
+        "format": 1,
+        "title": "t",
+        "notes": [],
+        "axes": [{"queries": [place], "keys": [place]}],
+        "layers": [layer],
+    }
+    return content | changes
+
+
+def test_the_plain_file_is_read(tmp_path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(described()))
+    assert list(read_weights(tmp_path / "a.json").kinds) == ["encoder"]
+
+
+LIES = {
+    "a layer of a billion": described(layer={"layer": 10**9}),
+    "a negative layer": described(layer={"layer": -1}),
+    "a layer of 400 digits": described(layer={"layer": 10**400}),
+    "half a layer": described(layer={"layer": 0.5}),
+    "an infinite layer": described(layer={"layer": float("inf")}),
+    "a layer that is true": described(layer={"layer": True}),
+    "a layer that is a list": described(layer={"layer": [0]}),
+    "negative axes": described(layer={"axes": -1}),
+    "axes that are not there": described(layer={"axes": 1}),
+    "a kind that is a list": described(layer={"kind": []}),
+    "an array that is not there": described(layer={"array": "y"}),
+    "an array that is a list": described(layer={"array": []}),
+    "a layer twice": described(layers=[{"kind": "encoder", "layer": 0, "array": "x", "axes": 0}] * 2),
+    "one array in many layers": described(
+        layers=[{"kind": "encoder", "layer": n, "array": "x", "axes": 0} for n in range(9000)]
+    ),
+    "a place with infinite tokens": described(place=["a", 0, float("inf"), False, None, None]),
+    "a place of no tokens": described(place=["a", 3, 3, False, None, None]),
+    "a negative place": described(place=["a", -2, -1, False, None, None]),
+    "a place of 10**30 tokens": described(place=["a", 0, 10**30, False, None, None]),
+    "a place without text": described(place=[None, 0, 1, False, None, None]),
+    "a place of two parts": described(place=["a", 0]),
+    "a place that is a text": described(place="abcdef"),
+    "a word of one number": described(place=["a", 0, 1, False, [0], None]),
+    "an id of 400 digits": described(place=["a", 0, 1, False, None, 10**400]),
+    "a title that is a number": described(title=3),
+    "notes that are a text": described(notes="abc"),
+    "axes that are a number": described(axes=3),
+    "layers that are null": described(layers=None),
+    "another format": described(format=10**400),
+    "weights of 400 digits": described(weights={"x": [[[10**400]]]}),
+    "ragged weights": described(weights={"x": [[[1.0], [1.0, 2.0]]]}),
+    "weights that are texts": described(weights={"x": [[["one"]]]}),
+    "no weights": described(weights={}),
+    "huge integers alone": [[10**400]],
+    "a mapping of mappings": {"a": {"b": {}}},
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_description_that_lies_is_one_sentence(name, tmp_path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(LIES[name]))
+    with pytest.raises(InputError, match="cannot read attention from") as caught:
+        read_weights(tmp_path / "a.json")
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("kind", ["../../home", "attention", "", "encoder/x"])
+def test_a_kind_that_is_none_is_refused(kind: str, tmp_path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(described(layer={"kind": kind})))
+    with pytest.raises(InputError, match="is not a kind of attention: there are encoder, decoder, cross"):
+        read_weights(tmp_path / "a.json")
+
+
+RAW = {
+    "nested deep.json": b"[" * 100_000 + b"]" * 100_000,
+    "nested deep in a name.json": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "digits.json": b"[[" + b"9" * 100_000 + b"]]",
+    "half a character.json": b'{"tokens": ["\\ud800"], "a": 1}',
+    "not utf-8.json": b"\xff\xfe\x00",
+    "header of exabytes.safetensors": b"\xff" * 8 + b"{}",
+    **{f"{suffix} that is empty.{suffix}": b"" for suffix in ("npz", "npy", "safetensors", "json")},
+    **{f"broken.{suffix}": b"PK\x03\x04 nothing" for suffix in ("npz", "safetensors")},
+}
+ODD = ["nothing", "{}", "[]", "3", '"x"', "[[1, 2], [3]]", "[" * 100_000, '{"a": {}}']
+RAW |= {f"{number}.json": text.encode() for number, text in enumerate(ODD)}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_bytes_that_are_no_file_of_weights_are_one_sentence(name, tmp_path) -> None:
+    (tmp_path / name).write_bytes(RAW[name])
+    with pytest.raises(InputError, match="cannot read attention from"):
+        read_weights(tmp_path / name)
+
+
+def peak() -> int:
+    """The most memory that this process ever took, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_one_long_token_among_ten_thousand_empty_ones_takes_no_memory(tmp_path) -> None:
+    weights = np.full((1, 2, 2), 0.5).tolist()
+    content = {"tokens": ["x" * 200_000, *[""] * 10_000], "a": weights}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    before = peak()
+    ((_, read),) = read_weights(tmp_path / "a.json").kinds["encoder"]
+    assert [place.text for place in read.keys] == ["0", "1"]
+    assert peak() - before < MOST
+
+
+def packed(path, name: str, array: np.ndarray) -> None:
+    """An array of an NPZ that packs very well."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(name, "w") as file:
+        file.write(header_of(array.shape, array.dtype.str))
+        for _ in range(0, array.nbytes, 1 << 24):
+            file.write(bytes(1 << 24))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("<f4", (8, 4096, 4096)), ("<U131072", (1024,)), ("|b1", (1, 1 << 14, 1 << 15))]
+)
+def test_arrays_packed_a_thousand_to_one_are_refused_before_they_are_unpacked(dtype, shape, tmp_path) -> None:
+    claimed = np.lib.stride_tricks.as_strided(np.zeros((), dtype), shape, (0,) * len(shape))
+    packed(tmp_path / "a.npz", "tokens.npy", claimed)
+    assert (tmp_path / "a.npz").stat().st_size < 1 << 20
+    before = peak()
+    for read in (read_weights, read_tensors):
+        with pytest.raises(AttnscopeError, match=REFUSED):
+            read(tmp_path / "a.npz")
+    assert peak() - before < MOST
+
+
+def test_a_tensor_that_repeats_one_number_a_billion_times_is_refused(tmp_path) -> None:
+    torch.save({"x": torch.zeros(1).expand(1 << 35)}, tmp_path / "a.pt")
+    with pytest.raises(AttnscopeError, match=REFUSED):
+        read_tensors(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", "g", ">g"])
+def test_arrays_of_other_machines_and_long_doubles_are_read_as_the_same_numbers(dtype, tmp_path) -> None:
+    maps = np.random.default_rng(0).dirichlet(np.ones(4), (2, 3, 4)).astype(dtype)
+    np.savez(tmp_path / "a.npz", a=maps[0], b=maps[1])
+    np.save(tmp_path / "a.npy", maps)
+    for name in ("a.npz", "a.npy"):
+        (layers,) = read_weights(tmp_path / name).kinds.values()
+        for (_, read), expected in zip(layers, maps, strict=True):
+            np.testing.assert_array_equal(torch.from_numpy(read.values.copy()), expected.astype(float))
+    tensors = read_tensors(tmp_path / "a.npz")
+    np.testing.assert_array_equal(tensors["b"].double(), maps[1].astype(np.float64))
+
+
+NONE, MANY = "it has no array of weights", "cannot read attention from"
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        *(((0, 3, 3), NONE), ((10**9, 0, 1, 1), NONE), ((10**9, 1, 0, 1), NONE), ((0,) * 30, NONE)),
+        *(((20_000, 1, 1, 1), MANY), ((200_000, 1, 1), MANY), ((1, 1, 2_000_000), MANY)),
+    ],
+)
+def test_empty_arrays_and_more_layers_heads_or_tokens_than_any_model_has_are_refused(
+    shape, sentence, tmp_path
+) -> None:
+    np.savez(tmp_path / "a.npz", np.zeros(shape, np.float32))
+    with pytest.raises(InputError, match=sentence):
+        read_weights(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".safetensors", ".pt"])
+def test_pipes_and_endless_devices_are_named_and_never_read(suffix, tmp_path) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
+    for name, kind in (("pipe", "a named pipe"), ("zero", "a device")):
+        for read in (read_weights, read_tensors):
+            with pytest.raises(InputError, match=f"is {kind}, not a file"):
+                read(tmp_path / f"{name}{suffix}")
+
+
+README = Path(data.__file__).with_name("README.md").read_text("utf-8")
+EXAMPLES = dict(re.findall(r"(\w+):\n\n```python\n(.*?)```", README, re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    model, folder = load("own"), tmp_path_factory.mktemp("heads")
+    layers = whole_layers(model, model.prepare("The cat sat on the mat."), Selection())
+    for suffix in ("npz", "safetensors"):
+        layers.save(folder / f"heads.{suffix}")
+    return folder
+
+
+def test_every_tool_that_is_named_has_an_example_of_few_lines():
+    assert list(EXAMPLES) == ["NumPy", "safetensors", "bertviz", "CircuitsVis"]
+    assert all(3 <= len(example.replace("\n\n", "\n").splitlines()) <= 4 for example in EXAMPLES.values())
+
+
+@pytest.mark.parametrize("tool", ["NumPy", "safetensors", "bertviz", "CircuitsVis"])
+def test_an_example_runs_as_it_stands(tool, folder, monkeypatch, capsys):
+    pytest.importorskip(tool.lower(), reason=f"{tool} is not installed: its example cannot run")
+    monkeypatch.chdir(folder)
+    shown: list[object] = []
+    if tool == "bertviz":  # what it would hand to a notebook
+        monkeypatch.setitem(__import__("bertviz").head_view.__globals__, "display", shown.append)
+    names: dict[str, object] = {}
+    exec(EXAMPLES[tool], names)
+    assert "maps" in names
+    if tool == "bertviz":
+        assert shown
+    elif tool != "CircuitsVis":
+        assert "0." in capsys.readouterr().out

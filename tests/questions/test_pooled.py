@@ -1,19 +1,26 @@
 """Small maps of every head, out of the pass that measures them."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2Model
 
-from attnscope.axes import group_places, places
+import attnscope
+from attnscope.axes import coarsen_axis, group_places, places
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.kept import WeightsFile
+from attnscope.models.module import wrap_module
 from attnscope.questions.head import one_head
+from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
+from attnscope.views.grid import CELLS
 from tests.models.folders import eager, gpt2
 
-TOKENS = 700
+TOKENS, LONG = 700, 600
 WORDS = "The cat sat on the mat because it was tired, and words look back at words. " * 90
 
 
@@ -41,15 +48,12 @@ def whole(folder, prepared):
 
 def cells(whole, reduce):
     """Each cell's weights reduced, by hand.  [layer, head, query, key] -> [layer, head, cell, cell]"""
-    edges = [cell * TOKENS // 256 for cell in range(257)]
+    cuts = [slice(cell * TOKENS // 256, (cell + 1) * TOKENS // 256) for cell in range(256)]
     open_ = np.tril(np.ones((TOKENS, TOKENS), bool))
     result = np.zeros((*whole.shape[:2], 256, 256))
-    for r in range(256):
-        rows = slice(edges[r], edges[r + 1])
-        for c in range(256):
-            keys = slice(edges[c], edges[c + 1])
-            if open_[rows, keys].any():
-                result[..., r, c] = reduce(whole[..., rows, keys], open_[rows, keys])
+    for (r, rows), (c, keys) in product(enumerate(cuts), repeat=2):
+        if open_[rows, keys].any():
+            result[..., r, c] = reduce(whole[..., rows, keys], open_[rows, keys])
     return result
 
 
@@ -111,14 +115,10 @@ def test_what_was_saved_is_read_back_with_its_ranges(model, prepared, tmp_path):
     shown = one_head(saved, saved.prepared, "L1H2").heatmap
     assert shown.weights.keys == maps.kinds["decoder"][1][1].keys
     assert sum(note.startswith("pooled") for note in shown.notes) == 1
-    coarser = shown_in(saved, 100)
+    # the columns of a saved layer, pooled once more
+    coarser = group_places(places(saved.prepared.replay.attentions[1].keys), most=100)
     assert [(place.start, place.stop) for place in coarser.places][:2] == [(0, 8), (8, 16)]
     assert [len(words) for words in coarser.parts][:2] == [3, 3]
-
-
-def shown_in(saved, most):
-    """The columns of a saved layer, pooled once more."""
-    return group_places(places(saved.prepared.replay.attentions[1].keys), most=most)
 
 
 def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_path):
@@ -129,3 +129,47 @@ def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_pa
     (_, layer), *_ = maps.kinds["decoder"]
     assert {place.stop - place.start for place in layer.keys} == {1, 2}
     assert group_places(places(read.prepared.replay.attentions[0].keys)).places == layer.keys
+
+
+@pytest.fixture(scope="module")
+def random_model():
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_head=3, n_embd=24, n_positions=LONG, vocab_size=50, use_cache=False)
+    module = GPT2Model(config).eval()
+    ids = torch.randint(50, (1, LONG))
+    model = wrap_module(module, None, None, "gpt2")
+    return module, model, model.prepare_tensors({"input_ids": ids})
+
+
+def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(random_model):
+    module, model, prepared = random_model
+    result = overview(model, prepared, Selection())
+    assert {site.kernel for site in result.record.sites} == {"fused pass"}
+    module.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = module(**prepared.inputs, output_attentions=True).attentions
+    module.set_attn_implementation("sdpa")
+    coarse = coarsen_axis(prepared.tokens, most=CELLS, even=True)
+    (grid,) = result.grids.values()
+    for layer, weights in enumerate(eager):
+        expected = coarse.averaging() @ weights[0].numpy() @ coarse.summing().T
+        shown = grid.layers[layer].values
+        np.testing.assert_allclose(np.where(shown > 0, shown, 0), expected, atol=1e-5)
+    figures = [head.figures["entropy"].value for head in result.heads]
+    rows = torch.cat(eager)[:, :, 1:].double()  # the first row has one key, and is not counted
+    entropies = torch.special.entr(rows).sum(-1).mean(-1).flatten()
+    np.testing.assert_allclose(figures, entropies, atol=1e-4)
+
+
+def test_the_models_own_kernel_runs_where_that_is_asked_for(random_model):
+    _, model, prepared = random_model
+    result, fused = (overview(model, prepared, Selection(), exact_kernel=exact) for exact in (True, False))
+    assert {site.kernel for site in result.record.sites} == {"sdpa"}
+    for one, other in zip(result.grids["decoder"].layers, fused.grids["decoder"].layers, strict=True):
+        np.testing.assert_allclose(one.values, other.values, atol=1e-4)
+
+
+def test_words_and_special_tokens_are_read_beside_the_kernel():
+    text = "the cat sat on the mat because it was tired " * 60
+    run = attnscope.load("own-causal").read(text, truncate=True)
+    assert "fused" not in repr(run.overview(words=True))

@@ -51,63 +51,59 @@ def eager_entropy(folder, layer, head):
     return rows
 
 
-def test_each_checkpoint_has_the_figures_of_its_own_eager_pass(run):
-    result = follow(run)
-    assert result.steps == (100, 200, 300)
-    course = next(each for each in result.of("entropy") if each.head == "L1H2")
-    for step, value in zip(result.steps, course.values, strict=True):
+@pytest.fixture(scope="module")
+def followed(run):
+    return follow(run)
+
+
+def test_each_checkpoint_has_the_figures_of_its_own_eager_pass(run, followed):
+    assert followed.steps == (100, 200, 300)
+    course = next(each for each in followed.of("entropy") if each.head == "L1H2")
+    for step, value in zip(followed.steps, course.values, strict=True):
         rows = eager_entropy(run / f"checkpoint-{step}", 1, 2)
         assert value == pytest.approx(sum(rows) / len(rows), abs=1e-5)
 
 
-def test_what_changed_most_comes_first_and_what_stayed_did_not_change(run):
-    result = follow(run)
-    assert {each.layer for each in result.of("entropy")[:4]} == {1}
-    assert all(each.change == pytest.approx(0, abs=1e-6) for each in result.of("entropy")[4:])
+def test_what_changed_most_comes_first_and_what_stayed_did_not_change(followed):
+    assert {each.layer for each in followed.of("entropy")[:4]} == {1}
+    assert all(each.change == pytest.approx(0, abs=1e-6) for each in followed.of("entropy")[4:])
 
 
-def test_a_figure_appears_where_it_stays_past_half_of_its_way(run):
-    for course in follow(run).of("entropy")[:4]:
+def test_a_figure_appears_where_it_stays_past_half_of_its_way(followed):
+    for course in followed.of("entropy")[:4]:
         way = [value - even for value, even in zip(course.values, course.baseline, strict=True)]
         assert way[0] == pytest.approx(0, abs=1e-5)  # queries of nothing: even attention
         assert course.appears == (200 if way[1] / way[2] >= 0.5 else 300)
 
 
 def test_a_figure_that_stays_at_even_attention_never_appears(run):
-    names = [str(run / "checkpoint-100")]
-    for course in follow(run, names).of("entropy"):
+    courses = follow(run, [str(run / "checkpoint-100")]).of("entropy")
+    for course in courses:
         at_even = abs(course.values[0] - course.baseline[0]) < 0.005
         assert (course.appears is None) == at_even
-    assert any(course.appears is None for course in follow(run, names).of("entropy"))
+    assert any(course.appears is None for course in courses)
 
 
-def test_a_log_is_taken_up_and_its_checkpoints_are_not_run_again(run, tmp_path):
+def test_a_log_is_taken_up_and_its_checkpoints_are_not_run_again(run, followed, tmp_path):
     log, names = tmp_path / "log.jsonl", [str(run / f"checkpoint-{step}") for step in (100, 200)]
     follow(run, names, log=log)
     loaded = []
-
-    def counting(name):
-        loaded.append(name)
-        return load(name)
-
-    result = follow(run, log=log, load=counting)
+    assert follow(run, log=log, load=lambda name: loaded.append(name) or load(name)) == followed
     assert loaded == [str(run / "checkpoint-300")]
-    assert result == follow(run)
     assert [json.loads(line)["checkpoint"] for line in log.read_text().splitlines()] == [*names, *loaded]
 
 
-@pytest.mark.parametrize("content", ["[]", "no json", '{"checkpoint": 1}'])
-def test_another_file_is_no_log(run, tmp_path, content):
-    (tmp_path / "log.jsonl").write_text(content)
-    with pytest.raises(InputError, match="is no log of attnscope track"):
-        follow(run, log=tmp_path / "log.jsonl")
-    assert (tmp_path / "log.jsonl").read_text() == content
-
-
-def test_a_log_of_other_texts_is_refused(run, tmp_path):
-    follow(run, log=tmp_path / "log.jsonl")
+def test_another_file_or_a_log_of_other_texts_is_refused(run, tmp_path):
+    log, names = tmp_path / "log.jsonl", [str(run / "checkpoint-100")]
+    for content in ("[]", "no json", '{"checkpoint": 1}'):
+        log.write_text(content)
+        with pytest.raises(InputError, match="is no log of attnscope track"):
+            follow(run, log=log)
+        assert log.read_text() == content
+    log.unlink()
+    follow(run, names, log=log)
     with pytest.raises(InputError, match="other texts, measures or heads"):
-        track([str(run / "checkpoint-100")], load, ListedTexts(TEXTS), ["self"], log=tmp_path / "log.jsonl")
+        track(names, load, ListedTexts(TEXTS), ["self"], log=log)
 
 
 def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):
@@ -118,9 +114,7 @@ def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):
     hf.AutoTokenizer.from_pretrained(run / "plain").save_pretrained(tmp_path / "checkpoint-400")
     (tmp_path / "checkpoint-500").mkdir()
     told: list[str] = []
-    names = [
-        str(path / f"checkpoint-{step}") for path, step in ((run, 100), (tmp_path, 400), (tmp_path, 500))
-    ]
+    names = [str(run / "checkpoint-100"), *(str(tmp_path / f"checkpoint-{step}") for step in (400, 500))]
     result = follow(run, names, report=told.append)
     assert result.steps == (100,)
     assert "checkpoint-400 is left out: its weights h.0.mlp.c_fc.weight are not all finite" in told[0]
@@ -133,9 +127,9 @@ def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):
 def test_two_checkpoints_of_one_step_are_not_mixed_up(run, tmp_path):
     names = [str(run / "checkpoint-100"), gpt2(tmp_path / "other-100")]
     result = follow(run, names)
-    assert result.checkpoints == (names[0],) or result.checkpoints == (names[1],)
-    assert len(result.notes) == 1
-    assert "-100 is left out: step 100 is" in result.notes[0]
+    assert result.checkpoints in ((names[0],), (names[1],))
+    (note,) = result.notes
+    assert "-100 is left out: step 100 is" in note
 
 
 def test_texts_longer_than_positions_are_cut_and_a_log_still_says_so(tmp_path):

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,24 +17,23 @@ from attnscope.storage.files import write_whole
 STORAGE = str(Path(whole.__file__).parent)
 
 
-def test_a_file_is_replaced_whole_with_usual_permissions(tmp_path) -> None:
+def test_a_file_is_replaced_whole_with_usual_permissions_and_a_private_one_stays_private(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"old")
     write_whole(path, b"new")
     assert path.read_bytes() == b"new"
     (tmp_path / "b.txt").write_bytes(b"")
     assert path.stat().st_mode == (tmp_path / "b.txt").stat().st_mode
+    path.chmod(0o600)
+    write_whole(path, b"newer")
+    assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt"]
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"old")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match=r"cannot write .*a.txt: No space left on device"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
@@ -62,13 +62,6 @@ def test_a_symbolic_link_stays_and_the_file_that_it_leads_to_is_written(tmp_path
         assert (tmp_path / "a.txt").is_symlink()
         assert (tmp_path / "data" / "real.txt").read_bytes() == content
     assert os.listdir(tmp_path / "data") == ["real.txt"]
-
-
-def test_a_file_that_was_private_stays_private(tmp_path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"old")
-    (tmp_path / "a.txt").chmod(0o600)
-    write_whole(tmp_path / "a.txt", b"new")
-    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o600
 
 
 def test_pipes_devices_folders_and_links_in_a_circle_are_refused_and_stay(tmp_path) -> None:

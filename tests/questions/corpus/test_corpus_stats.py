@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import transformers as hf
 
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Measurement
@@ -12,8 +13,10 @@ from attnscope.models.inputs import Limit
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
+from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.corpus import ListedTexts, read_corpus
-from tests.models.folders import gpt2, t5
+from tests.models.folders import gpt2, save, t5
+from tests.test_text import HOSTILE, steering
 
 TEXTS = [
     "The cat sat on the mat because it was tired.",
@@ -53,11 +56,6 @@ def model():
     return load("own")
 
 
-@pytest.fixture
-def small_windows(monkeypatch):
-    monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 4)
-
-
 @pytest.mark.parametrize("make", [lambda folder: "own", gpt2, t5], ids=["own", "gpt2", "t5"])
 def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
     model = load(make(tmp_path))
@@ -91,10 +89,6 @@ def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
     assert_same(beside.heads, one_by_one(model, texts))
 
 
-def test_windows_change_nothing(model, small_windows):
-    assert_same(corpus_stats(model, ListedTexts(TEXTS)).heads, one_by_one(model, TEXTS))
-
-
 def stopped_after(model, corpus, file, texts):
     """A run that ends in the middle of a window."""
 
@@ -106,9 +100,11 @@ def stopped_after(model, corpus, file, texts):
         corpus_stats(model, corpus, run=CorpusRun(checkpoint=file, watch=stop))
 
 
-def test_a_stopped_run_goes_on_to_the_very_same_bits(model, small_windows, tmp_path):
+def test_a_stopped_run_goes_on_to_the_very_same_bits(model, monkeypatch, tmp_path):
+    monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 4)
     file = tmp_path / "sums.json"
     whole = corpus_stats(model, ListedTexts(TEXTS))
+    assert_same(whole.heads, one_by_one(model, TEXTS))
     stopped_after(model, ListedTexts(TEXTS), file, 10)
     kept = json.loads(file.read_text())["state"]["progress"]
     assert kept["texts"] == 8
@@ -117,17 +113,10 @@ def test_a_stopped_run_goes_on_to_the_very_same_bits(model, small_windows, tmp_p
         model, ListedTexts(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: passes.append(now.texts))
     )
     assert min(passes) > 8
-    assert seen.heads == whole.heads
-    assert (seen.title, seen.ran, seen.notes) == (whole.title, whole.ran, whole.notes)
-
-
-def test_a_finished_run_answers_from_its_checkpoint_without_a_pass(model, small_windows, tmp_path):
-    file = tmp_path / "sums.json"
-    seen = corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(checkpoint=file))
-    again = corpus_stats(
-        model, ListedTexts(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
-    )
-    assert again.heads == seen.heads
+    finished = CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
+    for found in (seen, corpus_stats(model, ListedTexts(TEXTS), run=finished)):
+        assert found.heads == whole.heads
+        assert (found.title, found.ran, found.notes) == (whole.title, whole.ran, whole.notes)
 
 
 @pytest.mark.parametrize(
@@ -151,23 +140,16 @@ def test_a_checkpoint_of_another_run_is_refused(model, tmp_path, change, sentenc
         corpus_stats(other, ListedTexts(texts), run=run, **change)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"attnscope checkpoint": 9}'])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"attnscope checkpoint": 9}', None])
 def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
-    file = tmp_path / "sums.json"
+    file, run = tmp_path / "sums.json", CorpusRun(checkpoint=tmp_path / "sums.json")
+    if content is None:  # one number was changed
+        corpus_stats(model, ListedTexts(TEXTS[:2]), run=run)
+        content = file.read_bytes().replace(b'"texts": 2', b'"texts": 3')
     file.write_bytes(content)
     with pytest.raises(InputError, match="is not a checkpoint of attnscope"):
-        corpus_stats(model, ListedTexts(TEXTS[:2]), run=CorpusRun(checkpoint=file))
-    assert file.read_bytes() == content
-
-
-def test_a_checkpoint_whose_sums_were_changed_is_refused(model, tmp_path):
-    file, run = tmp_path / "sums.json", CorpusRun(checkpoint=tmp_path / "sums.json")
-    corpus_stats(model, ListedTexts(TEXTS[:2]), run=run)
-    content = json.loads(file.read_text())
-    content["state"]["progress"]["texts"] += 1
-    file.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="is not a checkpoint of attnscope"):
         corpus_stats(model, ListedTexts(TEXTS[:2]), run=run)
+    assert file.read_bytes() == content
 
 
 def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(model, tmp_path):
@@ -185,11 +167,9 @@ def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(mo
 
 
 def test_texts_that_were_cut_are_counted_and_what_a_model_says_is_said_once(model, tmp_path):
-    texts = [TEXTS[0], "too long " * 600, "far too long " * 600]
-    assert (
-        "2 texts were cut at the limit of tokens"
-        in corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True)).notes
-    )
+    texts = ListedTexts([TEXTS[0], "too long " * 600, "far too long " * 600])
+    notes = corpus_stats(model, texts, run=CorpusRun(truncate=True)).notes
+    assert "2 texts were cut at the limit of tokens" in notes
     both = load(t5(tmp_path))
     notes = corpus_stats(both, ListedTexts(TEXTS[:3])).notes
     assert sum("the decoder reads the text itself" in note for note in notes) == 1
@@ -202,9 +182,8 @@ def test_unknown_tokens_are_counted_over_all_texts(model):
     unknown = sum("[UNK]" in token.text for one in read for token in one.tokens)
     total = sum(len(one.tokens) for one in read)
     assert unknown == 3
-    assert [note for note in seen.notes if "unknown" in note] == [
-        f"3 of {total} tokens are unknown to the vocabulary: [UNK]"
-    ]
+    (said,) = (note for note in seen.notes if "unknown" in note)
+    assert said == f"3 of {total} tokens are unknown to the vocabulary: [UNK]"
 
 
 @pytest.mark.parametrize("asked", [{"importance": True}, {"ablation": "zero"}])
@@ -215,9 +194,8 @@ def test_a_corpus_in_which_nothing_is_predicted_has_no_loss_and_says_so(tmp_path
 
 
 def test_a_limit_stops_after_so_many_texts(model):
-    assert_same(
-        corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(limit=5)).heads, one_by_one(model, TEXTS[:5])
-    )
+    seen = corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(limit=5))
+    assert_same(seen.heads, one_by_one(model, TEXTS[:5]))
 
 
 def test_a_corpus_without_a_readable_text_says_so(model):
@@ -228,3 +206,173 @@ def test_a_corpus_without_a_readable_text_says_so(model):
 def test_a_layer_that_does_not_exist_is_met_with_those_that_do(model):
     with pytest.raises(SelectionError, match="no layer 9: this model has layers 0-3"):
         corpus_stats(model, ListedTexts(TEXTS), Selection(layers=(9,)))
+
+
+UNREADABLE = "too long " * 600
+
+
+@pytest.fixture(scope="module")
+def kept(model, tmp_path_factory):
+    """What a run over four texts leaves: its figures, and the bytes of its checkpoint."""
+    file = tmp_path_factory.mktemp("kept") / "sums.json"
+    return corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file)), file.read_bytes()
+
+
+@pytest.fixture
+def sums(kept, tmp_path):
+    """The checkpoint of that run, which a test may change."""
+    file = tmp_path / "sums.json"
+    file.write_bytes(kept[1])
+    return file
+
+
+@pytest.fixture(scope="module")
+def whole(model):
+    """All texts as one run of small batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnscope.questions.corpus.BATCH_TOKENS", 20)
+        return corpus_stats(model, ListedTexts([*TEXTS, UNREADABLE]))
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    monkeypatch.setattr("attnscope.questions.corpus.BATCH_TOKENS", 20)
+
+
+def state_of(file):
+    return json.loads(file.read_text())["state"]
+
+
+@pytest.mark.parametrize("texts", [2, 7, 11])
+@pytest.mark.slow
+def test_a_run_that_was_kept_by_time_goes_on_inside_of_its_window(
+    model, small_batches, whole, tmp_path, monkeypatch, texts
+):
+    """All texts are one window: only the clock keeps anything before its end."""
+    monkeypatch.setattr("attnscope.questions.corpus.EVERY", 0.0)
+    file, corpus = tmp_path / "sums.json", ListedTexts([*TEXTS, UNREADABLE])
+    stopped_after(model, corpus, file, texts)
+    kept = state_of(file)["progress"]
+    assert 0 < kept["texts"] < len(TEXTS)
+    assert kept["batches"] > 0
+    assert (kept["entries"], kept["skipped"]) == (0, 0)  # counted again with the window
+    counted = []
+    seen = corpus_stats(
+        model, corpus, run=CorpusRun(checkpoint=file, watch=lambda now: counted.append(now.texts))
+    )
+    assert min(counted) > kept["texts"]
+    assert seen.heads == whole.heads
+    assert (seen.title, seen.ran, seen.notes) == (whole.title, whole.ran, whole.notes)
+    assert state_of(file)["progress"]["batches"] == 0
+
+
+def test_without_time_gone_by_only_a_window_is_kept(model, small_batches, tmp_path):
+    file = tmp_path / "sums.json"
+    stopped_after(model, ListedTexts(TEXTS), file, 10)
+    assert not file.exists()
+
+
+def tampered(file, change):
+    """The same file with another state, under a checksum that fits."""
+    content = json.loads(file.read_text())
+    change(content["state"])
+    checkpoints.write_checkpoint(file, content["of"], content["state"])
+    return CorpusRun(checkpoint=file)
+
+
+def site(state):
+    return state["sums"]["measured"]["sites"][0]
+
+
+GONE = object()
+LIES = {  # what each field must not be
+    lambda state: state: {"sums": ([], [[[[[[[[]]]]]]]], GONE), "progress": (None,)},
+    lambda state: state["sums"]["measured"]: {"measures": (["entropy"], ["__class__"])},
+    site: {"site": ([],), "absent": (3, GONE)},
+    lambda state: site(state)["site"]: {"layer": (10**400, "0", True, GONE), "kind": ("sideways",)},
+    lambda state: site(state)["sums"]: {"rows": ([[1.0]], 1.0, [[1.0], [1.0, 2.0]], [["a"]], [[10**400]])},
+    lambda state: state["progress"]: {
+        "entries": (-1, 10**400, "1", 0.5),
+        "other": (1,),
+        "layout": (["a"], [1, 2]),
+        "notes": ("abc",),
+    },
+}
+CHANGES = [
+    (part, name, lie) for part, fields in LIES.items() for name, lies in fields.items() for lie in lies
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(model, sums, number):
+    part, name, lie = CHANGES[number]
+
+    def change(state):
+        part(state)[name] = lie
+        if lie is GONE:
+            del part(state)[name]
+
+    run, content = tampered(sums, change), sums.read_bytes()
+    with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
+        corpus_stats(model, ListedTexts(TEXTS[:4]), run=run)
+    assert sums.read_bytes() == content
+
+
+def test_a_number_of_batches_that_a_window_never_had_counts_nothing_twice(model, kept, sums):
+    run = tampered(sums, lambda state: state["progress"].update(batches=10**9))
+    assert corpus_stats(model, ListedTexts(TEXTS[:4]), run=run).heads == kept[0].heads
+
+
+def test_hostile_text_in_a_checkpoint_steers_nothing(model, sums):
+    def change(state):
+        state["progress"].update(notes=[HOSTILE], places=[HOSTILE], layout=[HOSTILE] * 2, skipped=1)
+        site(state)["site"].update(name=HOSTILE)
+        site(state)["absent"]["entropy"] = HOSTILE
+
+    stats = corpus_stats(model, ListedTexts(TEXTS[:4]), run=tampered(sums, change))
+    said = [stats.title, *stats.notes, *(head.site.name for head in stats.heads)]
+    said += [reason for head in stats.heads for reason in head.absent.values()]
+    assert not any(map(steering, said))
+
+
+LONG, ONE = "The cat sat on the mat because it was tired.", "T"
+SIZES = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+
+
+def of(build, config):
+    """A function that writes a tiny folder of the model, with a byte-level tokenizer that adds no tokens."""
+
+    def write(folder):
+        gpt2(folder)
+        return save(folder, build(config), hf.AutoTokenizer.from_pretrained(folder))
+
+    return write
+
+
+FOLDERS = {
+    "bloom": of(hf.BloomModel, hf.BloomConfig(vocab_size=400, hidden_size=32, n_layer=2, n_head=4)),
+    "mpt": of(hf.MptModel, hf.MptConfig(vocab_size=400, d_model=32, n_layers=2, n_heads=4, max_seq_len=64)),
+    "gpt2": gpt2,
+    "bert": of(hf.BertModel, hf.BertConfig(**SIZES, num_hidden_layers=2)),
+    "llama": of(hf.LlamaModel, hf.LlamaConfig(**SIZES, num_hidden_layers=2)),
+    "t5": t5,
+    "own": lambda folder: "own",
+    "own-causal": lambda folder: "own-causal",
+}
+
+
+def heads_of(folder, *texts, **options):
+    """Kind, layer and head of every figure over the texts, of a model that was loaded anew."""
+    stats = corpus_stats(load(folder), ListedTexts(list(texts), "texts"), run=CorpusRun(**options))
+    return [(figures.site.kind, figures.site.layer, figures.head) for figures in stats.heads]
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+@pytest.mark.slow
+def test_texts_of_one_token_have_the_heads_of_a_long_text(tmp_path, family):
+    folder = FOLDERS[family](tmp_path)
+    expected = heads_of(folder, LONG)
+    assert len(set(expected)) == len(expected)
+    assert heads_of(folder, ONE, LONG) == expected
+    assert heads_of(folder, LONG, ONE) == expected
+    assert heads_of(folder, LONG, max_tokens=1) == expected

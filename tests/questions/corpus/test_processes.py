@@ -4,16 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
+from attnscope.errors import InputError, ModelError
+from attnscope.limits import memory_shared
 from attnscope.models import load
+from attnscope.questions import corpus
 from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.processes import in_order, workers
 from attnscope.storage.corpus import ListedTexts
+from tests.models.folders import minilm
 from tests.questions.corpus.shared_run import TEXTS, figures
 
-pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+LONGER = ["a cat saw the dog " * (1 + number // 2) for number in range(20)]
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,6 +46,8 @@ def alone():
         return corpus_stats(load("own"), ListedTexts(TEXTS))
 
 
+@pytest.mark.slow
+@pytest.mark.subprocess
 def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, alone):
     out, kept = tmp_path / "out.json", tmp_path / "sums.json"
     died = launch("tests.questions.corpus.shared_run", out, kept, 20)
@@ -52,6 +62,8 @@ def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_p
     assert found["heads"] == json.loads(json.dumps(figures(alone)))
 
 
+@pytest.mark.slow
+@pytest.mark.subprocess
 def test_the_command_prints_one_table_whatever_the_number_of_processes(tmp_path, run):
     path = tmp_path / "texts.txt"
     path.write_text("\n".join([*TEXTS, "too long " * 600]), "utf-8")
@@ -61,3 +73,104 @@ def test_the_command_prints_one_table_whatever_the_number_of_processes(tmp_path,
     assert shared.stdout == alone.out
     assert alone.out.count("L2H1") == 1
     assert shared.stderr.count("skipped line 31") == 1
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("name", ["own", minilm()], ids=["the bundled encoder", "MiniLM"])
+def test_two_processes_give_bit_identical_figures(name, monkeypatch):
+    model, counts = load(name), []
+    monkeypatch.setattr(corpus, "in_order", lambda *given: counts.append(given[2]) or in_order(*given))
+    together = corpus_stats(model, ListedTexts(LONGER))
+    torch.set_num_threads(1)
+    alone = corpus_stats(model, ListedTexts(LONGER))
+    assert (alone.heads, alone.title, alone.ran) == (together.heads, together.title, together.ran)
+    assert counts == [2, 1]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_results_come_in_the_order_of_the_items_though_two_processes_work():
+    results = list(in_order(lambda item: (item, os.getpid(), torch.get_num_threads()), range(9), 2))
+    assert [item for item, _, _ in results] == list(range(9))
+    assert {process for _, process, _ in results[::2]} == {os.getpid()}
+    assert len({process for _, process, _ in results}) == 2
+    assert {threads for _, _, threads in results} == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("place", [2, 3], ids=["of this process", "of the other process"])
+def test_an_error_comes_out_where_its_result_would_and_ends_the_work(place, tmp_path):
+    def work(item: int) -> int:
+        (tmp_path / str(item)).touch()
+        if item == place:
+            raise InputError("this text is empty")
+        if item > place:
+            time.sleep(0.005)  # all of them would take far longer than anybody needs to see the error
+        return item
+
+    results = in_order(work, range(10_000), 2)
+    assert [next(results) for _ in range(place)] == list(range(place))
+    with pytest.raises(InputError, match="this text is empty"):
+        next(results)
+    begun = len(list(tmp_path.iterdir()))
+    time.sleep(0.05)
+    assert len(list(tmp_path.iterdir())) == begun < 10_000
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_process_that_the_system_ended_is_reported_with_what_to_do():
+    results = in_order(lambda item: os._exit(9) if item else item, range(4), 2)
+    assert next(results) == 0
+    with pytest.raises(ModelError, match="lack of memory: set OMP_NUM_THREADS=1"):
+        next(results)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_forking_beside_other_threads_warns_nobody():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(in_order(lambda item: item, range(4), 2)) == [0, 1, 2, 3]
+
+
+def test_processes_share_the_memory_that_the_limit_leaves():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = 64 << 30
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        with memory_shared(2):
+            limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            assert most // 2 <= limit < most
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == most
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_only_many_batches_of_a_small_model_whose_passes_nobody_else_sees_are_shared(monkeypatch):
+    model = load("own")
+    assert (workers(model, 8), workers(model, 7)) == (2, 1)
+    monkeypatch.setattr("attnscope.questions.processes.LARGE_MODEL", 1000)
+    assert workers(model, 8) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(model, "forkable", False)
+    assert workers(model, 8) == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_text_that_is_longer_than_a_batch_has_all_threads(monkeypatch):
+    model, counts = load("own"), []
+    monkeypatch.setattr(corpus, "in_order", lambda *given: counts.append(given[2]) or in_order(*given))
+    monkeypatch.setattr(corpus, "BATCH_TOKENS", 40)
+    corpus_stats(model, ListedTexts(LONGER))
+    assert counts == [1]

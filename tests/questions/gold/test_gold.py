@@ -1,5 +1,8 @@
-"""Questions with known answers, against a script that asks one head and one word at a time."""
+"""Questions with known answers, against a script that asks one head and one word at a time; a run goes on
+from its checkpoint.
+"""
 
+import hashlib
 import json
 import re
 
@@ -8,20 +11,25 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.models import load
+from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.gold import find_gold
 from attnscope.questions.selection import Selection
 from attnscope.storage.gold import read_gold
 from tests.models import folders
+from tests.questions.corpus.test_processes import launch
 from tests.questions.gold import treebank
 from tests.questions.gold.plain import score, tokens_of_words, weights_of
 
-CAUSAL = {"minilm": False, "gpt2": True}
 
-
-@pytest.fixture(scope="module", params=list(CAUSAL))
+@pytest.fixture(scope="module", params=["minilm", "gpt2"])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return load(folders.minilm() if request.param == "minilm" else folders.gpt2(folder))
+
+
+@pytest.fixture(scope="module")
+def own():
+    return load("own")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +37,12 @@ def bank(tmp_path_factory):
     file = tmp_path_factory.mktemp("bank") / "small.conllu"
     file.write_text(treebank.conllu(), "utf-8")
     return file
+
+
+def ask(model, folder, text, pairs):
+    """The labels of a file of one line."""
+    (folder / "a.jsonl").write_text(json.dumps({"text": text, "pairs": pairs}) + "\n")
+    return find_gold(model, read_gold(folder / "a.jsonl")).labels
 
 
 def expected(model, numbers):
@@ -79,18 +93,16 @@ def test_heads_are_ranked_on_one_half_and_scored_on_the_other(model, bank):
             assert head.chosen == pytest.approx(chosen[key]["accuracy"][at])
             assert head.accuracy == pytest.approx(scored[key]["accuracy"][at])
             assert head.weight == pytest.approx(scored[key]["weight"][at], abs=2e-6)
-            assert head.rows == scored[key]["rows"]
-            assert head.offset == chosen[key]["offset"]
-        assert [head.chosen for head in each.heads] == sorted(
-            (head.chosen for head in each.heads), reverse=True
-        )
+            assert (head.rows, head.offset) == (scored[key]["rows"], chosen[key]["offset"])
+        ranked = [head.chosen for head in each.heads]
+        assert ranked == sorted(ranked, reverse=True)
 
 
-def test_a_relation_is_asked_for_with_its_kinds(bank):
-    seen = find_gold(load("own"), read_gold(bank), relations=("nsubj", "obl"))
+def test_a_relation_is_asked_for_with_its_kinds(bank, own):
+    seen = find_gold(own, read_gold(bank), relations=("nsubj", "obl"))
     assert {each.label for each in seen.labels} == {"nsubj", "nsubj:pass", "obl"}
     with pytest.raises(InputError, match=r"no foo in .*: it has advmod, amod, "):
-        find_gold(load("own"), read_gold(bank), relations=("foo",))
+        find_gold(own, read_gold(bank), relations=("foo",))
 
 
 def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_path):
@@ -129,36 +141,23 @@ def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_p
 
 
 def test_words_and_characters_of_json_lines_mean_the_same(tmp_path):
-    text = "The cat sat on the mat."
-    lines = {
-        "words": [[1, 2, "subject"], [5, 2]],
-        "characters": [[[4, 7], [8, 11], "subject"], [[19, 23], [8, 11]]],
-    }
-    model, found = load(folders.minilm()), []
-    for name, pairs in lines.items():
-        file = tmp_path / f"{name}.jsonl"
-        file.write_text(json.dumps({"text": text, "pairs": pairs}) + "\n")
-        found.append(find_gold(model, read_gold(file)).labels)
-    assert found[0] == found[1]
-    assert {each.label for each in found[0]} == {"subject", "all"}
-    file = tmp_path / "part.jsonl"  # of "mat." without its full stop
-    file.write_text(json.dumps({"text": text, "pairs": [[[19, 22], [8, 11]]]}) + "\n")
-    (there, _) = find_gold(model, read_gold(file)).labels
-    weights, prepared = weights_of(model, model.prepare(text)), model.prepare(text)
-    mat, sat = ([token.text for token in prepared.tokens].index(word) for word in ("mat", "sat"))
+    text, model = "The cat sat on the mat.", load(folders.minilm())
+    words = ask(model, tmp_path, text, [[1, 2, "subject"], [5, 2]])
+    assert words == ask(model, tmp_path, text, [[[4, 7], [8, 11], "subject"], [[19, 23], [8, 11]]])
+    assert {each.label for each in words} == {"subject", "all"}
+    there, _ = ask(model, tmp_path, text, [[[19, 22], [8, 11]]])  # "mat." without its full stop
+    prepared = model.prepare(text)
+    weights, tokens = weights_of(model, prepared), [token.text for token in prepared.tokens]
+    weights = weights[:, :, tokens.index("mat"), tokens.index("sat")]
     for scored in there.heads:
-        assert scored.weight == pytest.approx(
-            weights[scored.head.layer, scored.head.head, mat, sat], abs=1e-6
-        )
+        assert scored.weight == pytest.approx(weights[scored.head.layer, scored.head.head], abs=1e-6)
 
 
 def test_a_phrase_is_asked_word_by_word_and_any_of_its_words_is_right(tmp_path):
     text = "The cat sat on the mat"
     model = load(folders.minilm())
     weights, found = weights_of(model, model.prepare(text))[:, :, 1:-1, 1:-1], []
-    file = tmp_path / "phrase.jsonl"
-    file.write_text(json.dumps({"text": text, "pairs": [[[0, 7], [15, 22]]]}) + "\n")
-    (there, _) = find_gold(model, read_gold(file)).labels
+    there, _ = ask(model, tmp_path, text, [[[0, 7], [15, 22]]])
     for scored in there.heads:
         rows = weights[scored.head.layer, scored.head.head].copy()
         assert scored.rows == 2
@@ -169,31 +168,122 @@ def test_a_phrase_is_asked_word_by_word_and_any_of_its_words_is_right(tmp_path):
     assert max(found) > 0
 
 
-def test_blocks_of_rows_change_nothing(bank, monkeypatch):
-    model = load("own")
-    whole = find_gold(model, read_gold(bank))
-    monkeypatch.setattr("attnscope.questions.gold_reading.BLOCK", 1)
-    for one, other in zip(find_gold(model, read_gold(bank)).labels, whole.labels, strict=True):
-        assert (one.label, one.way) == (other.label, other.way)
-        heads = {head.head: head for head in other.heads}
-        for head in one.heads:
-            assert head.accuracy == heads[head.head].accuracy
-            assert head.weight == pytest.approx(heads[head.head].weight, abs=1e-6)
-
-
-def test_some_layers_alone_are_asked(bank):
-    model = load("own")
-    seen = find_gold(model, read_gold(bank), Selection(layers=(1,)))
-    every = find_gold(model, read_gold(bank))
+@pytest.mark.parametrize(("layers", "block"), [(None, 1), ((1,), 1 << 22)])
+def test_blocks_of_rows_and_a_choice_of_layers_change_no_figure(bank, own, monkeypatch, layers, block):
+    every = find_gold(own, read_gold(bank))
+    monkeypatch.setattr("attnscope.questions.gold_reading.BLOCK", block)
+    seen = find_gold(own, read_gold(bank), Selection(layers=layers))
     ones = {(each.label, each.way, head.head): head for each in every.labels for head in each.heads}
+    assert [(each.label, each.way) for each in seen.labels] == [
+        (each.label, each.way) for each in every.labels
+    ]
     for each in seen.labels:
-        assert {head.head.layer for head in each.heads} == {1}
+        assert {head.head.layer for head in each.heads} == set(layers or range(4))
         for head in each.heads:
-            assert head.weight == pytest.approx(ones[each.label, each.way, head.head].weight, abs=1e-6)
+            whole = ones[each.label, each.way, head.head]
+            assert head.accuracy == whole.accuracy
+            assert head.weight == pytest.approx(whole.weight, abs=1e-6)
 
 
-def test_alignments_need_a_model_of_two_texts(tmp_path):
+def test_alignments_need_a_model_of_two_texts(tmp_path, own):
     (tmp_path / "texts").write_text("a cat ||| une chat\n")
     (tmp_path / "links").write_text("0-0 1-1\n")
     with pytest.raises(InputError, match="own is not an encoder-decoder"):
-        find_gold(load("own"), read_gold(tmp_path / "texts", alignments=tmp_path / "links"))
+        find_gold(own, read_gold(tmp_path / "texts", alignments=tmp_path / "links"))
+
+
+@pytest.fixture(scope="module")
+def thrice(tmp_path_factory):
+    """The treebank three times over, so that it has batches of several texts."""
+    file = tmp_path_factory.mktemp("bank") / "small.conllu"
+    file.write_text(treebank.conllu() * 3, "utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("window", "held_out"), [(4, False), (100, True)], ids=["between windows", "within one, held out"]
+)
+def test_a_run_that_stops_goes_on_to_the_very_same_figures(
+    own, thrice, tmp_path, monkeypatch, window, held_out
+):
+    monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", window)
+    monkeypatch.setattr("attnscope.questions.corpus.EVERY", 0.0)
+    whole = find_gold(own, read_gold(thrice), held_out=held_out)
+    kept = tmp_path / "sums.json"
+
+    def stop(progress):
+        if progress.texts > 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        find_gold(own, read_gold(thrice), held_out=held_out, run=CorpusRun(checkpoint=kept, watch=stop))
+    assert 0 < json.loads(kept.read_text())["state"]["progress"]["texts"] <= 6
+    seen = []
+    run = CorpusRun(checkpoint=kept, watch=lambda progress: seen.append(progress.texts))
+    assert find_gold(own, read_gold(thrice), held_out=held_out, run=run) == whole
+    assert min(seen) > 4
+    again = CorpusRun(checkpoint=kept, watch=lambda progress: pytest.fail("a pass ran"))
+    assert find_gold(own, read_gold(thrice), held_out=held_out, run=again) == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"relations": ("nsubj",)}, "another set of relations"),
+        ({"text": "another"}, "another file of questions"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(own, thrice, tmp_path, change, sentence):
+    kept, file = tmp_path / "sums.json", tmp_path / "bank.conllu"
+    file.write_text(treebank.conllu(), "utf-8")
+    find_gold(own, read_gold(file), run=CorpusRun(checkpoint=kept))
+    if change.pop("text", None):
+        file.write_text(treebank.conllu() * 2, "utf-8")
+    with pytest.raises(InputError, match=f"belongs to a run with {sentence}"):
+        find_gold(own, read_gold(file), run=CorpusRun(checkpoint=kept), **change)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(own, thrice, tmp_path_factory):
+    """What a run over three questions keeps."""
+    kept = tmp_path_factory.mktemp("kept") / "sums.json"
+    find_gold(own, read_gold(thrice), run=CorpusRun(checkpoint=kept, limit=3))
+    return kept.read_bytes()
+
+
+LIES = {
+    "no sums": lambda sums: sums.pop("sums"),
+    "no slots": lambda sums: sums.update(slots=[]),
+    "a slot twice": lambda sums: sums["slots"].append(sums["slots"][0]),
+    "a third direction": lambda sums: sums["slots"].append(["nsubj", 2]),
+    "lost pairs below none": lambda sums: sums.update(lost=-1),
+    "a kind that does not exist": lambda sums: sums.update(skipped=["sideways"]),
+    "labels that are numbers": lambda sums: sums.update(others=[1]),
+    "heads that are texts": lambda sums: sums["sums"][0].update(heads=["0"]),
+    "no heads": lambda sums: sums["sums"][0].update(heads=[]),
+    "fewer heads than sums": lambda sums: sums["sums"][0].update(heads=[0]),
+    "ragged sums": lambda sums: sums["sums"][0]["table"][0].pop(),
+    "a site of another kind": lambda sums: sums["sums"][0]["site"].update(kind="sideways"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(
+    own, thrice, checkpoint, tmp_path, lie
+):
+    kept, content = tmp_path / "sums.json", json.loads(checkpoint)
+    LIES[lie](content["state"]["sums"])
+    content["sha256"] = hashlib.sha256(json.dumps([content["of"], content["state"]]).encode()).hexdigest()
+    kept.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
+        find_gold(own, read_gold(thrice), run=CorpusRun(checkpoint=kept, limit=3))
+
+
+@pytest.mark.nightly
+@pytest.mark.subprocess
+def test_two_processes_print_the_table_of_one(thrice, run):
+    asked = ("find", "--gold", thrice, "--relation", "nsubj,obj", "--json")
+    shared = launch("attnscope", *asked)
+    assert shared.returncode == 0, shared.stderr
+    assert shared.stdout == run(*asked).out
+    assert json.loads(shared.stdout)["labels"]

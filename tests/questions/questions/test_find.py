@@ -5,21 +5,31 @@ from itertools import groupby
 import numpy as np
 import pytest
 
+from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.find import find_heads, parse_questions
+from attnscope.questions.parts import TextPart
 from tests.models import folders
 from tests.questions.gold.plain import weights_of
 
 TEXT = "The cat sat on the mat because it was tired, and the cat slept."
-CAUSAL = {"gpt2": True, "minilm": False}
 
 
-@pytest.fixture(scope="module", params=list(CAUSAL))
+@pytest.fixture(scope="module", params=["gpt2", "minilm"])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return load(folders.minilm() if request.param == "minilm" else folders.gpt2(folder))
+
+
+def ask(model, question):
+    """The answer to one question about the text."""
+    return find_heads(model, model.prepare(TEXT), parse_questions(question)).answers[0]
+
+
+def weights_by_head(answer):
+    return {looking.head: looking.weight for looking in answer.heads}
 
 
 def words_of(tokens) -> list[list[int]]:
@@ -66,21 +76,12 @@ def test_where_each_row_of_a_long_text_is_asked_about_one_key_the_fused_pass_ans
 
 def test_a_phrase_is_all_its_words(model):
     prepared = model.prepare(TEXT)
-    at = [
-        number for number, token in enumerate(prepared.tokens) if token.text.strip() in ("on", "the", "mat")
-    ]
-    phrase = find_heads(model, prepared, parse_questions("it -> 'on the mat'")).answers[0]
-    numbers = [number for number in at if prepared.tokens[number].word in (3, 4, 5)]
-    single = [
-        find_heads(model, prepared, parse_questions(f"it -> {number}")).answers[0] for number in numbers
-    ]
-    sums = {head.head: 0.0 for head in single[0].heads}
-    for answer in single:
-        for looking in answer.heads:
-            sums[looking.head] += looking.weight
+    phrase = ask(model, "it -> 'on the mat'")
+    numbers = [number for number, token in enumerate(prepared.tokens) if token.word in (3, 4, 5)]
     assert len(numbers) >= 3
-    for looking in phrase.heads:
-        assert looking.weight == pytest.approx(sums[looking.head], abs=1e-6)
+    single = [weights_by_head(ask(model, f"it -> {number}")) for number in numbers]
+    for head, weight in weights_by_head(phrase).items():
+        assert weight == pytest.approx(sum(each[head] for each in single), abs=1e-6)
 
 
 def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():
@@ -108,11 +109,9 @@ MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?
 )
 def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(part, spelled):
     prepared = load(folders.minilm()).prepare(MARKED)
-    groups = parse_questions(f"{part} -> *")[0].left.tokens(prepared.tokens)
-    read = [
-        "".join(prepared.tokens[number].text.replace(" [UNK]", "") for number in group) for group in groups
-    ]
-    assert [each.casefold() for each in read] == [spelled.casefold()]
+    (group,) = parse_questions(f"{part} -> *")[0].left.tokens(prepared.tokens)
+    read = "".join(prepared.tokens[number].text.replace(" [UNK]", "") for number in group)
+    assert read.casefold() == spelled.casefold()
 
 
 ARROWS = 'He wrote "a -> b" twice: the a <-> b, and a -> b of the cat.'
@@ -156,14 +155,34 @@ def test_what_is_no_question_is_refused(asked):
 
 
 def test_several_places_are_averaged_and_summed_and_said():
-    model = load("own")
-    prepared = model.prepare(TEXT)
-    both, first, second = (
-        find_heads(model, prepared, parse_questions(f"it -> {name}")).answers[0]
-        for name in ("cat", "cat#1", "cat#2")
-    )
-    ones = {looking.head: looking.weight for looking in first.heads}
-    twos = {looking.head: looking.weight for looking in second.heads}
-    for looking in both.heads:
-        assert looking.weight == pytest.approx(ones[looking.head] + twos[looking.head], abs=1e-6)
+    both, *single = (ask(load("own"), f"it -> {name}") for name in ("cat", "cat#1", "cat#2"))
+    ones, twos = map(weights_by_head, single)
+    for head, weight in weights_by_head(both).items():
+        assert weight == pytest.approx(ones[head] + twos[head], abs=1e-6)
     assert both.notes == ("cat stands at 2 places (2, 14): summed",)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*$", "(a|aa)+$"])
+def test_an_expression_that_tries_every_way_is_stopped(pattern, monkeypatch):
+    monkeypatch.setenv("ATTNSCOPE_DEADLINE", "0.2")
+    with pytest.raises(SelectionError, match="takes longer than"):
+        TextPart(f"/{pattern}/").tokens((Token("a" * 60 + "b", 0),))
+
+
+NO_PATTERNS = {
+    "a{1,99999999999}": "too large",
+    "(?:" * 5000 + ")" * 5000: "nested too deep",
+    "[": "not a regular expression",
+}
+
+
+@pytest.mark.parametrize("pattern", NO_PATTERNS)
+def test_what_is_no_expression_is_said_in_a_sentence(pattern):
+    with pytest.raises(SelectionError, match=NO_PATTERNS[pattern]):
+        parse_questions(f"/{pattern}/ -> *")
+
+
+def test_a_phrase_of_special_tokens_alone_is_nowhere():
+    axis = (Token("[CLS]", 0, special=True), Token("cat", 1, word=0), Token("[SEP]", 2, special=True))
+    assert TextPart("[SE P]").tokens(axis) == ()
+    assert TextPart('"[ SEP ]"').tokens(axis) == ()

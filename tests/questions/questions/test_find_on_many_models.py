@@ -71,13 +71,9 @@ def groups_of(tokens):
     """The words of an axis: each as its name and its tokens."""
     if isinstance(tokens, range):
         return [(str(number), [number]) for number in tokens]
-    named = []
-    for _, run in groupby(
-        enumerate(tokens), key=lambda one: one[0] if one[1].word is None else -1 - one[1].word
-    ):
-        run = list(run)
-        named.append(("".join(token.text for _, token in run), [number for number, _ in run]))
-    return named
+    words = [number if token.word is None else -1 - token.word for number, token in enumerate(tokens)]
+    groups = [list(run) for _, run in groupby(range(len(tokens)), key=words.__getitem__)]
+    return [("".join(tokens[number].text for number in group), group) for group in groups]
 
 
 def random_part(chance, tokens, *, row):
@@ -92,11 +88,10 @@ def random_part(chance, tokens, *, row):
     number = chance.randrange(len(tokens))
     choices = [("*", [each for _, each in named], None), (str(number), [[number]], None)]
     if plain:
+        begun = [each for other, each in named if other.startswith(name[0])]
         choices.append((name, exact or same, None))
         choices.append((f"{name}#{exact.index(group) + 1}", [group], None))
-        choices.append(
-            (f"/^{re.escape(name[0])}/", [each for other, each in named if other.startswith(name[0])], None)
-        )
+        choices.append((f"/^{re.escape(name[0])}/", begun, None))
         choices += [("special", special, None)] if special else []
         choices += [("punctuation", points, None)] if points else []
     if not row:
@@ -139,10 +134,8 @@ def test_random_questions_have_the_answers_of_brute_force(name, tmp_path):
     for _ in range(QUESTIONS):
         kind = chance.choice(list(prepared.axes)) if len(own) > 1 else None
         queries, keys = prepared.axes[kind or next(iter(prepared.axes))]
-        (left, rows, _), (right, columns, step) = (
-            random_part(chance, queries, row=True),
-            random_part(chance, keys, row=False),
-        )
+        left, rows, _ = random_part(chance, queries, row=True)
+        right, columns, step = random_part(chance, keys, row=False)
         if step is None and chance.random() < 0.2:  # each key is asked about from so many tokens away
             step = chance.choice([-3, -1, 1, 2])
             moved = [[key - step for key in group if 0 <= key - step < len(queries)] for group in columns]
@@ -186,8 +179,7 @@ def test_parts_are_looked_for_once_for_all_layers(monkeypatch):
 
     monkeypatch.setattr(TextPart, "tokens", counted)
     model = load("own")
-    answer = find_heads(
-        model, model.prepare("The cat sat on the mat."), parse_questions("sat -> cat")
-    ).answers[0]
+    text = model.prepare("The cat sat on the mat.")
+    (answer,) = find_heads(model, text, parse_questions("sat -> cat")).answers
     assert len({looking.head.layer for looking in answer.heads}) == 4
     assert asked == ["sat", "cat"]

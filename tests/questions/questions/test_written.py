@@ -16,7 +16,7 @@ from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.request import read_chat
-from attnscope.questions.parts import Span, cut_text, read_parts, spans_of, spans_of_roles
+from attnscope.questions.parts import Span, cut_input, read_parts, spans_of_roles
 from attnscope.questions.spans import span_maps, written_looks
 from attnscope.storage.trace.layout import Message
 from tests.models import folders
@@ -32,28 +32,21 @@ def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head():
     prepared = model.generate(prompt, 8)
     start, size = prepared.written, len(prepared.tokens)
     assert size - start == 8
-    cut = spans_of(prepared.tokens[:start], TEXT, cut_text(TEXT, "sentence"))
-    seen = written_looks(model, prepared, (*cut, Span("written", start, size)))
+    cut = cut_input(prepared, "sentence")
+    assert cut[-1] == Span("written", start, size)
+    seen = written_looks(model, prepared, cut)
     keep = Keep(lambda site: range(4))
     model.run(prepared, [keep])
     rows = np.concatenate([kept.weights[0].double().numpy() for kept in keep.maps])  # [head, query, key]
-    for number, part in enumerate((*cut, Span("written", start, size))):
+    for number, part in enumerate(cut):
         expected = rows[:, start:, part.start : part.stop].sum(-1)
         np.testing.assert_allclose(seen.shares[:, :, number], expected, atol=1e-6)
     for head, own in zip(seen.heads, rows, strict=True):
-        ratios = []
-        for row in range(start, size):
-            old, new = own[row, :start].mean(), own[row, start : row + 1].mean()
-            ratios.append(old / (old + new))
-        assert seen.lookback[head] == pytest.approx(np.mean(ratios), abs=1e-6)
-
-
-def test_nothing_that_was_written_is_said():
-    model = load("own-causal")
-    prepared = model.prepare(TEXT)
-    cut = spans_of(prepared.tokens, TEXT, cut_text(TEXT, "sentence"))
+        means = [(own[at, :start].mean(), own[at, start : at + 1].mean()) for at in range(start, size)]
+        expected = np.mean([old / (old + new) for old, new in means])
+        assert seen.lookback[head] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(InputError, match="wrote nothing"):
-        written_looks(model, prepared, cut)
+        written_looks(model, prompt, cut[:-1])
 
 
 MESSAGES = [
@@ -71,27 +64,24 @@ def test_messages_are_parts_by_their_roles():
     words = chat.split()
     tokens = [Token(word, number, word.startswith("<")) for number, word in enumerate(words)]
     spans = spans_of_roles(tokens, MESSAGES)
-    names = [
-        (span.name, " ".join(words[span.start : span.stop])) for span in spans if "template" not in span.name
-    ]
-    assert names == [
-        ("system", "You are a cat ."),
-        ("user", "Who slept ?"),
-        ("tool", "the mat"),
-        ("assistant", "A cat ."),
-        ("user#2", "Who slept ?"),
-    ]
+    said = {span.name: " ".join(words[span.start : span.stop]) for span in spans}
+    assert {name: text for name, text in said.items() if "template" not in name} == {
+        "system": "You are a cat .",
+        "user": "Who slept ?",
+        "tool": "the mat",
+        "assistant": "A cat .",
+        "user#2": "Who slept ?",
+    }
     assert (spans[0].start, spans[-1].stop) == (0, len(tokens))
     with pytest.raises(InputError, match="the user's message cannot be found"):
         spans_of_roles(tokens[:8], MESSAGES)
 
 
 def test_a_chat_is_one_message_or_all_of_them_as_json():
-    assert read_chat("Hello") == ([{"role": "user", "content": "Hello"}], {})
+    for text in ("Hello", "[1] is a note [2]", '{"quoted" is a word'):
+        assert read_chat(text) == ([{"role": "user", "content": text}], {})
     assert read_chat(json.dumps(SAID)) == (SAID, {})
     assert read_chat("Hello", "Be kind.")[0][0] == {"role": "system", "content": "Be kind."}
-    assert read_chat("[1] is a note [2]")[0][0]["content"] == "[1] is a note [2]"
-    assert read_chat('{"quoted" is a word')[0][0]["content"] == '{"quoted" is a word'
 
 
 @pytest.mark.parametrize(
@@ -115,35 +105,30 @@ def test_a_damaged_line_of_a_log_is_not_taken_for_a_message(text, sentence):
 def chat(tmp_path_factory):
     path = tmp_path_factory.mktemp("chat")
     folder = folders.gpt2(path, n_positions=256)
-    config = json.loads((path / "tokenizer_config.json").read_text())
-    config["chat_template"] = (
+    with_template(
+        path,
         "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
     )
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+def with_template(folder, begin):
+    """Put a template before that of a folder's tokenizer."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"chat_template": begin + config.get("chat_template", "")}))
 
 
 def test_roles_come_from_the_chat_template(run, chat):
     ran = run("spans", json.dumps(SAID), "-m", chat, "--chat", "--by", "role", "--generate", "3", "--json")
     parts = [part["name"] for part in json.loads(ran.out)["parts"] if "template" not in part["name"]]
     assert parts[:5] == ["system", "user", "tool", "assistant", "user#2"]
-    ran = run(
-        "spans",
-        "Who slept?",
-        "-m",
-        chat,
-        "--chat",
-        "--system",
-        "You are a cat.",
-        "--by",
-        "role",
-        "--pair",
-        "user -> system",
-    )
-    assert "user -> system" in ran.out
-    assert run("spans", "Who?", "-m", chat, "--by", "role").code == 2
-    assert run("spans", "Who?", "-m", chat, "--chat").code == 2
+    asked = ("spans", "Who slept?", "-m", chat)
+    system = ("--chat", "--system", "You are a cat.")
+    assert "user -> system" in run(*asked, *system, "--by", "role", "--pair", "user -> system").out
+    assert run(*asked, "--by", "role").code == 2
+    assert run(*asked, "--chat").code == 2
 
 
 SERVED = [
@@ -187,16 +172,11 @@ def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
     log.write_text("".join(json.dumps(line) + "\n" for line in lines) + json.dumps(SERVED[0])[:-30])
     ran = run("stats", "--texts", log, "--chat", "-m", chat, "--json")
     answer = json.loads(ran.out)
-    read = [
-        json.loads(run("stats", "-f", log, "--line", n, "--chat", "-m", chat, "--json").out) for n in "123"
-    ]
-    for many in answer["heads"]:
-        figures = [
-            each["figures"]["entropy"]
-            for one in read
-            for each in one["heads"]
-            if (each["layer"], each["head"]) == (many["layer"], many["head"])
-        ]
+    asked = ("--chat", "-m", chat, "--json")
+    read = [json.loads(run("stats", "-f", log, "--line", n, *asked).out)["heads"] for n in "123"]
+    for many, *ones in zip(answer["heads"], *read, strict=True):
+        assert len({(each["layer"], each["head"]) for each in (many, *ones)}) == 1
+        figures = [each["figures"]["entropy"] for each in ones]
         rows = sum(each["rows"] for each in figures)
         mean = sum(each["value"] * each["rows"] for each in figures) / rows
         assert many["figures"]["entropy"]["value"] == pytest.approx(mean, abs=1e-6)
@@ -208,12 +188,11 @@ def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
 def test_tools_and_documents_reach_the_template(run, chat, tmp_path):
     folder = tmp_path / "tools"
     shutil.copytree(chat, folder)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["chat_template"] = (
+    with_template(
+        folder,
         "{% for t in tools or [] %}tool {{ t['name'] }} {% endfor %}"
-        "{% for d in documents or [] %}document {{ d['text'] }} {% endfor %}" + config["chat_template"]
+        "{% for d in documents or [] %}document {{ d['text'] }} {% endfor %}",
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     line = {"messages": SAID[:2], "tools": [{"name": "weather"}], "documents": [{"text": "the mat"}]}
     spelled = "".join(token.text for token in load(str(folder)).prepare_chat(json.dumps(line)).tokens)
     assert "toolweatherdocumentthemat" in spelled.replace(" ", "")
@@ -246,15 +225,8 @@ def test_a_file_names_parts_by_their_characters(run, tmp_path):
     numbers = json.loads(run("spans", TEXT, "-m", "own-causal", "--by", file, "--json").out)
     assert [part["name"] for part in numbers["parts"]] == ["[CLS]", "fact", "rest 2", "rest of it", "[SEP]"]
     assert read_parts('{"b": [5, 9], "a": [9, 12]}') == (("", 0), ("b", 5), ("a", 9), ("", 12))
-    for wrong in (
-        "no",
-        "[]",
-        "{}",
-        '{"a": [5, 3]}',
-        '{"a": [0, 5], "b": [3, 9]}',
-        '{"a": 1}',
-        '{"a": ["x", "y"]}',
-    ):
+    swapped, shared = '{"a": [5, 3]}', '{"a": [0, 5], "b": [3, 9]}'
+    for wrong in ("no", "[]", "{}", swapped, shared, '{"a": 1}', '{"a": ["x", "y"]}'):
         with pytest.raises(InputError, match="a file of parts is JSON"):
             read_parts(wrong)
 
@@ -264,9 +236,8 @@ def test_parts_of_a_long_text_equal_brute_force(tmp_path, request):
     size = 32_768 if request.config.getoption("whole") else 8_192
     folder = folders.gpt2(tmp_path, n_positions=size, n_layer=1, n_head=1, n_embd=8)
     model = load(folder)
-    prepared = model.prepare(
-        "The cat sat on the mat because it was tired. " * (size // 5), limit=Limit(size, truncate=True)
-    )
+    text = "The cat sat on the mat because it was tired. " * (size // 5)
+    prepared = model.prepare(text, limit=Limit(size, truncate=True))
     assert len(prepared.tokens) == size
     random = np.random.default_rng(0)
     edges = [0, 1, 2, *sorted(random.choice(np.arange(3, size), 9, replace=False).tolist()), size]
@@ -299,13 +270,12 @@ def test_an_image_and_its_text_are_parts(run, tmp_path):
     image = picture(tmp_path / "picture.png")
     asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--by", "modality")
     numbers = json.loads(run(*asked, "--json").out)
-    names = [part["name"] for part in numbers["parts"]]
-    assert names.count("image") == 1
-    assert "text" in names
-    parts = {part["name"]: (part["start"], part["stop"]) for part in numbers["parts"]}
+    sizes = {part["name"]: part["stop"] - part["start"] for part in numbers["parts"]}
+    assert "image#2" not in sizes
+    assert "text" in sizes
     for head in numbers["heads"]:
-        assert np.array(head["weights"]).sum(-1) == pytest.approx(np.ones(len(names)), abs=1e-5)
-    assert parts["image"][1] - parts["image"][0] == 16  # 4 × 4 patches
+        assert np.array(head["weights"]).sum(-1) == pytest.approx(np.ones(len(sizes)), abs=1e-5)
+    assert sizes["image"] == 16  # 4 × 4 patches
     assert "text -> image" in run(*asked, "--pair", "text -> image").out
     assert run(*asked[:5], "-m", folder).code == 2
 

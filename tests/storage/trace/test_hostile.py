@@ -54,7 +54,6 @@ def change(path, value):
 DELETE = object()
 ROWS = ("calls", 0, "rows")
 PIXELS = {"name": "image 1", "array": "pixels", "grid": None, "tokens": 0, "boxes": []}
-FAR = [0.0, 0.0, 1e30, 1.0]
 SOUND = {"seconds": 0.02, "frames": 5, "begin": 0.0, "array": "tones"}
 
 
@@ -72,59 +71,53 @@ def repeated(said, arrays):
     said["calls"] = [said["calls"][0] | {"layer": layer} for layer in range(9000)]
 
 
-LIES = {
-    "a version from the future": change(["trace"], FORMAT + 1),
-    "a version that is a text": change(["trace"], "1"),
-    "no version": change(["trace"], DELETE),
-    "a field more": change(["extra"], 1),
-    "a field less": change(["axes"], DELETE),
-    "a name that is a number": change(["model", "name"], 7),
-    "no calls": change(["calls"], []),
-    "calls that are an object": change(["calls"], {}),
-    "an axis that is not there": change(["calls", 0, "queries"], 99),
-    "a negative axis": change(["tokens"], -1),
-    "an axis of a billion": change(["axes", 0], {"start": 0, "stop": 10**9}),
-    "an axis that runs backwards": change(["axes", 0], {"start": 5, "stop": 1}),
-    "an axis of numbers": change(["axes", 0], [1, 2, 3]),
-    "a layer of a billion": change(["calls", 0, "layer"], 10**9),
-    "a layer that is true": change(["calls", 0, "layer"], True),
-    "half a layer": change(["calls", 0, "layer"], 0.5),
-    "heads of 400 digits": change(["calls", 0, "heads"], 10**400),
-    "no heads": change(["calls", 0, "heads"], 0),
-    "a batch of a million": change(["calls", 0, "batch"], 10**6),
-    "a type that is none": change(["calls", 0, "dtype"], "__class__"),
-    "a kind that is none": change(["calls", 0, "kind"], "sideways"),
-    "a source that is none": change(["calls", 0, "source"], "thin air"),
-    "rows of no known form": change([*ROWS, "form"], "magic"),
-    "rows of another form": change([*ROWS, "form"], "weights"),
-    "rows that are null": change(["calls", 0, "rows"], None),
-    "a query that is not there": change([*ROWS, "query"], "nothing"),
-    "a query that is the mask's": change([*ROWS, "key"], "__metadata__"),
-    "keys that end too late": change([*ROWS, "stop"], 10**6),
-    "a scale that is a list": change([*ROWS, "scale"], [1]),
-    "a scale of another shape": change([*ROWS, "scale"], "small"),
-    "sinks of another shape": change([*ROWS, "sinks"], "small"),
-    "a mask of another shape": change([*ROWS, "masks"], [{"form": "runs", "array": "runs", "keys": 5}]),
-    "a mask of a billion keys": change([*ROWS, "masks"], [{"form": "bits", "array": "bits", "keys": 10**9}]),
-    "a bias of another shape": change([*ROWS, "biases"], [{"array": "small", "open": None}]),
-    "parts without end": change(["calls", 0, "rows"], {"form": "heads", "parts": [], "counts": []}),
-    "an image of whole numbers": change(["images"], [PIXELS | {"array": "runs"}]),
-    "an image of an axis that is not there": change(["images"], [PIXELS | {"tokens": 99}]),
-    "an image that is one object": change(["images"], PIXELS),
-    "a box outside of any picture": change(["images"], [PIXELS | {"boxes": [{"id": 1, "edges": FAR}]}]),
-    "a sound of whole numbers": change(["heard"], SOUND | {"array": "runs"}),
-    "a sound of more moments than it has": change(["heard"], SOUND | {"frames": 8}),
-    "a sound of no moments": change(["heard"], SOUND | {"frames": 0}),
-    "moments that run backwards": change(["heard"], SOUND | {"seconds": -1.0}),
-    "a sound from before its file": change(["heard"], SOUND | {"begin": -3.0}),
-    "a message that is a text": change(["messages"], ["user: hello"]),
-    "a message of nobody": change(["messages"], [{"content": "hello"}]),
-    "figures of a list": change(["figures", 0, "figures"], []),
-    "a site that is a text": change(["figures", 0, "site"], "L0H0"),
-    "a batch that a mask alone has": batched,
-    "two calls of one layer": change(["calls", 1, "layer"], 0),
-    "thousands of layers with the same arrays": repeated,
+CALL = ("calls", 0)
+FIELDS = {  # what each part of a description must not be
+    ("trace",): (FORMAT + 1, "1", DELETE),
+    ("extra",): (1,),
+    ("axes",): (DELETE,),
+    ("model", "name"): (7,),
+    ("calls",): ([], {}),
+    ("tokens",): (-1,),
+    ("axes", 0): ({"start": 0, "stop": 10**9}, {"start": 5, "stop": 1}, [1, 2, 3]),
+    (*CALL, "queries"): (99,),
+    (*CALL, "layer"): (10**9, True, 0.5),
+    (*CALL, "heads"): (10**400, 0),
+    (*CALL, "batch"): (10**6,),
+    (*CALL, "dtype"): ("__class__",),
+    (*CALL, "kind"): ("sideways",),
+    (*CALL, "source"): ("thin air",),
+    (*CALL, "rows"): (None, {"form": "heads", "parts": [], "counts": []}),
+    (*ROWS, "form"): ("magic", "weights"),
+    (*ROWS, "query"): ("nothing",),
+    (*ROWS, "key"): ("__metadata__",),
+    (*ROWS, "stop"): (10**6,),
+    (*ROWS, "scale"): ([1], "small"),
+    (*ROWS, "sinks"): ("small",),
+    (*ROWS, "masks"): (
+        [{"form": "runs", "array": "runs", "keys": 5}],
+        [{"form": "bits", "array": "bits", "keys": 10**9}],
+    ),
+    (*ROWS, "biases"): ([{"array": "small", "open": None}],),
+    ("images",): (
+        *([PIXELS | {"array": "runs"}], [PIXELS | {"tokens": 99}], PIXELS),
+        [PIXELS | {"boxes": [{"id": 1, "edges": [0.0, 0.0, 1e30, 1.0]}]}],
+    ),
+    ("heard",): tuple(
+        SOUND | lie
+        for lie in ({"array": "runs"}, {"frames": 8}, {"frames": 0}, {"seconds": -1.0}, {"begin": -3.0})
+    ),
+    ("messages",): (["user: hello"], [{"content": "hello"}]),
+    ("figures", 0, "figures"): ([],),
+    ("figures", 0, "site"): ("L0H0",),
+    ("calls", 1, "layer"): (0,),  # two calls of one layer
 }
+LIES = {
+    f"{'.'.join(map(str, path))} {n}": change(path, lie)
+    for path, lies in FIELDS.items()
+    for n, lie in enumerate(lies)
+}
+LIES |= {"a batch that a mask alone has": batched, "thousands of layers with the same arrays": repeated}
 
 
 def forge(kept, path, lie):

@@ -16,7 +16,7 @@ from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.request import read_chat
-from attnscope.questions.parts import Span, cut_input, read_parts, spans_of_roles
+from attnscope.questions.parts import Span, cut_text, read_parts, spans_of, spans_of_roles
 from attnscope.questions.spans import span_maps, written_looks
 from attnscope.storage.trace.layout import Message
 from tests.models import folders
@@ -32,8 +32,8 @@ def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head():
     prepared = model.generate(prompt, 8)
     start, size = prepared.written, len(prepared.tokens)
     assert size - start == 8
-    cut = cut_input(prepared, "sentence")
-    assert cut[-1] == Span("written", start, size)
+    parts = spans_of(prepared.tokens[:start], TEXT, cut_text(TEXT, "sentence"))
+    cut = (*parts, Span("written", start, size))
     seen = written_looks(model, prepared, cut)
     keep = Keep(lambda site: range(4))
     model.run(prepared, [keep])
@@ -46,7 +46,7 @@ def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head():
         expected = np.mean([old / (old + new) for old, new in means])
         assert seen.lookback[head] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(InputError, match="wrote nothing"):
-        written_looks(model, prompt, cut[:-1])
+        written_looks(model, prompt, parts)
 
 
 MESSAGES = [

@@ -82,7 +82,7 @@ def test_a_mask_that_all_heads_share_stays_shared(weights):
     assert torch.equal(attention(weights, mask).only([1]).allowed(0, 5), mask)
 
 
-@pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 "])
+@pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 ", "L05H03"])
 def test_a_head_is_read_in_every_usual_spelling(spelling):
     assert Head(spelling) == Head(5, 3)
     assert str(Head(spelling)) == "L5H3"
@@ -96,7 +96,7 @@ def test_a_head_carries_its_kind_where_it_is_said():
     assert Head("cross.L0H1") == head
 
 
-@pytest.mark.parametrize("spelling", ["", "L5", "H3", "5", "L5H3H1", "sideways L0H1", "L-1H2"])
+@pytest.mark.parametrize("spelling", ["", "L5", "H3", "5", "L5H3H1", "5.3.1", "-1", "sideways L0H1", "L-1H2"])
 def test_what_names_no_head_is_refused_in_one_sentence(spelling):
     with pytest.raises(SelectionError, match="write L5H3"):
         Head(spelling)

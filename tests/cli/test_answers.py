@@ -46,6 +46,7 @@ ANSWERED = {
     "show TEXT -m own-causal --generate 2 --temperature 1.5 --seed 18446744073709551615 --head L0H0": (
         "temperature 1.5, seed 18446744073709551615"
     ),
+    "show TEXT --keep made/b.trace": "attnscope show --from made/b.trace --head L0H7",
     # stats
     "stats --list": "induction",
     "stats --explain induction": "Olsson et al. 2022",
@@ -65,6 +66,7 @@ ANSWERED = {
     "stats TEXT -m own-causal --faithful -o made/ways.svg": "saved made/ways-deletion.svg",
     # compare
     "compare TEXT --csv": "one,other,",
+    "compare L0H1 L2H3 -f texts.txt --line 1": "L0H1 − L2H3",
     "compare TEXT L0H1 L2H3": ("L0H1 − L2H3", "where they part most"),
     "compare TEXT --with-text OTHER": "… --head L1H2",
     "compare TEXT --with-text OTHER --head L1H0": "L1H0 · own · the second text minus the first",
@@ -110,6 +112,9 @@ ANSWERED = {
     "check 'L2H1.previous > 0.8' 'count(previous > 0.5) >= 2' --text TEXT": (
         "ok L2H1.previous > 0.8",
         "ok count(previous > 0.5) >= 2",
+    ),
+    "export TEXT --token cat --layers 2 --heads 1 --format svg --keep-mass 0.5 -o made/few --force": (
+        "saved 1 file and manifest.json in made/few"
     ),
     "export --from heads.npz -o made/out --layers 3 --heads 0 --force": "saved 3 files and manifest.json in",
 }

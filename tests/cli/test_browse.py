@@ -55,13 +55,3 @@ def test_the_browser_is_given_what_the_command_says(run, monkeypatch, tmp_path):
     (browser,) = seen
     assert (browser.folder, browser.cmap, browser.heads.selection.scale) == (tmp_path, "viridis", "row")
     assert browser.heads.selection.words
-
-
-def test_a_trace_is_browsed_without_its_model(run, monkeypatch, tmp_path):
-    app = pytest.importorskip("textual.app", reason="Textual is not installed")
-    seen = []
-    monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
-    run("show", TEXT, "--keep", tmp_path / "a.trace")
-    monkeypatch.setattr("attnscope.models.load", None)  # no model is loaded any more
-    assert run("browse", "--from", tmp_path / "a.trace", "-o", tmp_path).code == 0
-    assert len(seen) == 1

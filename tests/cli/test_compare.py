@@ -54,12 +54,6 @@ def test_arrays_are_saved(run, tmp_path, arguments, names):
             assert np.array_equal(found["difference"], found["one"] - found["other"])
 
 
-def test_heads_may_follow_a_file(run, tmp_path):
-    (tmp_path / "text.txt").write_text(TEXT)
-    found = numbers(run, "L0H1", "L2H3", "--file", tmp_path / "text.txt")
-    assert found["heads"] == ["L0H1", "L2H3"]
-
-
 def test_the_kind_of_attention_stays_in_the_commands_that_are_offered(run, pair_folder):
     target = "A small tokenizer"
     out = run("compare", TEXT, "--second", target, "-m", pair_folder, "--kind", "cross").out

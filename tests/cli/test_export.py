@@ -20,13 +20,6 @@ def test_a_folder_is_filled_and_a_line_says_so(run, tmp_path):
     ]  # fmt: skip
 
 
-def test_several_formats_go_with_commas(run, tmp_path):
-    run("export", TEXT, "-o", tmp_path, "--layers", "0", "--heads", "0", "--format", "svg,csv, html")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "L00.svg", "L00H00.svg", "heads.csv", "heads.html", "manifest.json", "overview.svg",
-    ]  # fmt: skip
-
-
 def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
     arguments = ("export", TEXT, "-o", tmp_path, "--layers", "0", "--heads", "0", "--dpi", "40")
     run(*arguments)
@@ -46,17 +39,6 @@ def test_one_token_is_drawn_in_each_head_as_show_draws_it(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*names, "manifest.json"]
     run("show", TEXT, *arguments, "--head", "L1H2", "-o", tmp_path / "shown.png")
     assert (tmp_path / "out" / "L01H02.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
-
-
-def test_a_token_is_drawn_with_the_keys_that_hold_a_share_alone(run, tmp_path):
-    arguments = (TEXT, "--token", "cat", "--layers", "2", "--heads", "1", "--format", "svg")
-    drawn = {}
-    for name, more in {"all": (), "few": ("--keep-mass", "0.5")}.items():
-        assert run("export", *arguments, *more, "-o", tmp_path / name).code == 0
-        drawn[name] = (tmp_path / name / "L02H01.svg").read_text("utf-8")
-    assert drawn["all"] != drawn["few"]
-    command = json.loads((tmp_path / "few" / "manifest.json").read_text("utf-8"))["command"]
-    assert "--keep-mass 0.5" in command
 
 
 @pytest.mark.parametrize(

@@ -114,11 +114,6 @@ def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder
     assert max(json.loads(live)["drift"]) > 0
 
 
-def test_the_next_look_that_is_named_is_one_at_the_trace(run, tmp_path):
-    out = run("show", TEXT, "--keep", tmp_path / "a.trace").out
-    assert f"attnscope show --from {tmp_path}/a.trace --head L0H7" in " ".join(out.split())
-
-
 def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
     ran = run("ablate", TEXT, "--importance", "--keep", tmp_path / "a.trace", "--json")
     assert numbers(ran) == numbers(run("ablate", TEXT, "--importance", "--json"))

@@ -1,6 +1,7 @@
 """Every answer in JSON is what its schema says, and every field is described."""
 
 import json
+import shlex
 
 import jsonschema
 import pytest
@@ -12,40 +13,26 @@ from tests.models.folders import t5
 from tests.models.images import picture, vision
 
 TEXT = "The cat saw it."
-OTHER = ["--with-text", "The dog saw it."]
+OTHER = "--with-text 'The dog saw it.'"
 ASKED = {
-    "show": [
-        [],
-        ["--head", "L1H1", "--words"],
-        ["--token", "cat"],
-        ["--weigh", "norm"],
-    ],
-    "stats": [
-        [],
-        ["--sort", "coverage90", "--layer", "1"],
-        ["--by-position", "previous"],
-        ["--faithful", "--layer", "0"],
-    ],
-    "ablate": [[], ["--head", "L2H1"], ["--importance"]],
-    "compare": [
-        [],
-        ["--head", "1"],
-        ["L1H0", "--composition", "-m", "own-causal"],
+    "show": ("", "--head L1H1 --words", "--token cat", "--weigh norm"),
+    "stats": ("", "--sort coverage90 --layer 1", "--by-position previous", "--faithful --layer 0"),
+    "ablate": ("", "--head L2H1", "--importance"),
+    "compare": (
+        "",
+        "--head 1",
+        "L1H0 --composition -m own-causal",
         OTHER,
-        [*OTHER, "--head", "L1H1"],
-        ["--with-model", "own"],
-    ],
-    "find": [["it -> cat"]],
-    "spans": [
-        [],
-        ["--pair", "1 -> 1"],
-        ["-m", "own-causal", "--truncate", "--max-tokens", "4", "--generate", "3", "--written"],
-    ],
-    "flow": [[], ["--method", "relevance"], ["--faithful"]],
-    "cut": [["it -> cat"], ["it -> cat", "--head", "L0H1"]],
-    "patch": [OTHER, [*OTHER, "--fast"]],
-    "info": [[], ["--audit"]],
-    "export": [["--format", "png,npz", "--layers", "0", "--heads", "1", "-o", "FOLDER"]],
+        f"{OTHER} --head L1H1",
+        "--with-model own",
+    ),
+    "find": ("'it -> cat'",),
+    "spans": ("", "--pair '1 -> 1'", "-m own-causal --truncate --max-tokens 4 --generate 3 --written"),
+    "flow": ("", "--method relevance", "--faithful"),
+    "cut": ("'it -> cat'", "'it -> cat' --head L0H1"),
+    "patch": (OTHER, f"{OTHER} --fast"),
+    "info": ("", "--audit"),
+    "export": ("--format png,npz --layers 0 --heads 1 -o FOLDER",),
 }
 
 
@@ -67,18 +54,11 @@ def validate(ran, command, run):
     assert next(iter(answer.items())) == ("schema", schema["$id"])
 
 
-@pytest.mark.parametrize(
-    ("command", "asked"),
-    [(command, asked) for command, several in ASKED.items() for asked in several],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",
-)
+@pytest.mark.parametrize(("command", "asked"), [(name, each) for name, of in ASKED.items() for each in of])
 def test_an_answer_is_what_its_schema_says(run, tmp_path, command, asked):
-    asked = [str(tmp_path / "out") if word == "FOLDER" else word for word in asked]
-    if command == "find":
-        asked, text = [], [*asked, TEXT]
-    else:
-        text = ["own", TEXT] if command == "info" else [TEXT]
-    validate(run(command, *text, *asked, "--json"), command, run)
+    words = [str(tmp_path / "out") if word == "FOLDER" else word for word in shlex.split(asked)]
+    text = {"find": [*words, TEXT], "info": ["own", TEXT, *words]}.get(command, [TEXT, *words])
+    validate(run(command, *text, "--json"), command, run)
 
 
 def test_two_heads_a_corpus_and_claims_too(run, tmp_path, causal_folder):
@@ -91,17 +71,7 @@ def test_two_heads_a_corpus_and_claims_too(run, tmp_path, causal_folder):
     validate(run("circuit", tmp_path / "pairs.tsv", "-m", "own-causal", "--json"), "circuit", run)
     validate(run("compare", TEXT, "L1H1", "L2H1", "--json"), "compare", run)
     (tmp_path / "texts.txt").write_text("The cat sat.\nA dog ran off.\n")
-    asked = (
-        "cachecost",
-        "-m",
-        "own-causal",
-        "--texts",
-        tmp_path / "texts.txt",
-        "--recent",
-        "1",
-        "--sink",
-        "1",
-    )
+    asked = ("cachecost", "-m", "own-causal", "--recent", "1", "--sink", "1")
     validate(run(*asked, "--texts", tmp_path / "texts.txt", "--json"), "cachecost", run)
     validate(run("stats", "--texts", tmp_path / "texts.txt", "--json"), "stats", run)
     validate(run("compare", "--texts", tmp_path / "texts.txt", "--json"), "compare", run)

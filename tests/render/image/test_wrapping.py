@@ -47,10 +47,8 @@ def test_lines_are_of_nearly_one_length_and_none_begins_with_a_dot():
     assert lines == ["L2H1 · own · “The cat sat on the", "mat because…” · encoder attention"]
     every = [line for width in (3, 4, 5) for line in wrap_inches(TITLE, 11, width)]
     assert not any(line.startswith("·") or line.endswith("·") for line in every)
-    assert wrap_inches(TITLE, 11, 4.2) == [
-        "L2H1 · own · “The cat sat on the mat because…”",
-        "encoder attention",
-    ]
+    parts = ["L2H1 · own · “The cat sat on the mat because…”", "encoder attention"]
+    assert wrap_inches(TITLE, 11, 4.2) == parts
 
 
 def test_what_closes_a_text_does_not_begin_a_line():

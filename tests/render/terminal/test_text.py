@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from attnscope.render.terminal.surface import (
 from attnscope.render.wrapping import balance_lines
 from attnscope.text import isolate, isolate_lines, isolate_quotes, visible
 from attnscope.views.table import Column, Table
+from tests.render.test_colour import linear
 
 
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans())
@@ -105,13 +107,6 @@ def test_a_quoted_text_from_right_to_left_is_fenced_in_on_every_line() -> None:
     ]
 
 
-def luminance(triplet: tuple[int, int, int]) -> float:
-    """Relative luminance as in WCAG 2."""
-    parts = [part / 255 for part in triplet]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 @pytest.mark.parametrize("name", [*OFFERED, *TWO_SIDED])
 @pytest.mark.parametrize(("faint", "least"), [(False, 4.5), (True, 2.0)])
 def test_numbers_contrast_with_their_cells(name: str, faint: bool, least: float) -> None:
@@ -119,7 +114,8 @@ def test_numbers_contrast_with_their_cells(name: str, faint: bool, least: float)
         style = style_on(Palette(name), number, faint)
         assert style.color is not None
         assert style.bgcolor is not None
-        light = sorted(luminance(tuple(colour.get_truecolor())) for colour in (style.color, style.bgcolor))
+        colours = np.array([colour.get_truecolor() for colour in (style.color, style.bgcolor)])
+        light = sorted(linear(colours) @ [0.2126, 0.7152, 0.0722])  # relative luminance as in WCAG 2
         assert (light[1] + 0.05) / (light[0] + 0.05) >= least, number
 
 

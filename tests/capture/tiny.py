@@ -119,10 +119,7 @@ def inputs(kind: str, batch: int = 2, length: int = 9) -> dict[str, torch.Tensor
     ids = torch.randint(4, 99, (batch, length), generator=noise)
     target = torch.randint(4, 99, (batch, length - 3), generator=noise)
     if kind == "audio":
-        return {
-            "input_features": torch.randn(batch, 8, 20, generator=noise),
-            "decoder_input_ids": target,
-        }
+        return {"input_features": torch.randn(batch, 8, 20, generator=noise), "decoder_input_ids": target}
     mask = torch.ones(batch, length, dtype=torch.long)
     mask[0, length - 3 :] = 0
     given = {"input_ids": ids, "attention_mask": mask}

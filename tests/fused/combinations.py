@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,9 +15,10 @@ from attnscope.attention import Attention, AttentionCall, HeldRows, Site, Token
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, Measurement, fused_request
-from tests.measures.reference import Case, figure, random_text
+from tests.measures.reference import WINDOWS, Case, figure, random_text
 
 EXACT = 1e-4
+MEASURED = (*DEFAULT, "sink_rate", *WINDOWS)
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}  # of an output that is rounded to so few bits
 
 
@@ -56,6 +58,8 @@ def open_keys_of(kind: str, batch: int, size: int, pick: random.Random) -> Tenso
         "causal": key <= row,
         "window": (key <= row) & (row - key < width),
         "both ways": (row - key).abs() < width,
+        "one key": key == row,
+        "ahead": (key > row) & (key < row + 5) | (key == size - 1) & (row == size - 1),
         "documents": (row // width == key // width) & (key <= row),
     }
     return patterns[kind][None, None]
@@ -67,7 +71,7 @@ def combination(seed: int) -> Combination:
     batch, key_heads, group = pick.randint(1, 2), pick.choice([1, 1, 2]), pick.choice([1, 1, 2, 3])
     size, width = pick.randint(2, 60), pick.choice([4, 8, 16, 31])
     dtype = pick.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16])
-    kind = pick.choice(["whole", "causal", "window", "both ways", "documents", "padded"])
+    kind = pick.choice(["whole", "causal", "window", "both ways", "documents", "padded", "one key", "ahead"])
     sharp = pick.choice([0.1, 1.0, 1.0, 6.0])
     softcap, sink, bias = pick.choice([None, None, 5.0]), pick.random() < 0.3, pick.choice([0, 0, 1, 2])
     heads = key_heads * group
@@ -115,8 +119,7 @@ def check(seed: int, verdict: Verdict) -> None:
     """Hold output and every figure of one combination against brute force, by the pass and by rows."""
     made = combination(seed)
     call, weights = made.call, brute_force(made)
-    request = fused_request(DEFAULT, made.texts)
-    assert request is not None
+    request = fused_request(MEASURED, made.texts)
     with torch.inference_mode():
         output, statistics = FusedPass(request, shortest=1).attend(call)
     assert output.dtype == call.query.dtype
@@ -126,12 +129,19 @@ def check(seed: int, verdict: Verdict) -> None:
     assert bool(((output.double() - wanted).abs() <= allowed).all()), made.words
     case = Case(weights.numpy(), made.open_keys.numpy(), made.texts)
     even, heads = case.even(), range(call.query.shape[1])
-    exact = {(name, head): figure(case, name, head) for name in DEFAULT for head in heads}
-    baselines = {name: figure(even, name, 0) for name in DEFAULT}  # heads share their masks
+    exact = {(name, head): figure(case, name, head) for name in MEASURED for head in heads}
+    baselines = {name: figure(even, name, 0) for name in MEASURED}  # heads share their masks
     unread = HeldRows(torch.full_like(weights, math.nan), made.open_keys)
-    for read, known in ((unread, statistics), (ScoredRows(call), None)):
-        for head in _figures(made, read, known):
-            for name in DEFAULT:
+    ways = [_figures(made, unread, statistics), _figures(made, ScoredRows(call), None)]
+    for one, other in zip(*ways, strict=True):
+        assert (one.absent, one.role and one.role.name) == (other.absent, other.role and other.role.name)
+        for name, figure_ in one.figures.items():
+            assert figure_.texts == other.figures[name].texts
+            error = other.figures[name].error
+            assert figure_.error == pytest.approx(error, abs=EXACT * max(1.0, error or 0.0)), name
+    for heads_ in ways:
+        for head in heads_:
+            for name in MEASURED:
                 one, baseline = exact[name, head.head], baselines[name]
                 words = f"{made.words}, {name} of {head.name}"
                 assert (name in head.figures) == (one is not None), words
@@ -145,7 +155,7 @@ def _figures(made: Combination, read, statistics):
     """The figures of every head, from rows or from statistics."""
     call, axis = made.call, made.texts[0]
     (batch, heads, _, _), key_heads = call.query.shape, call.key.shape[1]
-    measurement = Measurement()
+    measurement = Measurement(MEASURED)
     measurement.label({"encoder": (made.texts, made.texts)})
     site = Site("layer.0", 0, "encoder", 0)
     measurement.observe(

@@ -7,9 +7,7 @@ from tests.fused.combinations import Verdict, check
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_the_fused_pass_and_the_rows_agree_with_brute_force(
-    part: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fused_pass_and_the_rows_agree_with_brute_force(part, monkeypatch):
     for name, size in (("ROWS", 24), ("KEYS", 32)):
         monkeypatch.setattr(plan, name, size)
     verdict = Verdict()

@@ -18,7 +18,7 @@ def masks():
 
 
 @pytest.mark.parametrize("dtype", masks())
-def test_one_cell_of_any_head_and_row_tells_two_masks_apart(dtype: str) -> None:
+def test_one_cell_of_any_head_and_row_tells_two_masks_apart(dtype):
     mask = masks()[dtype]
     seen = {digest(mask)}
     for number in range(200):
@@ -31,7 +31,7 @@ def test_one_cell_of_any_head_and_row_tells_two_masks_apart(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", masks())
-def test_the_same_cells_at_other_places_are_another_mask(dtype: str) -> None:
+def test_the_same_cells_at_other_places_are_another_mask(dtype):
     mask = masks()[dtype]
     moved = [
         mask.flip(1).flip(2),
@@ -46,7 +46,7 @@ def test_the_same_cells_at_other_places_are_another_mask(dtype: str) -> None:
     assert len({digest(each) for each in (mask, *moved)}) == len(moved) + 1
 
 
-def test_signs_alone_tell_two_biases_apart() -> None:
+def test_signs_alone_tell_two_biases_apart():
     """Pairs of sign bits cancel in a sum of products modulo 2⁶⁴."""
     bias = torch.randn(1, HEADS, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     seen = {digest(bias)}
@@ -57,14 +57,14 @@ def test_signs_alone_tell_two_biases_apart() -> None:
     assert len(seen) == 101
 
 
-def test_what_repeats_itself_is_read_once_and_differs_from_what_does_not() -> None:
+def test_what_repeats_itself_is_read_once_and_differs_from_what_does_not():
     row = torch.arange(SIZE).float()
     assert digest(row.expand(1, 1, SIZE, SIZE)) == digest(row.clone().expand(1, 1, SIZE, SIZE))
     assert digest(row.expand(1, 1, SIZE, SIZE)) != digest(row.expand(1, 1, SIZE, SIZE).clone())
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 65_536 * 8 - 1, 65_536 * 8, 65_536 * 8 + 1])
-def test_any_number_of_bytes_counts_to_the_last(count: int) -> None:
+def test_any_number_of_bytes_counts_to_the_last(count):
     data = torch.zeros(count, dtype=torch.uint8)
     seen = {digest(data)}
     for place in (0, count // 2, count - 1)[: min(count, 3)]:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ from torch import Tensor
 from attnscope.attention import AttentionCall
 from attnscope.axes import edges
 from attnscope.fused import fused_pass, weigh
-from attnscope.fused import fused_pass as widened
-from attnscope.fused import weigh as plan
 from attnscope.fused.fused_pass import FusedPass, Refusal, Scores, Worker, attend
 from attnscope.fused.request import MapAlone, Pairs, Request, Statistics
 from attnscope.fused.runs import find_matches, open_runs
@@ -37,7 +34,7 @@ def request_of(ids: Tensor | None = None, cells: int | None = None) -> Request:
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that short texts have many, and chunks that need merging."""
     for name, size in (("ROWS", 32), ("KEYS", 48)):
-        monkeypatch.setattr(plan, name, size)
+        monkeypatch.setattr(weigh, name, size)
 
 
 def inputs(
@@ -144,122 +141,105 @@ def check(
 
 
 def check_map(found: MapAlone, weights: Tensor) -> None:
-    assert found.map is not None
     rows, keys = found.map.row_edges, found.map.key_edges
     summed = np.add.reduceat(np.add.reduceat(weights.numpy(), rows[:-1], axis=-2), keys[:-1], axis=-1)
     assert np.allclose(found.map.total, summed, atol=1e-5 * max(np.diff(rows)))
 
 
+def fused(query, key, value, open_=None, ids=None, cells=None, scale=SIZE**-0.5, **extras):
+    """Output and statistics of attention over the open keys; ``ids`` are the labels of the pairs."""
+    runs = open_runs(open_, query.shape[2], key.shape[2], False)
+    request = request_of(ids, cells)
+    matches = find_matches(request.pairs, runs, BATCH)
+    return attend(Scores(query, key, value, runs, scale, **extras), request, matches)
+
+
 @pytest.mark.parametrize("cells", [None, 7, 40, 300])
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
 @pytest.mark.parametrize("name", ["whole", "causal", "window", "both ways", "padded"])
-def test_output_and_statistics_equal_the_full_computation(
-    name: str, key_heads: int, cells: int | None
-) -> None:
+def test_output_and_statistics_equal_the_full_computation(name, key_heads, cells):
     query, key, value = inputs(131, 131, key_heads)
-    open_ = mask_of(name, 131, 131)
-    runs = open_runs(open_, 131, 131, False)
-    assert runs is not None
-    ids = torch.randint(0, 9, (131,))
-    request = request_of(ids[None], cells)
-    matches = find_matches(request.pairs, runs, BATCH)
-    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5), request, matches)
+    open_, ids = mask_of(name, 131, 131), torch.randint(0, 9, (131,))
+    output, found = fused(query, key, value, open_, ids[None], cells)
     assert output.dtype == torch.float32
     check(output, found, weights_of(query, key, open_), value, ids)
 
 
 @pytest.mark.parametrize("size", [2, 31, 48, 49, 96, 97, 200])
-def test_any_length_is_exact(size: int) -> None:
+def test_any_length_is_exact(size):
     query, key, value = inputs(size, size)
-    runs = open_runs(None, size, size, True)
-    assert runs is not None
-    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5), request_of(cells=16))
-    check(output, found, weights_of(query, key, mask_of("causal", size, size)), value)
+    open_ = mask_of("causal", size, size)
+    check(*fused(query, key, value, open_, cells=16), weights_of(query, key, open_), value)
+
+
+SINKS = {"sinks": torch.tensor([-3.0, 0.0, 1.0, 6.0])}
+WAVES = {"bias": torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3}
+EXTRAS = {
+    "soft cap": {"softcap": 2.0},
+    "sinks": SINKS,
+    "bias a head": WAVES,
+    "bias a text": {"bias": torch.linspace(-4, 4, 2 * 100 * 100).view(2, 1, 100, 100).sin() * 3},
+    "all": {**WAVES, "softcap": 5.0, **SINKS},
+}
+
+
+@pytest.mark.parametrize("extras", EXTRAS.values(), ids=EXTRAS)
+@pytest.mark.parametrize("name", ["whole", "causal", "window"])
+def test_soft_caps_sinks_and_position_bias_are_exact(name, extras):
+    query, key, value = inputs(100, 100, 2)
+    open_ = mask_of(name, 100, 100)
+    made = fused(query, key, value, open_, cells=10, **extras)
+    check(*made, weights_of(query, key, open_, **extras), value)
+
+
+def test_more_keys_than_queries_are_exact():
+    query, key, value = inputs(60, 150)
+    open_ = (torch.arange(150) <= torch.arange(60)[:, None] + 90)[None, None]
+    check(*fused(query, key, value, open_, cells=20), weights_of(query, key, open_), value)
 
 
 @pytest.mark.parametrize(
-    "extras",
-    [
-        {"softcap": 2.0},
-        {"sinks": torch.tensor([-3.0, 0.0, 1.0, 6.0])},
-        {"bias": torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3},
-        {"bias": torch.linspace(-4, 4, 2 * 100 * 100).view(2, 1, 100, 100).sin() * 3},
-        {
-            "bias": torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3,
-            "softcap": 5.0,
-            "sinks": torch.tensor([-3.0, 0.0, 1.0, 6.0]),
-        },
-    ],
-    ids=["soft cap", "sinks", "bias a head", "bias a text", "all"],
+    ("sharp", "dtype", "atol"),
+    [*((sharp, torch.float32, 1e-4) for sharp in (3.0, 10.0, 30.0)), (1.0, torch.float64, 1e-12)],
 )
-@pytest.mark.parametrize("name", ["whole", "causal", "window"])
-def test_soft_caps_sinks_and_position_bias_are_exact(name: str, extras: dict[str, Any]) -> None:
-    query, key, value = inputs(100, 100, 2)
-    open_ = mask_of(name, 100, 100)
-    runs = open_runs(open_, 100, 100, False)
-    assert runs is not None
-    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5, **extras), request_of(cells=10))
-    check(output, found, weights_of(query, key, open_, **extras), value)
-
-
-def test_more_keys_than_queries_are_exact() -> None:
-    query, key, value = inputs(60, 150)
-    row, column = torch.arange(60)[:, None] + 90, torch.arange(150)
-    open_ = (column <= row)[None, None]
-    runs = open_runs(open_, 60, 150, False)
-    assert runs is not None
-    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5), request_of(cells=20))
-    check(output, found, weights_of(query, key, open_), value)
-
-
-@pytest.mark.parametrize("sharp", [3.0, 10.0, 30.0])
-def test_sharp_rows_stay_exact(sharp: float) -> None:
-    query, key, value = inputs(120, 120, sharp=sharp)
-    runs = open_runs(None, 120, 120, True)
-    assert runs is not None
-    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5))
-    weights = weights_of(query, key, mask_of("causal", 120, 120))
-    assert torch.allclose(output.double(), weights @ value.double(), atol=1e-4)
-    assert torch.allclose(found.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-4)
-
-
-def test_float64_agrees_to_the_last_digits() -> None:
-    query, key, value = (tensor.double() for tensor in inputs(131, 131))
-    runs = open_runs(None, 131, 131, True)
-    assert runs is not None
-    output, found = attend(Scores(query, key, value, runs, SIZE**-0.5))
+def test_sharp_rows_stay_exact_and_float64_agrees_to_the_last_digits(sharp, dtype, atol):
+    query, key, value = (tensor.to(dtype) for tensor in inputs(131, 131, sharp=sharp))
+    output, found = fused(query, key, value, mask_of("causal", 131, 131))
     weights = weights_of(query, key, mask_of("causal", 131, 131))
-    assert torch.allclose(output, weights @ value, atol=1e-13)
-    assert torch.allclose(found.entropy, torch.special.entr(weights).sum(-1), atol=1e-12)
+    assert torch.allclose(output.double(), weights @ value.double(), atol=atol / 10 if atol < 1e-9 else atol)
+    assert torch.allclose(found.entropy.double(), torch.special.entr(weights).sum(-1), atol=atol)
 
 
-def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads() -> None:
-    query, key, value = inputs(131, 131)
-    runs = open_runs(None, 131, 131, True)
-    assert runs is not None
+def assert_same_bits(one, other):
+    """Two outputs with their statistics."""
+    (left, found), (right, wanted) = one, other
+    assert torch.equal(left, right)
+    for name in ("entropy", "largest", "total", "column"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name))
+    assert all(torch.equal(found.gaps[name], wanted.gaps[name]) for name in found.gaps)
+    assert all(torch.equal(found.pairs[name].total, wanted.pairs[name].total) for name in found.pairs)
+    assert torch.equal(found.map.total, wanted.map.total)
+
+
+@pytest.fixture
+def threads():
     before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads(threads):
     results = []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            with torch.inference_mode():
-                results.append(attend(Scores(query, key, value, runs, SIZE**-0.5), Request(cells=10)))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-    (one, left), (two, right) = results
-    assert torch.equal(one, two)
-    assert torch.equal(left.entropy, right.entropy)
-    assert left.map is not None
-    assert right.map is not None
-    assert torch.equal(left.map.total, right.map.total)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            results.append(fused(*inputs(131, 131), mask_of("causal", 131, 131), cells=10))
+        assert torch.get_num_threads() == threads
+    assert_same_bits(*results)
 
 
-def test_when_one_thread_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    query, key, value = (tensor.repeat(1, 8, 1, 1) for tensor in inputs(131, 131))
-    runs = open_runs(None, 131, 131, True)
-    assert runs is not None
-    before, begun = torch.get_num_threads(), []
+def test_when_one_thread_fails_the_others_end(monkeypatch, threads):
+    begun = []
 
     def fail(worker: Worker, text: int, number: int) -> None:
         begun.append(number)
@@ -267,73 +247,49 @@ def test_when_one_thread_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Worker, "run", fail)
     torch.set_num_threads(2)
-    try:
-        with pytest.raises(RuntimeError, match="no memory"):
-            attend(Scores(query, key, value, runs, SIZE**-0.5))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    with pytest.raises(RuntimeError, match="no memory"):
+        fused(*(tensor.repeat(1, 8, 1, 1) for tensor in inputs(131, 131)))
+    assert torch.get_num_threads() == 2
     assert len(begun) <= 2  # of 32 heads of two texts
 
 
 @pytest.mark.parametrize("how", ["gone", "broken"])
-def test_without_torchs_interpreter_the_bits_are_the_same(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = torch.randint(5, (1, 131))
-    query, key, value = inputs(131, 131, key_heads=2)
-    runs = open_runs(None, 131, 131, True)
-    assert runs is not None
-    request = request_of(ids, cells=10)
+def test_without_torchs_interpreter_the_bits_are_the_same(how, monkeypatch):
+    ids, given = torch.randint(5, (1, 131)), inputs(131, 131, key_heads=2)
     extras = {"bias": torch.randn(1, HEADS, 131, 131), "softcap": 3.0, "sinks": torch.randn(HEADS)}
 
-    def results() -> tuple[Tensor, Statistics]:
+    def results():
         weigh.scripted.cache_clear()
-        matches = find_matches(request.pairs, runs, BATCH)
-        return attend(Scores(query, key, value, runs, 0.3, **extras), request, matches)
+        return fused(*given, mask_of("causal", 131, 131), ids, 10, 0.3, **extras)
 
-    def unable(function: object) -> object:
+    def unable(function):
         raise RuntimeError("cannot be read")
 
-    output, found = results()
+    scripted = results()
     assert isinstance(weigh.scripted(), torch.jit.ScriptFunction)
     if how == "gone":
         monkeypatch.delattr(torch.jit, "script")
     else:
         monkeypatch.setattr(torch.jit, "script", unable)
-    other, wanted = results()
+    plain = results()
     assert not isinstance(weigh.scripted(), torch.jit.ScriptFunction)
     weigh.scripted.cache_clear()
-    assert torch.equal(output, other)
-    for name in ("entropy", "largest", "total", "column"):
-        assert torch.equal(getattr(found, name), getattr(wanted, name))
-    assert all(torch.equal(found.gaps[name], wanted.gaps[name]) for name in request.gaps)
-    assert all(torch.equal(found.pairs[name].total, wanted.pairs[name].total) for name in request.pairs)
-    assert found.map is not None
-    assert wanted.map is not None
-    assert torch.equal(found.map.total, wanted.map.total)
+    assert_same_bits(scripted, plain)
 
 
-def test_open_pairs_of_a_map_are_counted() -> None:
-    query, key, value = inputs(50, 50)
-    for name in ("whole", "causal", "window"):
-        open_ = mask_of(name, 50, 50)
-        runs = open_runs(open_, 50, 50, False)
-        assert runs is not None
-        _, found = attend(Scores(query, key, value, runs, 1.0), Request(cells=8))
-        full = torch.ones(50, 50) if open_ is None else open_[0, 0].float()
-        cut = edges(50, 8)
-        assert found.map is not None
-        for row in range(8):
-            for column in range(8):
-                part = full[cut[row] : cut[row + 1], cut[column] : cut[column + 1]]
-                assert int(found.map.pairs[0, row, column]) == int(part.sum())
+@pytest.mark.parametrize("name", ["whole", "causal", "window"])
+def test_open_pairs_of_a_map_are_counted(name):
+    open_, cut = mask_of(name, 50, 50), edges(50, 8)[:-1]
+    _, found = fused(*inputs(50, 50), open_, cells=8)
+    full = np.ones((50, 50)) if open_ is None else open_[0, 0].numpy().astype(float)
+    assert np.array_equal(found.map.pairs[0], np.add.reduceat(np.add.reduceat(full, cut, 0), cut, 1))
 
 
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("name", ["causal", "window", "both ways", "padded"])
-def test_the_fused_pass_agrees_with_the_kernel(name: str, additive: bool) -> None:
+def test_the_fused_pass_agrees_with_the_kernel(name, additive):
     query, key, value = inputs(131, 131)
     mask = mask_of(name, 131, 131)
-    assert mask is not None
     if additive:
         mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
     with torch.inference_mode():
@@ -346,10 +302,8 @@ def test_the_fused_pass_agrees_with_the_kernel(name: str, additive: bool) -> Non
 @pytest.mark.parametrize("count", [5, 48, 49])  # the last in tiles
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
 @pytest.mark.parametrize("name", ["whole", "causal", "window", "both ways", "padded", "bias"])
-def test_a_map_alone_and_its_output_equal_the_full_computation(
-    name: str, key_heads: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(widened, "NUMBERS", 5000)  # so that heads come in steps
+def test_a_map_alone_and_its_output_equal_the_full_computation(name, key_heads, count, monkeypatch):
+    monkeypatch.setattr(fused_pass, "NUMBERS", 5000)  # so that heads come in steps
     query, key, value = inputs(100, 100, key_heads)
     open_ = None if name == "bias" else mask_of(name, 100, 100)
     bias = torch.randn(1, HEADS, 100, 100) if name == "bias" else None
@@ -361,14 +315,13 @@ def test_a_map_alone_and_its_output_equal_the_full_computation(
     values = value.double().repeat_interleave(HEADS // key_heads, 1)
     assert torch.allclose(output.double(), weights @ values, atol=1e-5)
     check_map(found, weights)
-    assert found.map is not None
     assert found.map.key_edges == cells
     assert torch.allclose(found.map.total.sum((-1, -2)), torch.tensor(100.0))
     assert torch.equal(found.only([1, 3]).map.total, found.map.total[:, [1, 3]])
 
 
 @pytest.mark.parametrize("extras", [{"softcap": 2.0}, {"sinks": torch.arange(4.0)}])
-def test_a_map_alone_of_scores_that_no_kernel_takes_is_exact(extras: dict[str, Any]) -> None:
+def test_a_map_alone_of_scores_that_no_kernel_takes_is_exact(extras):
     query, key, value = inputs(60, 60)
     call = replace(call_of(query, key, value), **extras)
     _, found = FusedPass(Request(cells=(0, 11, 60), map_alone=True), shortest=1).attend(call)
@@ -376,7 +329,7 @@ def test_a_map_alone_of_scores_that_no_kernel_takes_is_exact(extras: dict[str, A
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
-def test_types_of_sixteen_bits_are_computed_in_float32(dtype: torch.dtype, rounding: float) -> None:
+def test_types_of_sixteen_bits_are_computed_in_float32(dtype, rounding):
     query, key, value = (each.to(dtype) for each in inputs(131, 131, 2))
     with torch.inference_mode():
         output, statistics = FusedPass(shortest=1).attend(call_of(query, key, value, is_causal=True))
@@ -388,7 +341,7 @@ def test_types_of_sixteen_bits_are_computed_in_float32(dtype: torch.dtype, round
     assert torch.allclose(statistics.column.double(), weights.sum(-2), atol=1e-3)
 
 
-def test_the_fused_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch):
     query, key, value = inputs(131, 131)
     ids = torch.randint(0, 9, (131,))
     asked = []
@@ -402,7 +355,7 @@ def test_the_fused_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pyt
     assert len(asked) == 1
 
 
-def test_texts_of_a_batch_have_pairs_of_their_own() -> None:
+def test_texts_of_a_batch_have_pairs_of_their_own():
     query, key, value = inputs(131, 131)
     ids = torch.randint(0, 9, (BATCH, 131))
     done = FusedPass(request_of(ids), shortest=1).attend(call_of(query, key, value, is_causal=True))
@@ -413,7 +366,7 @@ def test_texts_of_a_batch_have_pairs_of_their_own() -> None:
         assert torch.allclose(done[1].pairs["same"].total[text], mass, atol=1e-3)
 
 
-def test_what_it_cannot_do_is_left_to_the_kernel() -> None:
+def test_what_it_cannot_do_is_left_to_the_kernel():
     query, key, value = inputs(131, 131)
     engine = FusedPass(shortest=100)
     holes = torch.rand(1, 1, 131, 131) < 0.5
@@ -440,20 +393,3 @@ def test_what_it_cannot_do_is_left_to_the_kernel() -> None:
         with pytest.raises(Refusal) as refused:
             engine.attend(call)
         assert str(refused.value) == reason
-
-
-@pytest.mark.parametrize("additive", [False, True])
-def test_a_mask_that_is_rewritten_between_two_calls_is_read_anew(additive: bool) -> None:
-    query, key, value = inputs(131, 131)
-    ids = torch.randint(0, 9, (131,))
-    engine, mask = FusedPass(request_of(ids[None]), shortest=1), torch.ones(131, 131, dtype=torch.bool)
-    buffer = torch.zeros(131, 131) if additive else mask
-    for name in ("causal", "window", "both ways"):
-        open_keys = mask_of(name, 131, 131)
-        assert open_keys is not None
-        if additive:
-            buffer.zero_().masked_fill_(~open_keys[0, 0], -torch.inf)
-        else:
-            mask.copy_(open_keys[0, 0])
-        output, statistics = engine.attend(call_of(query, key, value, buffer))
-        check(output, statistics, weights_of(query, key, open_keys), value, ids)

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import nn
 
 from attnscope.attention import Token
@@ -132,31 +131,3 @@ def test_a_sink_that_is_rewritten_between_two_calls_is_read_anew():
         output, statistics = engine.attend(call.__class__(**{**vars(call), "sinks": sinks}))
         opened = open_keys("causal")[None, None]
         check(output, statistics, weights_of(query, key, opened, sinks=sinks), value)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
-def test_positions_that_are_rewritten_between_two_calls_are_read_anew(name):
-    torch.manual_seed(0)
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
-    more = {} if name == "gpt2" else {"intermediate_size": 32}
-    config = transformers.AutoConfig.for_model(name, **size, **more, max_position_embeddings=400)
-    model = transformers.AutoModel.from_config(config).eval()
-    ids, positions = torch.randint(50, (1, LENGTH)), torch.arange(LENGTH)[None].clone()
-    text = tuple(Token(str(number), number) for number in range(LENGTH))
-    for rewrite in (lambda: None, lambda: positions.mul_(2), lambda: positions.copy_(positions.flip(1))):
-        rewrite()
-        measured = Measurement(DEFAULT)
-        measured.label({"decoder": ([text], [text])})
-        engine = FusedPass(fused_request(measured.measures, [text], None), shortest=1)
-        axes = {"decoder": (text, text)}
-        with torch.inference_mode(), recording(model, [SharedRows([measured])], axes, engine) as record:
-            model(input_ids=ids, position_ids=positions)
-        assert {seen.kernel for seen in record.sites} == {FUSED}
-        model.set_attn_implementation("eager")
-        with torch.inference_mode():
-            eager = model(input_ids=ids, position_ids=positions.clone(), output_attentions=True).attentions
-        model.set_attn_implementation("sdpa")
-        for head in measured.figures():
-            weights = eager[head.site.layer][0, head.head]  # [query, key]
-            entropy = torch.special.entr(weights.double()).sum(-1)[1:].mean()  # the first row has no choice
-            assert head.figures["entropy"].value == pytest.approx(float(entropy), abs=1e-4)

@@ -90,18 +90,15 @@ def sink(case: Case, b: int, h: int, i: int) -> float | None:
 
 
 def distance(case: Case, b: int, h: int, i: int) -> float | None:
-    assert case.offset is not None
     return sum(a * abs(case.offset + i - j) for j, a in enumerate(case.weights[b, h, i]))
 
 
 def offset(case: Case, b: int, h: int, i: int) -> float | None:
-    assert case.offset is not None
     return sum(a * (j - case.offset - i) for j, a in enumerate(case.weights[b, h, i]))
 
 
 def at(gap: int) -> Row:
     def value(case: Case, b: int, h: int, i: int) -> float | None:
-        assert case.offset is not None
         j = case.offset + i + gap
         return case.weights[b, h, i, j] if 0 <= j < case.weights.shape[-1] else None
 
@@ -109,7 +106,6 @@ def at(gap: int) -> Row:
 
 
 def first(case: Case, b: int, h: int, i: int) -> float | None:
-    assert case.offset is not None
     return case.weights[b, h, i, 0] if case.offset + i > 0 else None
 
 
@@ -119,7 +115,6 @@ def sink_rate(case: Case, b: int, h: int, i: int) -> float | None:
 
 
 def retrieval(case: Case, b: int, h: int, i: int) -> float | None:
-    assert case.offset is not None
     row, at_ = case.weights[b, h, i], case.offset + i
     ids = [token.id for token in case.keys[b]]
     copies = [j for j in range(at_ + 1) if at_ + 1 < len(ids) and ids[j] == ids[at_ + 1]]
@@ -130,7 +125,6 @@ def retrieval(case: Case, b: int, h: int, i: int) -> float | None:
 
 def window(sink: int, recent: int) -> Row:
     def value(case: Case, b: int, h: int, i: int) -> float | None:
-        assert case.offset is not None
         near = (j < sink or abs(case.offset + i - j) < recent for j in range(case.weights.shape[-1]))
         return sum(a for a, kept in zip(case.weights[b, h, i], near, strict=True) if kept)
 
@@ -162,12 +156,10 @@ def _pairs(wanted: Callable[[Case, int, int, int], bool]) -> Row:
 
 
 def _is_duplicate(case: Case, b: int, i: int, j: int) -> bool:
-    assert case.offset is not None
     return j != case.offset + i and case.keys[b][j].id == case.queries[b][i].id
 
 
 def _is_induction(case: Case, b: int, i: int, j: int) -> bool:
-    assert case.offset is not None
     before = j - 1
     return before >= 0 and before < case.offset + i and case.keys[b][before].id == case.queries[b][i].id
 
@@ -255,11 +247,7 @@ def random_rows(rng: np.random.Generator, allowed: np.ndarray, heads: int, sink:
 
 
 def attention(
-    case: Case,
-    dtype: torch.dtype = torch.float32,
-    layer: int = 0,
-    labelled: bool = True,
-    name: str = "layer",
+    case: Case, dtype: torch.dtype = torch.float32, layer: int = 0, labelled: bool = True, name: str = "layer"
 ) -> Attention:
     """The case as capture would hand it out; the axes show the first text, the rest is for ``label``."""
     weights = torch.from_numpy(case.weights).to(dtype)

@@ -75,13 +75,13 @@ def bound(name: str) -> float:
     }.get(name, 1.0)
 
 
-def test_the_reference_knows_every_measure() -> None:
+def test_the_reference_knows_every_measure():
     assert list(ROWS) == list(MEASURES)
 
 
 @pytest.mark.parametrize("rows", [1, 4, LENGTH, 1000])
 @pytest.mark.parametrize("name", CASES)
-def test_every_figure_and_baseline_equals_the_reference(name: str, rows: int) -> None:
+def test_every_figure_and_baseline_equals_the_reference(name, rows):
     case = CASES[name]
     even = case.even()
     for head in measure(case, rows).figures():
@@ -98,7 +98,6 @@ def test_every_figure_and_baseline_equals_the_reference(name: str, rows: int) ->
                 assert "there are none" in head.absent[measure_name]
                 continue
             baseline = figure(even, measure_name, head.head)
-            assert baseline is not None
             found = head.figures[measure_name]
             assert found.rows == value[1]
             assert abs(found.value - value[0]) <= 1e-5 * bound(measure_name), measure_name
@@ -106,7 +105,7 @@ def test_every_figure_and_baseline_equals_the_reference(name: str, rows: int) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_size_of_the_block_changes_no_count_and_no_figure(name: str) -> None:
+def test_the_size_of_the_block_changes_no_count_and_no_figure(name):
     whole = measure(CASES[name], 1000, torch.float64).figures()
     for rows in (1, 5):
         for one, other in zip(whole, measure(CASES[name], rows, torch.float64).figures(), strict=True):
@@ -116,7 +115,7 @@ def test_the_size_of_the_block_changes_no_count_and_no_figure(name: str) -> None
                 assert figure_.value == pytest.approx(other.figures[key].value, abs=1e-9)
 
 
-def test_roles_leave_out_rows_with_one_open_key() -> None:
+def test_roles_leave_out_rows_with_one_open_key():
     query, key = np.indices((6, 6))
     causal = (key <= query)[None, None]
     weights = np.where(query == key, 0.4, 0.6 / np.maximum(query, 1)) * causal  # row 0 holds 0.4 on itself
@@ -126,12 +125,11 @@ def test_roles_leave_out_rows_with_one_open_key() -> None:
     measured.observe(attention(Case(weights[0][None], causal, [random_text(rng, 6)])))
     (head,) = measured.figures()
     assert head.figures["self"].value == pytest.approx(0.5)
-    assert head.role is not None
     assert head.role.name != "self"
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
-def test_half_precision_rows_are_added_up_in_full_precision(dtype: torch.dtype, tolerance: float) -> None:
+def test_half_precision_rows_are_added_up_in_full_precision(dtype, tolerance):
     case = CASES["causal"]
     rounded = Case(
         torch.from_numpy(case.weights).to(dtype).double().numpy(), case.allowed, case.keys, case.offset
@@ -139,13 +137,11 @@ def test_half_precision_rows_are_added_up_in_full_precision(dtype: torch.dtype, 
     for head in measure(case, 1000, dtype).figures():
         for name in ("entropy", "previous", "distance"):
             exact, true = figure(rounded, name, head.head), figure(case, name, head.head)
-            assert exact is not None
-            assert true is not None
             assert head.figures[name].value == pytest.approx(exact[0], abs=1e-5 * bound(name))
             assert head.figures[name].value == pytest.approx(true[0], abs=tolerance * bound(name))
 
 
-def test_nan_in_the_weights_is_never_hidden() -> None:
+def test_nan_in_the_weights_is_never_hidden():
     case = CASES["bidirectional"]
     weights = case.weights.copy()
     weights[0, 1, 3, 4] = np.nan

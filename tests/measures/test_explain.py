@@ -7,7 +7,7 @@ from attnscope.measures import MEASURES, ROLES, explain
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_a_measure_explains_its_formula_unit_rows_and_source(name: str) -> None:
+def test_a_measure_explains_its_formula_unit_rows_and_source(name):
     text = explain(name)
     entry = MEASURES[name]
     for part in (entry.formula, entry.unit, entry.bounds, entry.rows, entry.source, entry.summary):
@@ -16,23 +16,23 @@ def test_a_measure_explains_its_formula_unit_rows_and_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROLES)
-def test_a_role_explains_its_threshold(name: str) -> None:
+def test_a_role_explains_its_threshold(name):
     assert explain(name)
 
 
-def test_thresholds_are_printed_as_defined() -> None:
+def test_thresholds_are_printed_as_defined():
     assert "at least 0.5" in explain("previous")
     assert "at least 0.6" in explain("first")
     assert "at least 0.4" in explain("induction")
     assert "exceeds 0.9" in explain("broad")
 
 
-def test_an_unknown_name_says_what_exists() -> None:
+def test_an_unknown_name_says_what_exists():
     with pytest.raises(SelectionError, match=r"did you mean 'normalized_entropy'.*roles are previous.*none"):
         explain("normalised_entropy")
 
 
-def test_an_explanation_reads_as_a_whole() -> None:
+def test_an_explanation_reads_as_a_whole():
     assert explain("entropy") == (
         "entropy: Shannon entropy of the row.\n"
         "  formula   -Σ_j A log A\n"
@@ -52,12 +52,12 @@ def test_an_explanation_reads_as_a_whole() -> None:
     assert "\n  needs     token labels\n" in explain("special")
 
 
-def test_a_misspelled_name_hears_every_role_and_weighing() -> None:
+def test_a_misspelled_name_hears_every_role_and_weighing():
     with pytest.raises(SelectionError, match=f"; roles are {', '.join(ROLES)}; weighings are norm"):
         explain("normalised_entropy")
 
 
-def test_what_counts_as_punctuation() -> None:
+def test_what_counts_as_punctuation():
     from attnscope.attention import Token
     from attnscope.measures.block import is_punctuation
 

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from attnscope.measures.flow import (
-    add_up_relevance,
-    as_shares,
-    max_flow,
-    roll_out,
-    with_residual,
-)
+from attnscope.measures.flow import add_up_relevance, as_shares, max_flow, roll_out, with_residual
 
 
 def _weights(layers, size, *, causal=False):

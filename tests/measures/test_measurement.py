@@ -44,7 +44,7 @@ def assert_alike(one: Measurement, other: Measurement) -> None:
             assert left.error == pytest.approx(right.error, abs=1e-7)
 
 
-def test_the_figure_of_several_texts_is_the_average_over_all_their_rows() -> None:
+def test_the_figure_of_several_texts_is_the_average_over_all_their_rows():
     cases = texts()
     for head in observed(cases).figures():
         for name, found in head.figures.items():
@@ -57,7 +57,7 @@ def test_the_figure_of_several_texts_is_the_average_over_all_their_rows() -> Non
             )
 
 
-def test_every_head_and_measure_has_the_standard_error_of_its_own_texts() -> None:
+def test_every_head_and_measure_has_the_standard_error_of_its_own_texts():
     cases = texts()
     for head in observed(cases).figures():
         for name, found in head.figures.items():
@@ -70,7 +70,7 @@ def test_every_head_and_measure_has_the_standard_error_of_its_own_texts() -> Non
             assert found.error == pytest.approx(error, rel=1e-4, abs=1e-6), name
 
 
-def test_merging_equals_one_pass_over_all_in_any_order() -> None:
+def test_merging_equals_one_pass_over_all_in_any_order():
     cases = texts()
     whole = observed(cases)
     for split in (1, 2, 3):
@@ -82,7 +82,7 @@ def test_merging_equals_one_pass_over_all_in_any_order() -> None:
         assert_alike(whole, back)
 
 
-def test_merging_leaves_the_other_as_it_was() -> None:
+def test_merging_leaves_the_other_as_it_was():
     cases = texts()
     one, other = Measurement(tuple(MEASURES)), observed(cases[:1])
     before = json.dumps(other.state())
@@ -91,7 +91,7 @@ def test_merging_leaves_the_other_as_it_was() -> None:
     assert json.dumps(other.state()) == before
 
 
-def test_a_batch_of_texts_equals_the_texts_one_by_one() -> None:
+def test_a_batch_of_texts_equals_the_texts_one_by_one():
     first, second = (case for case in texts() if case.weights.shape[-1] == 14)
     batch = Case(
         np.concatenate([first.weights, second.weights]), first.allowed[:1], [*first.keys, *second.keys]
@@ -103,17 +103,16 @@ def test_a_batch_of_texts_equals_the_texts_one_by_one() -> None:
     assert_alike(together, observed([first, second], torch.float64))
 
 
-def test_a_label_of_another_length_is_not_used() -> None:
+def test_a_label_of_another_length_is_not_used():
     case = texts()[0]
     measured = Measurement(tuple(MEASURES))
     measured.label({"encoder": ([[Token("x", 1)]], [[Token("x", 1)]])})
     measured.observe(attention(case))
     expected = figure(case, "special", 0)
-    assert expected is not None
     assert measured.figures()[0].figures["special"].value == pytest.approx(expected[0], rel=1e-5)
 
 
-def test_sums_go_through_json_and_come_back_to_the_last_bit() -> None:
+def test_sums_go_through_json_and_come_back_to_the_last_bit():
     cases = texts()
     saved = json.dumps(observed(cases[:2]).state())
     resumed = Measurement.from_state(json.loads(saved))
@@ -123,7 +122,7 @@ def test_sums_go_through_json_and_come_back_to_the_last_bit() -> None:
     assert json.dumps(resumed.state()) == json.dumps(observed(cases).state())
 
 
-def test_the_standard_error_is_that_of_resampled_texts() -> None:
+def test_the_standard_error_is_that_of_resampled_texts():
     rng = np.random.default_rng(7)
     cases = []
     for _ in range(60):
@@ -141,12 +140,12 @@ def test_the_standard_error_is_that_of_resampled_texts() -> None:
     assert found.error == pytest.approx(resampled, rel=0.06)
 
 
-def test_one_text_has_no_standard_error() -> None:
+def test_one_text_has_no_standard_error():
     for head in observed(texts()[:1]).figures():
         assert all(figure.error is None for figure in head.figures.values())
 
 
-def test_axes_without_tokens_have_no_token_figures_and_say_so() -> None:
+def test_axes_without_tokens_have_no_token_figures_and_say_so():
     measured = Measurement()
     measured.observe(attention(texts()[0], labelled=False))
     head = measured.figures()[0]
@@ -155,24 +154,24 @@ def test_axes_without_tokens_have_no_token_figures_and_say_so() -> None:
     assert "previous" in head.figures
 
 
-def test_roles_are_not_told_without_their_measures() -> None:
+def test_roles_are_not_told_without_their_measures():
     measured = Measurement(["entropy", "previous"])
     measured.observe(attention(texts()[0]))
     assert measured.figures()[0].role is None
     assert list(measured.figures()[0].figures) == ["entropy", "previous"]
 
 
-def test_an_unknown_measure_names_the_nearest_one() -> None:
+def test_an_unknown_measure_names_the_nearest_one():
     with pytest.raises(SelectionError, match="did you mean 'entropy'"):
         Measurement(["entorpy"])
 
 
-def test_other_measures_do_not_merge() -> None:
+def test_other_measures_do_not_merge():
     with pytest.raises(ValueError, match="cannot merge"):
         Measurement(["entropy"]).merge(Measurement(["effective_keys"]))
 
 
-def test_rows_are_read_in_blocks_of_bounded_size() -> None:
+def test_rows_are_read_in_blocks_of_bounded_size():
     case = texts()[1]
     given = attention(case)
     read: list[int] = []
@@ -192,7 +191,7 @@ def test_rows_are_read_in_blocks_of_bounded_size() -> None:
     assert max(read) <= 100
 
 
-def test_gradients_are_not_kept() -> None:
+def test_gradients_are_not_kept():
     case = texts()[0]
     held = attention(case)
     held.read.weights.requires_grad_()  # type: ignore[attr-defined]
@@ -201,7 +200,7 @@ def test_gradients_are_not_kept() -> None:
     assert not any(sums.numbers.requires_grad for sums in measured._sums.values())
 
 
-def test_baselines_are_not_carried_over_to_other_masks_or_tokens() -> None:
+def test_baselines_are_not_carried_over_to_other_masks_or_tokens():
     rng = np.random.default_rng(11)
     text, other = random_text(rng, 12), random_text(rng, 12)
     pair = tuple(

@@ -35,7 +35,7 @@ def blocks(draw: st.DrawFn) -> Block:
 
 @settings(max_examples=60, deadline=None)
 @given(blocks())
-def test_entropy_lies_between_0_and_log_n_and_equals_scipy(block: Block) -> None:
+def test_entropy_lies_between_0_and_log_n_and_equals_scipy(block):
     value = values("entropy", block)
     assert (value >= -1e-12).all()
     assert (value <= block.open_keys.double().log() + 1e-12).all()
@@ -44,7 +44,7 @@ def test_entropy_lies_between_0_and_log_n_and_equals_scipy(block: Block) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(blocks())
-def test_the_measures_of_a_row_keep_their_order(block: Block) -> None:
+def test_the_measures_of_a_row_keep_their_order(block):
     value = {
         name: values(name, block)
         for name in ("effective_keys", "confidence", "coverage90", "normalized_entropy")
@@ -58,7 +58,7 @@ def test_the_measures_of_a_row_keep_their_order(block: Block) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(blocks(), st.permutations(range(3)))
-def test_permuted_heads_have_permuted_figures(block: Block, order: list[int]) -> None:
+def test_permuted_heads_have_permuted_figures(block, order):
     moved = Block(block.rows[:, order], block.allowed, block.start)
     for name in ("entropy", "confidence", "coverage90", "distance", "previous", "first", "no_key"):
         assert torch.equal(values(name, moved), values(name, block)[:, order])
@@ -66,7 +66,7 @@ def test_permuted_heads_have_permuted_figures(block: Block, order: list[int]) ->
 
 @settings(max_examples=30, deadline=None)
 @given(blocks())
-def test_nothing_is_written_into_the_rows(block: Block) -> None:
+def test_nothing_is_written_into_the_rows(block):
     before, mask = block.rows.clone(), block.allowed.clone()
     for name, measure in MEASURES.items():
         if measure.missing(["positions"]) is None:
@@ -75,7 +75,7 @@ def test_nothing_is_written_into_the_rows(block: Block) -> None:
     assert torch.equal(block.allowed, mask)
 
 
-def test_weights_too_small_for_a_logarithm_add_no_entropy() -> None:
+def test_weights_too_small_for_a_logarithm_add_no_entropy():
     rows = torch.tensor([[[[1.0, 0.0, 1e-45, 1e-40]]]])
     block = Block(rows, torch.ones(1, 1, 1, 4, dtype=torch.bool))
     assert values("entropy", block).item() == pytest.approx(0, abs=1e-37)
@@ -83,7 +83,7 @@ def test_weights_too_small_for_a_logarithm_add_no_entropy() -> None:
 
 @given(st.integers(0, 2**16))
 @settings(max_examples=20, deadline=None)
-def test_even_attention_has_the_figures_of_its_rows(seed: int) -> None:
+def test_even_attention_has_the_figures_of_its_rows(seed):
     """The closed forms, against the same rows measured weight by weight; some rows have no open key."""
     allowed = torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(seed)) < 0.4
     even = Block(torch.zeros(2, 3, 5, 7), allowed).baseline()

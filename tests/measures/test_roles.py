@@ -81,22 +81,20 @@ NAMED = {  # figures, and the role with its sentence or a part of it
 
 
 @pytest.mark.parametrize(("seen", "name", "sentence"), NAMED.values(), ids=NAMED)
-def test_a_role_names_the_strongest_pattern(seen: dict[str, Figure], name: str, sentence: str) -> None:
+def test_a_role_names_the_strongest_pattern(seen, name, sentence):
     found = role(seen)
-    assert found is not None
     assert (found.name, found.sentence) == (name, sentence or found.sentence)
 
 
-def test_every_pattern_is_named_at_its_threshold_and_not_below() -> None:
+def test_every_pattern_is_named_at_its_threshold_and_not_below():
     for name, pattern in PATTERNS.items():
         for score, told in ((pattern.threshold, name), (pattern.threshold - 1e-6, "none")):
             found = role(figures(**{name: (score, 0.05)}))
-            assert found is not None
             assert found.name == told
 
 
 @pytest.mark.parametrize("seen", [{}, figures(previous=(float("nan"), 0.1))], ids=["no figures", "no number"])
-def test_what_is_no_number_leaves_no_role(seen: dict[str, Figure]) -> None:
+def test_what_is_no_number_leaves_no_role(seen):
     assert role(seen) is None
 
 
@@ -105,7 +103,7 @@ def head(number: int, **scores: tuple[float, float]) -> HeadFigures:
     return HeadFigures(Site("layer", 0, "encoder", 0), number, seen, {}, role(seen))
 
 
-def test_the_heads_most_worth_a_look_are_of_different_roles() -> None:
+def test_the_heads_most_worth_a_look_are_of_different_roles():
     heads = [
         head(0),
         *(head(n, first=(0.99 - n / 100, 0.1)) for n in range(1, 8)),
@@ -117,20 +115,19 @@ def test_the_heads_most_worth_a_look_are_of_different_roles() -> None:
     assert [h.head for h in worth_a_look(heads, 100)] == [1, 9, 8, 2, 3, 4, 5, 6, 7]
 
 
-def test_the_ranking_does_not_touch_what_it_ranks() -> None:
+def test_the_ranking_does_not_touch_what_it_ranks():
     heads = [head(0), head(1, previous=(0.9, 0.1))]
     worth_a_look(heads, 1)
     assert [h.head for h in heads] == [0, 1]
 
 
-def test_a_head_is_named_as_users_write_it() -> None:
+def test_a_head_is_named_as_users_write_it():
     assert head(3).name == "L0H3"
 
 
-def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread() -> None:
+def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread():
     seen = {"normalized_entropy": Figure(0.7, 0.9, 20, 1), "duplicate": Figure(0.7, 0.1, 7, 1)}
     found = role(seen)
-    assert found is not None
     assert (found.score, found.baseline, found.rows, found.lift) == (0.7, 0.1, 7, pytest.approx(0.6))
     assert (
         found.sentence
@@ -138,19 +135,17 @@ def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread() -> None:
     )
     for spread, name in ((BROAD, "none"), (BROAD + 1e-9, "broad")):
         found = role({"normalized_entropy": Figure(spread, 0.9, 20, 1)})
-        assert found is not None
         assert (found.name, found.score, found.baseline, found.rows) == (name, spread, 0.9, 20)
 
 
-def test_a_pattern_needs_a_little_lift() -> None:
+def test_a_pattern_needs_a_little_lift():
     enough = Figure(0.5, 0.5 - LEAST_LIFT - 1e-9, 1000, 1)
     for figure, name in ((enough, "previous"), (replace(enough, baseline=enough.baseline + 1e-6), "none")):
         found = role({**figures(), "previous": figure})
-        assert found is not None
         assert found.name == name
 
 
-def test_heads_on_even_attention_and_heads_without_a_pattern_are_left_out() -> None:
+def test_heads_on_even_attention_and_heads_without_a_pattern_are_left_out():
     heads = [
         head(0, normalized_entropy=(0.2, 1.0)),
         head(1, normalized_entropy=(0.8, 1.0)),

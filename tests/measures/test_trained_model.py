@@ -54,21 +54,19 @@ def by_name(heads: list[HeadFigures], name: str) -> HeadFigures:
     return next(head for head in heads if head.name == name)
 
 
-def test_l0h2_is_an_exact_previous_token_head(measured: tuple[list[HeadFigures], torch.Tensor]) -> None:
+def test_l0h2_is_an_exact_previous_token_head(measured):
     head = by_name(measured[0], "L0H2")
-    assert head.role is not None
     assert head.role.name == "previous"
     assert head.role.score > 0.995
 
 
-def test_l1h8_looks_at_the_next_token(measured: tuple[list[HeadFigures], torch.Tensor]) -> None:
+def test_l1h8_looks_at_the_next_token(measured):
     head = by_name(measured[0], "L1H8")
-    assert head.role is not None
     assert head.role.name == "next"
     assert head.role.score == pytest.approx(0.59, abs=0.02)
 
 
-def test_about_half_of_the_heads_rest_on_cls(measured: tuple[list[HeadFigures], torch.Tensor]) -> None:
+def test_about_half_of_the_heads_rest_on_cls(measured):
     heads, on_first = measured
     for head in heads:
         expected = on_first[head.site.layer, head.head].item()
@@ -78,9 +76,7 @@ def test_about_half_of_the_heads_rest_on_cls(measured: tuple[list[HeadFigures], 
     assert 30 <= resting <= 40
 
 
-def test_the_overview_starts_with_four_different_roles(
-    measured: tuple[list[HeadFigures], torch.Tensor],
-) -> None:
+def test_the_overview_starts_with_four_different_roles(measured):
     best = worth_a_look(measured[0], 4)
     assert {head.role.name for head in best if head.role} == {"previous", "next", "first", "special"}
     assert best[0].name == "L0H2"

@@ -55,7 +55,6 @@ def test_a_fused_pass_whose_rows_differ_is_left_to_the_kernel(monkeypatch):
     assert torch.equal(output, sdpa(states, states, states))
     (site,) = record.sites
     assert site.kernel == "sdpa"
-    assert site.refusal is not None
     assert "rows of its output differ from the formula by 0.0" in site.refusal
 
 

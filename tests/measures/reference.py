@@ -197,16 +197,8 @@ WINDOWS = {"window=3+5": window(3, 5), "window=0+1": window(0, 1), "window=40+40
 """Some of a family."""
 
 CROSS = (
-    "entropy",
-    "normalized_entropy",
-    "effective_keys",
-    "confidence",
-    "coverage90",
-    "monotonic",
-    "no_key",
-    "distance2d",
-    "special",
-    "punctuation",
+    *("entropy", "normalized_entropy", "effective_keys", "confidence", "coverage90", "monotonic", "no_key"),
+    *("distance2d", "special", "punctuation"),
 )
 """What cross-attention has."""
 

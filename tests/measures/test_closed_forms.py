@@ -42,42 +42,26 @@ def test_an_even_row_over_n_keys_has_entropy_log_n_and_span_n():
     assert figures["confidence"].value == pytest.approx(1 / LENGTH)
     assert figures["distance"].value == pytest.approx((LENGTH**2 - 1) / (3 * LENGTH))
     assert figures["offset"].value == pytest.approx(0, abs=1e-6)
-
-
-def test_ten_even_keys_cover_nine_tenths_with_nine():
     assert head_of(np.full((10, 10), 0.1)).figures["coverage90"].value == 9
 
 
-def test_the_identity_is_a_self_head_without_entropy():
-    head = head_of(np.eye(LENGTH))
-    figures = head.figures
-    assert figures["self"].value == 1
-    assert figures["entropy"].value == 0
-    assert figures["effective_keys"].value == 1
-    assert figures["coverage90"].value == 1
-    assert figures["distance"].value == 0
-    assert (head.role.name, head.role.score) == ("self", 1)
+EYE = np.eye(LENGTH)
+FIRST = EYE[np.zeros(LENGTH, int)]
+ONE_HOT = {  # each row on one key; the role, its figure's rows, and other figures
+    "self": (EYE, LENGTH, {"entropy": 0, "effective_keys": 1, "coverage90": 1, "distance": 0}),
+    "previous": (EYE[[0, *range(LENGTH - 1)]], LENGTH - 1, {"offset": (1 - LENGTH) / LENGTH}),
+    "next": (EYE[[*range(1, LENGTH), LENGTH - 1]], LENGTH - 1, {"offset": (LENGTH - 1) / LENGTH}),
+    "first": (FIRST, LENGTH - 1, {"entropy": 0}),
+}
 
 
-@pytest.mark.parametrize(("gap", "name"), [(-1, "previous"), (1, "next")])
-def test_a_fixed_offset_is_found(gap, name):
-    weights = np.zeros((LENGTH, LENGTH))
-    for i in range(LENGTH):
-        weights[i, min(max(i + gap, 0), LENGTH - 1)] = 1
+@pytest.mark.parametrize("name", ONE_HOT)
+def test_rows_on_one_key_are_named_by_its_place(name):
+    weights, rows, others = ONE_HOT[name]
     head = head_of(weights)
-    assert head.figures[name].value == 1
-    assert head.figures[name].rows == LENGTH - 1
-    assert head.figures["offset"].value == pytest.approx(gap * (LENGTH - 1) / LENGTH)
-    assert head.role.name == name
-
-
-def test_one_hot_on_the_first_token_is_a_first_head():
-    weights = np.zeros((LENGTH, LENGTH))
-    weights[:, 0] = 1
-    head = head_of(weights)
-    assert head.figures["first"].value == 1
-    assert head.figures["first"].rows == LENGTH - 1
-    assert head.role.name == "first"
+    assert (head.figures[name].value, head.figures[name].rows) == (1, rows)
+    assert {other: head.figures[other].value for other in others} == pytest.approx(others)
+    assert (head.role.name, head.role.score) == (name, 1)
 
 
 def test_a_repeated_text_shows_duplicate_and_induction_heads():

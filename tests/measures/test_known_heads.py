@@ -114,13 +114,6 @@ def test_induction_needs_the_head_below(encoder, folder, text):
     assert seen["L1H0"].role.name != "induction"
 
 
-def test_the_command_names_them_too(folder, text, run):
-    ran = run("stats", text, "-m", folder, "--where", "role=induction", "--json")
-    (head,) = json.loads(ran.out)["heads"]
-    assert (head["layer"], head["head"]) == (1, 0)
-    assert head["role"]["sentence"].startswith("looks at what followed the same token earlier")
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_random_tokens_twice_show_induction_on_the_second_half(folder, seed, run):
     half = len(WORDS)

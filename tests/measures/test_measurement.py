@@ -1,6 +1,7 @@
-"""Texts, batches and processes add up to the same figures."""
+"""Texts, batches and processes add up to the same figures; averages and errors are computed a second way."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, Measurement
+from attnscope.measures.measurement import Sums
 
 from .reference import Case, attention, figure, random_rows, random_text
 
@@ -44,51 +46,32 @@ def assert_alike(one: Measurement, other: Measurement) -> None:
             assert left.error == pytest.approx(right.error, abs=1e-7)
 
 
-def test_the_figure_of_several_texts_is_the_average_over_all_their_rows():
+def test_a_figure_of_several_texts_is_the_average_over_all_their_rows_with_the_error_of_its_texts():
     cases = texts()
     for head in observed(cases).figures():
         for name, found in head.figures.items():
             parts = [part for case in cases if (part := figure(case, name, head.head)) is not None]
             rows = sum(rows for _, rows in parts)
-            assert found.rows == rows
-            assert found.texts == len(parts)
-            assert found.value == pytest.approx(
-                sum(value * n for value, n in parts) / rows, rel=1e-5, abs=1e-6
-            )
+            mean = sum(value * n for value, n in parts) / rows
+            assert (found.rows, found.texts) == (rows, len(parts))
+            assert found.value == pytest.approx(mean, rel=1e-5, abs=1e-6)
+            if len(parts) > 1:
+                squares = sum((value * n - mean * n) ** 2 for value, n in parts)
+                error = (len(parts) / (len(parts) - 1) * squares) ** 0.5 / rows
+                assert found.error == pytest.approx(error, rel=1e-4, abs=1e-6), name
 
 
-def test_every_head_and_measure_has_the_standard_error_of_its_own_texts():
-    cases = texts()
-    for head in observed(cases).figures():
-        for name, found in head.figures.items():
-            parts = [part for case in cases if (part := figure(case, name, head.head)) is not None]
-            if len(parts) < 2:
-                continue
-            mean = sum(value * rows for value, rows in parts) / found.rows
-            squares = sum((value * rows - mean * rows) ** 2 for value, rows in parts)
-            error = (len(parts) / (len(parts) - 1) * squares) ** 0.5 / found.rows
-            assert found.error == pytest.approx(error, rel=1e-4, abs=1e-6), name
-
-
-def test_merging_equals_one_pass_over_all_in_any_order():
+def test_merging_equals_one_pass_over_all_in_any_order_and_leaves_the_other_as_it_was():
     cases = texts()
     whole = observed(cases)
     for split in (1, 2, 3):
-        left, right = observed(cases[:split]), observed(cases[split:])
-        left.merge(right)
-        assert_alike(whole, left)
-        back = observed(cases[split:])
-        back.merge(observed(cases[:split]))
-        assert_alike(whole, back)
-
-
-def test_merging_leaves_the_other_as_it_was():
-    cases = texts()
-    one, other = Measurement(tuple(MEASURES)), observed(cases[:1])
-    before = json.dumps(other.state())
-    one.merge(other)
-    one.merge(other)
-    assert json.dumps(other.state()) == before
+        for parts in ((cases[:split], cases[split:]), (cases[split:], cases[:split])):
+            one, other = map(observed, parts)
+            before = json.dumps(other.state())
+            one.merge(other)
+            assert_alike(whole, one)
+            one.merge(other)
+            assert json.dumps(other.state()) == before
 
 
 def test_a_batch_of_texts_equals_the_texts_one_by_one():
@@ -108,8 +91,8 @@ def test_a_label_of_another_length_is_not_used():
     measured = Measurement(tuple(MEASURES))
     measured.label({"encoder": ([[Token("x", 1)]], [[Token("x", 1)]])})
     measured.observe(attention(case))
-    expected = figure(case, "special", 0)
-    assert measured.figures()[0].figures["special"].value == pytest.approx(expected[0], rel=1e-5)
+    expected, _ = figure(case, "special", 0)
+    assert measured.figures()[0].figures["special"].value == pytest.approx(expected, rel=1e-5)
 
 
 def test_sums_go_through_json_and_come_back_to_the_last_bit():
@@ -120,29 +103,6 @@ def test_sums_go_through_json_and_come_back_to_the_last_bit():
         for layer in (0, 1):
             resumed.observe(attention(case, layer=layer))
     assert json.dumps(resumed.state()) == json.dumps(observed(cases).state())
-
-
-def test_the_standard_error_is_that_of_resampled_texts():
-    rng = np.random.default_rng(7)
-    cases = []
-    for _ in range(60):
-        length = int(rng.integers(4, 12))
-        open_ = np.ones((1, 1, length, length), bool)
-        cases.append(Case(random_rows(rng, open_, 1, sink=False), open_, [random_text(rng, length)]))
-    measured = Measurement(["entropy"])
-    for case in cases:
-        measured.observe(attention(case))
-    found = measured.figures()[0].figures["entropy"]
-    parts = np.array([figure(case, "entropy", 0) for case in cases])
-    sums, rows = parts[:, 0] * parts[:, 1], parts[:, 1]
-    picks = rng.integers(0, len(cases), (4000, len(cases)))
-    resampled = (sums[picks].sum(1) / rows[picks].sum(1)).std()
-    assert found.error == pytest.approx(resampled, rel=0.06)
-
-
-def test_one_text_has_no_standard_error():
-    for head in observed(texts()[:1]).figures():
-        assert all(figure.error is None for figure in head.figures.values())
 
 
 def test_axes_without_tokens_have_no_token_figures_and_say_so():
@@ -161,12 +121,9 @@ def test_roles_are_not_told_without_their_measures():
     assert list(measured.figures()[0].figures) == ["entropy", "previous"]
 
 
-def test_an_unknown_measure_names_the_nearest_one():
+def test_an_unknown_measure_names_the_nearest_one_and_other_measures_do_not_merge():
     with pytest.raises(SelectionError, match="did you mean 'entropy'"):
         Measurement(["entorpy"])
-
-
-def test_other_measures_do_not_merge():
     with pytest.raises(ValueError, match="cannot merge"):
         Measurement(["entropy"]).merge(Measurement(["effective_keys"]))
 
@@ -183,8 +140,6 @@ def test_rows_are_read_in_blocks_of_bounded_size():
 
         def allowed(self, start: int, stop: int) -> torch.Tensor:
             return given.allowed(start, stop)
-
-    from dataclasses import replace
 
     Measurement(block_elements=100).observe(replace(given, read=Watched()))
     assert sum(read) == 14 * 14 * 2
@@ -222,3 +177,58 @@ def test_baselines_are_not_carried_over_to_other_masks_or_tokens():
             assert (name in head.figures) == (expected is not None)
             if expected is not None:
                 assert head.figures[name].baseline == pytest.approx(expected[0], abs=1e-9), name
+
+
+def sums_of(rows, values, lone_rows=None, lone_values=None) -> Sums:
+    """One measure of one head; an entry a text. The baseline is a tenth of the value."""
+
+    def part(rows, values):
+        stacked = np.stack([rows, values, np.asarray(values) / 10]).astype(float)
+        return torch.from_numpy(stacked)[:, None, :, None]  # [rows|value|baseline, measure, text, head]
+
+    nothing = np.zeros(len(rows))
+    lone = part(nothing if lone_rows is None else lone_rows, nothing if lone_values is None else lone_values)
+    return Sums.of_texts(part(rows, values), lone)
+
+
+def figure_of(sums: Sums, lone: bool = True):
+    ((figure,),) = sums.figures(lone)
+    return figure
+
+
+def test_the_standard_error_is_that_of_a_ratio_of_sums_over_texts():
+    rows, values = np.array([4.0, 9.0, 6.0]), np.array([1.0, 5.0, 2.5])
+    figure = figure_of(sums_of(rows, values))
+    ratio = values.sum() / rows.sum()
+    error = np.sqrt(3 / 2 * ((values - ratio * rows) ** 2).sum()) / rows.sum()
+    assert figure.value == pytest.approx(ratio)
+    assert figure.baseline == pytest.approx(ratio / 10)
+    assert (figure.rows, figure.texts) == (19, 3)
+    assert figure.error == pytest.approx(error)
+
+
+def test_texts_of_equal_length_have_the_usual_standard_error_of_a_mean():
+    means = np.array([0.2, 0.5, 0.1, 0.7])
+    figure = figure_of(sums_of(np.full(4, 10.0), 10 * means))
+    assert figure.error == pytest.approx(means.std(ddof=1) / np.sqrt(4))
+
+
+def test_two_texts_have_an_error_and_one_has_none():
+    assert figure_of(sums_of([3.0], [1.0])).error is None
+    assert figure_of(sums_of([3.0, 3.0], [1.0, 2.0])).error == pytest.approx(1 / 6)
+    assert figure_of(sums_of([3.0, 3.0], [1.5, 1.5])).error == pytest.approx(0, abs=1e-12)
+    assert figure_of(sums_of([3.0, 0.0], [1.0, 0.0])).error is None, "a text without rows is no text"
+
+
+def test_rows_without_a_choice_count_unless_they_are_left_out():
+    sums = sums_of([2.0, 2.0], [1.0, 0.5], [1.0, 1.0], [1.0, 1.0])
+    everything, chosen = figure_of(sums), figure_of(sums, lone=False)
+    assert (everything.value, everything.rows) == (pytest.approx(3.5 / 6), 6)
+    assert (chosen.value, chosen.rows) == (pytest.approx(1.5 / 4), 4)
+    assert everything.baseline == pytest.approx(0.35 / 6)
+    assert chosen.baseline == pytest.approx(0.15 / 4)
+    assert chosen.error is None
+
+
+def test_nothing_that_counted_has_no_figure():
+    assert figure_of(sums_of([0.0], [0.0])) is None

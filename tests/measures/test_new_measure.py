@@ -1,4 +1,4 @@
-"""A measure that is declared by one function, and nothing else, is there wherever measures are."""
+"""A measure of one function is wherever measures are; so is ``offset=K``, the weight on the token K away."""
 
 import csv
 import io
@@ -89,3 +89,24 @@ def test_a_corpus_has_it_with_its_standard_error(run, folder, tmp_path):
     for head in answer["heads"]:
         figure = head["figures"]["skip"]
         assert (figure["texts"], figure["error"] > 0) == (3, True)
+
+
+def test_an_offset_is_the_previous_and_the_next_token_at_one_place(run):
+    asked = ("stats", LINE, "--where", "offset=-1>=0 and offset=+1>=0 and offset=0>=0", "--csv")
+    for row in csv.DictReader(io.StringIO(run(*asked).out)):
+        assert row["offset=-1"] == row["previous"]
+        assert row["offset=+1"] == row["next"]
+        assert row["offset=0"] == row["self"]
+
+
+def test_an_offset_can_be_claimed_explained_and_drawn(run):
+    assert run("check", "L2H1.offset=-1 > 0.9", "--text", LINE).code == 0
+    assert run("check", "any.offset=-2 > 0.9", "--text", LINE).code == 1
+    assert "A[i, i-2]" in run("stats", "--explain", "offset=-2").out
+    assert "offset=-2 · encoder" in run("stats", LINE, "--map", "offset=-2").out
+
+
+def test_a_distance_beyond_the_text_has_no_figure_and_says_why(run):
+    run("stats", LINE, "--map", "offset=-400").refuses(
+        "offset=-400 cannot be drawn: offset=-400 is taken over rows for which that key exists"
+    )

@@ -28,6 +28,23 @@ class Softmaxed(nn.Module):
         return (weights @ v).transpose(1, 2).reshape(batch, length, size), weights
 
 
+class Block(nn.Module):
+    """A layer that others can follow: attention and what it is added to."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return x + self.attention(x)[0]
+
+
+def blocks(made, count=2):
+    """A model of layers; ``made`` makes the attention of each."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(made()) for _ in range(count))).eval()
+
+
 SOFTMAXES = {
     "F.softmax": lambda self, s: F.softmax(s, dim=-1),
     "F.softmax in float32": lambda self, s: F.softmax(s, dim=-1, dtype=torch.float32).type_as(s),
@@ -35,6 +52,10 @@ SOFTMAXES = {
     "Tensor.softmax": lambda self, s: s.softmax(dim=-1),
     "nn.Softmax": lambda self, s: self.soft(s),
 }
+
+
+def softmaxed(name="torch.softmax"):
+    return Softmaxed(SOFTMAXES[name])
 
 
 class Fused(nn.Module):

@@ -28,20 +28,6 @@ class Counting:
         return run
 
 
-class Block(nn.Module):
-    def __init__(self, made):
-        super().__init__()
-        self.attention = made()
-
-    def forward(self, x):
-        return x + self.attention(x)[0]
-
-
-def model(made):
-    torch.manual_seed(0)
-    return nn.Sequential(*(Block(made) for _ in range(2))).eval()
-
-
 def compiled(plain, how, backend):
     """What is called in the place of the plain model."""
     if how == "method":
@@ -73,14 +59,14 @@ def fresh():
 WAYS = ["module", "method", "function", "parts", "forward"]
 CASES = [  # every way with warm and cold functions, and with each kind of attention
     *((modules.Fused, how, True) for how in WAYS),
-    *((lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"]), how, False) for how in WAYS),
+    *((modules.softmaxed, how, False) for how in WAYS),
 ]
 
 
 @pytest.mark.parametrize(("made", "how", "warm"), CASES)
 def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
     x, keep, expected = torch.randn(2, 5, 16), Keep(lambda site: range(4)), Keep(lambda site: range(4))
-    plain, backend = model(made), Counting()
+    plain, backend = modules.blocks(made), Counting()
     with torch.inference_mode():
         with recording(plain, [expected]):
             output = plain(x)
@@ -107,7 +93,7 @@ class Outer(nn.Module):
 
     def __init__(self, made):
         super().__init__()
-        self.inner, self.own = Block(made), made()
+        self.inner, self.own = modules.Block(made()), made()
 
     def forward(self, x):
         return type(self.own).forward(self.own, self.inner(x))
@@ -119,7 +105,7 @@ class Outer(nn.Module):
     ("root", "names"),
     [
         (modules.Fused, [""]),
-        (lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"]), [""]),
+        (modules.softmaxed, [""]),
         (lambda: nn.MultiheadAttention(16, 4, batch_first=True), [""]),
         (lambda: Outer(modules.Fused), ["inner.attention", ""]),
     ],
@@ -152,23 +138,13 @@ def test_a_wrapped_model_may_itself_be_recorded_and_its_sites_keep_their_names()
     assert [site.site.kind for site in record.sites] == ["decoder"] * 3
 
 
-def test_the_traced_backend_leaves_the_recording_as_it_is():
-    plain, x = model(modules.Fused), torch.randn(2, 5, 16)
-    with torch.inference_mode():
-        output = plain(x)
-        wrapped = torch.compile(plain, backend="aot_eager")
-        with recording(plain) as record:
-            assert torch.equal(wrapped(x), output)
-    assert len(record.sites) == 2
-
-
 def test_models_compile_again_when_the_last_recording_of_all_threads_has_ended():
-    plain, x, backend = model(modules.Fused), torch.randn(2, 5, 16), Counting()
+    plain, x, backend = modules.blocks(modules.Fused), torch.randn(2, 5, 16), Counting()
     call = compiled(plain, "module", backend)
     inside, done = threading.Event(), threading.Event()
 
     def watch():
-        with torch.inference_mode(), recording(model(modules.Fused)):
+        with torch.inference_mode(), recording(modules.blocks(modules.Fused)):
             inside.set()
             done.wait(10)
 
@@ -186,7 +162,7 @@ def test_models_compile_again_when_the_last_recording_of_all_threads_has_ended()
 
 
 def test_a_stance_of_the_users_own_holds_again_behind_the_recording():
-    plain, x = model(modules.Fused), torch.randn(2, 5, 16)
+    plain, x = modules.blocks(modules.Fused), torch.randn(2, 5, 16)
     call = compiled(plain, "module", "eager")
     with torch.inference_mode(), torch.compiler.set_stance("fail_on_recompile"):
         with recording(plain) as record:

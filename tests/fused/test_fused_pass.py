@@ -172,26 +172,6 @@ def test_any_length_is_exact(size):
     check(*fused(query, key, value, open_, cells=16), weights_of(query, key, open_), value)
 
 
-SINKS = {"sinks": torch.tensor([-3.0, 0.0, 1.0, 6.0])}
-WAVES = {"bias": torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3}
-EXTRAS = {
-    "soft cap": {"softcap": 2.0},
-    "sinks": SINKS,
-    "bias a head": WAVES,
-    "bias a text": {"bias": torch.linspace(-4, 4, 2 * 100 * 100).view(2, 1, 100, 100).sin() * 3},
-    "all": {**WAVES, "softcap": 5.0, **SINKS},
-}
-
-
-@pytest.mark.parametrize("extras", EXTRAS.values(), ids=EXTRAS)
-@pytest.mark.parametrize("name", ["whole", "causal", "window"])
-def test_soft_caps_sinks_and_position_bias_are_exact(name, extras):
-    query, key, value = inputs(100, 100, 2)
-    open_ = mask_of(name, 100, 100)
-    made = fused(query, key, value, open_, cells=10, **extras)
-    check(*made, weights_of(query, key, open_, **extras), value)
-
-
 def test_more_keys_than_queries_are_exact():
     query, key, value = inputs(60, 150)
     open_ = (torch.arange(150) <= torch.arange(60)[:, None] + 90)[None, None]
@@ -285,20 +265,6 @@ def test_open_pairs_of_a_map_are_counted(name):
     assert np.array_equal(found.map.pairs[0], np.add.reduceat(np.add.reduceat(full, cut, 0), cut, 1))
 
 
-@pytest.mark.parametrize("additive", [False, True])
-@pytest.mark.parametrize("name", ["causal", "window", "both ways", "padded"])
-def test_the_fused_pass_agrees_with_the_kernel(name, additive):
-    query, key, value = inputs(131, 131)
-    mask = mask_of(name, 131, 131)
-    if additive:
-        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-    with torch.inference_mode():
-        done = FusedPass(shortest=1).attend(call_of(query, key, value, mask))
-        kernel = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
-    assert done[0].shape == kernel.shape
-    assert torch.allclose(done[0], kernel, atol=1e-5)
-
-
 @pytest.mark.parametrize("count", [5, 48, 49])  # the last in tiles
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
 @pytest.mark.parametrize("name", ["whole", "causal", "window", "both ways", "padded", "bias"])
@@ -328,19 +294,6 @@ def test_a_map_alone_of_scores_that_no_kernel_takes_is_exact(extras):
     check_map(found, weights_of(query, key, None, **extras))
 
 
-@pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
-def test_types_of_sixteen_bits_are_computed_in_float32(dtype, rounding):
-    query, key, value = (each.to(dtype) for each in inputs(131, 131, 2))
-    with torch.inference_mode():
-        output, statistics = FusedPass(shortest=1).attend(call_of(query, key, value, is_causal=True))
-    weights = weights_of(query, key, mask_of("causal", 131, 131))
-    wanted = weights @ value.double().repeat_interleave(2, 1)
-    assert output.dtype == dtype
-    assert bool(((output.double() - wanted).abs() <= rounding * wanted.abs() + 1e-5).all())
-    assert torch.allclose(statistics.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-4)
-    assert torch.allclose(statistics.column.double(), weights.sum(-2), atol=1e-3)
-
-
 def test_the_fused_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch):
     query, key, value = inputs(131, 131)
     ids = torch.randint(0, 9, (131,))
@@ -353,17 +306,6 @@ def test_the_fused_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch):
         done = engine.attend(call_of(query, key, value, is_causal=True))
         check(*done, weights, value, ids)
     assert len(asked) == 1
-
-
-def test_texts_of_a_batch_have_pairs_of_their_own():
-    query, key, value = inputs(131, 131)
-    ids = torch.randint(0, 9, (BATCH, 131))
-    done = FusedPass(request_of(ids), shortest=1).attend(call_of(query, key, value, is_causal=True))
-    weights = weights_of(query, key, mask_of("causal", 131, 131))
-    for text in range(BATCH):
-        same = ids[text][:, None] == ids[text]
-        mass = (weights[text] * same.fill_diagonal_(False)).sum((-1, -2))
-        assert torch.allclose(done[1].pairs["same"].total[text], mass, atol=1e-3)
 
 
 def test_what_it_cannot_do_is_left_to_the_kernel():

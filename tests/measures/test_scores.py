@@ -10,7 +10,6 @@ from attnscope.attention import Attention, AttentionCall, HeldRows, Site
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import Measurement
-from tests.models.folders import gpt2
 
 LENGTH, SIZE, HEADS, BATCH = 37, 8, 4, 2
 SCALE = 0.7
@@ -104,24 +103,3 @@ def test_scores_that_do_not_make_the_weights_are_not_believed():
     site = Site("layer.0", 0, "decoder", 0)
     one.observe(Attention(site, "kernel", "eager", BATCH, HEADS, HEADS, axis, axis, 0, torch.float32, held))
     assert "only weights are known" in one.figures()[0].absent["max_logit"]
-
-
-@pytest.mark.parametrize("words", [20, 600], ids=["short", "long enough for the fused pass"])
-def test_the_command_prints_the_model_s_own(tmp_path, run, words):
-    import transformers
-
-    folder = gpt2(tmp_path, n_positions=1200, n_layer=1)
-    text = "the cat sat on the mat " * (words // 6)
-    answer = json.loads(run("stats", text, "-m", folder, "--sort", "max_logit", "--json").out)
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    block, kept = model.h[0], []
-    block.attn.c_attn.register_forward_hook(lambda module, args, output: kept.append(output))
-    with torch.inference_mode():
-        model(**transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt"))
-    heads = model.config.n_head
-    query, key, _ = (part.unflatten(-1, (heads, -1)).transpose(1, 2)[0] for part in kept[0].chunk(3, -1))
-    scores = query @ key.mT / query.shape[-1] ** 0.5
-    wanted = scores.masked_fill(~torch.ones_like(scores[0], dtype=torch.bool).tril(), -torch.inf).amax((1, 2))
-    found = {head["head"]: head["figures"]["max_logit"]["value"] for head in answer["heads"]}
-    assert [found[head] for head in range(heads)] == pytest.approx(wanted.tolist(), rel=1e-5)
-    assert list(found.values()) == sorted(found.values(), reverse=True)

@@ -253,19 +253,3 @@ def test_random_heads_have_no_role_at_any_length(size, sharp, causal):
     named, heads = map(sum, zip(*counts, strict=True))
     assert heads == 84 * len(texts)
     assert named <= heads / 100
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["encoder", "decoder"])
-@pytest.mark.parametrize("sharp", [0.02, 0.1])
-def test_of_a_thousand_heads_with_random_weights_at_most_one_in_a_hundred_has_a_role(causal, sharp):
-    """Two kinds of model, with weights as they are drawn before training, and five times as wide."""
-    net = random_net(causal, sharp, layers=6)
-    read = load("own-causal")
-    named = heads = 0
-    for name in ("article", "repeated"):
-        text = (SAMPLES / f"{name}.txt").read_text("utf-8")
-        tokens = read.prepare(text, limit=Limit(truncate=True)).tokens[:200]
-        some, more = count_named(net, tokens, causal)
-        named, heads = named + some, heads + more
-    assert heads == 504
-    assert named <= heads / 100

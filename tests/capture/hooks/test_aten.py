@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import recording
+from tests.capture.modules import blocks
 
 SIZE, HEADS, COUNT = 16, 4, 7
 
@@ -32,40 +33,28 @@ class Direct(nn.Module):
         return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
 
     def forward(self, x):
-        return self.attend(*self.project(x)).transpose(1, 2).flatten(2)
+        return (self.attend(*self.project(x)).transpose(1, 2).flatten(2),)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_that_are_called_directly_are_named(name):
-    torch.manual_seed(0)
-    model, x = nn.Sequential(Direct(CALLS[name]), Direct(CALLS[name])).eval(), torch.randn(2, COUNT, SIZE)
+    model, x = blocks(lambda: Direct(CALLS[name])), torch.randn(2, COUNT, SIZE)
     with torch.inference_mode():
         plain = model(x)
         with recording(model, warn=False) as record:
             assert torch.equal(model(x), plain)
     assert not record.sites
-    assert [layer.name for layer in record.without_attention] == ["0", "1"]
+    assert [layer.name for layer in record.without_attention] == ["0.attention", "1.attention"]
     assert all(f"torch.ops.aten.{name} itself" in layer.reason for layer in record.without_attention)
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention, self.norm = Direct(F.scaled_dot_product_attention), nn.LayerNorm(SIZE)
-
-    def forward(self, x):
-        return self.norm(x + self.attention(x))
 
 
 class Stack(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.layers = blocks(lambda: Direct(F.scaled_dot_product_attention), 3)
 
     def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return self.layers(x)
 
 
 X = torch.zeros(2, COUNT, SIZE)

@@ -141,7 +141,7 @@ class ModelInput:
 
     @property
     def lead(self) -> Kind | None:
-        """The kind of attention to show first: that with a picture or sound in its text, or among its keys."""
+        """The kind of attention to show first: with a picture or sound in its text, or among its keys."""
         found = self.axes["cross"][1] if "cross" in self.axes else ()
         inside = self.picture is not None and self.tokens != self.picture.tokens
         heard = found and not isinstance(found, range) and found[0].id >= HEARD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -266,35 +267,36 @@ def find_moved(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[
     return set((before.states != after.states).any(-1).nonzero().flatten().tolist())
 
 
+@dataclass
 class _Entry:
     """Waits for the module that receives the embedded text, with the picture in it or beside it."""
 
-    def __init__(self, given: Tensor, ids: Tensor | None) -> None:
-        self._given, self._ids = given, ids
-        self.states: Tensor | None = None
-        self.kind: Kind = "decoder"
-        self._embedded: Tensor | None = None
+    given: Tensor
+    ids: Tensor | None
+    states: Tensor | None = None
+    kind: Kind = "decoder"
+    embedded: Tensor | None = None
 
     def embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Remember the embedded text, to recognise it later."""
-        self._embedded = output.detach().requires_grad_(True)
-        return self._embedded.clone()  # the model may write into it
+        self.embedded = output.detach().requires_grad_(True)
+        return self.embedded.clone()  # the model may write into it
 
     def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Take what depends on the picture when a module reads the text."""
         text, ids = kwargs.get("inputs_embeds"), kwargs.get("input_ids")
         beside = [*args[1:], *kwargs.values()]
         # modules in between may read some ids of their own
-        of_text = isinstance(ids, Tensor) and self._ids is not None and torch.equal(ids, self._ids)
+        of_text = isinstance(ids, Tensor) and self.ids is not None and torch.equal(ids, self.ids)
         layer = text is None and not of_text
         if layer:  # a cross-attending layer gets both
             text = args[0] if args else None
-            beside = [value for value in beside if _is_seen(value) and not _holds(value, self._embedded)]
-        seen = [value for value in beside if value is not text and _holds(value, self._given)]
-        beside = [value for value in seen if not torch.equal(value, self._given)]  # what was not read yet
-        if not (_holds(text, self._embedded) if text is not None else not layer):
+            beside = [value for value in beside if _is_seen(value) and not _holds(value, self.embedded)]
+        seen = [value for value in beside if value is not text and _holds(value, self.given)]
+        beside = [value for value in seen if not torch.equal(value, self.given)]  # what was not read yet
+        if not (_holds(text, self.embedded) if text is not None else not layer):
             return
-        if _holds(text, self._given):  # the picture is already in the text
+        if _holds(text, self.given):  # the picture is already in the text
             self.states = text
         elif beside:
             self.states, self.kind = beside[0], "cross"

@@ -1,6 +1,7 @@
 """Tiny folders of models that read images, each with what prepares them, and image files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,28 +70,29 @@ def vision(folder: Path, name: str) -> str:
 
 def clip(folder: Path) -> str:
     """A tiny model with a tower for text and one for images."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
-    text = {**SHAPE, "vocab_size": len(tokenizer), "max_position_embeddings": 32, "eos_token_id": 2}
-    config = transformers.CLIPConfig(text_config=text, vision_config=VIT, projection_dim=16)
-    tokenizer.save_pretrained(folder)
-    return save_images(folder, transformers.CLIPModel(config), "CLIPImageProcessor", CROPPED)
+    text = {"max_position_embeddings": 32, "eos_token_id": 2}
+    return _with_text(folder, "CLIP", "CLIP", CROPPED, text, projection_dim=16)
 
 
 def siglip(folder: Path) -> str:
     """Two towers that both see everything at once."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
-    text = {**SHAPE, "vocab_size": len(tokenizer), "max_position_embeddings": 32}
-    config = transformers.SiglipConfig(text_config=text, vision_config=VIT)
-    tokenizer.save_pretrained(folder)
-    return save_images(folder, transformers.SiglipModel(config), "SiglipImageProcessor", WHOLE)
+    return _with_text(folder, "Siglip", "Siglip", WHOLE, {"max_position_embeddings": 32})
 
 
 def vilt(folder: Path) -> str:
     """A model that reads a text and an image as one sequence."""
+    return _with_text(folder, "Vilt", "ViT", WHOLE, None)
+
+
+def _with_text(folder: Path, kind: str, processor: str, sizes, text: dict[str, Any] | None, **more) -> str:
+    """A model of a kind that reads text with MiniLM's tokenizer, in a tower of its own if it has sizes."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
-    config = transformers.ViltConfig(**VIT, vocab_size=len(tokenizer))
+    words = {"vocab_size": len(tokenizer)}
+    towers = VIT | words if text is None else {"text_config": SHAPE | words | text, "vision_config": VIT}
+    config = getattr(transformers, f"{kind}Config")(**towers, **more)
     tokenizer.save_pretrained(folder)
-    return save_images(folder, transformers.ViltModel(config), "ViTImageProcessor", WHOLE)
+    model = getattr(transformers, f"{kind}Model")(config)
+    return save_images(folder, model, f"{processor}ImageProcessor", sizes)
 
 
 def picture(path: Path, rows: int = 48, columns: int = 80) -> Path:
@@ -111,8 +113,6 @@ def save_noise(file: Path, rows: int, columns: int, seed: int = 0) -> Path:
 
 def save_images(folder: Path, model, processor: str, sizes) -> str:
     """Write a model of images with random weights, and what prepares them, and say where."""
-    import torch
-
     torch.manual_seed(0)
     for weights in model.parameters():
         torch.nn.init.normal_(weights, std=0.2)

@@ -116,7 +116,11 @@ def encoder(folder: Path, name: str) -> str:
     """A tiny model that transcribes without a decoder."""
     config, kind = ENCODERS[name]
     torch.manual_seed(0)
-    model = kind(config(**ENCODER))
+    return save(folder, kind(config(**ENCODER)))
+
+
+def save(folder: Path, model) -> str:
+    """Write a model that hears a wave, and say where."""
     model.save_pretrained(folder)
     transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(folder)
     return str(folder)
@@ -128,16 +132,18 @@ VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", "a", "h", "T")
 
 def ctc(folder: Path, name: str = "wav2vec2", *, seed: int = 0, spread: float = 0.3) -> str:
     """A tiny model with a CTC head and a vocabulary of letters, random enough to read something."""
-    config, kind = ENCODERS[name]
+    if name == "sew":  # whose encoder joins two frames
+        made = transformers.SEWForCTC, transformers.SEWConfig(**ENCODER, squeeze_factor=2)
+    else:
+        config, kind = ENCODERS[name]
+        made = getattr(transformers, kind.__name__.replace("Model", "ForCTC")), config(**ENCODER)
     torch.manual_seed(seed)
-    model = getattr(transformers, kind.__name__.replace("Model", "ForCTC"))(config(**ENCODER))
+    model = made[0](made[1])
     for weights in model.parameters():
         if weights.ndim > 1:
             torch.nn.init.normal_(weights, std=spread)
-    model.save_pretrained(folder)
     letters(folder)
-    transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(folder)
-    return str(folder)
+    return save(folder, model)
 
 
 def letters(folder: Path) -> None:

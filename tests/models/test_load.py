@@ -32,23 +32,16 @@ def test_the_own_model_reads_a_text_and_a_pair():
     assert pair.inputs["segments"].tolist() == [[0] * 6 + [1] * (len(pair.tokens) - 6)]
 
 
-def test_a_folder_that_attnscope_saved_loads_by_its_path_with_its_weights(tmp_path):
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_folder_that_attnscope_saved_loads_by_its_path_with_its_weights(tmp_path, trained):
     tokenizer = load("own").reader.tokenizer
-    config = EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64, trained=True)
+    config = EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64, trained=trained)
     encoder = Encoder(config)
     save_encoder(tmp_path / "mine", encoder, tokenizer)
     model = load(tmp_path / "mine")
     assert torch.equal(model.module.embedding.weight, encoder.embedding.weight)
-    assert model.notes == ()
+    assert ["untrained" in note for note in model.notes] == [True] * (not trained)
     assert load_encoder(tmp_path / "mine")[0].config == config
-
-
-def test_an_untrained_own_folder_says_so(tmp_path):
-    tokenizer = load("own").reader.tokenizer
-    save_encoder(
-        tmp_path / "new", Encoder(EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64)), tokenizer
-    )
-    assert "untrained" in load(str(tmp_path / "new")).notes[0]
 
 
 def test_a_hugging_face_folder_loads_in_the_type_that_was_asked_for(causal):
@@ -56,7 +49,7 @@ def test_a_hugging_face_folder_loads_in_the_type_that_was_asked_for(causal):
     assert load(causal, dtype="bfloat16").module.wte.weight.dtype == torch.bfloat16
 
 
-def test_an_encoder_decoder_reads_source_and_target(tmp_path):
+def test_an_encoder_decoder_reads_source_and_target_or_without_one_the_text_as_a_note_says(tmp_path):
     model = load(t5(tmp_path))
     prepared = model.prepare("The cat sat.", "It was tired.")
     queries, keys = prepared.axes["cross"]
@@ -64,21 +57,12 @@ def test_an_encoder_decoder_reads_source_and_target(tmp_path):
     assert queries == prepared.axes["decoder"][1]
     assert (queries[0].text, queries[0].special) == ("<pad>", True)
     assert len(queries) == prepared.inputs["decoder_input_ids"].shape[1]
-
-
-def test_without_a_target_the_decoder_reads_the_text_and_a_note_says_so(tmp_path):
-    prepared = load(t5(tmp_path)).prepare("The cat sat.")
-    assert "the decoder reads the text itself" in prepared.notes[0]
+    assert "the decoder reads the text itself" in model.prepare("The cat sat.").notes[0]
 
 
 def test_a_pair_without_a_separator_is_noted(causal):
     assert "without a separator" in load(causal).prepare("The cat", " sat").notes[0]
     assert load(minilm()).prepare("The cat", "sat").notes == ()
-
-
-def test_a_text_longer_than_the_positions_says_both_numbers(causal):
-    with pytest.raises(InputError, match=r"the text has \d+ tokens and .* reads at most 64: .*--truncate"):
-        load(causal).prepare("cat " * 200)
 
 
 @pytest.mark.parametrize("name", ["own", "causal"])
@@ -91,9 +75,10 @@ def test_a_text_is_cut_if_asked_and_a_note_says_how_much(name, causal):
     assert len(model.prepare("cat " * 30).tokens) > 10
 
 
-def test_a_cut_that_is_longer_than_the_positions_is_still_too_long(causal):
-    with pytest.raises(InputError, match="reads at most 64"):
-        load(causal).prepare("cat " * 200, limit=Limit(100))
+@pytest.mark.parametrize("limit", [Limit(), Limit(100)])
+def test_a_text_longer_than_the_positions_or_cut_too_long_says_both_numbers(causal, limit):
+    with pytest.raises(InputError, match=r"the text has \d+ tokens and .* reads at most 64: .*--truncate"):
+        load(causal).prepare("cat " * 200, limit=limit)
     assert len(load(causal).prepare("cat " * 200, limit=Limit(50)).tokens) == 50
 
 

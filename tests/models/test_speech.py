@@ -61,9 +61,7 @@ def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, tone, name)
 
 def test_frames_that_an_encoder_joins_are_as_long_as_they_are_together(tmp_path, tone):
     config = transformers.SEWConfig(**speech.ENCODER, squeeze_factor=2)
-    transformers.SEWForCTC(config).save_pretrained(tmp_path)
-    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
-    model = load(str(tmp_path))
+    model = load(speech.save(tmp_path, transformers.SEWForCTC(config)))
     prepared = model.prepare_audio(tone)
     assert [token.text for token in prepared.tokens] == [f"{0.04 * frame:.2f} s" for frame in range(25)]
     assert all(kept.keys == prepared.tokens for kept in maps(model, prepared))

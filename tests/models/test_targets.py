@@ -45,70 +45,65 @@ PARTED = {
 
 
 class Hostile(hf.GPT2LMHeadModel):
-    """Does more than it says with parts of its scores."""
+    """Does more than it says with parts of its scores, which ``scores`` makes of the states of its base."""
+
+    def __init__(self, config, scores):
+        super().__init__(config)
+        self.scores = scores
+        self.base_model_prefix = "elsewhere" if scores is elsewhere else self.base_model_prefix
 
     def forward(self, input_ids, logits_to_keep=0, **more):
         self.keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         states = self.transformer(input_ids, use_cache=False).last_hidden_state
-        return hf.modeling_outputs.CausalLMOutputWithPast(logits=self.scores(states))
+        return hf.modeling_outputs.CausalLMOutputWithPast(logits=self.scores(self, states))
 
 
-class ByPlace(Hostile):
-    def scores(self, states):
-        """Scores that depend on their place among those that are asked for."""
-        scores = self.lm_head(states[:, self.keep])
-        return scores + torch.arange(scores.shape[1])[:, None] * torch.arange(64).flip(0) / 1000
+def by_place(model, states):
+    """Scores that depend on their place among those that are asked for."""
+    scores = model.lm_head(states[:, model.keep])
+    return scores + torch.arange(scores.shape[1])[:, None] * torch.arange(64).flip(0) / 1000
 
 
-class ByText(Hostile):
-    def scores(self, states):
-        """Scores less their mean over those that are asked for."""
-        scores = self.lm_head(states[:, self.keep])
-        return scores - scores.mean(1, keepdim=True)
+def by_text(model, states):
+    """Scores less their mean over those that are asked for."""
+    scores = model.lm_head(states[:, model.keep])
+    return scores - scores.mean(1, keepdim=True)
 
 
-class Whole(Hostile):
-    def scores(self, states):
-        """All scores, whichever are asked for."""
-        return self.lm_head(states)
+def whole(model, states):
+    """All scores, whichever are asked for."""
+    return model.lm_head(states)
 
 
-class Last(Hostile):
-    def scores(self, states):
-        """The last rows only, by a number that a tensor is not."""
-        assert isinstance(self.keep, slice)
-        return self.lm_head(states[:, self.keep])
+def last(model, states):
+    """The last rows only, by a number that a tensor is not."""
+    assert isinstance(model.keep, slice)
+    return model.lm_head(states[:, model.keep])
 
 
-class Writes(Hostile):
-    def scores(self, states):
-        """Writes into what its base gave."""
-        states += 0.1
-        return self.lm_head(states[:, self.keep])
+def writes(model, states):
+    """Writes into what its base gave."""
+    states += 0.1
+    return model.lm_head(states[:, model.keep])
 
 
-class Attends(Hostile):
-    def scores(self, states):
-        """Attends once more, behind its base."""
-        split = states.unflatten(-1, (2, -1)).transpose(1, 2)
-        more = F.scaled_dot_product_attention(split, split, split, is_causal=True).transpose(1, 2).flatten(2)
-        return self.lm_head((states + more)[:, self.keep])
+def attends(model, states):
+    """Attends once more, behind its base."""
+    split = states.unflatten(-1, (2, -1)).transpose(1, 2)
+    more = F.scaled_dot_product_attention(split, split, split, is_causal=True).transpose(1, 2).flatten(2)
+    return model.lm_head((states + more)[:, model.keep])
 
 
-class Around(Hostile):
-    def scores(self, states):
-        """Runs the layers of its base by itself."""
-        for block in self.transformer.h:
-            states = block(states)
-        return self.lm_head(states[:, self.keep])
+def around(model, states):
+    """Runs the layers of its base by itself."""
+    for block in model.transformer.h:
+        states = block(states)
+    return model.lm_head(states[:, model.keep])
 
 
-class Elsewhere(Hostile):
-    base_model_prefix = "elsewhere"
-
-    def scores(self, states):
-        """Has no base by the name that it says."""
-        return self.lm_head(states[:, self.keep])
+def elsewhere(model, states):
+    """Has no base by the name that it says."""
+    return model.lm_head(states[:, model.keep])
 
 
 class Unasked(hf.GPT2LMHeadModel):
@@ -117,7 +112,7 @@ class Unasked(hf.GPT2LMHeadModel):
         return super().forward(input_ids, use_cache=False)
 
 
-HOSTILE = (ByPlace, ByText, Whole, Last, Writes, Attends, Around, Elsewhere, Unasked)
+HOSTILE = (by_place, by_text, whole, last, writes, attends, around, elsewhere, Unasked)
 
 
 def wrapped(module):
@@ -171,7 +166,8 @@ def test_a_long_text_is_scored_in_parts_as_by_one_pass(name):
 
 @pytest.mark.parametrize("kind", HOSTILE, ids=lambda kind: kind.__name__)
 def test_a_model_that_would_score_parts_otherwise_scores_all_rows_at_once(kind):
-    model = wrapped(kind(hf.GPT2Config(**OLDER)))
+    config = hf.GPT2Config(**OLDER)
+    model = wrapped(kind(config) if kind is Unasked else Hostile(config, kind))
     prepared, losses = model.prepare(words()), []
     rows = seen(model.writer.lm_head, lambda: losses.extend(token_losses(model, prepared)[1:]))
     assert rows[-1] == LONG

@@ -99,7 +99,10 @@ def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Pic
         pixels, count = _read_image(name, image), sum(token.text == name for token in known)
         if not count:
             raise InputError(f"no token is {name!r}: name it once a patch, tokens=['arm', *[{name!r}] * 300]")
-        grid = _find_grid(count, *pixels.shape[:2])
+        high, wide = pixels.shape[:2]
+        able = [rows for rows in range(1, count + 1) if count % rows == 0]
+        rows = min(able, key=lambda rows: abs(np.log(rows * rows * wide / (count * high))))
+        grid = rows, count // rows
         patches[name] = tuple(
             Token(f"{name}{GROUPED}{at // grid[1]},{at % grid[1]}", first + at) for at in range(count)
         )
@@ -140,10 +143,3 @@ def _read_image(name: str, image: Any) -> Array:
             f"the image {name} has numbers beyond 0 to 1: give it as it was before it was scaled"
         )
     return np.asarray(np.rint(255 * array), np.uint8)
-
-
-def _find_grid(count: int, rows: int, columns: int) -> tuple[int, int]:
-    """A number of patches in rows and columns, as near to the shape of an image as possible."""
-    able = [each for each in range(1, count + 1) if count % each == 0]
-    best = min(able, key=lambda each: abs(np.log(each * each * columns / (count * rows))))
-    return best, count // best

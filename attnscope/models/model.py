@@ -48,12 +48,6 @@ def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
 _signature = lru_cache(maxsize=64)(inspect.signature)
 
 
-def takes(function: Callable[..., object], argument: str) -> bool:
-    """Whether a function takes an argument of that name, possibly by keyword arguments."""
-    parameters = inspect.signature(function).parameters
-    return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-
-
 SOUNDS = ("input_features", "input_values")  # names of the sound input in transformers modules
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnscope.errors import ModelError, readable
 from attnscope.limits import free_memory
@@ -112,7 +112,9 @@ def load_huggingface(
     if kind is not AutoModel and (generative or predicting) and not is_ctc(config):
         _require_head(name, loaded, missing, of_tokens=classes is None)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
-    notes += note_offloaded(loaded)
+    on_disk = sum(each.numel() * each.itemsize for each in loaded.parameters() if each.device.type == "meta")
+    if on_disk:
+        notes.append(f"{readable(on_disk)} of the weights stay on disk and are read in each pass")
     preferred = getattr(loaded, "generation_config", None)
     if preferred is not None and (generative or hears(module)):
         _forget_preferences(loaded)
@@ -248,9 +250,3 @@ def unmapped() -> Iterator[None]:
     finally:
         modeling_utils.safe_open, big_modeling.OffloadedWeightsLoader = before
         said.setLevel(level)
-
-
-def note_offloaded(module: nn.Module) -> list[str]:
-    """A note on the weights that stay on disk."""
-    size = sum(each.numel() * each.itemsize for each in module.parameters() if each.device.type == "meta")
-    return [f"{readable(size)} of the weights stay on disk and are read in each pass"] if size else []

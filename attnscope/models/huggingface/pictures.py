@@ -176,7 +176,14 @@ class PictureText:
         Pictures go where the text has placeholders, or before the text; in a chat, where the template
         puts them. Raises ``InputError``, also for what the processor refuses.
         """
-        images, skipped = self._open(paths)
+        notes: tuple[str, ...] = ()
+        if not self.video:
+            images = [open_image(path) for path in paths]
+        elif getattr(self.processor, "video_processor", None) is None:
+            which = "give frames with --image, or choose a model that does"
+            raise InputError(f"{self.reader.name} sees no videos: {which}")
+        else:
+            images, notes = open_frames(paths[0])
         count = 1 if self.video else len(images)
         prompts = self._write(text, count) if chat is None else [self._write_chat(text, count, chat)]
         made: dict[str, Mapping[str, Any]] = {}
@@ -198,18 +205,26 @@ class PictureText:
             for name, value in fields.items()
             if isinstance(value, list) and accepts(self.module, name) and name not in inputs
         }  # numbers of tiles, which some models take as plain integers
-        labelled = self._label(prompt, images, inputs, {**self.settings, **counts})
-        return replace(labelled, notes=(*labelled.notes, *skipped))
-
-    def _open(self, paths: Sequence[Path]) -> tuple[Sequence[Image], tuple[str, ...]]:
-        """The pictures, and a note on omitted frames."""
-        if not self.video:
-            return [open_image(path) for path in paths], ()
-        if getattr(self.processor, "video_processor", None) is None:
-            raise InputError(
-                f"{self.reader.name} sees no videos: give frames with --image, or choose a model that does"
-            )
-        return open_frames(paths[0])
+        settings = {**self.settings, **counts}
+        found = self._find(prompt, images, inputs, settings)
+        ids = inputs["input_ids"][0].tolist()
+        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
+        axes: dict[Kind, tuple[Axis, Axis]] = {}
+        if found.kind == "cross":
+            named = found.name_across()
+            axes["cross"] = tokens, named
+        else:
+            signs = {ids[position] for regions in found.regions for position in regions}
+            beside = {position for position, id_ in enumerate(ids) if id_ in signs}  # between parts, too
+            named = tokens = found.name_in_text(tokens, self._signed(inputs) | beside)
+        axes["decoder"] = tokens, tokens  # the tower has other tokens, even if equally many
+        if not found.placed:
+            alone = "no token stands for a part of the picture alone: those of the picture are numbered"
+            notes = (alone, *notes)
+        elif found.shared > 1:
+            notes = (f"each token of the video stands for the same part of {found.shared} frames", *notes)
+        pictures = tuple(found.lay_out(images, named))
+        return ModelInput(inputs, axes, tokens, notes, settings, pictures=pictures)
 
     def _write(self, text: str, count: int) -> list[str]:
         """Possible prompts for a text with ``count`` pictures; among equal lengths the first is meant.
@@ -310,30 +325,6 @@ class PictureText:
             name if accepts(self.module, name) else FORMER_NAMES.get(name, name): value
             for name, value in made.items()
         }
-
-    def _label(
-        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], settings: Mapping[str, Any]
-    ) -> ModelInput:
-        """The input with its axes; picture tokens are named by row and column."""
-        found = self._find(prompt, images, inputs, settings)
-        ids = inputs["input_ids"][0].tolist()
-        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
-        axes: dict[Kind, tuple[Axis, Axis]] = {}
-        if found.kind == "cross":
-            named = found.name_across()
-            axes["cross"] = tokens, named
-        else:
-            signs = {ids[position] for regions in found.regions for position in regions}
-            beside = {position for position, id_ in enumerate(ids) if id_ in signs}  # between parts, too
-            named = tokens = found.name_in_text(tokens, self._signed(inputs) | beside)
-        axes["decoder"] = tokens, tokens  # the tower has other tokens, even if equally many
-        notes: tuple[str, ...] = ()
-        if not found.placed:
-            notes = ("no token stands for a part of the picture alone: those of the picture are numbered",)
-        elif found.shared > 1:
-            notes = (f"each token of the video stands for the same part of {found.shared} frames",)
-        pictures = tuple(found.lay_out(images, named))
-        return ModelInput(inputs, axes, tokens, notes, settings, pictures=pictures)
 
     def _find(
         self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], settings: Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -25,7 +25,7 @@ from attnscope.models.huggingface.images import ask_processor, place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
 from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Objective, SoundPart, text_axes
-from attnscope.models.model import SOUNDS, find_sound_input, takes
+from attnscope.models.model import SOUNDS, find_sound_input
 from attnscope.models.regions import MIDDLES, find_middles
 from attnscope.models.text.tokens import BEGINS, GREEDY, Sampling, tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
@@ -68,9 +68,14 @@ def find_frames(
     name: str, module: nn.Module, values: Tensor, heard: int | None, sound: Sound, extractor: Any
 ) -> Frames | None:
     """The frames of an encoder, by its own function from lengths to frames; ``None`` if it has none."""
-    count = _frame_counter(module)
-    if count is None:
+    methods = (getattr(child, name, None) for name in LENGTHS for child in module.modules())
+    if (method := next((method for method in methods if method is not None), None)) is None:
         return None
+    base = {"add_adapter": False} if "add_adapter" in inspect.signature(method).parameters else {}
+
+    def count(length: int) -> int:
+        return int(method(torch.tensor(length), **base))
+
     steps = values.shape[time_axis(values, extractor)]
     if count(steps) < 1:
         raise InputError(
@@ -148,15 +153,6 @@ def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
     return bands
 
 
-def _frame_counter(module: nn.Module) -> Callable[[int], int] | None:
-    """The function from length to number of frames, before any adapter; ``None`` if no module has it."""
-    methods = (getattr(child, name, None) for name in LENGTHS for child in module.modules())
-    if (method := next((method for method in methods if method is not None), None)) is None:
-        return None
-    alone = {"add_adapter": False} if "add_adapter" in inspect.signature(method).parameters else {}
-    return lambda length: int(method(torch.tensor(length), **alone))
-
-
 def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
     """The sampling rate of a feature extractor. Raises ``ModelError`` for an impossible one."""
     rate: Any = getattr(extractor, "sampling_rate", default)
@@ -215,7 +211,11 @@ class SpeechModel(HuggingFaceModel):
         if text is not None and not self.encoder_decoder:
             raise InputError(f"{self.name} takes sound, not text: leave out the text beside --audio")
         part = part or SoundPart()
-        sound, notes = self._listen(path, part)
+        sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
+        notes: tuple[str, ...] = ()
+        if sound.seconds > self.at_once:
+            notes = self._note_cut(path, sound, self.at_once, part)
+            sound = replace(sound, samples=sound.samples[: round(self.at_once * sound.rate)])
         name = find_sound_input(self.module) or ""
         values, heard, beside = self._extract(path, sound, name)
         inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
@@ -301,15 +301,6 @@ class SpeechModel(HuggingFaceModel):
         most = getattr(self._extractor, "nb_max_samples", None) if most is None else most
         return most / self._extractor.sampling_rate if isinstance(most, int) and most > 0 else math.inf
 
-    def _listen(self, path: Path, part: SoundPart) -> tuple[Sound, tuple[str, ...]]:
-        """The sound at the extractor's sampling rate, as much as the model reads at once."""
-        sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
-        if sound.seconds <= self.at_once:
-            return sound, ()
-        most = round(self.at_once * sound.rate)
-        notes = self._note_cut(path, sound, self.at_once, part)
-        return replace(sound, samples=sound.samples[:most]), notes
-
     def _note_cut(self, path: Path, sound: Sound, end: float, part: SoundPart) -> tuple[str, ...]:
         """The note that only the beginning is read. Raises ``InputError`` unless that was asked for."""
         if not part.truncate:
@@ -330,7 +321,9 @@ class SpeechModel(HuggingFaceModel):
         masks = getattr(extractor, "return_attention_mask", True) is not False
         asked = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
         both = {**({"return_attention_mask": True} if masks else {}), **(asked or {})}
-        how = {setting: value for setting, value in both.items() if takes(extractor.__call__, setting)}
+        taken = inspect.signature(extractor.__call__).parameters
+        free = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+        how = {setting: value for setting, value in both.items() if free or setting in taken}
         how |= {"sampling_rate": sound.rate, "return_tensors": "pt"}
         named = f"the feature extractor of {self.name}"
         with refusable(f"what {named} makes of {path}", f"{named} refuses {path}"):

@@ -13,7 +13,7 @@ from torch import nn
 
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
-from attnscope.models.huggingface.images import _patch_grid, open_image
+from attnscope.models.huggingface.reader import _patch_grid, open_image
 from tests.models import folders, hostile, images
 from tests.models.folders import eager, made_once, maps
 

@@ -18,9 +18,8 @@ from attnscope.capture.hooks.gate import edited, put_forward
 from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output
-from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
-from attnscope.models.huggingface.reader import FolderReader, start_token, write_chat
+from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
 from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, text_axes
 from attnscope.models.model import Model, accepts, hears
 from attnscope.models.regions import find_owners

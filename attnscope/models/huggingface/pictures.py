@@ -14,8 +14,14 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURED, SEPARATOR, Array
 from attnscope.errors import InputError, ModelError
-from attnscope.models.huggingface.images import ask_processor, open_frames, open_image, place_fields
-from attnscope.models.huggingface.reader import FolderReader, write_chat
+from attnscope.models.huggingface.reader import (
+    FolderReader,
+    ask_processor,
+    open_frames,
+    open_image,
+    place_fields,
+    write_chat,
+)
 from attnscope.models.inputs import Chat, ModelInput, Picture
 from attnscope.models.model import accepts
 from attnscope.models.regions import (

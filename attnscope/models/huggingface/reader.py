@@ -1,17 +1,30 @@
-"""Text as a transformers tokenizer reads it."""
+"""Texts and images as the tokenizer and the processors of a folder read them: tokens, pixels, patches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from attnscope.attention import Token
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Axis, Kind, Token
+from attnscope.axes import PICTURED, Array
 from attnscope.errors import InputError, ModelError, first_line
+from attnscope.limits import MOST_VIDEO_FRAMES
 from attnscope.models.foreign import explained, refusable
-from attnscope.models.model import Fit
+from attnscope.models.inputs import ModelInput, Picture
+from attnscope.models.model import Fit, accepts, find_device
 from attnscope.models.text.tokens import NUMBERS, Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
 from attnscope.text import MOST_CHARACTERS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class NoTokenizer:
@@ -122,3 +135,158 @@ def start_token(module: Any, tokenizer: Any) -> Token:
     if not 0 <= start < 1 << 31:
         raise ModelError(f"the decoder begins with token {start:,}, which no vocabulary has")
     return Token(tokenizer.convert_ids_to_tokens(start), start, special=True)
+
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Formats that are opened; some other readers of Pillow run external programs."""
+
+BEFORE = {
+    "cls_token": "CLS",
+    "class_token": "CLS",
+    "class_embedding": "CLS",
+    "distillation_token": "DIST",
+    "register_tokens": "REG",
+}
+"""Names of parameters that stand as tokens before the patches, and of those tokens; in their order."""
+
+AFTER = {"detection_tokens": "DET"}  # those that stand after the patches
+
+
+def open_image(path: Path) -> Image:
+    """An image from a file, upright and in colour. Raises ``InputError``."""
+    with _opened(path) as image:
+        return _upright(image)
+
+
+def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
+    """The frames of an animated image, or the images of a folder by name; with notes on omitted ones."""
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not files:
+            raise InputError(f"there is no frame in the folder {path}: give image files, in order of names")
+        kept = _spread(len(files))
+        frames, count = [open_image(files[number]) for number in kept], len(files)
+    else:
+        with _opened(path) as image:
+            count = getattr(image, "n_frames", 1)
+            kept, frames = _spread(count), []
+            for number in kept:
+                image.seek(number)
+                frames.append(_upright(image))
+    if len({frame.size for frame in frames}) > 1:
+        raise InputError(f"the frames of {path} differ in size: give frames of one size")
+    if len(frames) == count:
+        return frames, ()
+    which = ", ".join(str(number + 1) for number in kept)
+    return frames, (f"of {count:,} frames, {len(frames)} are shown to the model: {which}",)
+
+
+def _spread(count: int) -> list[int]:
+    """At most ``MOST_VIDEO_FRAMES`` of a number of frames, evenly spread."""
+    kept = min(count, MOST_VIDEO_FRAMES)
+    return [(2 * number + 1) * count // (2 * kept) for number in range(kept)]
+
+
+def _upright(image: Image) -> Image:
+    """An image in colour, turned as its metadata says; 16-bit images keep their upper 8 bits."""
+    from PIL import Image, ImageOps
+
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode.startswith("I;16"):
+        turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+    return turned.convert("RGB")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    """An image file; any failure to read it is an ``InputError``."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as image:
+                yield image
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder: give an image file") from None
+    except UnidentifiedImageError:
+        raise InputError(f"{path} is not an image: it can be {', '.join(FORMATS)}") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        limit = Image.MAX_IMAGE_PIXELS or 0
+        raise InputError(f"{path} has more than {limit:,} pixels, and is not opened: scale it down") from None
+    except Exception as error:  # a damaged file may raise anything from its decoder
+        raise InputError(f"{path} cannot be read as an image: {first_line(error)}") from error
+
+
+def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__call__") -> ModelInput:
+    """An image file prepared for a module, or for its method ``entry``. Raises ``InputError``."""
+    image = open_image(path)
+    with refusable(f"what the image processor makes of {path}", f"the image processor refuses {path}"):
+        fields = dict(processor(images=image, return_tensors="pt"))
+    values, pixels, grid, tokens = fields.get("pixel_values"), np.asarray(image), None, tuple[Token, ...]()
+    if isinstance(values, Tensor) and values.ndim == 4 and values.shape[1] == 3:
+        pixels, grid = _pixels(values[0], processor), _patch_grid(module, *values.shape[-2:])
+    axes: dict[Kind, tuple[Axis, Axis]] = {}
+    if grid is not None:  # none of which are equal, and for a head that pools them
+        patches = (Token(f"{at // grid[1]},{at % grid[1]}", PICTURED + at) for at in range(grid[0] * grid[1]))
+        tokens = *_special_tokens(module, BEFORE), *patches, *_special_tokens(module, AFTER, PICTURED // 2)
+        axes = {"encoder": (tokens, tokens), "cross": (range(1), tokens)}
+    picture, inputs = Picture(pixels, grid, tokens), place_fields(fields, module, entry)
+    return ModelInput(inputs, axes, tokens, pictures=(picture,), entry=entry)
+
+
+def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any) -> dict[str, Any]:
+    """What a model's processor makes of ``what`` and its text. Raises ``InputError`` for what it refuses."""
+    work = f"what the processor of {name} makes of the {what}"
+    with refusable(work, f"the processor of {name} refuses this"):
+        return dict(processor(*given, **how, return_tensors="pt"))
+
+
+def place_fields(fields: Mapping[str, Any], module: nn.Module, entry: str = "__call__") -> dict[str, Tensor]:
+    """A processor's tensors that the module takes, on its device and in its dtype."""
+    dtypes = (weights.dtype for weights in module.parameters() if weights.is_floating_point())
+    device, dtype = find_device(module), next(dtypes, torch.float32)
+    return {
+        name: values.to(device, dtype if values.is_floating_point() else None)
+        for name, values in fields.items()
+        if isinstance(values, Tensor) and accepts(module, name, entry)
+    }
+
+
+def _pixels(values: Tensor, processor: Any) -> Array:
+    """A prepared image converted back to an image.  [3, row, column] -> [row, column, 3]"""
+    pixels: Array = values.float().cpu().numpy().transpose(1, 2, 0)
+    if getattr(processor, "do_normalize", False):
+        pixels = pixels * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
+    if getattr(processor, "do_rescale", False):
+        pixels = pixels / processor.rescale_factor
+    if getattr(processor, "do_flip_channel_order", False):
+        pixels = pixels[..., ::-1]
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+
+def _patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | None:
+    """The patches that a module's first convolution over the three colours cuts, by rows and columns."""
+    for child in module.modules():
+        if isinstance(child, nn.Conv2d) and child.in_channels == 3 and child.kernel_size[0] > 1:
+            padding = (0, 0) if isinstance(child.padding, str) else child.padding
+            down, right = (
+                (size + 2 * padding[side] - child.kernel_size[side]) // child.stride[side] + 1
+                for side, size in enumerate((rows, columns))
+            )
+            return (down, right) if min(down, right) > 0 else None
+    return None
+
+
+def _special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0) -> Iterator[Token]:
+    """The tokens that a module adds to the patches, by the names of its parameters."""
+    parameters = {name.rpartition(".")[2]: weights for name, weights in module.named_parameters()}
+    names: list[str] = []
+    for parameter, name in called.items():
+        if parameter in parameters:
+            weights = parameters[parameter]
+            count = weights.shape[-2] if weights.ndim > 1 else 1
+            names += [f"[{name}]"] if count == 1 else [f"[{name}{number}]" for number in range(count)]
+    return (Token(name, number, special=True) for number, name in enumerate(names, first))

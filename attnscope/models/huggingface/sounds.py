@@ -21,9 +21,8 @@ from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import HEARD, READ, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import refusable
-from attnscope.models.huggingface.images import ask_processor, place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
-from attnscope.models.huggingface.reader import start_token
+from attnscope.models.huggingface.reader import ask_processor, place_fields, start_token
 from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Objective, SoundPart, text_axes
 from attnscope.models.model import SOUNDS, find_sound_input
 from attnscope.models.regions import MIDDLES, find_middles

@@ -20,8 +20,8 @@ from attnscope.models.text.tokens import read_unknown, say_unknown
 from attnscope.questions.processes import Processes, in_order, together, workers
 from attnscope.questions.selection import Selection
 from attnscope.records import read
-from attnscope.storage.checkpoint import fingerprint, read_checkpoint, write_checkpoint
 from attnscope.storage.corpus import CorpusText, TextSource
+from attnscope.storage.files import fingerprint, read_checkpoint, write_checkpoint
 from attnscope.storage.gold import GoldText
 
 NAMED = 3  # places of omitted texts that a note names
@@ -93,22 +93,16 @@ def counted(number: int, thing: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRun:
-    """A run stops after ``limit`` texts, and reads at most ``max_tokens`` of each.
+    """How the texts of a corpus are read, and what is told and kept meanwhile."""
 
-    ``truncate`` cuts a text that is longer than the model's positions. An unreadable one is skipped and
-    its place passed to ``report``, or raises ``InputError`` if ``strict``. ``watch`` gets the progress
-    after every batch. ``checkpoint`` names a file for the sums, written every ``EVERY`` seconds and after
-    every window; a run that finds it resumes to bit-identical sums.
-    """
-
-    limit: int | None = None
-    max_tokens: int | None = None
-    truncate: bool = False
+    limit: int | None = None  # most texts
+    max_tokens: int | None = None  # that are read of each
+    truncate: bool = False  # whether a text that is longer than the model's positions is cut
     chat: bool = False
-    strict: bool = False
-    checkpoint: Path | None = None
+    strict: bool = False  # whether an unreadable text raises ``InputError``; else ``report`` gets its place
+    checkpoint: Path | None = None  # of the sums; a run that finds it resumes to bit-identical sums
     report: Callable[[str], None] = lambda sentence: None
-    watch: Callable[[Progress], None] = lambda progress: None
+    watch: Callable[[Progress], None] = lambda progress: None  # gets the progress after every batch
 
 
 WINDOW_TEXTS = 8192
@@ -225,9 +219,8 @@ class CorpusWork(ABC, Generic[Item]):
         """Put every text through the model once, resuming from a checkpoint if there is one.
 
         ``asked`` identifies this run among others on the same model and heads, ``restore`` makes sums
-        from their saved ``state``. Only one window of texts is in memory. Raises ``InputError`` if no
-        text can be read. Started by torchrun, the processes share the batches of each window, and each
-        has the sums of all: the same batches, added in the same order, so the sums are bit-identical.
+        from their saved ``state``. Raises ``InputError`` if no text can be read. Processes of torchrun share
+        the batches, and add all of them in the same order, so the sums are bit-identical.
         """
         run, model = self.run, self.model
         identity = {
@@ -266,11 +259,7 @@ class CorpusWork(ABC, Generic[Item]):
             ) from None
 
     def _window(self, window: list[Item], processes: Processes) -> Iterator[Progress]:
-        """Do this process's share of a window.
-
-        Yields the progress whenever the sums have more batches: in a form that begins with the window
-        again and skips those batches.
-        """
+        """Do this process's share of a window; yields how to go on whenever the sums have more batches."""
         progress, begun = self.progress, replace(self.progress)
         read = list(self._read(window, processes))
         made = batches(text.prepared for text in read)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from math import isnan
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -115,12 +115,11 @@ class ResolvedQuestion:
 
 @record("a head's answer")
 class HeadScore:
-    """How much of one head's attention answers a question.
+    """How much of one head's attention from the left part goes to the right part.
 
-    ``weight`` is the share of the attention of the left part that goes to the right part, ``baseline`` the
-    same of even attention over the open keys, and ``rank`` the place of the right part's heaviest word among
-    all words of the row: 1 is the heaviest; ``None`` if every word is meant. All are means over the ``rows``
-    of the left part that can attend to the right part; rows of one word's pieces count as one.
+    ``rank`` is the place of the right part's heaviest word among all words of the row: 1 is the heaviest;
+    ``None`` if every word is meant. All are means over the ``rows`` of the left part that can attend to the
+    right part; rows of one word's pieces count as one.
     """
 
     head: Annotated[Head, ADDRESS]
@@ -256,14 +255,13 @@ def of_found(result: FindResult, top: int = LISTED, opening: str | None = None) 
     """For each question a map of all heads, and the top ones; ``opening`` is the command for one."""
     views: list[View] = [Table(subtitle=result.title)]
     pictures: dict[str, HeadMap] = {}
-    command = ""
+    last: tuple[Any, ...] = result.notes, ""  # below the last table
     if opening is not None:
         heads = [each.head for answer in result.answers for each in answer.heads]
         kind = f" --kind {heads[0].kind}" if len({head.kind for head in heads}) > 1 else ""
-        command = f"{opening} --head {heads[0].name}{kind}"
+        last = result.notes, f"{opening} --head {heads[0].name}{kind}"
     for place, answer in enumerate(result.answers, 1):
-        last = place == len(result.answers)
-        table = answer.table(top, result.notes if last else (), command if last else "")
+        table = answer.table(top, *(last if place == len(result.answers) else ()))
         views += [*answer.maps().values(), table]
         maps = answer.maps(result.title, (*answer.notes, *result.notes))
         for kind, view in maps.items():
@@ -286,11 +284,9 @@ def find_heads(
 ) -> FindResult:
     """Run the model once, and rank its heads by their attention from one part of the text to another.
 
-    Only the rows of the left parts are computed; if those are all rows, each asked about the key at one
-    distance, the fused pass answers. Rows of a word's pieces are averaged, its columns summed; likewise
-    for several places that match a part. In cross-attention the left part is in the decoder, the right
-    part in the encoder. A question without an answer (a part that does not exist, or masked keys) has no
-    heads, and a note says why. Raises ``SelectionError`` if no question has an answer.
+    Rows of a word's pieces are averaged, its columns summed; likewise for several places that match a part.
+    In cross-attention the left part is in the decoder, the right part in the encoder. A question without an
+    answer has no heads, and a note says why. Raises ``SelectionError`` if no question has an answer.
     """
     selection = selection or Selection()
     observer, fused = _Questions(tuple(questions)), None

@@ -152,8 +152,7 @@ def find_gold(
     return GoldResult(title, labels, held_out, (*model.notes, *_notes(work)))
 
 
-_Share = tuple[GoldSums, set[Kind], int]
-"""The sums of a batch, the kinds of attention that are not over the tokens, and the number of lost pairs."""
+_Share = tuple[GoldSums, set[Kind], int]  # sums, kinds that are not over the tokens, the number of lost pairs
 
 
 class _GoldWork(CorpusWork[GoldText]):
@@ -315,17 +314,16 @@ def _ratio(value: float, error: float | None) -> str:
 
 def _table_notes(result: GoldResult, better: int, labels: int, rate: bool) -> list[str]:
     """Notes on the table's columns."""
-    most = "the head" if labels == 1 else f"for {better:,} of {labels:,} labels the head"
-    rest = "is right more often than the word at a fixed distance (the other lines are dim)"
+    right = "right more often than the word at a fixed distance"
+    best = f"for {better:,} of {labels:,} labels the head is {right} (the other lines are dim)"
     if labels == 1:
-        rest = f"is {'' if better else 'not '}right more often than the word at a fixed distance"
-    chosen = (
-        "heads and distances were chosen on one half of the texts; the figures are those of the other half"
-    )
-    if not result.held_out:
-        chosen = "heads and distances are the best of these texts: --held-out scores them on others"
+        best = f"the head is {'' if better else 'not '}{right}"
+    chosen = "heads and distances are the best of these texts: --held-out scores them on others"
+    if result.held_out:
+        half = "the figures are those of the other half"
+        chosen = f"heads and distances were chosen on one half of the texts; {half}"
     return [
-        f"{most} {rest}",
+        best,
         "right: the word's largest weight, special tokens and itself aside, goes to an answer; "
         "fixed: the best word at one distance, in words",
         "weight: what the answers get, and in parentheses the baseline: the same on even attention",

@@ -140,20 +140,12 @@ class GoldTotals:
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """The tokens of one axis in groups: one for each word that has tokens, and one for each other token.
+    """The tokens of one axis in groups: one for each word that has tokens, and one for each other token."""
 
-    ``of_token`` is the group of each token, numbered by their first tokens; ``of_word`` those of the
-    words. ``special`` groups are not candidates.
-    """
-
-    of_token: tuple[int, ...]
+    of_token: tuple[int, ...]  # the group of each token, numbered by their first tokens
     of_word: Mapping[int, int]
-    special: frozenset[int]
-
-    @property
-    def count(self) -> int:
-        """How many groups there are."""
-        return max(self.of_token, default=-1) + 1
+    special: frozenset[int]  # groups that are no candidates
+    count: int
 
 
 def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> Grouping:
@@ -177,7 +169,7 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
     groups = tuple(number_of.setdefault(name, len(number_of)) for name in names)
     special = frozenset(number_of[name] for name, token in zip(names, tokens, strict=True) if token.special)
     of_word = {name: number for name, number in number_of.items() if name >= 0}
-    return Grouping(groups, of_word, special)
+    return Grouping(groups, of_word, special, len(number_of))
 
 
 def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | None:
@@ -190,10 +182,9 @@ def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | No
 
 @dataclass(eq=False)
 class GoldQuestions:
-    """The questions of a batch about one kind of attention.
+    """The questions of a batch about one kind of attention: rows and keys are groups of tokens.
 
-    A question is a row (a group of tokens of one text) and the keys (groups) that are right; an answer is
-    one of these. A unit is one text's share of one slot.
+    An answer is a key that is right. A unit is one text's share of one slot.
     """
 
     rows: list[Grouping] = field(default_factory=list)  # by text

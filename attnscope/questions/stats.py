@@ -91,10 +91,9 @@ def _condition(text: str) -> Condition:
 def curves_by_position(
     model: Model, prepared: ModelInput, selection: Selection, name: str, *, parts: int, top: int
 ) -> Curves:
-    """How a measure of each head changes along the text: its averages over consecutive runs of rows.
+    """A measure of the ``top`` heads, averaged over each of up to ``parts`` runs of rows of equal length.
 
-    Up to ``parts`` runs of equal length; the ``top`` heads with the largest mean over the runs. Raises
-    ``SelectionError`` for a measure or a head that does not exist.
+    Raises ``SelectionError`` for a measure or a head that does not exist.
     """
     axes = [len(queries) for kind, (queries, _) in prepared.axes.items() if selection.kind in (None, kind)]
     size = max(axes, default=len(prepared.tokens))
@@ -143,11 +142,7 @@ def curves_by_position(
 
 @record("the figures of every head", "stats", "ablate", eq=False)
 class Stats:
-    """The figures of the selected heads, what ran, and notes.
-
-    ``ran`` says whether the kernels ran beside the measuring, or the fused pass in their place. ``maps``,
-    every head on at most 256 × 256 cells, are present if requested.
-    """
+    """The figures of the selected heads, and every head on at most 256 × 256 cells if requested."""
 
     heads: Annotated[tuple[HeadFigures, ...], Meaning("the heads that are meant, in the order asked for")]
     title: str
@@ -374,12 +369,10 @@ def measure_heads(
 ) -> Stats:
     """Run the model once and measure every selected head.
 
-    From 512 tokens on, on the CPU, the fused pass replaces torch's kernel: it computes the layer's output
-    (within 1e-4) and the figures together; computing the scores a second time beside the kernel would
-    cost several times as much. ``exact_kernel`` always uses the kernel. ``importance`` adds each head's
-    importance (needs an output head), ``ablation`` the loss with each head set to zero, ``pool`` a small
-    map of every head from the same pass (see ``Coarsen`` for its cells); ``rows`` limits figures to
-    those rows. Raises ``SelectionError`` for a layer, kind or measure that does not exist.
+    ``exact_kernel`` never uses the fused pass. ``importance`` adds each head's importance (needs an output
+    head), ``ablation`` the loss with each head set to zero, ``pool`` a small map of every head from the same
+    pass (see ``Coarsen`` for its cells); ``rows`` limits figures to those rows. Raises ``SelectionError`` for
+    a layer, kind or measure that does not exist.
     """
     known = None if pool or rows else find_figures(prepared, names)
     measured = Measurement(names)
@@ -432,9 +425,9 @@ def measuring_pass(
 ) -> Record:
     """One forward pass, measured.
 
-    ``texts`` are the tokens of each text of the batch; ``maps``, of ``side`` cells, sees the same heads.
-    The kernel runs if the fused pass cannot compute all measures: every row must then be read beside it,
-    as for ``rows``, since the fused pass only gives figures of all rows together.
+    ``texts`` are the tokens of each text of the batch; ``maps``, of ``side`` cells, sees the same heads. From
+    512 tokens on the fused pass replaces torch's kernel: scores beside it would cost several times as much.
+    The kernel runs if the fused pass cannot compute all measures, or only some ``rows`` are asked about.
     """
     map_cells = side if maps and maps.how != "max" else None
     fused = request = None

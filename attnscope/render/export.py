@@ -25,7 +25,7 @@ from attnscope.render.image import DPI, Album
 from attnscope.render.image.sheet import families
 from attnscope.render.page.page import PAGE, save_page
 from attnscope.storage import folder as kept
-from attnscope.storage.checkpoint import fingerprint
+from attnscope.storage.files import fingerprint
 from attnscope.views import Drawable
 
 Job: TypeAlias = "tuple[dict[str, Any], Callable[[], Drawable]]"

@@ -1,12 +1,13 @@
-"""Files: written atomically, regular files only, lines of bounded length."""
+"""Files: written atomically, regular files only, lines of bounded length; sums of an unfinished run."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,7 @@ from attnscope.limits import LARGEST_STATE
 from attnscope.text import clean
 
 if TYPE_CHECKING:
-    from hashlib import _Hash
+    from torch import nn
 
 LONGEST = 1 << 23  # most bytes of a line: more than any text with all its annotations
 PART = 1 << 20  # bytes of a file that are hashed at once
@@ -127,7 +128,7 @@ def clean_texts(data: Any) -> Any:
     return [clean_texts(value) for value in data] if isinstance(data, list) else data
 
 
-def hash_file(digest: _Hash, path: Path) -> None:
+def hash_file(digest: hashlib._Hash, path: Path) -> None:
     """Add the bytes of a file to a hash."""
     with path.open("rb") as file:
         while part := file.read(PART):
@@ -173,3 +174,58 @@ def write_whole(path: str | Path, content: bytes, *, private: bool = False) -> N
     """Write a file whole or not at all; see ``open_whole``."""
     with open_whole(path, private=private) as file:
         file.write(content)
+
+
+CHECKPOINT = 2  # the version of a checkpoint
+SAMPLED = 64  # numbers taken from each weight for a model's fingerprint
+
+
+def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Write the sums so far as JSON, whole or not at all. Raises ``OutputError``."""
+    content = {"attnscope checkpoint": CHECKPOINT, "of": identity, "state": state}
+    write_whole(path, json.dumps({**content, "sha256": _checksum(identity, state)}).encode())
+
+
+def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read what ``write_checkpoint`` wrote, if the file exists.
+
+    Raises ``InputError`` for any other file, and for a checkpoint of another model, other texts or other
+    measures: the sentence names the difference.
+    """
+    try:
+        content = read_json(path)
+        if content["attnscope checkpoint"] != CHECKPOINT:
+            raise KeyError
+        of, state = dict(content["of"]), dict(content["state"])
+        if content["sha256"] != _checksum(of, state):
+            raise ValueError
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(
+            f"{path} is not a checkpoint of attnscope, or a damaged one: delete it, or name another file"
+        ) from None
+    differing = [name for name in identity if of.get(name) != json.loads(json.dumps(identity[name]))]
+    if differing:
+        raise InputError(
+            f"{path} belongs to a run with another {' and '.join(differing)}: delete it, or name another file"
+        )
+    cleaned: dict[str, Any] = clean_texts(state)
+    return cleaned
+
+
+def _checksum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """A checkpoint's checksum: a changed number would silently give a wrong figure."""
+    return hashlib.sha256(json.dumps([identity, state]).encode()).hexdigest()
+
+
+def fingerprint(module: nn.Module) -> str:
+    """A model's fingerprint: names, shapes and types of its weights, and a few numbers of each."""
+    digest = hashlib.sha256()
+    for name, weights in sorted(module.state_dict().items()):
+        known = weights.device.type != "meta"
+        few = weights.detach().reshape(-1)[:SAMPLED].double().tolist() if known else []
+        digest.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())
+    return digest.hexdigest()

@@ -122,9 +122,9 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
                 if not opened.get(name):
                     raise ValueError(f"entity {name[:20]!r} ends at word {word + 1} and begins nowhere")
                 spans.append((name, opened[name].pop(), word))
-    endless = next((name for name, words in opened.items() if words), None)
-    if endless is not None:
-        raise ValueError(f"entity {endless[:20]!r} begins at word {opened[endless][0] + 1} and ends nowhere")
+    for name, words in opened.items():
+        if words:
+            raise ValueError(f"entity {name[:20]!r} begins at word {words[0] + 1} and ends nowhere")
     mentions = []
     for name, start, stop in spans:
         entity, _, piece = name.partition("[")
@@ -235,31 +235,28 @@ def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
     text, words, space = "", list[Span](), ""
     joined, last = "", 0  # the rest of a multiword token, whose words follow
     for row in rows:
+        form = row[FORM]
         first, dash, stop = row[0].partition("-")
         spaced = "" if _misc(row).get("SpaceAfter") == "No" else " "
         if "." in row[0]:
             continue  # a word left out of the text
         ends = read_number(stop)
         if dash and ends is not None and read_number(first) == len(words) + 1 > last:
-            text += space + row[FORM]
-            joined, last, space = row[FORM], ends, spaced
-            continue
-        if row[0] != str(len(words) + 1):
+            text += space + form
+            joined, last, space = form, ends, spaced
+        elif row[0] != str(len(words) + 1):
             raise ValueError(f"word {row[0][:9]!r} does not follow word {len(words)}")
-        if len(words) < last:
-            place = joined.find(row[FORM])
-            if place < 0:  # not spelled out, as in du = de + le: the first word stands for both
-                words.append((len(text) - len(joined), len(text)))
-                joined = ""
-                continue
+        elif len(words) < last:
+            # not spelled out, as in du = de + le: the first word stands for both
+            place, size = (joined.find(form), len(form)) if form in joined else (0, len(joined))
             begin = len(text) - len(joined) + place
-            words.append((begin, begin + len(row[FORM])))
-            joined = joined[place + len(row[FORM]) :]
-            continue
-        text += space
-        words.append((len(text), len(text) + len(row[FORM])))
-        text += row[FORM]
-        space = spaced
+            words.append((begin, begin + size))
+            joined = joined[place + size :]
+        else:
+            text += space
+            words.append((len(text), len(text) + len(form)))
+            text += form
+            space = spaced
     if not text.strip():
         raise ValueError("it holds no words")
     return text, tuple(words)
@@ -307,7 +304,6 @@ def _join(sentences: list[Sentence]) -> GoldText:
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
 
 LONGEST_SIDE = 400  # most characters of one side of a pair: a phrase, not a text
-_Words: TypeAlias = tuple[str, tuple[Span, ...]]  # a text, and the places of its words
 UNNAMED = "all"  # the label of an unlabelled pair
 
 
@@ -340,23 +336,26 @@ def _read_object(line: Line, where: str) -> GoldText:
         raise ValueError(f"write {EXAMPLE}")
     text = _as_text(fields.get("text"))
     target = None if fields.get("target") is None else _as_text(fields["target"])
-    places = (text, words_of(text))
-    left_places = places if target is None else (target, words_of(target))
-    asked = []
+    spans = words_of(text)
+    left_text, left_spans = (text, spans) if target is None else (target, words_of(target))
+    lefts, rights, labels = list[Span](), list[Span](), list[str]()
     for pair in fields["pairs"]:
         if not isinstance(pair, list) or len(pair) not in (2, 3):
             raise ValueError("a pair is [from, to] or [from, to, label]")
         left, right, label = (*pair, UNNAMED)[:3]
         if not isinstance(label, str):
             raise ValueError("the label of a pair is a text")
-        asked.append((_span(left, left_places), _span(right, places), clean_label(label)))
-    lefts, rights = [left for left, _, _ in asked], [right for _, right, _ in asked]
+        lefts.append(_span(left, left_text, left_spans))
+        rights.append(_span(right, text, spans))
+        labels.append(clean_label(label))
     words = _cut(text, rights if target is not None else [*lefts, *rights])
-    target_words = words if target is None else _cut(target, lefts)
-    pairs = tuple(
-        GoldPair(_inside(left, target_words), _inside(right, words), label) for left, right, label in asked
+    target_words = () if target is None else _cut(target, lefts)
+    found = (
+        [_inside(left, target_words or words) for left in lefts],
+        [_inside(right, words) for right in rights],
     )
-    return GoldText(where, text, words, pairs, line.done, target, () if target is None else target_words)
+    pairs = tuple(map(GoldPair, *found, labels))
+    return GoldText(where, text, words, pairs, line.done, target, target_words)
 
 
 def _as_text(given: Any) -> str:
@@ -369,9 +368,8 @@ def _as_text(given: Any) -> str:
     return given
 
 
-def _span(given: Any, words: _Words) -> Span:
+def _span(given: Any, text: str, spans: Sequence[Span]) -> Span:
     """The characters named by a word's number, or by two numbers."""
-    text, spans = words
     if type(given) is int and 0 <= given < len(spans):
         return spans[given]
     if isinstance(given, list) and len(given) == 2 and all(type(number) is int for number in given):
@@ -396,9 +394,7 @@ def _cut(text: str, spans: Sequence[Span]) -> tuple[Span, ...]:
 
 def _inside(span: Span, words: Sequence[Span]) -> tuple[int, ...]:
     """The words inside a span; none crosses its edges."""
-    first = bisect_left(words, span[0], key=lambda word: word[0])
-    last = bisect_left(words, span[1], key=lambda word: word[0])
-    return tuple(range(first, last))
+    return tuple(range(*(bisect_left(words, edge, key=itemgetter(0)) for edge in span)))
 
 
 LINK = re.compile(r"(\d{1,6})([-?p])(\d{1,6})", re.ASCII)
@@ -421,17 +417,18 @@ class Pharaoh(GoldFile):
         lines = zip_longest(read_lines(self.path), read_lines(self.alignments), fillvalue=Line(0, "", 0))
         for line, links in lines:
             where = f"line {line.number or links.number:,}"
-            try:
-                if not line.number or not links.number:
-                    both = self.path, self.alignments
-                    short, long = both if links.number else both[::-1]
-                    raise ValueError(f"{short} ends before {long}: each text needs its line of links")
-                if line.fault or links.fault:
-                    raise ValueError(line.fault or links.fault)
-                if line.text.strip() or links.text.strip():
+            fault = line.fault or links.fault
+            if not line.number or not links.number:
+                both = self.path, self.alignments
+                short, long = both if links.number else both[::-1]
+                fault = f"{short} ends before {long}: each text needs its line of links"
+            if not fault and (line.text.strip() or links.text.strip()):
+                try:
                     yield _read(line.text, links.text, where, line.done)
-            except ValueError as error:
-                yield GoldText(where, "", done=line.done, fault=str(error))
+                except ValueError as error:
+                    fault = str(error)
+            if fault:
+                yield GoldText(where, "", done=line.done, fault=fault)
             if not line.number or not links.number:
                 return
 
@@ -448,9 +445,8 @@ def _read(line: str, links: str, where: str, done: int) -> GoldText:
             raise ValueError(f"{link[:20]!r} is not a link: write 0-0, or 0?0 for a possible one")
         one, other = int(match[1]), int(match[3])
         if one >= len(words) or other >= len(target_words):
-            raise ValueError(
-                f"the link {link} is outside of {len(words):,} source and {len(target_words):,} target words"
-            )
+            both = f"{len(words):,} source and {len(target_words):,} target words"
+            raise ValueError(f"the link {link} is outside of {both}")
         pairs.append(GoldPair((other,), (one,), ALIGNED, match[2] == "-"))
     return GoldText(where, source, words, tuple(pairs), done, target, target_words)
 
@@ -469,9 +465,8 @@ def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool =
     if coreference and kind != ".conllu":
         raise InputError(f"{path} has no Entity column: coreference is read from a .conllu file")
     if kind == ".conllu":
-        if coreference:
-            return Conllu(path, ("later → earlier", "earlier → later"), coreference=True)
-        return Conllu(path, ("dep → head", "head → dep"))
+        ways = ("later → earlier", "earlier → later") if coreference else ("dep → head", "head → dep")
+        return Conllu(path, ways, coreference=coreference)
     if kind in (".jsonl", ".ndjson"):
         return JsonLines(path)
     raise InputError(

@@ -208,25 +208,19 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceDescription:
-    """Everything but the arrays.
-
-    ``kept`` is the time, in UTC, empty if no model ran here; ``weighed`` the weighing in a title's words,
-    empty for none; ``text`` the plain text, if it was one, ``messages`` those of a chat; ``tokens`` the
-    number of the text's axis; ``written`` the number of the first generated token, if any. ``figures`` are
-    of tokens, ``words`` of the words of a short text; both are empty if not measured.
-    """
+    """Everything but the arrays."""
 
     trace: int = FORMAT
     attnscope: str = __version__
-    kept: str = ""
+    kept: str = ""  # the time, in UTC; empty if no model ran here
     model: About
     model_notes: tuple[str, ...]
-    weighed: str = ""
+    weighed: str = ""  # the weighing in a title's words, empty for none
     text_notes: tuple[str, ...] = ()
-    text: str | None = None
-    messages: tuple[Message, ...] = ()
-    tokens: int
-    written: int | None = None
+    text: str | None = None  # the plain text, if it was one
+    messages: tuple[Message, ...] = ()  # of a chat
+    tokens: int  # the number of the text's axis
+    written: int | None = None  # the number of the first generated token, if any
     labels: tuple[Labels, ...]
     images: tuple[Image, ...] = ()
     heard: TracedSound | None = None
@@ -235,8 +229,8 @@ class TraceDescription:
     without_attention: tuple[LayerWithoutAttention, ...] = ()
     failures: tuple[Failure, ...] = ()
     changes: tuple[str, ...] = ()
-    figures: tuple[HeadFigures, ...] = ()
-    words: tuple[HeadFigures, ...] = ()
+    figures: tuple[HeadFigures, ...] = ()  # of tokens; empty if not measured
+    words: tuple[HeadFigures, ...] = ()  # of the words of a short text; likewise
 
 
 def pack_mask(open_keys: Array, hold: Callable[[str, Array], str]) -> Mask:
@@ -259,9 +253,8 @@ def unpack_rows(mask: Mask, arrays: Mapping[str, Array], start: int, stop: int) 
     packed = packed if packed.shape[2] == 1 else packed[:, :, start:stop]
     if mask.form == "bits":
         return np.unpackbits(packed, axis=-1, count=mask.keys).view(bool)
-    key = np.arange(mask.keys, dtype=np.int32)
-    opened: Array = (key >= packed[..., :1]) & (key < packed[..., 1:])
-    return opened
+    key: Array = np.arange(mask.keys, dtype=np.int32)
+    return (key >= packed[..., :1]) & (key < packed[..., 1:])
 
 
 Arrays = Mapping[str, Array]
@@ -278,15 +271,12 @@ def traced_rows(
         held = to_float(arrays[rows.array])[:, :, start:stop]
         return held if heads is None else held[:, list(heads)]
     if isinstance(rows, Joined):
-        owner = [
-            (part, head) for part, count in zip(rows.parts, rows.counts, strict=True) for head in range(count)
-        ]
+        parts = zip(rows.parts, rows.counts, strict=True)
+        owner = [(part, head) for part, count in parts for head in range(count)]
         chosen = owner if heads is None else [owner[head] for head in heads]
         return np.concatenate([traced_rows(part, arrays, start, stop, [head]) for part, head in chosen], 1)
     if isinstance(rows, Stepped):
-        return _stack(
-            rows, start, stop, lambda part, one, other: traced_rows(part, arrays, one, other, heads)
-        )
+        return _stack(rows, start, stop, lambda part, a, b: traced_rows(part, arrays, a, b, heads))
     return _weigh(rows, arrays, start, stop, heads)
 
 
@@ -295,8 +285,7 @@ def allowed_of(rows: TracedRows, arrays: Arrays, start: int, stop: int) -> Array
     if isinstance(rows, Held):
         values = arrays[rows.array][:, :, start:stop]
         if rows.open is None:
-            some: Array = (values != 0).any(1, keepdims=True)
-            return some
+            return np.asarray((values != 0).any(1, keepdims=True))
         opened = unpack_rows(rows.open, arrays, start, stop)
         return np.broadcast_to(opened, (*opened.shape[:2], *values.shape[2:]))
     if isinstance(rows, Joined):
@@ -304,7 +293,7 @@ def allowed_of(rows: TracedRows, arrays: Arrays, start: int, stop: int) -> Array
         shapes = [(len(mask), count, *mask.shape[2:]) for mask, count in zip(masks, rows.counts, strict=True)]
         return np.concatenate([np.broadcast_to(*pair) for pair in zip(masks, shapes, strict=True)], 1)
     if isinstance(rows, Stepped):
-        return _stack(rows, start, stop, lambda part, one, other: allowed_of(part, arrays, one, other))
+        return _stack(rows, start, stop, lambda part, *some: allowed_of(part, arrays, *some))
     opened = np.ones((1, 1, stop - start, key_of(rows, arrays).shape[2]), bool)
     if rows.diagonal is not None:
         opened = opened & _causal(rows.diagonal, opened.shape[-1], start, stop)

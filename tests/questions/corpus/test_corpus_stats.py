@@ -13,8 +13,8 @@ from attnscope.models.inputs import Limit
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
-from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.corpus import ListedTexts, read_corpus
+from attnscope.storage.files import write_checkpoint
 from tests.models.folders import gpt2, save, t5
 from tests.test_text import HOSTILE, steering
 
@@ -276,7 +276,7 @@ def tampered(file, change):
     """The same file with another state, under a checksum that fits."""
     content = json.loads(file.read_text())
     change(content["state"])
-    checkpoints.write_checkpoint(file, content["of"], content["state"])
+    write_checkpoint(file, content["of"], content["state"])
     return CorpusRun(checkpoint=file)
 
 

@@ -79,11 +79,11 @@ class Planted(nn.Module):
         """Queries and keys that match nothing.  [query | key, number, width]"""
         return torch.zeros(2, self.size, self.width)
 
-    def plant_copy(self, place, at: int) -> None:
+    def plant_copy(self, place, at: int, copies=None) -> None:
         """A head whose every row looks at one position, and writes to the output who stands there."""
         query, key = self.match()
         query[0, self.where], key[0, self.where.start + at] = 1, 1
-        self.plant(place, query, key, self.out)
+        self.plant(place, query, key, self.out, copies)
 
     @torch.no_grad()
     def plant_backup(self, place, at: int) -> None:

@@ -1,8 +1,5 @@
 """What each part writes to a score, against the models' own modules, and over the families."""
 
-import math
-import random
-
 import pytest
 import torch
 import transformers as hf
@@ -12,11 +9,7 @@ from attnscope.attention import Head
 from attnscope.capture.stream.parts import Effects
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
-from attnscope.questions.ablate import ablate
-from attnscope.questions.composition import find_feeds
 from attnscope.questions.logits import Favours, Word, Writes, direct_effects, of_writes
-from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads
 from tests.models.folders import minilm
 from tests.models.images import save_noise
 from tests.models.vision_language import vision_language
@@ -209,36 +202,6 @@ def test_words_of_the_largest_heads_are_told_unless_one_is_named(tmp_path):
     assert [each.head for each in seen.words] == seen.effects.largest_heads(5)
     with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
         direct_effects(model, model.prepare(TEXT), None, None, Head("L1H7"))
-
-
-def test_what_repeats_is_written_by_the_induction_heads_and_ablation_agrees():
-    """Olsson et al. 2022: what stood behind an earlier copy of the last word is predicted by induction."""
-    model = load("own-causal")
-    words = ["table", "river", "garden", "letter", "window", "horse", "captain", "stone"]
-    written, missed = dict[str, float](), dict[str, float]()
-    for seed in range(4):
-        drawn = random.Random(seed).sample(words, 8)
-        prepared = model.prepare(" ".join(drawn + drawn[:5]))
-        for head, effect in direct_effects(model, prepared, drawn[5], None).effects.heads.items():
-            written[head.name] = written.get(head.name, 0.0) + effect
-    prepared = model.prepare(" ".join(words + words))
-    figures = {
-        head.address.name: head.figures["induction"].value
-        for head in measure_heads(model, prepared, Selection()).heads
-    }
-    for name in figures:
-        changed = ablate(model, prepared, Head(name)).changed
-        again = [math.log(each.right[0] / each.right[1]) for each in changed if each.position > len(words)]
-        missed[name] = sum(again) / len(again)
-
-    def largest(values):
-        return set(sorted(values, key=values.__getitem__)[-2:])
-
-    assert largest(written) == largest(figures) == {"L1H0", "L1H3"}
-    costly = sorted(missed, key=missed.__getitem__)
-    assert set(costly[-4:]) == {"L1H0", "L1H3", "L0H0", "L0H2"}  # those of layer 0 write next to nothing:
-    fed = find_feeds(model, prepared, Head("L1H3")).feeds
-    assert fed[0].head.name in {"L0H0", "L0H2"}  # they feed the others
 
 
 def test_masked_words_and_decoders_of_a_pair_are_followed_too(tmp_path):

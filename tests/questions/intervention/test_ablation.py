@@ -14,7 +14,7 @@ from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
-from attnscope.models.targets import TURNS, batch_predictions
+from attnscope.models.targets import batch_predictions
 from attnscope.questions.ablate import Removals, ablate, measure_ablation
 from attnscope.questions.cause import cut
 from attnscope.questions.corpus_stats import corpus_stats
@@ -150,29 +150,6 @@ def test_a_gate_of_one_changes_no_bit(model):
             with recording(model.module) as record:
                 predictions.logits(model)
     assert gates.heads == [site.heads for site in record.sites]
-
-
-def test_every_plain_token_is_asked_for_once_and_hidden_where_it_is():
-    model = load("own")
-    prepared = model.prepare(TEXT)
-    (predictions,) = batch_predictions(model, prepared, [prepared.tokens])
-    ids = predictions.prepared.inputs["ids"]
-    mask = model.reader.tokenizer.token_to_id("[MASK]")
-    plain = list(range(1, len(prepared.tokens) - 1))
-    assert sorted(target.position for target in predictions.targets) == plain
-    assert len(ids) == TURNS
-    for number, row in enumerate(ids.tolist()):
-        hidden = {target.position for target in predictions.targets if target.copy == number}
-        assert row == [mask if i in hidden else token.id for i, token in enumerate(prepared.tokens)]
-
-
-def test_a_causal_model_is_asked_for_each_next_token():
-    model = load("own-causal")
-    prepared = model.prepare(TEXT)
-    (predictions,) = batch_predictions(model, prepared, [prepared.tokens])
-    for target in predictions.targets:
-        assert (target.at, target.id) == (target.position - 1, prepared.tokens[target.position].id)
-    assert predictions.prepared.inputs["ids"].tolist() == [[token.id for token in prepared.tokens]]
 
 
 def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):

@@ -16,22 +16,13 @@ exist only in Python.
 from __future__ import annotations
 
 import types
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnscope.attention import Head, Kind
-
-if typing.TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**options: Any) -> Any:
-        """Does nothing at run time: tells type checkers that ``record`` makes dataclasses."""
-        return lambda function: function
-
+from attnscope.registry import dataclass_transform
 
 Shape = dict[str, Any]
 Class = TypeVar("Class", bound=type)

@@ -8,9 +8,18 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.errors import SelectionError
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform as dataclass_transform
+else:
+
+    def dataclass_transform(**options: Any) -> Any:
+        """Does nothing at run time: tells type checkers what makes dataclasses."""
+        return lambda function: function
+
 
 Entry = TypeVar("Entry")
 Maker = TypeVar("Maker", bound="Callable[..., Any]")

@@ -1,7 +1,6 @@
 """Declares commands and options: a command is a function of groups, an option a field of a group.
 
-    @dataclass(frozen=True, kw_only=True)
-    class CutOptions:
+    class CutOptions(Group):
         panel = TEXT
         line: int | None = option("Take one line of the input.")
         truncate: bool = flag("Cut a text that is too long.")
@@ -30,7 +29,7 @@ from click.core import ParameterSource
 from attnscope.cli.settings import defaults_of, read_settings
 from attnscope.cli.waiting import set_verbosity
 from attnscope.errors import AttnscopeError
-from attnscope.registry import docstring
+from attnscope.registry import dataclass_transform, docstring
 from attnscope.text import LARGEST, raw_csv
 
 MOST_USED = "Options"
@@ -94,6 +93,11 @@ CONTEXT: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_conten
 EAGER: Mapping[str, Any] = {"is_eager": True, "expose_value": False}  # obeyed before others are read
 
 
+def argument(help: str, default: Any = None, metavar: str | None = None) -> Any:
+    """A positional argument."""
+    return field(default=default, metadata={"help": help, "metavar": metavar})
+
+
 def option(
     help: str,
     *names: str,
@@ -117,9 +121,12 @@ def flag(help: str, *names: str, panel: str | None = None) -> Any:
     return field(default=False, metadata={"help": help, "names": names, "panel": panel})
 
 
-def argument(help: str, default: Any = None, metavar: str | None = None) -> Any:
-    """A positional argument."""
-    return field(default=default, metadata={"help": help, "metavar": metavar})
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Group:
+    """Options of a command: each subclass is a frozen dataclass, its fields made by the functions above."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
 def refuse(when: object, option: str, sentence: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -18,6 +18,7 @@ from attnscope.cli.command import (
     PICTURE,
     TEXT,
     WHERE,
+    Group,
     argument,
     flag,
     option,
@@ -68,8 +69,7 @@ def model_names() -> Iterable[str]:
     return ("own", "own-causal", *(name.removeprefix("models--").replace("--", "/") for name in names))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextsOptions:
+class TextsOptions(Group):
     """A corpus, or the first texts of one."""
 
     panel = MANY
@@ -80,7 +80,6 @@ class TextsOptions:
     limit: int | None = option("Stop after N texts.", min=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class CorpusOptions(TextsOptions):
     """A corpus that is measured as a whole; the run can be stopped and resumed."""
 
@@ -89,8 +88,7 @@ class CorpusOptions(TextsOptions):
     checkpoint: Path | None = option("Save the sums in this file; the same command resumes from it.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerOptions:
+class LayerOptions(Group):
     """Layers by their number and kind."""
 
     panel = WHERE
@@ -103,14 +101,12 @@ class LayerOptions:
     kind: str | None = option("encoder, decoder or cross.", complete=lambda: ("encoder", "decoder", "cross"))
 
 
-@dataclass(frozen=True, kw_only=True)
 class HeadOptions(LayerOptions):
     """Layers, or one head."""
 
     head: str | None = option("One head: L5H3, 5.3, 5-3, or its number with --layer.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShownHeads(HeadOptions):
     """All heads, some heads, or one token of them."""
 
@@ -123,8 +119,7 @@ class ShownHeads(HeadOptions):
 Metadata: TypeAlias = dict[str, Any]  # what JSON says about all its numbers
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(Group):
     """A model's name, and what it may do when loaded."""
 
     panel = MODEL
@@ -164,7 +159,6 @@ class ModelOptions:
         return {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class WeighedModelOptions(ModelOptions):
     """Which model, and how its attention is weighed."""
 
@@ -192,15 +186,13 @@ PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf")
 WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AxisOptions:
+class AxisOptions(Group):
     """What the axes show."""
 
     words: bool = flag("Merge pieces into words.")
     hide_special: bool = flag("Hide special tokens; print the attention they take.", panel=MOST_USED)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MapOptions(AxisOptions):
     """What the axes show, and what full colour stands for."""
 
@@ -212,8 +204,7 @@ class MapOptions(AxisOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PictureOptions:
+class PictureOptions(Group):
     """How a saved picture is drawn; a colour map that cannot draw it is refused before any work."""
 
     panel = PICTURE
@@ -232,7 +223,6 @@ class PictureOptions:
             choose_map(self.cmap, signed=self.signed)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrintedOptions(PictureOptions):
     """How a printed or saved picture is drawn, and what surrounds a saved one."""
 
@@ -249,15 +239,13 @@ class PrintedOptions(PictureOptions):
     plain: bool = flag("Use shades instead of colours.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SignedOptions(PrintedOptions):
     """The same, where differences may be drawn."""
 
     signed = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class NumbersOptions:
+class NumbersOptions(Group):
     """Numbers instead of a picture; a group with ``out`` says by which ``suffixes`` its file may be named."""
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -270,7 +258,6 @@ class NumbersOptions:
             check_place(out, self.suffixes)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TableOutput(NumbersOptions):
     """Numbers instead of a picture, also as CSV; or a picture in a file."""
 
@@ -300,8 +287,7 @@ def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:
 SECOND = "A second text: its pair, or the target of an encoder-decoder."
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceOptions:
+class SourceOptions(Group):
     """One text, or another input, and how much to generate."""
 
     panel = TEXT
@@ -361,8 +347,7 @@ class SourceOptions:
         return shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptsOptions:
+class PromptsOptions(Group):
     """Prompts from one template, instead of one text."""
 
     panel = TEXT
@@ -371,7 +356,6 @@ class PromptsOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class SecondNamed(SourceOptions):
     """The same, where what follows the text is not a second text."""
 
@@ -379,7 +363,6 @@ class SecondNamed(SourceOptions):
     second_text: str | None = option(SECOND, "--second")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextNamed(SecondNamed):
     """The same, where the arguments are not texts."""
 

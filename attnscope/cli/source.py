@@ -56,9 +56,8 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
         refuse(asked.text is None, "TEXT", "give a text, --file FILE, or - for standard input")
         whole = _as_typed(asked.text or "")
         if len(whole.split()) == 1 and os.path.isfile(whole):
-            raise InputError(
-                f"{whole} is a file: did you mean --file {whole}? to read its name as a text, use -"
-            )
+            meant = f"did you mean --file {whole}? to read its name as a text, use -"
+            raise InputError(f"{whole} is a file: {meant}")
     if line is not None:
         lines = whole.splitlines()
         if not 1 <= line <= len(lines):
@@ -94,10 +93,8 @@ def _decode(opened: IO[bytes], name: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is not UTF-8 text: byte {error.start:,} is 0x{content[error.start]:02x}; "
-            "save it as UTF-8"
-        ) from None
+        wrong = f"byte {error.start:,} is 0x{content[error.start]:02x}"
+        raise InputError(f"{name} is not UTF-8 text: {wrong}; save it as UTF-8") from None
 
 
 def _as_typed(text: str) -> str:
@@ -210,12 +207,9 @@ class SourceInput:
         files = identify_model(model.name, model.revision)
         if files is None:
             return None
+        paths = (*asked.pictures, asked.audio, asked.inputs, asked.labels)
         try:
-            read = [
-                identify_file(path)
-                for path in (*asked.pictures, asked.audio, asked.inputs, asked.labels)
-                if path
-            ]
+            read = [identify_file(path) for path in paths if path]
         except OSError:
             return None
         options = {name: value for name, value in asdict(model).items() if name != "offline"}
@@ -331,10 +325,10 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     if asked.keep is not None:
         check_place(asked.keep, (".trace",), "the name of a trace ends in .trace")
     alone = saved or inputs or drawn or ((image or audio) and not text)
-    source = SourceInput(asked, model, *(("",) if alone else read_text(asked)))
-    two = asked.chat and source.second is not None
+    found, pair = ("", None) if alone else read_text(asked)
+    two = asked.chat and pair is not None
     refuse(two, "--chat", "a chat is one text: use --system for a message before it")
-    return source
+    return SourceInput(asked, model, found, pair)
 
 
 def split_asked(words: list[str] | None, source: TextNamed, what: str) -> tuple[list[Question], TextNamed]:
@@ -385,11 +379,8 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
 
     weigh: Weigh = getattr(asked, "weigh", "raw")
     target: str | None = getattr(asked, "target", None)
-    refuse(
-        target and weigh != "gradient",
-        "--target",
-        "only valid with --weigh gradient or --faithful; see attnscope logits",
-    )
+    words = "only valid with --weigh gradient or --faithful; see attnscope logits"
+    refuse(target and weigh != "gradient", "--target", words)
     names = ("device", "device_map", "dtype", "revision", "tokenizer", "trust_remote_code", "allow_pickle")
     options = {name: getattr(asked, name) for name in names}
     with waiting(f"loading {asked.name}"):

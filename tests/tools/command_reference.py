@@ -28,9 +28,9 @@ INTRODUCTION = f"""# The command line
 One file per command: it parses, makes one call, and delivers the answer. `attnscope COMMAND --help-all`
 prints the same as this page, which `python -m tests.tools.command_reference` generates from the code.
 
-A command's function takes groups of options. A group is a frozen dataclass whose fields are made by `option`,
-`flag` and `argument` of [command.py](command.py); `@command` turns the fields into command-line options. So
-each option is declared once, and has the same name in every command.
+A command's function takes groups of options. A group is a subclass of `Group`, and so a frozen dataclass, with
+fields made by `option`, `flag` and `argument` of [command.py](command.py); `@command` turns the fields into
+command-line options. So each option is declared once, and has the same name in every command.
 
 **To add an option**, add a field to a group: every command that takes the group has it.
 **To add a command**, write a function of groups with `@command` above it, its help and an example in its

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
@@ -14,8 +12,7 @@ from attnscope.cli.source import list_prompts, load_model, read_source, reading
 from attnscope.cli.waiting import waiting
 
 
-@dataclass(frozen=True, kw_only=True)
-class AblateOptions:
+class AblateOptions(Group):
     """How heads are ablated, and how many are listed."""
 
     panel = MOST_USED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +13,7 @@ from attnscope.cli.command import (
     REQUIRED,
     TEXT,
     WHERE,
+    Group,
     argument,
     command,
     flag,
@@ -33,8 +33,7 @@ LONGEST = 24  # most letters of a word in its column; longer words shift their b
 NARROWEST = 16  # least columns for bars
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoundOptions:
+class SoundOptions(Group):
     """A sound, and its transcript."""
 
     panel = TEXT
@@ -55,8 +54,7 @@ class SoundOptions:
     truncate: bool = flag("Read only the beginning of a sound that is too long for the model.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlignOutput:
+class AlignOutput(Group):
     """How the words are printed."""
 
     format: Literal["table", "srt", "vtt", "textgrid"] = option(

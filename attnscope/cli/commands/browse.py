@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import command, option
+from attnscope.cli.command import Group, command, option
 from attnscope.cli.source import read_source
 from attnscope.errors import AttnscopeError, OutputError
 
 
-@dataclass(frozen=True, kw_only=True)
-class BrowseOutput:
+class BrowseOutput(Group):
     """Where pictures go."""
 
     out: Path = option("The folder that s saves to.", "--out", "-o", default=Path("."))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
-from attnscope.cli.command import command, flag
+from attnscope.cli.command import Group, command, flag
 from attnscope.text import clean
 
 QUOTED = 200  # most characters of a listed text
 WIDEST = 32  # most characters of a model's name
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheOptions:
+class CacheOptions(Group):
     """What to do with them."""
 
     clear: bool = flag("Remove all cached passes.")

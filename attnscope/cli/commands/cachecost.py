@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse
 from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model
@@ -16,8 +15,7 @@ from attnscope.cli.waiting import notify, waiting
 TABLE = ".tsv"  # the suffix of a pattern file
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowOptions:
+class WindowOptions(Group):
     """What a limited head sees, and how many heads are not limited."""
 
     panel = MOST_USED
@@ -28,7 +26,6 @@ class WindowOptions:
     truncate: bool = flag("Cut texts to the positions of the model.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class PatternOutput(options.TableOutput):
     """Where the answer goes."""
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import argument, command, option, refuse
+from attnscope.cli.command import Group, argument, command, option, refuse
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_source, reading
 from attnscope.cli.waiting import notify
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClaimOptions:
+class ClaimOptions(Group):
     """The claims, and a snapshot to compare with."""
 
     panel = "Snapshots"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, REQUIRED, argument, command, option
+from attnscope.cli.command import MOST_USED, REQUIRED, Group, argument, command, option
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_file
 from attnscope.cli.waiting import waiting
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairsOptions:
+class PairsOptions(Group):
     """Texts that differ in what decides the prediction, and how much of the difference to keep."""
 
     panel = MOST_USED
@@ -31,7 +29,6 @@ class PairsOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CircuitOutput(options.TableOutput):
     """Where the graph goes."""
 

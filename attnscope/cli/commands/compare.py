@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Head
 from attnscope.cli import options
-from attnscope.cli.command import argument, command, flag, option, refuse, refuse_first, repeat
+from attnscope.cli.command import Group, argument, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import parse_head, select
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 WITH = "What to compare with"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
+class Contrast(Group):
     """What is compared with what."""
 
     panel = WITH
@@ -44,7 +43,6 @@ class Contrast:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComparedHeads(options.LayerOptions):
     """Layers, or one head number."""
 
@@ -53,7 +51,6 @@ class ComparedHeads(options.LayerOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompareOutput(options.TableOutput):
     """Where the comparison goes."""
 

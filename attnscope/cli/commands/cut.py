@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, argument, command, option, refuse
+from attnscope.cli.command import MOST_USED, Group, argument, command, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
@@ -15,8 +14,7 @@ from attnscope.cli.source import list_prompts, read_source, split_asked
 from attnscope.cli.waiting import waiting
 
 
-@dataclass(frozen=True, kw_only=True)
-class EdgeOptions:
+class EdgeOptions(Group):
     """What is cut, of which text."""
 
     asked: list[str] | None = argument('Edges such as "it -> cat" or "* -> [SEP]", as in find, and the text.')
@@ -27,7 +25,6 @@ class EdgeOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CauseOptions(ScoreOptions):
     """Which prediction, and which heads."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from attnscope.storage.folder import ExportPlan
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportedHeads(options.LayerOptions):
     """Layers and heads, several of each."""
 
@@ -35,7 +34,6 @@ class ExportedHeads(options.LayerOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportOutput(options.NumbersOptions):
     """Where the files go, and their formats."""
 

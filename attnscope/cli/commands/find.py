@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import RETIRED, argument, command, flag, option, refuse, repeat
+from attnscope.cli.command import RETIRED, Group, argument, command, flag, option, refuse, repeat
 from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import select
@@ -17,8 +16,7 @@ from attnscope.errors import InputError
 GOLD = "Questions with known answers"
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoldOptions:
+class GoldOptions(Group):
     """The file, and which of its questions are asked."""
 
     panel = GOLD
@@ -45,8 +43,7 @@ class GoldOptions:
 MOST = 500  # most questions in one command: each is a table; more belong in a file for --gold
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuestionOptions:
+class QuestionOptions(Group):
     """The questions, and the text."""
 
     asked: list[str] | None = argument(
@@ -54,7 +51,6 @@ class QuestionOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class FindOutput(options.TableOutput):
     """How many heads are listed, and where the answer goes."""
 

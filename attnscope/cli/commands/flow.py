@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import WHERE, command, flag, option, refuse, refuse_first
+from attnscope.cli.command import WHERE, Group, command, flag, option, refuse, refuse_first
 from attnscope.cli.deliver import curve_marks, deliver
 from attnscope.cli.options import parse_numbers, select
 from attnscope.cli.source import read_source
@@ -17,8 +16,7 @@ FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer
 CURVED = 116  # least columns for the curves of --faithful
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlowOptions:
+class FlowOptions(Group):
     """How attention is followed, and for which token."""
 
     method: Literal["rollout", "flow", "relevance", "alti"] = option(
@@ -41,7 +39,6 @@ class FlowOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class FlowOutput(options.NumbersOptions):
     """Where the answer goes."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnscope.cli.command import argument, command, flag, is_typed, option, refuse
+from attnscope.cli.command import Group, argument, command, flag, is_typed, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.settings import settings_table
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 TEXT = "The cat sat on the mat because it was tired."
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelArgument:
+class ModelArgument(Group):
     """A model named as an argument, without -m."""
 
     first: str | None = argument("The model, as --model names one; with --model, the text.", metavar="MODEL")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditOptions:
+class AuditOptions(Group):
     """What is asked about the model."""
 
     audit: bool = flag("Prove that only the attention shown mixes tokens, and name what else does.")

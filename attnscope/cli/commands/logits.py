@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, command, option, refuse
+from attnscope.cli.command import MOST_USED, Group, command, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import parse_head
 from attnscope.cli.source import list_prompts, read_source, reading
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreOptions:
+class ScoreOptions(Group):
     """Whose score is decomposed."""
 
     panel = MOST_USED
@@ -24,7 +22,6 @@ class ScoreOptions:
     against: str | None = option("Another word, whose score is subtracted.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class LogitsOptions(ScoreOptions):
     """What it is decomposed into."""
 
@@ -33,7 +30,6 @@ class LogitsOptions(ScoreOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LogitsOutput(options.NumbersOptions):
     """Where the answer goes."""
 

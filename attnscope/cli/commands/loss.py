@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.cli.command import REQUIRED, argument, command, option
@@ -14,7 +13,6 @@ from attnscope.cli.waiting import waiting
 from attnscope.text import LARGEST_SEED
 
 
-@dataclass(frozen=True, kw_only=True)
 class LossOptions(ModelOptions):
     """Which model is asked, and what."""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from attnscope.cli.command import REQUIRED, argument, command, option
+from attnscope.cli.command import REQUIRED, Group, argument, command, option
 from attnscope.errors import AttnscopeError, InputError
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+class ServerOptions(Group):
     """What an agent may read, and where models run."""
 
     folder: Path = argument("The folder whose files may be read; nothing outside of it.", REQUIRED)

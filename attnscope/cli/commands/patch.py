@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, RETIRED, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, RETIRED, Group, command, flag, option, refuse
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import parse_heads, select
@@ -16,8 +16,7 @@ from attnscope.cli.source import list_prompts, load_model, read_file, read_sourc
 from attnscope.cli.waiting import waiting
 
 
-@dataclass(frozen=True, kw_only=True)
-class PatchOptions:
+class PatchOptions(Group):
     """What is patched into what."""
 
     panel = MOST_USED

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 
-from attnscope.cli.command import REQUIRED, argument, command, refuse
+from attnscope.cli.command import REQUIRED, Group, argument, command, refuse
 from attnscope.cli.deliver import print_plain
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchemaOptions:
+class SchemaOptions(Group):
     """Which command's answer."""
 
     of: str = argument("A command that has --json.", REQUIRED, metavar="COMMAND")

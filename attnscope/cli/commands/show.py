@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, refuse_first, repeat
+from attnscope.cli.command import (
+    MODEL,
+    PICTURE,
+    WHERE,
+    Group,
+    command,
+    flag,
+    option,
+    refuse,
+    refuse_first,
+    repeat,
+)
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.options import parse_head, parse_heads, parse_rows, select
 from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
@@ -17,8 +28,7 @@ if TYPE_CHECKING:
     from attnscope.questions.selection import Selection
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairOptions:
+class PairOptions(Group):
     """One score of a head."""
 
     panel = WHERE
@@ -26,7 +36,6 @@ class PairOptions:
     neurons: bool = flag("The score of --pair by dimension: query × key, summed to what the softmax gets.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShowOutput(options.NumbersOptions):
     """Where the answer goes."""
 

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import MODEL, MOST_USED, WHERE, command, flag, option, refuse, refuse_first
+from attnscope.cli.command import MODEL, MOST_USED, WHERE, Group, command, flag, option, refuse_first
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import select_heads
-from attnscope.cli.source import SourceInput, read_file, read_source, reading
-
-if TYPE_CHECKING:
-    from attnscope.models import Model, ModelInput
-    from attnscope.questions.parts import Span
-
+from attnscope.cli.source import read_file, read_source, reading
 
 WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "group", "marks")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartOptions:
+class PartOptions(Group):
     """How the text is divided, and which parts are asked about."""
 
     panel = WHERE
@@ -44,38 +36,6 @@ class PartOptions:
         "head's lookback ratio."
     )
     exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
-
-
-def check_cut(parts: PartOptions, source: options.SourceOptions) -> None:
-    """Refuse a division that does not exist, or that does not fit the input."""
-    unknown = parts.by not in WAYS and not parts.by.endswith(".json")
-    mixed = source.saved is None and source.chat != (parts.by == "role")
-    unwritten = parts.written and ((source.generate is None and not source.chat) or parts.pair is not None)
-    sensed = source.image or source.video or source.audio
-    pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
-    textless = not (pictured or parts.by == "group" or not (sensed or source.inputs))
-    plain = "give TEXT or --file; with --image or --audio, a text and --by modality"
-    refuse_first(
-        (unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json"),
-        (mixed, "--by", "roles need --chat, and a chat is always cut by roles"),
-        (unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair"),
-        (textless or (source.saved and parts.by == "marks"), "--by",
-         f"parts are cut out of a plain text: {plain}"),
-    )  # fmt: skip
-
-
-def read_parts_of(given: SourceInput, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
-    """The model, the text as it reads it, and its parts."""
-    from attnscope.questions.parts import cut_input, read_marks, read_parts
-
-    begins: Iterable[tuple[str, int]] | None = None
-    if parts.by == "marks":
-        text, begins = read_marks(given.text)
-        given = replace(given, text=text)
-    elif parts.by.endswith(".json"):
-        begins = read_parts(read_file(Path(parts.by)))
-    model, prepared = given.open(kind="kernel" if parts.exact_kernel else "other")
-    return model, prepared, cut_input(prepared, parts.by, begins)
 
 
 @command
@@ -100,13 +60,35 @@ def spans(
     attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
     """
     from attnscope.questions.find import LISTED, FindResult, of_found, parse_questions
+    from attnscope.questions.parts import cut_input, read_marks, read_parts
     from attnscope.questions.spans import of_spans, of_written, rank_spans, span_maps, written_looks
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
-    check_cut(parts, source)
-    loaded, prepared, cut = read_parts_of(read_source(source, model), parts)
-    refuse(parts.written and output.as_csv, "--written", "this one is drawn, or printed with --json")
-    asked, one, exact = select_heads(attention), attention.head is not None, parts.exact_kernel
+    unknown = parts.by not in WAYS and not parts.by.endswith(".json")
+    mixed = source.saved is None and source.chat != (parts.by == "role")
+    unwritten = parts.written and ((source.generate is None and not source.chat) or parts.pair is not None)
+    sensed = source.image or source.video or source.audio
+    pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
+    textless = not (pictured or parts.by == "group" or not (sensed or source.inputs))
+    unmarked = source.saved and parts.by == "marks"
+    plain = "give TEXT or --file; with --image or --audio, a text and --by modality"
+    refuse_first(
+        (unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json"),
+        (mixed, "--by", "roles need --chat, and a chat is always cut by roles"),
+        (unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair"),
+        (textless or unmarked, "--by", f"parts are cut out of a plain text: {plain}"),
+        (parts.written and output.as_csv, "--written", "this one is drawn, or printed with --json"),
+    )
+    given = read_source(source, model)
+    begins: Iterable[tuple[str, int]] | None = None
+    if parts.by == "marks":
+        text, begins = read_marks(given.text)
+        given = replace(given, text=text)
+    elif parts.by.endswith(".json"):
+        begins = read_parts(read_file(Path(parts.by)))
+    asked, one, exact = options.select_heads(attention), attention.head is not None, parts.exact_kernel
+    loaded, prepared = given.open(kind="kernel" if exact else "other")
+    cut = cut_input(prepared, parts.by, begins)
     with reading(loaded, prepared):
         if parts.written:
             answer = of_written(written_looks(loaded, prepared, cut, asked, exact_kernel=exact), one=one)

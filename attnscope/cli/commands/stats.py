@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse, refuse_first
+from attnscope.cli.command import MODEL, PICTURE, WHERE, Group, command, flag, option, refuse, refuse_first
 from attnscope.cli.commands.flow import CURVED, FAITHFUL_ALONE
 from attnscope.cli.corpus import check_texts, each_text, measure_corpus, text_reader
 from attnscope.cli.deliver import PLAIN, curve_marks, deliver, print_answer, save_data
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from attnscope.questions.stats import Stats
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeasuredHeads(options.HeadOptions):
     """The heads that are listed, and in which order."""
 
@@ -31,8 +30,7 @@ class MeasuredHeads(options.HeadOptions):
     top: int | None = option("List at most N heads.", min=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatsOptions:
+class StatsOptions(Group):
     """What is measured beyond the table's figures, and how."""
 
     panel = WHERE
@@ -58,7 +56,6 @@ class StatsOptions:
     exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=MODEL)
 
 
-@dataclass(frozen=True, kw_only=True)
 class StatsOutput(options.TableOutput):
     """Where the figures go."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import glob
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import WHERE, argument, command, flag, option, refuse_first
+from attnscope.cli.command import WHERE, Group, argument, command, flag, option, refuse_first
 from attnscope.cli.corpus import open_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import select
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 PAUSE = 10.0  # seconds between two checks for new checkpoints
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackOptions:
+class TrackOptions(Group):
     """Which checkpoints are read, and what is measured."""
 
     checkpoints: list[str] | None = argument(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.cli.command import REQUIRED, argument, command, flag, option, refuse
+from attnscope.cli.command import REQUIRED, Group, argument, command, flag, option, refuse
 from attnscope.cli.waiting import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 SHAPE, LEARNING, DATA, RUN = "Shape", "Learning", "Data", "Run"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShapeOptions:
+class ShapeOptions(Group):
     """The shape of the encoder."""
 
     panel = SHAPE
@@ -38,8 +37,7 @@ class ShapeOptions:
     start_from: Path | None = option("Start from an encoder's folder, with its shape and vocabulary.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataOptions(Group):
     """What it is trained on."""
 
     panel = DATA
@@ -62,8 +60,7 @@ class DataOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearningOptions:
+class LearningOptions(Group):
     """How its weights are optimized."""
 
     panel = LEARNING
@@ -77,8 +74,7 @@ class LearningOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Group):
     """How long, where, and what is kept."""
 
     panel = RUN
@@ -94,8 +90,7 @@ class RunOptions:
     resume: bool = flag("Continue the run in the folder.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(Group):
     """What is read and written."""
 
     files: list[Path] = argument("Text files in UTF-8, a document each.", default=REQUIRED)

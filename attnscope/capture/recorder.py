@@ -26,11 +26,9 @@ from attnscope.capture.hooks.modules import tensors_in
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import KnownPasses, PassTrace
-from attnscope.capture.lineage.follow import Lineage, SkipKnownLayers
+from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.layout import origin_of_kernel, origin_of_weighing
-from attnscope.capture.lineage.split_calls import SplitCalls
-from attnscope.capture.lineage.standing import doubt_axes, judge
+from attnscope.capture.lineage.layout import SplitCalls, judge, origin_of_kernel, origin_of_weighing
 from attnscope.capture.placing.between import AcrossTexts, ChannelSoftmaxes
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
@@ -46,7 +44,6 @@ from attnscope.fused.fused_pass import FusedPass
 from attnscope.plugins import plugins
 
 TRACKERS: tuple[type[Tracker], ...] = (
-    SkipKnownLayers,  # says first whether the others have to follow a module
     ChunkedModules,  # before all others, who do not need what it notes
     Learned,
     Lineage,  # before those who ask where a tensor comes from
@@ -115,9 +112,8 @@ class Recorder(Pass):
                 self.name(path, NO_FORMULA.format(frame.kernel))
             else:
                 query, key = (self.of(Lineage).of(states) for states in (frame.query, frame.key))
-                origin = None if self.is_known else doubt_axes(self.of(Lineage), query, key, len(frame.query))
-                if origin is None:
-                    self.of(AcrossTexts).ask(query, path)
+                batch = len(frame.query)
+                origin = None if self.is_known else origin_of_kernel(query, key, batch, sure=True)
                 self.take(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
         return result
 
@@ -143,9 +139,9 @@ class Recorder(Pass):
 
     def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
         """The result of a softmax met its values; False if these are not tokens."""
-        stands = judge(self.of(Lineage), weighing, result)
+        tokens, learned = judge(self.of(Lineage), weighing, result)
         owner = weighing.trail.owner(self.path)
-        if not stands.tokens:
+        if not tokens:
             self.of(Learned).weigh(self.call_of(owner), weighing.weighed)
             self.placed += 1
             self.seen += 1
@@ -157,14 +153,14 @@ class Recorder(Pass):
         elif is_mapped(weighing.weights):
             self.name(owner, MAPPED)
         else:
-            self._take_weighing(weighing, result, owner, stands.learned)
+            self._take_weighing(weighing, result, owner, learned)
         return True
 
     def _take_weighing(self, weighing: Weighing, result: Tensor, owner: str, learned: bool) -> None:
         """Take the weights that a module's own code multiplied with its values."""
         heads = heads_of(getattr(self.call_of(owner), "module", None))
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
-        origin = origin_of_weighing(self.of(Lineage), weighing, batch, heads)
+        origin = origin_of_weighing(self.of(Lineage).of(weighing.operand), weighing, batch, heads)
         capture = Capture.of_weighing(weighing, batch, heads, learned)
         if learned and len(capture.queries) > 1:
             self.of(ChannelSoftmaxes).expect(weighing, result)
@@ -178,7 +174,7 @@ class Recorder(Pass):
             given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
             lineage, axes = self.of(Lineage), given["query"].ndim
             query, key = (lineage.of(given[name]) for name in ("query", "key"))
-            origin = origin_of_kernel(lineage, query, key, capture.batch, axes) if ask else None
+            origin = origin_of_kernel(query, key, capture.batch, axes) if ask else None
             self.take(capture, self.owner, origin)
         elif isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)

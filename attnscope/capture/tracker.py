@@ -15,7 +15,7 @@ from attnscope.capture.hooks.functions import COMPILED, is_quiet, quietly, runs_
 from attnscope.capture.hooks.modules import PLAIN, Call, Guard, ModuleStack
 from attnscope.capture.known_passes import PassTrace
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.nodes import QueryKeyOrigin
+from attnscope.capture.lineage.nodes import CallOrigin
 from attnscope.capture.placing.kinds import Sites
 from attnscope.capture.record import Observer, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Weighing
@@ -32,7 +32,7 @@ class Taken:
     capture: Capture
     name: str
     calls: tuple[Call, ...]
-    origin: QueryKeyOrigin | None = None  # of its queries and keys, None if a function's axes are known
+    origin: CallOrigin | None = None  # of its queries and keys; None if nothing asks for it
     softmax: int = 0  # the number of the softmax behind its weights, 0 for a kernel
 
 
@@ -143,13 +143,12 @@ class Pass(ABC):
     def name(self, path: str, reason: str) -> None:
         """Name a module whose attention was seen but cannot be shown."""
         self.seen += 1
+        self.placed += 1
         self.note_compiled()
         self.doubt()
         self.record.name(path, reason)
 
-    def take(
-        self, capture: Capture, name: str, origin: QueryKeyOrigin | None = None, softmax: int = 0
-    ) -> None:
+    def take(self, capture: Capture, name: str, origin: CallOrigin | None = None, softmax: int = 0) -> None:
         """Pass what a module showed to the observers."""
         self.seen += 1
         self.note_compiled()
@@ -158,7 +157,7 @@ class Pass(ABC):
         if self.trace is not None:
             self.trace.taken.append(capture.read)
         self.captured += 1
-        self.placed += origin is not None
+        self.placed += origin is not None and not origin.sure
         self.pass_on(Taken(capture, name, tuple(self.stack.calls), origin, softmax))
 
     def pass_on(self, taken: Taken, after: Tracker | None = None) -> None:

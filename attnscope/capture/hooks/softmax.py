@@ -3,7 +3,7 @@
 A softmax is attention when its result, through views, permutations, slices, casts, dropout and
 element-wise masks, is one side of a product with something other than a parameter. A router's softmax
 picks experts, an output head's is returned, an indexer's ranks keys: none of them qualifies. Gates do
-(the kernels of a dynamic convolution, the mixing of parallel streams); ``lineage/standing.py`` separates
+(the kernels of a dynamic convolution, the mixing of parallel streams); ``lineage/layout.py`` separates
 them from weights over tokens. A layer that mixes heads after the softmax gives weights that may be
 negative: not a distribution, so the record names it instead of showing it.
 
@@ -22,14 +22,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.lineage.functions import (
-    CARRYING,
-    ELEMENTWISE,
-    PRODUCTS,
-    RESHAPING,
-    SOFTMAX,
-    Seen,
-)
+from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Seen
 from attnscope.capture.placing.without_attention import ATTENTION
 from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import ROUNDING, Trail, Weighing, is_mapped, masked_keys
@@ -100,7 +93,7 @@ class Trails(Tracker):
     def see(self, seen: Seen) -> bool | None:
         """Follow one call."""
         name, result = seen.name, seen.result
-        if name in CARRYING:
+        if name in RESHAPING or name in ELEMENTWISE:
             self._carry_on(seen)
         elif name in PRODUCTS:
             weighing = self._weighing(seen)

@@ -16,8 +16,8 @@ from attnscope.capture.hooks.functions import FUSED_FUNCTIONS, FusedProducts, qu
 from attnscope.capture.hooks.modules import Call, tensors_in
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.layout import project
-from attnscope.capture.lineage.standing import doubt_axes
+from attnscope.capture.lineage.layout import origin_of_kernel
+from attnscope.capture.lineage.nodes import Contracted, Origin
 from attnscope.capture.placing.without_attention import why_opaque
 from attnscope.capture.rows.capture import MAPPED, Capture, is_mapped
 from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
@@ -128,7 +128,16 @@ class AttentionFunctions(Tracker):
         origin = None
         if not query.is_nested and key.shape[fused and key.ndim > 2] == len(capture.keys):  # none are added
             asking, answering = (
-                project(lineage.of(states), states, capture.heads, fused) for states in (query, key)
+                _project(lineage.of(states), states, capture.heads, fused) for states in (query, key)
             )
-            origin = doubt_axes(lineage, asking, answering, capture.batch, projects=True)
+            origin = origin_of_kernel(asking, answering, capture.batch)
         self.recorder.take(capture, path, origin)
+
+
+def _project(origin: Origin | None, states: Tensor, heads: int, batch_first: bool) -> Origin | None:
+    """Where queries or keys come from that torch projects itself, [text, head, position, size]."""
+    if origin is None:
+        return None
+    text, place = (None, 0) if states.ndim < 3 else (0, 1) if batch_first else (1, 0)
+    shape = 1 if text is None else states.shape[text], heads, states.shape[place], states.shape[-1] // heads
+    return replace(origin, node=Contracted((origin.node,), (text, None, place, None), torch.Size(shape), 0))

@@ -1,70 +1,77 @@
 """Follows the tensors of a pass: what each torch function does to the origin of their entries.
 
-A function that moves entries is stored as a step (``Moved``), a product as the axes that stay
-(``Contracted``). Any other function whose result has its argument's shape leaves the entries in place.
-Anything else breaks the chain: its result is a new root, if a layer or a module receives it. Steps are
-walked only when a layout has to be found, so a pass costs a few small objects per call.
+A function that moves entries is a step (``Moved``), a product the axes that stay (``Contracted``). Any other
+whose result has its argument's shape leaves the entries in place, or a new root may begin at its result.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned, is_parameter
-from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING, Seen
-from attnscope.capture.lineage.nodes import Contracted, Moved, Node, Origin, Root, nothing
+from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, Seen
+from attnscope.capture.lineage.nodes import Contracted, Moved, Node, Origin, Root
 from attnscope.capture.rows.capture import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
 SDPA = "scaled_dot_product_attention"
 MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
 
-RESAMPLING = re.compile(r"(?:max|avg|lp)_pool(\d)d$|^interpolate$")
-"""Functions that create other positions, along that many axes after the channels."""
-
+RESAMPLING = re.compile(r"(?:max|avg|lp)_pool(\d)d$|^interpolate$")  # other positions, along so many axes
 DEEPEST = 100  # most steps of a chain: models reach their shortcut long before
 
 
 class Lineage(Tracker):
-    """The tensors of one pass with a known origin; an entry is gone when the model drops its tensor."""
+    """The tensors of one pass with a known origin; an entry is gone when the model drops its tensor.
+
+    Following costs as much as all other recording. So a module is not followed if all attention of one with
+    the same classes went through functions with known axes of texts and heads.
+    """
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._learned = recorder.of(Learned)
+        self._known: set[tuple[type, ...]] = set()  # the classes inside modules that need not be followed
         self.begin()
 
     def begin(self) -> None:
         """Forget the last pass."""
+        self._resting: Call | None = None
+        self.recorder.rests = False
+        self._before: dict[Call, tuple[int, int]] = {}  # what was counted when a module that runs started
         self._origins: Any = WeakTensorKeyDictionary()
-        self._numbers, self._projections, self._states = count(1), count(1), count()
+        self._numbers, self._projections = count(1), count(1)
         self._parameters: Any = WeakTensorKeyDictionary()  # the numbers of each, by where its parts begin
         self.texts: tuple[int, ...] = ()  # the model's first input: texts, or positions and texts
 
     def of(self, tensor: object) -> Origin | None:
         """Where a tensor comes from, if it is known."""
-        origin: Origin | None = self._origins.get(tensor) if isinstance(tensor, Tensor) else None
-        return origin
+        return self._origins.get(tensor) if isinstance(tensor, Tensor) else None
 
-    def start(self, tensor: Tensor, channel_axis: int = -1, along: int | None = None) -> Origin | None:
-        """A new root for a tensor without one; ``along`` is the axis of positions of keys given directly."""
-        known = self.of(tensor)
-        begins = along is not None or not is_parameter(tensor)
-        if known is None and begins and tensor.is_floating_point() and tensor.ndim >= 2:
-            root = Root(next(self._numbers), tensor.shape, channel_axis, tensor.device, along)
-            known = self._origins[tensor] = Origin(root, next(self._states))
+    def start(self, tensor: Tensor, channels: int | None = None) -> Origin | None:
+        """A new root for a tensor without one; states of two or three axes have their channels last."""
+        known, told = self.of(tensor), tensor.ndim in (2, 3) or channels is not None
+        if known is None and told and tensor.is_floating_point() and not is_parameter(tensor):
+            channels = -1 if channels is None else channels
+            known = Origin(Root(next(self._numbers), tensor.shape, channels, tensor.device))
+            self._origins[tensor] = known
         return known
 
     def enter(self, call: Call) -> None:
         """A module's input is a root if its origin is unknown."""
+        self._before[call] = self.recorder.captured, self.recorder.placed
+        if self._resting is None and self._known and _classes(call.module) in self._known:
+            origins = [self.of(tensor) for tensor in call.tensors]
+            if all(origin is None or isinstance(origin.node, Root) for origin in origins):  # in their order
+                self._resting, self.recorder.rests = call, True
         if self.recorder.rests:
             return
         if not self.texts and call.tensors:
@@ -73,42 +80,45 @@ class Lineage(Tracker):
             if tensor.ndim > 2 or len(self.recorder.stack.calls) > 1:  # the model itself may be given series
                 self.start(tensor)
 
+    def leave(self, call: Call, output: object) -> None:
+        """A module need not be followed again if it attended without asking for its lineage."""
+        captured, placed = self._before.pop(call, (self.recorder.captured, 0))
+        if self._resting is call:
+            self._resting, self.recorder.rests = None, False
+        if self.recorder.captured > captured and self.recorder.placed == placed:
+            self._known.add(_classes(call.module))
+
     def see(self, seen: Seen) -> None:
         """Follow one call, with everything that has a shape."""
         name, result = seen.name, seen.result
         if self.recorder.rests or seen.is_nested:
             return
         if name in MOVING:
-            self._move(seen, seen.args, seen.kwargs)
-        if name in MOVING or not isinstance(result, Tensor):
+            self._move(seen)
+        elif not isinstance(result, Tensor):
             return
-        if name in MULTIPLYING:
+        elif name in MULTIPLYING:
             self._multiply(seen)
         elif name in ("conv1d", "conv2d", "conv3d"):
             self._convolve(seen)
         elif name == "embedding":
-            self.start(result)
+            self.start(result, -1)
         elif (axes := RESAMPLING.search(name)) and result.shape != seen.given("input")["input"].shape:
             self.start(result, -1 - int(axes[1]) if axes[1] else 1)
         elif name in JOINING:
             self._join(seen)
-        elif name in REDUCING:
-            self._reduce(seen)
         elif name == "pad":
             given = seen.given("input", "pad", "mode")
             if given.get("mode", "constant") == "constant":  # otherwise it repeats the ends
-                self._move(seen, (given["input"], given["pad"]), {})
+                self._move(replace(seen, args=(given["input"], given["pad"]), kwargs={}))
         elif name not in MIXING:
             self._keep(seen)
 
-    def place(self, result: Tensor, node: Node | None) -> None:
-        """Set a tensor's origin, known from elsewhere; or clear it."""
-        self._origins.pop(result, None)
-        if node is not None:
-            self.set(result, Origin(node, next(self._states)))
+    def forget(self, tensor: Tensor) -> None:
+        """Where a tensor comes from is not known."""
+        self._origins.pop(tensor, None)
 
-    def set(self, result: Tensor, origin: Origin) -> None:
-        """Set a tensor's origin, unless its chain is too long."""
+    def _set(self, result: Tensor, origin: Origin) -> None:
         if origin.node.depth <= DEEPEST:
             self._origins[result] = origin
 
@@ -118,73 +128,55 @@ class Lineage(Tracker):
 
     def _keep(self, seen: Seen) -> None:
         """The entries stay in place: those of the first scores, or of the states with the shortest chain."""
-        shape = seen.result.shape
-        known = [self.of(arg) for arg in seen.args if isinstance(arg, Tensor) and arg.shape == shape]
-        shaped = [origin for origin in known if origin is not None]
-        if not shaped:
-            return
-        scores = next((origin for origin in shaped if origin.right is not None), None)
-        best = scores or min(shaped, key=lambda origin: origin.node.depth)
-        if best.right is None and any(origin.state != best.state for origin in shaped):
-            best = replace(best, state=next(self._states))
-        self.set(seen.result, best)
+        parts = [arg for arg in seen.args if isinstance(arg, Tensor) and arg.shape == seen.result.shape]
+        known = [origin for origin in map(self.of, parts) if origin is not None]
+        if known:
+            scores = [origin for origin in known if origin.right is not None]
+            best = scores[0] if scores else min(known, key=lambda origin: origin.node.depth)
+            alike = scores or all(origin.state == best.state for origin in known)
+            self._set(seen.result, best if alike else Origin(best.node))
 
-    def _move(self, seen: Seen, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """A function that moves one tensor, the first of these arguments."""
-        known, result = self.of(args[0]) if args else None, seen.result
-        if known is None or not isinstance(result, (Tensor, tuple, list)):
-            return
-        several = not isinstance(result, Tensor)
+    def _move(self, seen: Seen) -> None:
+        """A function that moves one tensor, the first of its arguments."""
+        (source, *more), result = seen.args or (None,), seen.result
+        known, several = self.of(source), isinstance(result, (tuple, list))
 
         def moved(node: Node, part: int) -> Moved:
-            return Moved(seen.func, seen.name, (node, *args[1:]), kwargs, part if several else None)
+            return Moved(seen.func, seen.name, (node, *more), seen.kwargs, part if several else None)
 
         for part, tensor in enumerate(result if several else (result,)):
-            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            if known is not None and isinstance(tensor, Tensor) and tensor.is_floating_point():
                 right = None if known.right is None else moved(known.right, part)
-                self.set(tensor, replace(known, node=moved(known.node, part), right=right))
-
-    def _reduce(self, seen: Seen) -> None:
-        """A reduction over an axis: the result has the position of the first entry."""
-        given, result = seen.given("input", "dim"), seen.result
-        source, axis = given.get("input"), given.get("dim")
-        known = self.of(source)
-        if not isinstance(source, Tensor) or known is None or type(axis) is not int:
-            return
-        axis, kept = axis % source.ndim, result.ndim == source.ndim
-        if known.right is not None and axis >= source.ndim - 2:
-            return  # of scores, only heads may be joined
-        axes = tuple(None if at == axis else at for at in range(source.ndim) if kept or at != axis)
-        right = None if known.right is None else Contracted(known.right, axes, result.shape)
-        self.set(result, Origin(Contracted(known.node, axes, result.shape), known.state, right))
+                self._set(tensor, Origin(moved(known.node, part), right, known.state))
 
     def _join(self, seen: Seen) -> None:
-        """Concatenated tensors. Beside queries or keys (of a memory, a cache), others become roots here.
-
-        If states are joined before they are projected (a class token), the whole is a new root.
-        """
-        parts: Sequence[Tensor] = seen.args[0] if seen.args else seen.kwargs["tensors"]
-        axis = seen.args[1] if len(seen.args) > 1 else seen.kwargs.get("dim", seen.kwargs.get("axis", 0))
+        """Concatenated tensors; a new root of states that others join before they are projected."""
+        given = seen.given("tensors", "dim")
+        parts, axis = given["tensors"], given.get("dim", given.get("axis", 0))
         origins = [self.of(part) for part in parts]
         known = [origin for origin in origins if origin is not None]
         scores = all(origin.right is not None for origin in known)
         if len(known) < len(parts) and not scores and seen.name != "stack":
-            if not all(origin.node.is_projected for origin in known):
+            if not all(origin.node.outputs for origin in known):
                 self.start(seen.result)
-                return
-            origins = [self.start(part, along=axis % part.ndim) for part in parts]
+            return  # beside keys, of a memory or a cache, which is not followed
         if not known:
             return
 
-        def joined(nodes: Sequence[Node | None]) -> Moved:
-            pairs = zip(parts, nodes, strict=True)
-            nodes = [nothing(part) if node is None else node for part, node in pairs]
+        def joined(side: str) -> Moved:
+            made = {
+                "dtype": torch.float64,
+                "device": seen.result.device,
+            }  # labels of 0: no origin
+            nodes = [
+                getattr(origin, side, None) or Moved(torch.zeros, "zeros", (tuple(part.shape),), made)
+                for part, origin in zip(parts, origins, strict=True)
+            ]
             return Moved(seen.func, seen.name, (nodes, axis), {})
 
-        node = joined([None if origin is None else origin.node for origin in origins])
-        right = joined([None if origin is None else origin.right for origin in origins]) if scores else None
-        states = {origin.state for origin in known}
-        self.set(seen.result, Origin(node, states.pop() if len(states) == 1 else next(self._states), right))
+        right = joined("right") if scores else None
+        alike = all(origin.state == known[0].state for origin in known)
+        self._set(seen.result, Origin(joined("node"), right, known[0].state if alike else object()))
 
     def _convolve(self, seen: Seen) -> None:
         """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""
@@ -195,16 +187,15 @@ class Lineage(Tracker):
             self.start(result, 1 if result.ndim > 2 else 0)
             return
         axes = tuple(None if axis == channels else axis for axis in range(result.ndim))
-        node = Contracted(known.node, axes, result.shape, self._number(weight))
-        self.set(result, Origin(node, known.state))
+        self._project(known, axes, weight, result)
 
-    def _number(self, weight: Tensor) -> int:
-        """The number of a parameter, or of a part of one."""
+    def _project(self, known: Origin, axes: tuple[int | None, ...], weight: Tensor, result: Tensor) -> None:
+        """The result is a layer's, whose weight, or part of one, has a number."""
         parts = self._parameters.setdefault(weight if weight._base is None else weight._base, {})
         if weight.storage_offset() not in parts:
             parts[weight.storage_offset()] = next(self._projections)
-        number: int = parts[weight.storage_offset()]
-        return number
+        node = Contracted((known.node,), axes, result.shape, parts[weight.storage_offset()])
+        self._set(result, Origin(node, state=known.state))
 
     def _multiply(self, seen: Seen) -> None:
         """A product: a projection by a parameter, scores of two activations, or weighed values."""
@@ -216,10 +207,10 @@ class Lineage(Tracker):
             left, ours, right, theirs = turned
         axes = product.axes(ours)
         if self._is_fixed(right):
-            known = self.start(left)
+            summed = [axis for axis in range(left.ndim) if axis not in axes]
+            known = self.start(left, summed[0] if len(summed) == 1 else None)
             if known is not None and known.right is None:
-                node = Contracted(known.node, axes, result.shape, self._number(right))
-                self.set(result, Origin(node, known.state))
+                self._project(known, axes, right, result)
             return
         if is_mapped(left, right):  # what torch.vmap gives to a function is new
             self.start(left)
@@ -227,56 +218,14 @@ class Lineage(Tracker):
         known, other = self.of(left), self.of(right)
         if known is None:
             return
-        node = Contracted(known.node, axes, result.shape)
-        if known.right is not None:  # weights met their values; or scores, which give scores again
-            answering = None if other is None else other.right
-        else:
-            answering = None if other is None or other.right is not None or seen.name == SDPA else other.node
-            if answering is None and seen.name != SDPA:
-                return
-        keys = None if answering is None else Contracted(answering, product.axes(theirs), result.shape)
-        asked = known.right is None and keys is not None
-        self.set(result, Origin(node, known.state if asked else next(self._states), keys))
+        scored = known.right is not None  # weights met their values; or scores, which give scores again
+        if not scored and seen.name != SDPA and (other is None or other.right is not None):
+            return
+        side = None if other is None else other.right if scored or seen.name == SDPA else other.node
+        keys = None if side is None else Contracted((side,), product.axes(theirs), result.shape)
+        state = object() if scored or keys is None else known.state
+        self._set(result, Origin(Contracted((known.node,), axes, result.shape), keys, state))
 
 
-class SkipKnownLayers(Tracker):
-    """Knows the modules whose attention needs no lineage, because an equal module showed it completely.
-
-    Equal layers attend alike. If all attention of a layer went through functions with known axes of texts
-    and heads, the next layers of the same classes are not followed: following costs as much as all other
-    recording.
-    """
-
-    def __init__(self, recorder: Pass) -> None:
-        super().__init__(recorder)
-        self._makes: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
-        self._known: set[Hashable] = set()
-        self.begin()
-
-    def begin(self) -> None:
-        """Nothing is running."""
-        self._inside: Call | None = None
-        self.recorder.rests = False
-        self._before: dict[Call, tuple[int, int]] = {}  # what was counted when a module that runs started
-
-    def enter(self, call: Call) -> None:
-        """A module starts."""
-        self._before[call] = self.recorder.captured, self.recorder.placed
-        if self._inside is None and self._known and self._make(call.module) in self._known:
-            origins = [self.recorder.of(Lineage).of(tensor) for tensor in call.tensors]
-            if all(origin is None or isinstance(origin.node, Root) for origin in origins):  # in their order
-                self._inside, self.recorder.rests = call, True
-
-    def leave(self, call: Call, output: object) -> None:
-        """A module is known if it attended without asking for its lineage."""
-        captured, placed = self._before.pop(call, (self.recorder.captured, 0))
-        if self._inside is call:
-            self._inside, self.recorder.rests = None, False
-        if self.recorder.captured > captured and self.recorder.placed == placed:
-            self._known.add(self._make(call.module))
-
-    def _make(self, module: nn.Module) -> Hashable:
-        """The classes of all modules in a module, in order."""
-        if module not in self._makes:
-            self._makes[module] = tuple(type(part) for part in module.modules())
-        return self._makes[module]
+def _classes(module: nn.Module) -> tuple[type, ...]:
+    return tuple(type(part) for part in module.modules())

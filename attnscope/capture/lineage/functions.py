@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+LETTERS = "abcdefghABCDEFGHIJKLMNOPQRSTUVWXYZ"  # for the axes of tensors
+
 SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
 PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "einsum"})
 
@@ -20,10 +22,8 @@ RESHAPING = frozenset((
     "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "repeat_interleave", "roll", "__get__",
     "gather", "take_along_dim", "flip",
 ))
-# fmt: on
 """Functions that move, cut or copy weights; the mask follows through the same call."""
 
-# fmt: off
 ELEMENTWISE = frozenset((
     "to", "type", "type_as", "float", "half", "bfloat16", "double", "cpu", "cuda", "dropout", "dropout_",
     "feature_dropout", "alpha_dropout", "masked_fill", "masked_fill_", "where", "mul", "mul_", "__mul__",
@@ -33,19 +33,16 @@ ELEMENTWISE = frozenset((
 # fmt: on
 """Functions that keep weights in place."""
 
-CARRYING = RESHAPING | ELEMENTWISE
-
 MOVING = (RESHAPING - {"contiguous", "clone", "detach"}) | {
-    *("fliplr", "flipud", "rot90", "repeat", "tile", "hstack", "vstack"),
-    *("unfold", "adjoint", "ravel", "diagonal", "dsplit", "hsplit", "vsplit"),
-    *("squeeze_", "unsqueeze_", "__getitem__", "index", "select_copy", "pixel_unshuffle", "pixel_shuffle"),
+    *("repeat", "tile", "unfold", "ravel", "squeeze_", "unsqueeze_", "pixel_unshuffle", "pixel_shuffle"),
 }
 """Functions that move, cut or copy entries."""
 
 REDUCING = frozenset({"amax", "amin", "mean", "sum"})
 JOINING = frozenset({"cat", "concat", "concatenate", "stack"})
-MIXING = {"sort", "cumsum", "matrix_exp", "inverse", "fft", "ifft"} | {
-    *("multi_head_attention_forward", "flex_attention"),
+MIXING = {
+    *("sort", "cumsum", "matrix_exp", "inverse", "fft", "ifft", "multi_head_attention_forward"),
+    *("flex_attention", *REDUCING),
 }
 """Functions whose result may have its argument's shape, with other entries in it."""
 
@@ -86,11 +83,6 @@ class Seen:
         """The arguments by name; positional ones are named in this order."""
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 
-    @cached_property
-    def product(self) -> Product | None:
-        """The call as a product; None for any other function."""
-        return as_einsum(self.name, self.args, self.kwargs, self.result)
-
     @property
     def is_nested(self) -> bool:
         """Whether one of its tensors is nested, which has no shape."""
@@ -102,40 +94,35 @@ class Seen:
         parts = [part for arg in self.args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
         return [part for part in parts if isinstance(part, Tensor)]
 
-
-def as_einsum(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> Product | None:
-    """The factors of a product with a letter for each of their axes, and those of the result."""
-    if name == "einsum":
-        factors = list(args[1]) if len(args) > 1 and isinstance(args[1], (list, tuple)) else list(args[1:])
-        if len(factors) != 2 or not isinstance(args[0], str):
+    @cached_property
+    def product(self) -> Product | None:
+        """The call as a product of two factors; None for any other function."""
+        name, given = self.name, [*self.tensors, *self.kwargs.values()]
+        given = [value for value in given if isinstance(value, Tensor)]
+        if name == "einsum":
+            return self._einsum(given)
+        if name in ("baddbmm", "addmm"):
+            given = given[1:]
+        if name == "__rmatmul__":
+            given = given[1::-1]
+        if len(given) < 2 or given[0].ndim < 2 or given[1].ndim < 2:
             return None
-        inputs, arrow, out = spell_out(args[0], factors).partition("->")
+        left, right = given[:2]
+        if name == "linear":
+            lead = LETTERS[: left.ndim - 1]
+            return Product(left, right, lead + "x", "yx", lead + "y")
+        lead = LETTERS[: self.result.ndim - 2]
+        ours, theirs = (lead[len(lead) - (factor.ndim - 2) :] for factor in (left, right))
+        axes = {"cdist": ("jx", "ij"), "scaled_dot_product_attention": ("jx", "iy")}.get(name, ("xj", "ij"))
+        return Product(left, right, ours + "ix", theirs + axes[0], lead + axes[1])
+
+    def _einsum(self, factors: list[Tensor]) -> Product | None:
+        """The product that an einsum spells out, with letters in place of its dots."""
+        if len(factors) != 2 or not isinstance(self.args[0], str):
+            return None
+        equation = self.args[0].replace(" ", "")
+        free = [letter for letter in LETTERS if letter not in equation]
+        more = factors[0].ndim - len(equation.partition(",")[0].replace("...", ""))
+        inputs, arrow, out = equation.replace("...", "".join(free[:more])).partition("->")
         ours, theirs = inputs.split(",")
         return Product(factors[0], factors[1], ours, theirs, out) if arrow else None
-    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    if name in ("baddbmm", "addmm"):
-        given = given[1:]
-    if name == "__rmatmul__":
-        given = given[1::-1]
-    if len(given) < 2 or given[0].ndim < 2 or given[1].ndim < 2:
-        return None
-    left, right = given[:2]
-    batch = "abcdefgh"
-    if name == "linear":
-        lead = batch[: left.ndim - 1]
-        return Product(left, right, lead + "x", "yx", lead + "y")
-    lead = batch[: result.ndim - 2]
-    ours, theirs = (lead[len(lead) - (factor.ndim - 2) :] for factor in (left, right))
-    axes = {"cdist": ("jx", "ij"), "scaled_dot_product_attention": ("jx", "iy")}.get(name, ("xj", "ij"))
-    return Product(left, right, ours + "ix", theirs + axes[0], lead + axes[1])
-
-
-def spell_out(equation: str, operands: Sequence[Tensor]) -> str:
-    """An einsum equation with letters in place of its dots."""
-    equation = equation.replace(" ", "")
-    if "..." not in equation:
-        return equation
-    first = equation.split("->")[0].split(",")[0]
-    count = operands[0].ndim - len(first.replace("...", ""))
-    free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
-    return equation.replace("...", "".join(free[:count]))

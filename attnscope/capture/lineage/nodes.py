@@ -1,18 +1,17 @@
 """Chains of steps from a tensor's entries back to their root, walked only on demand.
 
-A node computes the *labels* of a tensor, float64 and of the tensor's shape: for every entry its position
-(a running number over the texts of the root) or its channel (a running number among the outputs of the
-last projection). 0 is no position: padding. Functions that move entries also move their labels, so the
-model's own calls compute them. A mix of several positions gets the first of them, plus a half.
+A node computes the *labels* of a tensor, float64 and of its shape: for every entry its position (a running
+number over the texts of the root) or its channel (among the outputs of the last projection). The model's own
+calls move them, too. 0 is no position: padding. A mix of several positions has the first, plus a half.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -22,19 +21,24 @@ Which: TypeAlias = Literal["position", "channel"]
 
 STRETCH = float(2**40)  # positions of one root; float64 is exact over thousands of such stretches
 
-UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
-"""Exceptions of a function that can move numbers but not labels."""
-
 
 class Node:
     """A tensor of a chain, whose labels follow from those of its ``parents``."""
 
     shape: torch.Size
+    args: tuple[Any, ...]  # nodes for the tensors that it was made of, and other arguments
+    projection: int | None = None  # the number of the parameter that was the other factor of a product
 
     @cached_property
     def parents(self) -> Sequence[Node]:
         """What it was made of."""
-        return ()
+        return [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Node)]
+
+    @property
+    def channels(self) -> Sequence[int]:
+        """The axes of a product that are the outputs of a parameter."""
+        axes = self.axes if isinstance(self, Contracted) and self.projection is not None else ()
+        return [at for at, axis in enumerate(axes) if axis is None]
 
     @cached_property
     def depth(self) -> int:
@@ -49,47 +53,33 @@ class Node:
         return tuple(dict.fromkeys(root for parent in self.parents for root in parent.roots))
 
     @cached_property
-    def channels(self) -> Sequence[int]:
-        """The axes of a product that are the outputs of a parameter."""
-        return ()
-
-    @cached_property
     def outputs(self) -> int:
-        """The number of outputs of the projection that it comes from; 0: unknown."""
+        """The number of outputs of the projection that it comes from; 0: of none."""
         if self.channels:
             return math.prod(self.shape[axis] for axis in self.channels)
         return max((parent.outputs for parent in self.parents), default=0)
 
-    @cached_property
-    def is_projected(self) -> bool:
-        """Whether it is a product with a parameter, or a sum or rearrangement of such."""
-        return bool(self.channels) or any(parent.is_projected for parent in self.parents)
-
-    def labels(self, which: Which) -> Tensor:
-        """The position or the channel of each entry; raises one of ``UNMOVABLE`` if nothing tells."""
-        raise NotImplementedError
-
-    @property
-    def positions(self) -> Tensor | None:
-        """The position of each entry; None if a function can move numbers but not labels."""
+    def labels(self, which: Which = "position") -> Tensor | None:
+        """The position or the channel of each entry; None if a function can move numbers but not labels."""
         try:
-            return self.labels("position")
-        except UNMOVABLE:
+            return self.walk(which)
+        except (RuntimeError, TypeError, IndexError, ValueError):
             return None
+
+    def walk(self, which: Which) -> Tensor:
+        """The same; raises an exception if nothing tells."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class Root(Node):
-    """A tensor at which a chain begins, [text, ..., channel] or [text, channel, ...].
-
-    Keys of a memory or a cache, [text, ...], have their positions along one axis.
-    """
+    """A tensor at which a chain begins, [text, ..., channel] or [text, channel, ...]."""
 
     number: int
     shape: torch.Size
     channel_axis: int
     device: torch.device
-    along: int | None = None
+    args = ()
 
     @property
     def texts(self) -> int:
@@ -99,28 +89,19 @@ class Root(Node):
     @property
     def length(self) -> int:
         """Positions of one text."""
-        if self.along is not None:
-            return self.shape[self.along]
         return self.shape.numel() // (self.texts * self.shape[self.channel_axis] or 1)
-
-    @property
-    def is_picture(self) -> bool:
-        """Whether the channel axis is unknown: then each entry has a position."""
-        return len(self.shape) > 3 and self.channel_axis == -1 and self.along is None
 
     def split(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The text of each position, and its number there."""
-        each = self.shape.numel() // self.texts if self.is_picture else self.length
         places = positions - self.number * STRETCH
-        return places // each, places % each
+        return places // self.length, places % self.length
 
-    def labels(self, which: Which) -> Tensor:
-        """Every entry numbered over all axes except the channels, or along the one axis."""
+    def walk(self, which: Which) -> Tensor:
+        """Every entry numbered over all axes except the channels."""
         channels = self.channel_axis % len(self.shape)
         if which == "channel":
             return numbered(self.shape, [channels], 1, self.device)
-        axes = [axis for axis in range(len(self.shape)) if axis != channels or self.is_picture]
-        axes = axes if self.along is None else [0, self.along]
+        axes = [axis for axis in range(len(self.shape)) if axis != channels]
         return numbered(self.shape, axes, self.number * STRETCH, self.device)
 
 
@@ -134,99 +115,54 @@ class Moved(Node):
     kwargs: dict[str, Any]
     part: int | None = None  # of a function with several results
 
-    @cached_property
-    def parents(self) -> Sequence[Node]:
-        """What was moved."""
-        return [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Node)]
-
-    def labels(self, which: Which) -> Tensor:
+    def walk(self, which: Which) -> Tensor:
         """The function applied to the labels."""
         func = Tensor.reshape if self.name == "view" else self.func  # labels may have other strides
-        args = tree_map_only(Node, lambda node: node.labels(which), self.args)
-        if self.name == "cat" and type(args[-1]) is int:  # halves of channels, turned: copies no labels
-            parts, axis = args
-            first: Tensor = parts[0].narrow(axis, 0, 1)
-            if all(part.stride(axis) == 0 and torch.equal(first, part.narrow(axis, 0, 1)) for part in parts):
-                shape = list(first.shape)
-                shape[axis] = sum(part.shape[axis] for part in parts)
-                return first.expand(shape)
-        result = func(*args, **self.kwargs)
-        labels: Tensor = result if self.part is None else result[self.part]
-        return labels
-
-
-def nothing(tensor: Tensor) -> Moved:
-    """Entries without origin, such as padding: labels of 0."""
-    kwargs = {"dtype": torch.float64, "device": tensor.device}
-    return Moved(torch.zeros, "zeros", (tuple(tensor.shape),), kwargs)
+        args = tree_map_only(Node, lambda node: node.walk(which), self.args)
+        result: Any = func(*args, **self.kwargs)
+        return cast(Tensor, result if self.part is None else result[self.part])
 
 
 @dataclass(frozen=True, eq=False)
 class Contracted(Node):
-    """One factor of a product: for each axis of the result the factor's axis, or None.
+    """One factor of a product; if the other one is a parameter, new axes are its outputs."""
 
-    If the other factor is a parameter, ``projection`` is its number, and those axes are its outputs.
-    """
-
-    parent: Node
+    args: tuple[Node]
     axes: tuple[int | None, ...]
     shape: torch.Size
     projection: int | None = None
 
-    @cached_property
-    def parents(self) -> Sequence[Node]:
-        """The factor."""
-        return [self.parent]
-
-    @cached_property
-    def channels(self) -> Sequence[int]:
-        """The axes of a projection's outputs."""
-        return [] if self.projection is None else [at for at, axis in enumerate(self.axes) if axis is None]
-
-    def labels(self, which: Which) -> Tensor:
+    def walk(self, which: Which) -> Tensor:
         """The labels of the first entry along the summed axes."""
         if which == "channel" and self.channels:
             start = 1 + (self.projection or 0) * STRETCH
             return numbered(self.shape, self.channels, start, self.roots[0].device)
-        labels = self.parent.labels(which)
-        gone = [axis for axis in range(labels.ndim) if axis not in self.axes]
-        for axis in reversed(gone):
-            labels = _first(labels, axis, marked=which == "position")
-        labels = labels.permute(*(axis for axis in self.axes if axis is not None), *gone)
-        for _ in gone:
-            labels = labels.select(-1, 0)
-        for at, kept in enumerate(self.axes):
-            labels = labels.unsqueeze(at) if kept is None else labels
-        return labels.expand(self.shape)
+        labels = self.args[0].walk(which)
+        kept = [axis for axis in self.axes if axis is not None]
+        for axis in reversed(range(labels.ndim)):
+            labels = labels if axis in kept else _first(labels, axis, marked=which == "position")
+        labels = labels.permute(*(sorted(kept).index(axis) for axis in kept))
+        return labels[tuple(None if axis is None else slice(None) for axis in self.axes)].expand(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Where a tensor comes from. Equal ``state`` means the same numbers.
-
-    Scores have two sides: ``node`` is that of the left factor, ``right`` that of the right one. Their
-    state is the left one's.
-    """
+    """Where a tensor comes from; scores have two sides: ``node`` is that of the left factor."""
 
     node: Node
-    state: int
     right: Node | None = None
+    state: object = field(default_factory=object)  # equal for the same numbers; of scores the left one's
 
 
 @dataclass(frozen=True, eq=False)
-class QueryKeyOrigin:
-    """The origins of queries and keys; ``scored``: both nodes have the shape of scores, [..., query, key].
+class CallOrigin:
+    """The origins of queries and keys, in the axes [batch, head, query or 1, key or 1]."""
 
-    ``arrange`` reshapes a tensor [..., query, ?] to [batch, head, query, ?].
-    """
-
-    query: Node | None
-    key: Node | None
-    state: int
-    arrange: Callable[[Tensor], Tensor]
-    scored: bool
+    query: Node | None = None
+    key: Node | None = None
+    state: object = None
     axes: int = 4  # of a kernel's arguments
-    texts: tuple[int, ...] = ()  # possible numbers of texts, as far as known
+    sure: bool = False  # whether the function says which axes are texts, heads and positions
 
 
 def numbered(shape: torch.Size, axes: Sequence[int], start: float, device: torch.device) -> Tensor:
@@ -237,19 +173,14 @@ def numbered(shape: torch.Size, axes: Sequence[int], start: float, device: torch
 
 
 def _first(labels: Tensor, axis: int, marked: bool) -> Tensor:
-    """The labels at the start of an axis, which stays; ``marked``: plus a half if others follow.
-
-    Raises ``ValueError`` if padding hides a position after it.
-    """
-    first = labels.narrow(axis, 0, 1)
+    """The labels at the start of an axis, without it; ``marked``: plus a half if others follow."""
+    first = labels.select(axis, 0)
     if labels.stride(axis) == 0:
         return first
-    hidden = first == 0
-    if bool(hidden.any()) and bool((labels.amax(axis, keepdim=True) > 0)[hidden].any()):
+    if bool(((first == 0) & (labels.amax(axis) > 0)).any()):
         raise ValueError("what begins with padding may be anywhere")
-    if not marked:
-        return first
-    return torch.where((labels != first).any(axis, keepdim=True), first.floor() + 0.5, first)
+    mixed = marked & (labels != first.unsqueeze(axis)).any(axis)
+    return torch.where(mixed, first.floor() + 0.5, first)
 
 
 def is_constant(labels: Tensor, axis: int) -> bool:

@@ -10,7 +10,7 @@ from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import PRODUCTS, Seen
-from attnscope.capture.lineage.nodes import STRETCH, UNMOVABLE, Origin, Root, is_constant
+from attnscope.capture.lineage.nodes import STRETCH, Root, is_constant
 from attnscope.capture.rows.capture import Capture, Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
@@ -20,7 +20,7 @@ OF_CHANNELS = (
     "it takes a softmax over tokens for each channel (linear attention, lambda layers): no weights from "
     "token to token"
 )
-MOST = 2**22
+MOST = 2**24
 
 
 class AcrossTexts(Tracker):
@@ -61,35 +61,24 @@ class AcrossTexts(Tracker):
             if not is_mapped(ids, *given) and any(same):
                 self._begin_at(seen.result)
 
-    def ask(self, query: Origin | None, name: str) -> None:
-        """Whether a call of the usual axes, [text, head, position, size], tells which direction is which."""
-        labels = query.node.positions if query is not None and self._given and not self._along else None
-        if labels is not None and len(labels) > 1:
-            self._crosses(labels[:, 0, :, 0], labels[:, 0, :, 0], None, name)
-
     def take(self, taken: Taken) -> bool:
         """Whether a call attends between texts; then it is named."""
         origin, capture = taken.origin, taken.capture
         if origin is None or not self._given or origin.query is None or origin.key is None:
             return False
-        if len(capture.queries) * len(capture.keys) * capture.batch * capture.heads > MOST:
+        if len(capture.queries) * len(capture.keys) * capture.batch > MOST:
             return False
-        try:
-            query, key = origin.query.labels("position"), origin.key.labels("position")
-            if origin.scored:  # both have the weights' axes
-                query, key = origin.arrange(query)[:, 0, :, 0], origin.arrange(key)[:, 0, 0]
-            else:
-                query, key = (origin.arrange(each[..., :1])[:, 0, :, 0] for each in (query, key))
-        except UNMOVABLE:
+        query, key = origin.query.labels(), origin.key.labels()  # [batch, head, query or 1, key or 1]
+        if query is None or key is None:
             return False
-        return self._crosses(query, key, capture, taken.name)
+        return self._crosses(query[:, 0, :, 0], key[:, 0, 0], capture, taken.name)
 
-    def _crosses(self, query: Tensor, key: Tensor, capture: Capture | None, name: str) -> bool:
+    def _crosses(self, query: Tensor, key: Tensor, capture: Capture, name: str) -> bool:
         """Whether rows attend to keys of other texts.  [batch, query], [batch, key]"""
         (asking, mine), (answering, _) = self._texts(query), self._texts(key)
         known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
         foreign = known & (asking[:, :, None] != answering[:, None])
-        if capture is not None and bool(foreign.any()):
+        if bool(foreign.any()):
             foreign &= capture.read.allowed(0, len(capture.queries)).any(1)
         moves = bool((mine != mine[:, :1]).any())
         if not bool(foreign.any()):
@@ -135,7 +124,7 @@ class ChannelSoftmaxes(Tracker):
 
     def expect(self, weighing: Weighing, result: Tensor) -> None:
         """The next attention has several learned queries."""
-        begun = self._lineage.start(result, along=weighing.made_axis % result.ndim)
+        begun = self._lineage.start(result, -2 if weighing.made_axis in (-1, result.ndim - 1) else -1)
         if begun is not None and isinstance(begun.node, Root):
             self._next = begun.node.number
             self._queries[self._next] = self._channels(weighing.operand)
@@ -143,10 +132,8 @@ class ChannelSoftmaxes(Tracker):
     def _channels(self, tensor: Tensor | None) -> set[float]:
         """The outputs of layers in a tensor."""
         origin = self._lineage.of(tensor)
-        try:
-            return set() if origin is None else set(torch.unique(origin.node.labels("channel")).tolist())
-        except UNMOVABLE:
-            return set()
+        labels = None if origin is None else origin.node.labels("channel")
+        return set() if labels is None else set(torch.unique(labels).tolist())
 
     def take(self, taken: Taken) -> bool:
         """Whether a call is held."""
@@ -165,7 +152,7 @@ class ChannelSoftmaxes(Tracker):
             if made is None or origin is None or origin.right is not None or self._learned.is_fixed(other):
                 continue
             for number in {root.number for root in made.node.roots} & self._held.keys():
-                places = made.node.positions
+                places = made.node.labels()
                 if places is None or all(is_constant(places, letters.index(each)) for each in gone):
                     continue
                 if not self._queries[number] & self._channels(other):  # else they give back what they took

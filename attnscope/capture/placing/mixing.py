@@ -101,7 +101,7 @@ class PastAttention(Tracker):
         if name == "cumsum" and given:
             axis: Any = seen.given("input", "dim").get("dim")
             node = self._node(given[0])
-            projected = type(axis) is int and node is not None and node.is_projected
+            projected = type(axis) is int and node is not None and bool(node.outputs)
             return RUNNING if projected and self._varies(given[0], axis) else None
         way = _known_way(name)
         if way is not None:
@@ -154,7 +154,7 @@ class PastAttention(Tracker):
         """Whether scores of one key belong to queries at other positions."""
         origin = self._lineage.of(scores)
         sides = (None, None) if origin is None or origin.right is None else (origin.node, origin.right)
-        asking, answering = (None if side is None else side.positions for side in sides)
+        asking, answering = (None if side is None else side.labels() for side in sides)
         return asking is not None and answering is not None and not bool((asking == answering).all())
 
     def _mixes(self, seen: Seen, given: Sequence[Tensor]) -> bool:
@@ -183,7 +183,7 @@ class PastAttention(Tracker):
         node = self._node(tensor)
         if node is None:
             return self.recorder.captured > 0
-        known = self.recorder.captured or (not picture and node.is_projected)
+        known = self.recorder.captured or (not picture and bool(node.outputs))
         return bool(known or any(root.number in self._embedded for root in node.roots))
 
     def _varies(self, tensor: Tensor, axis: int, whole: bool = False) -> bool:
@@ -194,7 +194,7 @@ class PastAttention(Tracker):
         origin = self._lineage.of(tensor) if tensor.numel() <= MOST else None
         nodes = [] if origin is None else [node for node in (origin.node, origin.right) if node is not None]
         for node in nodes:
-            places = None if any(root.is_picture for root in node.roots) else node.positions
+            places = node.labels()
             if (
                 places is None
                 or not -places.ndim <= axis < places.ndim
@@ -210,9 +210,9 @@ class PastAttention(Tracker):
         """Whether entries of several positions meet in a sum or a product, entry by entry."""
         nodes = [node for node in (self._node(left), self._node(right)) if node is not None]
         spread = left.shape != right.shape or any(_was_moved(node, SHIFTING, True) for node in nodes)
-        if not spread or len(nodes) < 2 or any(root.is_picture for node in nodes for root in node.roots):
+        if not spread or len(nodes) < 2:
             return None
-        mine, theirs = (node.positions for node in nodes)
+        mine, theirs = (node.labels() for node in nodes)
         if mine is None or theirs is None:
             return None
         if not (self._are_tokens(left) or self._are_tokens(right)):
@@ -243,7 +243,7 @@ def _was_moved(node: Node | None, by: Collection[str], past_layers: bool = False
     """Whether functions ``by`` moved entries since the last product, or the last one of two states."""
     while isinstance(node, Moved) or (past_layers and isinstance(node, Contracted) and node.channels):
         if isinstance(node, Contracted):
-            node = node.parent
+            node = node.args[0]
         elif node.name in by:
             return True
         else:

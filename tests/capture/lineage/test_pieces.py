@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import Keep, recording
-from attnscope.capture.lineage.split_calls import JOINED
+from attnscope.capture.lineage.layout import JOINED
 
 SIZE, HEADS, COUNT = 16, 4, 12
 
@@ -191,7 +191,6 @@ PLACE = torch.arange(COUNT)
 MASKED = {  # which keys are open to which queries, the kind, and where the first query stands
     causal_chunks: (PLACE[:, None] >= PLACE, "decoder", 0),
     growing_keys: (PLACE[:, None] // 4 >= PLACE // 4, "encoder", 0),
-    pooled_windows: (torch.arange(6)[:, None] // 2 == PLACE // 4, "encoder", None),
 }
 
 
@@ -426,14 +425,6 @@ def test_what_a_module_weighs_in_one_forward_stands_at_its_places(name):
     for site, kept, weights in zip(record.sites, maps, model.kept, strict=True):
         torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
         assert (site.site.kind, site.offset, site.heads, site.keys) == (kind, offset, weights.shape[1], keys)
-
-
-def test_more_rows_than_are_followed_are_said(monkeypatch):
-    monkeypatch.setattr("attnscope.capture.lineage.split_calls.MOST", HEADS)
-    model = nn.Sequential(Attending(chunked_queries, "softmax")).eval()
-    with torch.inference_mode(), recording(model, warn=False) as record:
-        model(torch.randn(2, COUNT, SIZE))
-    assert any("is not followed to where its queries and keys come from" in note for note in record.notes)
 
 
 class Patches(nn.Module):

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import recording
-from attnscope.capture.lineage.split_calls import BY_KEYS, SAMPLED
-from attnscope.capture.placing.without_attention import POOLED
+from attnscope.capture.lineage.layout import JOINED, SAMPLED
 
 TEXTS, COUNT, SIZE, HEADS, EACH = 2, 12, 16, 4, 4
 
@@ -156,7 +155,7 @@ def test_rows_that_few_positions_ask_are_said_to_stand_at_these(way):
     kept, maps, record = observe(way)
     assert len(maps) == 1
     torch.testing.assert_close(maps[0], kept, atol=1e-6, rtol=0)
-    assert record.notes == [SAMPLED.format(details="1, 4, 5, 9", names="1")]
+    assert record.notes == [SAMPLED.format(names="1")]
 
 
 def by_parts_of_the_keys(m, q, k, v):
@@ -168,15 +167,7 @@ def by_parts_of_the_keys(m, q, k, v):
     return kept, (torch.stack(mixed) * share).sum(0)
 
 
-def test_softmaxes_over_parts_of_the_keys_are_maps_of_parts_and_said_to_be():
-    kept, maps, record = observe(by_parts_of_the_keys)
-    assert len(maps) == 3
-    for mine, theirs in zip(maps, kept, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
-    assert BY_KEYS.format(names="1") in record.notes
-
-
-def test_a_softmax_that_weighs_some_values_by_a_product_and_some_by_a_sum_is_said_to_be_shown_in_part():
-    _, maps, record = observe(neighbours_and_some_for_all)
-    assert len(maps) == 1
-    assert [note for note in record.notes if POOLED in note and "outside the attention that is shown" in note]
+@pytest.mark.parametrize("way", [by_parts_of_the_keys, neighbours_and_some_for_all])
+def test_weights_over_a_part_of_the_keys_are_named(way):
+    _, maps, record = observe(way)
+    assert (maps, [layer.reason for layer in record.without_attention]) == ([], [JOINED])

@@ -79,7 +79,6 @@ SCORED = [
     lambda scores: scores.copy_(scores.softmax(-1)),
     lambda scores: torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)),
     lambda scores: torch.sigmoid(scores - 1),
-    lambda scores: scores.softmax(-1).mean(1, keepdim=True),
     break_sticks,
     two_hops,
 ]
@@ -87,6 +86,10 @@ SCORED = [
 
 def choose_the_highest(scores):
     return F.one_hot(scores.argmax(-1), COUNT).to(scores.dtype)
+
+
+def one_mean_for_all_heads(scores):
+    return scores.softmax(-1).mean(1, keepdim=True)
 
 
 def divide_late(self, q, k, v):
@@ -276,7 +279,7 @@ NAMED = [
     *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
     (run_a_sum, why.RUNNING),
     *((way, why.LAYER) for way in (shorten, take)),
-    (weigh(choose_the_highest), POOLED),
+    *((weigh(scored), POOLED) for scored in (choose_the_highest, one_mean_for_all_heads)),
     *((way, POOLED) for way in (pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row)),
     *((way, POOLED) for way in (weigh_by_a_layer, weigh_by_a_layer_over_pairs)),
     (mapped(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), MAPPED),

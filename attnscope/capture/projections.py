@@ -1,7 +1,12 @@
-"""The output projection of each attention call, from the heads' outputs to the model's width.
+"""The output projection of each attention call, what its heads read, and what its output was added to.
 
-It is found by its numbers, never by its name: for a few rows, weights times values times the projection's
-weight, plus bias, reproduce the module's output in this pass, within ``PROOF`` of its largest number.
+All are found by their numbers, never by name. A projection: for a few rows, weights times values times its
+weight, plus bias, reproduce the module's output within ``PROOF`` of its largest number. A sum: the next
+module whose input, minus the attention's output, equals the input of a module around the attention, or just
+before it. If that was the attention's own input, the sum is normalised next (as in BERT), or it goes on
+unchanged (as in GPT-2). A norm may apply to the attention's output before it is added (as in Gemma 2). A
+block that adds attention and feed-forward part at once (as GPT-J's) is recognised by its output, the sum of
+its input, the attention's output and that of another module.
 """
 
 from __future__ import annotations
@@ -9,8 +14,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,49 +27,33 @@ from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
 from attnscope.capture.record import Record, tolerance
 from attnscope.capture.rows.scores import ScoredRows, mix, sample_rows, sampled_weights
 
-PROOF = 1e-5
-"""Tolerance between the sum over heads and keys and the module's output, relative to its largest number."""
-
+PROOF = 1e-5  # between the sum over heads and keys and the module's output, relative to its largest number
 RECENT = 8  # most modules that may run between an attention and the moment at which it is shown
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """The output projection of one call, head by head; ``difference`` is the error of the check.
-
-    ``edge`` is where a gradient reaches its output, if the pass kept gradients.
-    """
+    """The output projection of one call, head by head."""
 
     name: str
     weight: Tensor  # [head, size, width]
     bias: Tensor | None  # [width]
-    difference: float
-    edge: GradientEdge | None = None
+    difference: float  # the error of the check
+    edge: GradientEdge | None = None  # where a gradient reaches its output, if the pass kept gradients
     turned: bool = False  # whether queries precede the batch
-
-
-class _Pending(NamedTuple):
-    """An attention whose projection is searched for, and a few rows of its heads' output."""
-
-    attention: Attention
-    places: list[int]
-    mixed: Tensor  # [batch, head, row, size]
 
 
 @dataclass(eq=False)
 class Projections:
     """An observer that finds the output projection of every call of a pass, in ``found``, by its site.
 
-    Open ``watching`` around the recording:
-
-    >>> projections = Projections()
     >>> with projections.watching(model), recording(model, [projections]):
     ...     model(**inputs)
     """
 
     found: dict[Site, Projection] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
-    _pending: _Pending | None = None
+    _pending: tuple[Attention, list[int], Tensor] | None = None  # a few rows: [batch, head, row, size]
     _running: list[Call] = field(default_factory=list)  # the modules that the pass is inside of
     _recent: deque[tuple[Call, object]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
@@ -92,7 +81,7 @@ class Projections:
             return
         places = sample_rows(len(attention.queries))
         mixed = mix(sampled_weights(attention.read, places), attention.values)
-        self._pending = _Pending(attention, list(places), mixed)
+        self._pending = attention, list(places), mixed
         for call, output in reversed(self._recent):
             self._compare(call, output)
         self._recent.clear()
@@ -106,8 +95,7 @@ class Projections:
     def _compare(self, call: Call, output: object) -> None:
         if self._pending is None:
             return
-        attention = self._pending.attention
-        gave = first_tensor(output)
+        (attention, *_), gave = self._pending, first_tensor(output)
         if gave is None or gave.ndim < 2:
             return
         inside = call.module.named_children() if call.name == attention.site.name else ()
@@ -134,7 +122,9 @@ def weight_of(module: nn.Module, name: str = "weight") -> Tensor | None:
     return weight if isinstance(weight, Tensor) else None
 
 
-def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> Projection | None:
+def _prove(
+    pending: tuple[Attention, list[int], Tensor], name: str, module: nn.Module, output: Tensor
+) -> Projection | None:
     """The projection, if a module's own weight maps the heads to the output."""
     weight = getattr(module, "weight", None)
     attention, places, mixed = pending
@@ -178,18 +168,13 @@ def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor
     found = {site: each for site, each in projections.found.items() if each.edge is not None}
     edges = [each.edge for each in found.values() if each.edge is not None]
     slopes = torch.autograd.grad(score, edges, allow_unused=True) if edges else ()
-    return {
-        site: _through(each, slope)
-        for (site, each), slope in zip(found.items(), slopes, strict=True)
-        if slope is not None
-    }
-
-
-def _through(projection: Projection, slope: Tensor) -> Tensor:
-    """A gradient after a projection as one before it.  [..., width] -> [batch, head, query, size]"""
-    slope = slope.transpose(0, 1) if projection.turned else slope
-    slope = slope.flatten(1, -2) if slope.ndim > 3 else slope
-    return torch.einsum("bqw,hsw->bhqs", slope, projection.weight.to(slope))
+    before: dict[Site, Tensor] = {}
+    for (site, each), slope in zip(found.items(), slopes, strict=True):
+        if slope is not None:
+            slope = slope.transpose(0, 1) if each.turned else slope
+            slope = slope.flatten(1, -2) if slope.ndim > 3 else slope  # [batch, query, width]
+            before[site] = torch.einsum("bqw,hsw->bhqs", slope, each.weight.to(slope))
+    return before
 
 
 ALIKE = 1e-4  # how far two equal directions may be apart
@@ -197,23 +182,17 @@ ALIKE = 1e-4  # how far two equal directions may be apart
 
 @dataclass(frozen=True, eq=False)
 class Reads:
-    """The projections of one call, one per query head; ``None`` if not found.
-
-    ``turned``: queries and keys are rotated by position. ``shared``: heads that share a key and a value.
-    """
+    """The projections of one call, one per query head; ``None`` if not found."""
 
     query: Tensor | None  # [head, width, size]
     key: Tensor | None
     value: Tensor | None
-    turned: bool = False
-    shared: int = 1
+    turned: bool = False  # whether queries and keys are rotated by position
+    shared: int = 1  # heads that share a key and a value
 
 
-class _Map(NamedTuple):
-    """A linear map that ran, and its output at the first and the last position of the first text."""
-
-    weight: Tensor  # [out, width]
-    ends: Tensor  # [first | last, out]
+_Map: TypeAlias = tuple[Tensor, Tensor]
+"""A linear map that ran, [out, width], and its output at the first and the last token, [2, out]."""
 
 
 @dataclass(eq=False)
@@ -266,7 +245,7 @@ def _of_module(call: Call, output: Tensor, length: int) -> Iterator[_Map]:
         made = rows @ lies.float().mT
         made = made + bias.float() if bias is not None and bias.shape == (out,) else made
         if torch.allclose(made[0], ends[0], atol=ALIKE * float(ends[0].abs().amax())):
-            yield _Map(lies, ends)
+            yield lies, ends
             return
 
 
@@ -276,8 +255,8 @@ def _of_parameters(module: nn.Module, rows: Tensor) -> Iterator[_Map]:
     for weight in own:
         if weight.ndim == 2 and weight.shape[1] == rows.shape[1]:
             made = rows @ weight.float().mT
-            yield _Map(weight, made)
-            yield from (_Map(weight, made + bias.float()) for bias in own if bias.shape == made.shape[1:])
+            yield weight, made
+            yield from ((weight, made + bias.float()) for bias in own if bias.shape == made.shape[1:])
 
 
 def _find(states: Tensor, heads: int, maps: list[_Map], end: int) -> Tensor | None:
@@ -296,4 +275,182 @@ def _find(states: Tensor, heads: int, maps: list[_Map], end: int) -> Tensor | No
         if bool(((slices[nearest] - wanted).abs().amax(-1) <= ALIKE).all()) and bool(wanted.any(-1).all()):
             parts = torch.stack([weight[start : start + size].mT for start in nearest.tolist()])
             return parts.detach().repeat_interleave(heads // len(parts), 0)
+    return None
+
+
+NEAR = 1e-4  # how far a norm may be from its formula, relative to its largest number, in float32
+EPS = "eps", "variance_epsilon"  # names of a norm's epsilon
+ROUNDINGS = 4  # roundings by which a sum may be off
+TINY = 1e-30  # numbers below this count as 0
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm's effect on each summand of a row: less its own mean, if ``centred``, times ``scale``."""
+
+    scale: Tensor  # [batch, query, width]: the norm's weight over the standard deviation of the whole row
+    centred: bool
+
+    def of(self, vectors: Tensor) -> Tensor:
+        """Vectors after the norm, with the first row's deviation.  [..., width] -> [..., width]"""
+        mean = vectors.mean(-1, keepdim=True) if self.centred else 0
+        return (vectors - mean) * self.scale[0, 0].to(vectors)
+
+    @property
+    def spread(self) -> Tensor:
+        """The factor of each row relative to the first.  -> [batch, query, 1]"""
+        sizes: Tensor = torch.linalg.vector_norm(self.scale, dim=-1, keepdim=True)
+        return sizes / sizes[:1, :1]
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """What an attention's output was added to, the sum, and the normalised sum, if that goes on."""
+
+    before: Tensor  # [batch, query, width]
+    total: Tensor  # [batch, query, width]
+    normed: Tensor | None = None  # [batch, query, width]
+    norm: Norm | None = None  # after the sum
+    inner: Norm | None = None  # before it, of the attention's output alone
+
+    @property
+    def result(self) -> Tensor:
+        """What goes on.  -> [batch, query, width]"""
+        return self.total if self.normed is None else self.normed
+
+    @property
+    def form(self) -> str:
+        """Where a norm was found, if one was."""
+        before = "a norm before the sum" if self.inner is not None else "no norm follows"
+        return before if self.norm is None else "a norm follows"
+
+
+class _Added(NamedTuple):
+    """An attention whose output waits to be added to something."""
+
+    site: Site
+    output: Tensor  # [batch, query, width]
+    own: Tensor | None  # the attention's input
+    around: tuple[Tensor, ...]  # the inputs of the modules around it and before it
+    inner: Norm | None = None  # a norm that took the output
+
+
+@dataclass(eq=False)
+class Residuals(Projections):
+    """Finds what each attention's output was added to, in ``residuals``, and its output projection."""
+
+    residuals: dict[Site, Residual] = field(default_factory=dict)  # as each looks alone
+    _added: _Added | None = None
+    _given: tuple[Tensor, ...] = ()
+    _own: Tensor | None = None
+    _beside: deque[Tensor] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def of(self, site: Site) -> Residual | None:
+        """What is around one call. A model norms in one way; its first layer may not show it."""
+        found = self.residuals.get(site)
+        alike = [each.norm is None for other, each in self.residuals.items() if other.kind == site.kind]
+        return replace(found, normed=None, norm=None) if found is not None and any(alike) else found
+
+    def observe(self, attention: Attention) -> None:
+        """Store the inputs of the modules around, and look for the projection."""
+        self._added = None
+        self._beside.clear()
+        recent = [call for call, _ in self._recent]  # a norm before it may have had the sum so far
+        self._given = tuple(each for call in (*self._running, *recent) for each in call.tensors)
+        self._own = self._running[-1].first if self._running else None
+        super().observe(attention)
+
+    def _compare(self, call: Call, output: object) -> None:
+        if self._added is not None:
+            self._look_inside(self._added, call, output)
+            self._look(self._added, call, output)
+        if self._added is not None:
+            self._look_beside(self._added, call, output)
+        waiting = self._pending
+        super()._compare(call, output)
+        gave = first_tensor(output)
+        if waiting is not None and self._pending is None and gave is not None:
+            self._added = _Added(waiting[0].site, gave.detach().clone(), self._own, self._given)
+
+    def _look_inside(self, added: _Added, call: Call, output: object) -> None:
+        """Whether a norm took the attention's output alone: then the norm's output is added."""
+        given, gave = call.first, first_tensor(output)
+        if added.inner is not None or given is None or gave is None:
+            return
+        if given.shape != added.output.shape or not torch.equal(given, added.output):
+            return
+        if (norm := find_norm(call, given, gave)) is not None:
+            self._added = added._replace(output=gave.detach().clone(), inner=norm)
+
+    def _look(self, added: _Added, call: Call, output: object) -> None:
+        """Whether a module's input is the attention's output plus an earlier state."""
+        total, shape = call.first, added.output.shape
+        if total is None or not isinstance(output, Tensor) or total.shape[-1:] != shape[-1:]:
+            return
+        if total.numel() != added.output.numel() or output.shape != total.shape:
+            return
+        total, output = total.reshape(shape), output.reshape(shape)  # of OPT's, batch and tokens are one axis
+        before = next((each for each in added.around if _is_sum(total, each, added.output)), None)
+        if before is None:
+            return
+        self._added = None
+        before, total = before.detach().clone(), total.detach().clone()
+        own = added.own is not None and added.inner is None and _is_sum(total, added.own, added.output)
+        if not own:
+            self.residuals[added.site] = Residual(before, total, inner=added.inner)
+        elif (norm := find_norm(call, total, output)) is not None:
+            self.residuals[added.site] = Residual(before, total, output.detach().clone(), norm)
+
+    def _look_beside(self, added: _Added, call: Call, output: object) -> None:
+        """Whether a block's output is its input plus the outputs of the attention and another module."""
+        before, given = call.first, first_tensor(output)
+        if before is None or given is None or given.shape != added.output.shape:
+            return
+        others = (*self._beside, *(first_tensor(other) for _, other in self._recent))
+        if any(other is not None and _is_sum(given, before, added.output, other) for other in others):
+            self._added = None
+            before = before.detach().clone()
+            self.residuals[added.site] = Residual(before, before + added.output, inner=added.inner)
+
+    def _leave(self, call: Call, output: object) -> None:
+        super()._leave(call, output)
+        gave = first_tensor(output)
+        if self._added is not None and gave is not None and gave.shape == self._added.output.shape:
+            self._beside.append(gave.detach().clone())  # Falcon writes the sum into it
+
+
+def _is_sum(total: Tensor, before: Tensor, output: Tensor, *others: Tensor) -> bool:
+    """Whether a total is the sum of all parts up to rounding, and would not be without the output."""
+    parts = (before, output, *others)
+    if any(each.shape != total.shape or not each.is_floating_point() for each in parts):
+        return False
+    if _gap(*(each[:1, :1] for each in (total, *parts))) > 1:  # most fail in their first row already
+        return False
+    return _gap(total, *parts) <= 1 < _gap(total, before, torch.zeros_like(output), *others)
+
+
+def _gap(total: Tensor, *parts: Tensor) -> float:
+    """The largest distance of a total from the sum of its parts, in allowed roundings."""
+    wide = [each.double() for each in parts]
+    near = ROUNDINGS * torch.finfo(total.dtype).eps * sum(map(torch.abs, wide[1:]), wide[0].abs())
+    return float(((total.double() - sum(wide[1:], wide[0])).abs() / near.clamp(min=TINY)).amax())
+
+
+def find_norm(call: Call, given: Tensor, gave: Tensor) -> Norm | None:
+    """The norm that a module is, by its formula: a layer norm, or RMS norm."""
+    weight, bias = weight_of(call.module), weight_of(call.module, "bias")
+    eps = next((each for name in EPS if isinstance(each := getattr(call.module, name, None), float)), 1e-5)
+    if weight is None or weight.shape != given.shape[-1:] or gave.shape != given.shape:
+        return None
+    near = NEAR if gave.dtype in (torch.float32, torch.float64) else tolerance(gave.dtype)
+    wide = given.detach().to(torch.promote_types(given.dtype, torch.float32))
+    weight = weight.detach().to(wide)
+    added = bias.detach().to(wide) if bias is not None else torch.zeros_like(weight)
+    for centred in (True, False):
+        vectors = wide - wide.mean(-1, keepdim=True) if centred else wide
+        spread = torch.sqrt(vectors.square().mean(-1, keepdim=True) + eps)
+        for factor in (weight, 1 + weight):  # Gemma's are one more than they say
+            gap = (vectors / spread * factor + added - gave).abs().amax()
+            if gap <= near * gave.abs().amax():
+                return Norm(factor / spread, centred)
     return None

@@ -28,7 +28,7 @@ from attnscope.attention import RowSource
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.capture.residuals import Norm, Residual
+    from attnscope.capture.projections import Norm, Residual
 
 
 STILL = 1e-6  # a cosine distance below this is rounding

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Site
 from attnscope.capture import recording
-from attnscope.capture.projections import Projection, Projections, head_gradients
-from attnscope.capture.residuals import Residuals
+from attnscope.capture.projections import Projection, Projections, Residuals, head_gradients
 from attnscope.errors import ModelError
 from attnscope.figures import Weigh
 from attnscope.measures.weighing import (

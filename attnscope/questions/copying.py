@@ -21,8 +21,15 @@ from attnscope.attention import Head, Site
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.projections import ALIKE, Circuits, first_tensor, orientations, weight_of
-from attnscope.capture.residuals import Norm, find_norm
+from attnscope.capture.projections import (
+    ALIKE,
+    Circuits,
+    Norm,
+    find_norm,
+    first_tensor,
+    orientations,
+    weight_of,
+)
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import place_prediction, score_prediction

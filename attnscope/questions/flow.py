@@ -12,7 +12,7 @@ from torch import Tensor
 from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.axes import Array, Coarsening, Weights, coarsen, weights
 from attnscope.capture.observers import rows_at_a_time
-from attnscope.capture.residuals import Residuals
+from attnscope.capture.projections import Residuals
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures import flow
 from attnscope.measures.weighing import Amounts, Contributions, Values, by_gradient

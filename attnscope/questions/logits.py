@@ -21,8 +21,7 @@ from torch import Tensor
 from attnscope.attention import Head
 from attnscope.capture import recording
 from attnscope.capture.record import tolerance
-from attnscope.capture.stream.parts import Effects, sum_parts
-from attnscope.capture.stream.walk import Lost, Stream, StreamRows
+from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, place_prediction, score_prediction

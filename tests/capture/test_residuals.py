@@ -6,7 +6,7 @@ import transformers as hf
 from torch import nn
 
 from attnscope.capture import recording
-from attnscope.capture.residuals import Residuals
+from attnscope.capture.projections import Residuals
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import DECODER, Tiny, inputs
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.capture.residuals import Residuals
+from attnscope.capture.projections import Residuals
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput

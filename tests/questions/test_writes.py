@@ -6,7 +6,7 @@ import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attnscope.attention import Head
-from attnscope.capture.stream.parts import Effects
+from attnscope.capture.stream import Effects
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions.logits import Favours, Word, Writes, direct_effects, of_writes

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from attnscope.capture import recording
-from attnscope.capture.stream.parts import Effects, sum_parts
-from attnscope.capture.stream.walk import Lost, Stream, StreamRows
+from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
 from tests.tools.coverage.attempt import accepted, first_line
 from tests.tools.coverage.feed import feedings
 from tests.tools.coverage.recipe import Recipe

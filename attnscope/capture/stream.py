@@ -1,8 +1,7 @@
-"""How a gradient passes nodes of torch's autograd graph, with multipliers of the stream held constant.
+"""The residual stream of a pass: its summands, followed back from a score through torch's autograd graph.
 
-Torch's own nodes are called where they are linear. Of a product one side is followed and the other held
-at its value in the pass: a norm's standard deviation, a gate, a weight. So is the slope ``f(x) / x`` of
-an activation.
+Torch's own nodes are called where they are linear. Of a product one side is followed and the other held at
+its value in the pass: a norm's standard deviation, a gate, a weight. So is an activation's slope f(x) / x.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn import functional as F
 
-from attnscope.attention import Attention, Site
+from attnscope.attention import Attention, Head, Site
 from attnscope.capture.hooks.functions import WatchingMode, is_quiet, quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.projections import Projections
@@ -37,14 +36,14 @@ LINEAR = frozenset((
 # fmt: on
 """Nodes that are linear in all their inputs."""
 
-PRODUCTS = frozenset(("Mul", "Div", "Mm", "Addmm", "Bmm", "Mv", "NativeLayerNorm", "FusedRmsNorm"))
+NORMS = frozenset(("NativeLayerNorm", "FusedRmsNorm"))
+"""Nodes that divide their first input by its standard deviation; weights are held, the bias is added."""
+
+PRODUCTS = NORMS | {"Mul", "Div", "Mm", "Addmm", "Bmm", "Mv"}
 """Nodes of which one side is followed; the other side must not be the stream, too."""
 
 ACTIVATIONS = frozenset(("Gelu", "Silu", "Relu", "Tanh"))  # elementwise functions that are 0 at 0
 SIDES = {"Addmm": 1}  # how many of a node's first inputs are added to its product
-
-NORMS = frozenset(("NativeLayerNorm", "FusedRmsNorm"))
-"""Nodes that divide their first input by its standard deviation; weights are held, the bias is added."""
 
 
 def kind(node: Node) -> str:
@@ -74,18 +73,15 @@ def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     if given is None:
         return [None] * len(node.next_functions)
     if name == "Mul":
-        return [_times(given, saved._saved_other), _times(given, saved._saved_self)]
+        sides = saved._saved_other, saved._saved_self
+        return [None if side is None else given * side for side in sides]
     if name == "Div":
         return [given / saved._saved_other, None]
     if name == "Addmm":
         left = _product(given, saved._saved_mat2)
         right = _turned(saved._saved_mat1, given)
-        alpha = saved._saved_alpha
-        return [
-            given * saved._saved_beta,
-            None if left is None else left * alpha,
-            None if right is None else right * alpha,
-        ]
+        factors = [None if side is None else side * saved._saved_alpha for side in (left, right)]
+        return [given * saved._saved_beta, *factors]
     if name in ("Mm", "Bmm"):
         return [_product(given, saved._saved_mat2), _turned(saved._saved_self, given)]
     if name in NORMS:
@@ -94,10 +90,6 @@ def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
         return [given * _slope(name, saved)]
     pulled = saved(*grads)
     return list(pulled) if isinstance(pulled, tuple) else [pulled]
-
-
-def _times(given: Tensor, other: object) -> Tensor | None:
-    return None if other is None else given * other  # type: ignore[operator]
 
 
 def _product(given: Tensor, right: Tensor | None) -> Tensor | None:
@@ -165,14 +157,12 @@ class Written(NamedTuple):
 class StreamRows(Projections):
     """An observer that keeps one token's row of every tensor of a pass that kept gradients.
 
-    ``length`` is the number of tokens, ``at`` the token. Open ``watching`` before the recording:
-
     >>> with rows.watching(model), recording(model, [rows]):
     ...     score = model(**inputs)
     """
 
-    length: int = 0
-    at: int = 0
+    length: int = 0  # of the text, in tokens
+    at: int = 0  # the token
     rows: dict[Edge, Row] = field(default_factory=dict)
     _mixed: dict[Site, Tensor] = field(default_factory=dict)  # [head, size]
     _near: dict[Site, float] = field(default_factory=dict)
@@ -193,8 +183,7 @@ class StreamRows(Projections):
 
     def keep(self, output: object) -> None:
         """Store the rows of a function's or a module's output."""
-        given = output if isinstance(output, (tuple, list)) else (output,)
-        for each in given:
+        for each in output if isinstance(output, (tuple, list)) else (output,):
             if isinstance(each, Tensor) and each.grad_fn is not None and not each.is_nested:
                 axes = [axis for axis, size in enumerate(each.shape[:-1]) if size == self.length]
                 if axes:
@@ -267,8 +256,6 @@ class _Functions(WatchingMode):
 
 Key = TypeVar("Key", Edge, Node)
 Ways: TypeAlias = "Callable[[tuple[Node | None, int]], bool]"
-
-LEAF = "AccumulateGrad"
 EMBEDDINGS = ("Embedding", "MaskedScatter")
 """Where a stream begins: an embedding table, or where an embedded picture or sound enters a text."""
 
@@ -331,16 +318,8 @@ class Stream:
 
     def mixes_tokens(self, edge: Edge) -> bool:
         """Whether a part comes from a convolution, beside or instead of attention."""
-        waiting, reached = [edge[0]], set[Node]()
-        while waiting:
-            node = waiting.pop()
-            if node in reached or self._leads[node]:
-                continue
-            reached.add(node)
-            if kind(node) == "Convolution":
-                return True
-            waiting += [each for each, _ in node.next_functions if each is not None]
-        return False
+        behind = _order(edge[0], self._leads)
+        return any(kind(node) == "Convolution" for node in behind if not self._leads[node])
 
     def _ways(self, node: Node, leads: Ways) -> list[bool]:
         """Which inputs of a node lead on, where one may be followed at all."""
@@ -364,10 +343,8 @@ class Stream:
         side = factors.index(True)
         other = inputs[1 + added - side] if len(factors) == 2 else (None, 0)
         if leads == self.streams and other[0] is not None and self._varies[other[0]]:
-            of_each = (
-                name == "Bmm" and shape_of(node, 0)[0] == self.rows.length
-            )  # streams mixed token by token
-            if not (of_each or is_spread(node, 1 - side) or node in self._open):
+            each_token = name == "Bmm" and shape_of(node, 0)[0] == self.rows.length  # streams are mixed in it
+            if not (each_token or is_spread(node, 1 - side) or node in self._open):
                 factors = [False, False]
         return [*ways[:added], *factors]
 
@@ -395,17 +372,15 @@ class Stream:
         parts = ScoreParts()
         self._push(self.root, seed, parts)
         for node in reversed(self.order):
-            grads = parts.waiting.pop(node, None)
+            grads, name = parts.waiting.pop(node, None), kind(node)
             if grads is None:
                 continue
-            name = kind(node)
             if name in EMBEDDINGS:
                 _add(parts.embeddings, (node, 0), grads[0])
-                continue
-            if name == LEAF:
+            elif name == "AccumulateGrad":
                 _add(parts.biases, node, grads[0])
-                continue
-            self._pass(node, name, grads, parts)
+            else:
+                self._pass(node, name, grads, parts)
         return parts
 
     def _pass(self, node: Node, name: str, grads: list[Tensor | None], parts: ScoreParts) -> None:
@@ -457,15 +432,15 @@ def _add(sums: dict[Key, Tensor], key: Key, grad: Tensor | None) -> None:
         sums[key] = sums[key] + grad if key in sums else grad
 
 
-def _order(root: Node) -> list[Node]:
-    """All nodes behind one, each after those that it reads."""
+def _order(root: Node, ends: Mapping[Node, bool] | None = None) -> list[Node]:
+    """All nodes behind one, each after those that it reads; nothing behind the ``ends``."""
     order: list[Node] = []
     reached = {root}
     waiting = [(root, iter(root.next_functions))]
     while waiting:
         node, inputs = waiting[-1]
         for each, _ in inputs:
-            if each is not None and each not in reached:
+            if each is not None and each not in reached and not (ends and ends[node]):
                 reached.add(each)
                 waiting.append((each, iter(each.next_functions)))
                 break
@@ -473,3 +448,140 @@ def _order(root: Node) -> list[Node]:
             order.append(node)
             waiting.pop()
     return order
+
+
+_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)", re.ASCII)
+
+
+@dataclass
+class Effects:
+    """The direct effects that sum to a score.
+
+    ``mixers`` is what other modules that mix tokens add, and attention without separable heads, by layer and
+    by module.
+    """
+
+    heads: dict[Head, float] = field(default_factory=dict)
+    feed_forward: dict[int, float] = field(default_factory=dict)  # what a layer adds beside attention
+    mixers: dict[tuple[int, str], float] = field(default_factory=dict)
+    embeddings: float = 0.0
+    biases: float = 0.0
+    mixed: set[int] = field(default_factory=set)  # layers without separable heads
+    silent: set[int] = field(default_factory=set)  # layers whose heads have no direct effect
+    _of: dict[Head, Tensor] = field(default_factory=dict)  # the same, for gradients
+
+    @property
+    def total(self) -> float:
+        """The sum of all."""
+        return sum(self._each())
+
+    @property
+    def size(self) -> float:
+        """The sum of all absolute effects."""
+        return sum(map(abs, self._each()))
+
+    def _each(self) -> list[float]:
+        alone = [self.embeddings, self.biases]
+        return [*self.heads.values(), *self.feed_forward.values(), *self.mixers.values(), *alone]
+
+    def largest_heads(self, count: int) -> list[Head]:
+        """The heads with the largest effects, largest first."""
+        return sorted(self.heads, key=lambda head: -abs(self.heads[head]))[:count]
+
+    def slopes(self, head: Head, seed: Tensor) -> Tensor:
+        """How much a head's output changes each logit: its effect as a function of the logit.
+
+        [text, vocabulary] -> [vocabulary]
+        """
+        effect = self._of.get(head)
+        if effect is None or not effect.requires_grad:
+            return torch.zeros_like(seed[0])
+        (moved,) = torch.autograd.grad(effect, seed, retain_graph=True)
+        return moved[0].detach()
+
+
+def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
+    """The effects of the parts that a walk along the stream reached."""
+    effects, rows = Effects(), stream.rows
+    reached = set()
+    for edge, grad in parts.heads.items():
+        written = stream.written[edge]
+        reached.add(written.site)
+        values, bias = _of_heads(written, grad, rows)
+        effects.biases += bias
+        for number, value in enumerate(values):
+            head = Head(written.site.layer, number, written.site.kind)
+            effects.heads[head] = effects.heads.get(head, 0.0) + float(value.detach())
+            effects._of[head] = effects._of[head] + value if head in effects._of else value
+    for written in stream.written.values():
+        if written.site not in reached:
+            effects.silent.add(written.site.layer)
+            for number in range(len(written.mixed)):
+                effects.heads.setdefault(Head(written.site.layer, number, written.site.kind), 0.0)
+    effects.silent -= {site.layer for site in reached}
+    _add_others(effects, stream, parts)
+    for head in [each for each in effects.heads if each.layer in effects.mixed & effects.silent]:
+        del effects.heads[head]  # they are in the sum of their layer
+    effects.silent -= effects.mixed
+    for edge, grad in parts.embeddings.items():
+        effects.embeddings += rows.times(edge, grad) or 0.0
+    for node, grad in parts.biases.items():
+        value = node.variable.detach()  # type: ignore[attr-defined]
+        effect = float((value * grad.detach()).sum())
+        if value.ndim > 1 and value.shape[-2] > 1:  # a table of positions
+            effects.embeddings += effect
+        else:
+            effects.biases += effect
+    for out, given, grad in parts.constants:
+        whole = rows.times(out, grad)
+        before = None if given is None else rows.times(given, grad)
+        if whole is None or before is None:
+            continue
+        if _layer_of(rows.rows[out].module) is None:
+            effects.embeddings += whole - before
+        else:
+            effects.biases += whole - before
+    return effects
+
+
+def _of_heads(written: Written, grad: Tensor, rows: StreamRows) -> tuple[Tensor, float]:
+    """The effect of each head of one call, and that of its projection's bias."""
+    if written.weight is None:
+        row = rows.cut(grad, written.mixed.numel())
+        return (written.mixed.to(row) * row.reshape(written.mixed.shape)).sum(-1), 0.0
+    row = rows.cut(grad, written.weight.shape[-1]).flatten()
+    values = torch.einsum("hs,hsw,w->h", written.mixed.to(row), written.weight.to(row), row)
+    return values, 0.0 if written.bias is None else float((written.bias.to(row) * row.detach()).sum())
+
+
+def _add_others(effects: Effects, stream: Stream, parts: ScoreParts) -> None:
+    """Sort everything except heads and embeddings: by layer, and by whether it mixes tokens."""
+    sites = {site.name: site for site in stream.rows.sites}
+    attending = {_layer_of(name) for name in sites}
+    named = {edge: stream.rows.rows[edge].module for edge in parts.others}
+    usual = {_tail(module) for module in named.values() if _layer_of(module) in attending}
+    for edge, grad in parts.others.items():
+        effect, module = stream.rows.times(edge, grad) or 0.0, named[edge]
+        layer = _layer_of(module) or 0
+        inside = next((site for name, site in sites.items() if f"{module}.".startswith(f"{name}.")), None)
+        if inside is not None:
+            effects.mixed.add(inside.layer)
+            key = inside.layer, "attention"
+        elif _tail(module) not in usual or stream.mixes_tokens(edge):
+            key = layer, _tail(module) or "mixer"
+        else:
+            effects.feed_forward[layer] = effects.feed_forward.get(layer, 0.0) + effect
+            continue
+        effects.mixers[key] = effects.mixers.get(key, 0.0) + effect
+
+
+def _layer_of(module: str) -> int | None:
+    """The first number in a module's path."""
+    found = _NUMBER.search(module)
+    return None if found is None else int(found[1])
+
+
+def _tail(module: str) -> str:
+    """What follows the first number in a module's path."""
+    found = _NUMBER.search(module)
+    return module if found is None else module[found.end() :].strip(".")

@@ -1,1 +1,0 @@
-"""The residual stream of a pass: its summands, followed back from a score through torch's autograd graph."""

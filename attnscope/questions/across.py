@@ -353,7 +353,11 @@ def compare_models(
 def _one_text(
     model: Model, other: Model, mine: ModelInput, theirs: ModelInput, selection: Selection, kind: Kind
 ) -> compare.TextDistances:
-    if _reads_alike(mine, theirs, kind):
+    read, others = (
+        [[getattr(token, "text", None) for token in axis] for axis in each.axes.get(kind, ())]
+        for each in (mine, theirs)
+    )
+    if read == others and not any(None in axis for axis in read):
         one, two = (head_rows(each, text, selection) for each, text in ((model, mine), (other, theirs)))
         of, tokens = one.of, True
     else:
@@ -382,15 +386,6 @@ def _common_kind(
             f"the models have no {asked} in common: {model.name} has {have[0]}, {other.name} has {have[1]}"
         )
     return common[0]
-
-
-def _reads_alike(mine: ModelInput, theirs: ModelInput, kind: Kind) -> bool:
-    """Whether both models read the same tokens."""
-    axes = zip(mine.axes.get(kind, ()), theirs.axes.get(kind, ()), strict=True)
-    return all(
-        not isinstance(a, range) and not isinstance(b, range) and [t.text for t in a] == [t.text for t in b]
-        for a, b in axes
-    )
 
 
 LISTED = 8  # heads that are listed; --csv has all of them

@@ -205,7 +205,12 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
 def one_token(model: Model, prepared: ModelInput, selection: Selection) -> TokenView:
     """Run the model once, and rank one token's row and column, in one head or on average over several."""
     seen = see_token(model, prepared, selection)
-    return seen.mean(_which(selection, seen.sites))
+    if selection.head is not None:
+        return seen.mean(selection.head.name)
+    where = f"{len(seen.sites)} layer{'s' * (len(seen.sites) > 1)}"
+    if selection.layers is not None:
+        where = sentences.layers_of(site.site for site in seen.sites)
+    return seen.mean(f"mean of {sum(site.heads for site in seen.sites)} heads of {where}")
 
 
 def hold_mass(weights: Array, among: Array, mass: float) -> Array:
@@ -257,15 +262,6 @@ def _nowhere(selection: Selection, prepared: ModelInput, *axes: Coarsening) -> s
     last = max(place.stop for place in places) - 1
     near = nearest_name(str(selection.token), known[:MOST_TRIED])
     return f"no token {selection.token!r}: {near}the text has the tokens 0-{last}, which read {listed}"
-
-
-def _which(selection: Selection, sites: Sequence[SiteRecord]) -> str:
-    if selection.head is not None:
-        return selection.head.name
-    heads = sum(site.heads for site in sites)
-    count = f"{len(sites)} layer{'s' * (len(sites) > 1)}"
-    where = count if selection.layers is None else sentences.layers_of(site.site for site in sites)
-    return f"mean of {heads} heads of {where}"
 
 
 def _opened(maps: Sequence[CoarseMap]) -> Array:

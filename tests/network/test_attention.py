@@ -57,9 +57,7 @@ def padding_mask(kind, batch, keys, additive):
     return torch.randn(batch, keys) if additive else torch.zeros(batch, keys).masked_fill(closed, -math.inf)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Support for mismatched:UserWarning"
-)  # torch's, of one bool and one float mask
+@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")  # torch's, of bool and float masks
 @pytest.mark.parametrize("layout", ["batch first", "sequence first", "unbatched"])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("bias", [True, False])

@@ -56,6 +56,15 @@ def policy():
     return ChunkPolicy().eval()
 
 
+@pytest.fixture(scope="module")
+def recorded(policy):
+    """A recording of one call, with what both cameras saw."""
+    joints, front, wrist = seen()
+    with attnscope.record(policy, LABELS, images={"front": front, "wrist": wrist}) as run:
+        policy(joints, front, wrist)
+    return run
+
+
 def seen(seed=0):
     """The joints, and what both cameras see."""
     noise = torch.Generator().manual_seed(seed)
@@ -86,19 +95,14 @@ def test_each_camera_lies_under_what_an_action_looks_at(policy, how):
     assert "front: 3 × 4 patches" in run.notes
 
 
-def test_actions_are_shown_by_what_they_see_unless_another_head_is_named(policy):
-    joints, front, wrist = seen()
-    with attnscope.record(policy, LABELS, images={"front": front, "wrist": wrist}) as run:
-        policy(joints, front, wrist)
-    mean = policy.own_weights(joints, front, wrist).mean(0)[4, 3:15]
-    shown = run.token("t+4").numbers["patches"][0]["looks_at"]
-    np.testing.assert_allclose(np.ravel(shown), mean, atol=1e-6)
-    looked = run.token("front · 1,2", head="encoder L0H0").numbers["patches"]
+def test_actions_are_shown_by_what_they_see_unless_another_head_is_named(policy, recorded):
+    own = policy.own_weights(*seen())[:, 4, 3:15]
+    shown = recorded.token("t+4").numbers["patches"][0]["looks_at"]
+    np.testing.assert_allclose(np.ravel(shown), own.mean(0), atol=1e-6)
+    looked = recorded.token("front · 1,2", head="encoder L0H0").numbers["patches"]
     assert [each["looked_at_by"] is not None for each in looked] == [True, True]
-    (question,) = run.find("t+4 -> front").numbers["questions"]
-    assert question["heads"][0]["weight"] == pytest.approx(
-        policy.own_weights(joints, front, wrist)[:, 4, 3:15].sum(-1).max(), abs=1e-6
-    )
+    (question,) = recorded.find("t+4 -> front").numbers["questions"]
+    assert question["heads"][0]["weight"] == pytest.approx(own.sum(-1).max(), abs=1e-6)
 
 
 def test_each_call_of_the_policy_has_its_own_images(policy):
@@ -116,13 +120,10 @@ def test_each_call_of_the_policy_has_its_own_images(policy):
         np.testing.assert_array_equal(each._pass.prepared.pictures[0].pixels, as_bytes(fronts[step]))
 
 
-def test_a_saved_recording_keeps_what_the_cameras_saw(policy, tmp_path):
-    joints, front, wrist = seen()
-    with attnscope.record(policy, LABELS, images={"front": front, "wrist": wrist}) as run:
-        policy(joints, front, wrist)
-    run.save(tmp_path / "a.trace")
+def test_a_saved_recording_keeps_what_the_cameras_saw(recorded, tmp_path):
+    recorded.save(tmp_path / "a.trace")
     again = attnscope.open(tmp_path / "a.trace")
-    assert again.token("t+1").numbers["patches"] == run.token("t+1").numbers["patches"]
+    assert again.token("t+1").numbers["patches"] == recorded.token("t+1").numbers["patches"]
 
 
 @pytest.mark.parametrize(

@@ -284,11 +284,18 @@ def test_words_are_compared_where_tokenizers_differ(causal, tmp_path):
     assert "".join(one for one, _ in spelled) == TEXT.replace(" ", "")
 
 
-def test_drift_averages_over_texts(own):
-    other = copy.deepcopy(own)
+def copied(model, change):
+    """A copy of a model, each weight of which was changed."""
+    other = copy.deepcopy(model)
     with torch.no_grad():
         for weights in other.module.parameters():
-            weights += 0.02 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(1))
+            weights.copy_(change(weights))
+    return other
+
+
+def test_drift_averages_over_texts(own):
+    noise = torch.Generator()
+    other = copied(own, lambda w: w + 0.02 * torch.randn(w.shape, generator=noise.manual_seed(1)))
     texts = [TEXT, LONGER]
     each = [compare_models(own, other, [(own.prepare(t), other.prepare(t))]).distances for t in texts]
     seen = compare_models(own, other, [(own.prepare(t), other.prepare(t)) for t in texts])
@@ -298,10 +305,7 @@ def test_drift_averages_over_texts(own):
 
 
 def test_small_drifts_are_drawn_in_thousandths_and_heads_that_were_not_compared_stay_empty(own):
-    other = copy.deepcopy(own)
-    with torch.no_grad():
-        for weights in other.module.parameters():
-            weights *= 1.001
+    other = copied(own, lambda weights: 1.001 * weights)
     prepared = own.prepare(TEXT), other.prepare(TEXT)
     seen = compare_models(own, other, [prepared], Selection(number=2))
     assert 0 < seen.drift.max() < 0.1

@@ -160,13 +160,11 @@ Axes: TypeAlias = "tuple[Coarsening, Coarsening]"  # how to coarsen the queries 
 class Coarsen(RowObserver):
     """Keeps every head of every call in ``maps``, keys summed and queries averaged.
 
-    ``axes`` is called once per call and returns how to coarsen its queries and keys, or ``None`` to skip
-    it. Left-out keys are one more column. Rows are read in blocks, so memory is that of the result; a map
-    that the fused pass made in the same cells is reused. Raises ``SizeError`` for a map larger than the
-    free memory.
+    Left-out keys are one more column. Rows are read in blocks, so memory is that of the result; a map that
+    the fused pass made in the same cells is reused.
     """
 
-    axes: Callable[[Attention], Axes | None]
+    axes: Callable[[Attention], Axes | None]  # how to coarsen a call; None to skip it
     how: How = "share"
     maps: list[CoarseMap] = field(default_factory=list)
 
@@ -324,13 +322,9 @@ class Sampled:
 
 @dataclass(eq=False)
 class Sample(RowObserver):
-    """Keeps the rows that ``choose`` names, of every head of every chosen call.
+    """Keeps the rows that ``choose`` names, of every head; only these and rows between them are read."""
 
-    ``choose`` is called once per call; ``None`` skips it. Only the named queries and those between close
-    ones are computed, so memory and time are those of the kept rows.
-    """
-
-    choose: Callable[[Attention], Rows | None]
+    choose: Callable[[Attention], Rows | None]  # None skips a call
     maps: list[Sampled] = field(default_factory=list)
 
     def begin(self, attention: Attention) -> CellReading | None:
@@ -364,13 +358,9 @@ class Kept:
 
 @dataclass(eq=False)
 class Keep:
-    """Keeps whole maps of the heads that ``select`` names, in ``maps``, in the order they ran.
+    """Keeps whole maps of the heads that ``select`` names; a kept head costs N² numbers, others nothing."""
 
-    ``select`` is called once per call; None or an empty answer skips it. A kept head costs its N²
-    numbers, the others nothing.
-    """
-
-    select: Callable[[Site], Sequence[int] | None]
+    select: Callable[[Site], Sequence[int] | None]  # None or an empty answer skips a call
     maps: list[Kept] = field(default_factory=list)
 
     def observe(self, attention: Attention) -> None:

@@ -118,9 +118,8 @@ def attend(
 ) -> tuple[Tensor, Statistics]:
     """Compute ``softmax(scores) @ value`` over the open keys, and the statistics of its weights.
 
-    Every row needs an open key. ``matches`` are the matching pairs of the request, one per text. Returns
-    the output, ``[batch, head, query, value size]``, and the statistics. Memory grows with queries + keys.
-    Uses as many threads as torch, one per group of heads.
+    Every row needs an open key. ``matches`` are the matching pairs of the request, one per text. Memory grows
+    with queries + keys.  -> [batch, head, query, value size], statistics
     """
     query, runs = scores.query, scores.runs
     batch, heads, queries, _ = query.shape
@@ -298,12 +297,7 @@ class FusedPass:
     """Computes attention calls in place of the kernel while a recording measures every head.
 
     Scores are computed once for both output and figures; computing them a second time beside the kernel
-    costs several times as much on long texts. The output is not bit-identical to the kernel's: it agrees
-    within 1e-4. ``request`` names the sums of weights to compute; its pairs are matched if there is one
-    label per query and key.
-
-    >>> with torch.inference_mode(), recording(model, [measured], fused=FusedPass(request)) as record:
-    ...     model(**inputs)
+    costs several times as much on long texts. The output agrees with the kernel's within 1e-4.
     """
 
     request: Request = field(default_factory=Request)

@@ -30,12 +30,11 @@ class Pairs:
 class Request:
     """Requested sums of weights, each under a name that the caller chooses.
 
-    ``at`` asks for the weight on one key of every row: a function of the rows' positions gives that key's
-    number, ``[row] -> [row]``, or -1 for none; ``heavier`` also counts the keys of the row with a greater
-    weight than that one. ``gaps`` asks for weights summed over all rows, each times a factor: a function of
-    how far the key lies ahead of its row. ``pairs`` asks for the weights on pairs with equal labels,
-    ``cells`` for a map of every head: a number of nearly equal cells per side, or the positions where cells
-    begin and end on both sides. ``map_alone`` asks for the map alone, without the statistics of every row.
+    ``at``: the weight on one key of every row, whose number is a function of the rows' positions, [row] ->
+    [row], -1 for none; ``heavier``: how many keys of the row have a greater weight. ``gaps``: all weights,
+    each times a factor, a function of how far the key lies ahead of its row. ``pairs``: the weights on pairs
+    with equal labels. ``cells``: a map of every head, of so many nearly equal cells per side, or of cells
+    with these edges; ``map_alone``: no statistics of rows beside it.
     """
 
     at: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)

@@ -1,22 +1,9 @@
 """The weights of a block of rows, scored, weighed and summed tile by tile inside the processor's cache.
 
-Each tile weighs with ``2^(score - highest score of the row in the tile)``; the tiles of a row are merged with
-the shares ``2^(highest - lse)``, lse being ``log2 Σ 2^score`` of the row (Milakov & Gimelshein 2018, Online
-normalizer calculation for softmax). A share is the largest weight of its tile, and the entropy needs no
-logarithm of a weight: ``H = -ln 2 · Σ_j A (s - lse)``.
-
-Scores are in powers of 2, times ``log2 e``: torch's ``exp`` takes thirty to a hundred times as long where
-a weight underflows to 0; its ``exp2`` does not.
-
-This file is TorchScript, too: ``scripted`` compiles it once, and then a whole block is computed without
-Python's global lock, for which threads would wait at each torch call. So there are no slices among the
-arguments, constants are arguments, and annotations are types, not strings (no ``from __future__ import
-annotations`` here).
-
-The innermost step is machine code: ``weigh_tile.cpp`` takes a second to compile on first use and then half
-the time of torch's six operations. The library is kept in a private folder under a name made from its source,
-the compiler, the processor and torch. Where there is no compiler, or nothing may be kept, torch's operations
-do the same.
+``README.md`` says how tiles are merged, why scores are powers of 2, and what TorchScript and the machine code
+of ``weigh_tile.cpp`` save. For TorchScript there are no slices among the arguments, constants are arguments,
+and annotations are types, not strings (no ``from __future__ import annotations`` here). The compiled library
+is kept in a private folder under a name made from its source, the compiler, the processor and torch.
 """
 
 import hashlib
@@ -203,12 +190,10 @@ Weigh = Callable[[HeadInputs, TileBlock, BlockRequest, Figures, Tensor, Tensor],
 
 @lru_cache(1)
 def scripted() -> Weigh:
-    """``weigh`` compiled by TorchScript; the Python function where torch cannot compile it.
-
-    Its innermost step is machine code where that could be compiled.
+    """``weigh`` compiled by TorchScript; the Python function, to the same numbers, where torch cannot.
 
     torch warns that TorchScript will be removed one day, and promises nothing from Python 3.14 on. Nothing
-    else frees threads from Python's global lock; without it they wait. The numbers are the same either way.
+    else frees threads from Python's global lock; without it they wait.
     """
     weigh = weighing(weigh_tile_compiled if load_compiled() else weigh_tile)
     with warnings.catch_warnings():

@@ -1,10 +1,7 @@
 """Composition: how much a later head reads of what an earlier head writes, from the model's weights alone.
 
-Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: the norm of the product of the
-earlier head's writing matrix and the later head's reading matrix, over the product of their norms. With
-states as rows, ``W_OV = W_V W_O`` and ``W_QK = W_Q W_Kᵀ``, K-composition is ``‖W_OV W_QKᵀ‖ / (‖W_OV‖
-‖W_QK‖)``, Q-composition ``‖W_OV W_QK‖`` with the same denominator, V-composition ``‖W_OV W_OV'‖ / (‖W_OV‖
-‖W_OV'‖)``, all of them Frobenius norms.
+Elhage et al. 2021, A Mathematical Framework for Transformer Circuits; the formulas are in ``README.md``, with
+states as rows, ``W_OV = W_V W_O``, ``W_QK = W_Q W_Kᵀ``, and Frobenius norms.
 """
 
 from __future__ import annotations

@@ -245,14 +245,12 @@ Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
 
 class Measurement(RowObserver):
-    """Measures every head that it observes, in blocks of rows, and adds up over texts.
+    """Measures every head that it observes, in blocks of rows, and adds up over texts, in float64.
 
-    ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); heads have roles only
-    if all of ``ROLE_MEASURES`` are among them. Every call of ``observe`` counts ``batch`` texts of that site.
-    All sums are float64, whatever type the model runs in. ``rows`` limits each call to some rows.
+    Heads have roles only if all of ``ROLE_MEASURES`` are among the ``names``.
     """
 
-    rows: range | None = None
+    rows: range | None = None  # limits each call to some rows
 
     def __init__(self, names: Sequence[str] = DEFAULT, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.measures = {name: MEASURES[name] for name in dict.fromkeys(names)}

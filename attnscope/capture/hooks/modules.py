@@ -82,8 +82,7 @@ class ModuleStack:
     ) -> Any:
         """Call a module with its entry on the stack.
 
-        A wrapper of ``torch.compile`` stands for its module, which it may call by a method that is not
-        watched.
+        A wrapper of ``torch.compile`` stands for its module: it may call it by a method that is not watched.
         """
         with self.guard:
             if is_compiled(module):
@@ -151,15 +150,11 @@ def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tenso
 class Guard:
     """Wraps our own work inside a model: ``with guard:`` notes any exception, and the model goes on.
 
-    Some exceptions still end the pass: an observer's ``AttnscopeError``, an interruption, and lack of
-    memory. ``place`` names the running module.
-
-    >>> with guard:
-    ...     recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
+    An observer's ``AttnscopeError``, an interruption, and lack of memory still end the pass.
     """
 
     record: Record
-    place: Callable[[], str]
+    place: Callable[[], str]  # names the running module
 
     def __enter__(self) -> None: ...
 

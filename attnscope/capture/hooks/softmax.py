@@ -1,14 +1,10 @@
 """Hand-written attention: follow the result of a softmax until it weighs values.
 
-A softmax is attention when its result, through views, permutations, slices, casts, dropout and
-element-wise masks, is one side of a product with something other than a parameter. A router's softmax
-picks experts, an output head's is returned, an indexer's ranks keys: none of them qualifies. Gates do
-(the kernels of a dynamic convolution, the mixing of parallel streams); ``lineage/layout.py`` separates
-them from weights over tokens. A layer that mixes heads after the softmax gives weights that may be
-negative: not a distribution, so the record names it instead of showing it.
-
-The reported weights are that operand of the product: what the values were actually weighted with. Masked
-keys come from the softmax's input (see ``masked_keys``).
+A softmax is attention when its result, through views, permutations, slices, casts, dropout and element-wise
+masks, is one side of a product with something other than a parameter: a router's softmax, an output head's or
+an indexer's is none. Gates qualify (the kernels of a dynamic convolution, the mixing of parallel streams);
+``lineage/layout.py`` separates them from weights over tokens. The reported weights are that operand of the
+product: what the values were actually weighted with. Masked keys come from the softmax's input.
 """
 
 from __future__ import annotations
@@ -137,16 +133,15 @@ class Trails(Tracker):
         if source is None:
             return
         trail = self._trails[source]
-        if seen.name in RESHAPING and source is args[0] and _holds_tensors(result):
-            masked = None if trail.masked is None else seen.func(trail.masked, *args[1:], **seen.kwargs)
-            if isinstance(result, Tensor):
-                self._carry(trail, result, masked)
-            else:
-                for index, part in enumerate(result):
-                    self._carry(trail, part, None if masked is None else masked[index])
-        elif not isinstance(result, Tensor):
+        several = isinstance(result, (tuple, list))
+        parts = result if several else (result,)
+        if not parts or not all(isinstance(part, Tensor) for part in parts):  # a size, type or number
             return
-        elif seen.name in ELEMENTWISE and result.shape == source.shape:
+        if seen.name in RESHAPING and source is args[0]:
+            masked = None if trail.masked is None else seen.func(trail.masked, *args[1:], **seen.kwargs)
+            for index, part in enumerate(parts):
+                self._carry(trail, part, masked[index] if several and masked is not None else masked)
+        elif not several and seen.name in ELEMENTWISE and result.shape == source.shape:
             self._carry(trail, result, trail.masked)
 
     def _carry(self, trail: Trail, result: Tensor, masked: Tensor | None) -> None:
@@ -204,10 +199,3 @@ class Trails(Tracker):
         output = seen.result.permute([product.out.index(axis) for axis in made])
         weights = weights.expand(*output.shape[:-2], -1, -1) if more else weights
         return replace(found, weights=weights, values=laid.detach(), output=output.detach())
-
-
-def _holds_tensors(result: Any) -> bool:
-    """Whether a function returned one or several tensors, not a size, type or number."""
-    if isinstance(result, (tuple, list)):
-        return bool(result) and all(isinstance(part, Tensor) for part in result)
-    return isinstance(result, Tensor)

@@ -27,43 +27,32 @@ ATEN = re.compile("_?(scaled_dot_product|flash|efficient)_.*attention.*")
 DIRECT = "it calls torch.ops.aten.{} itself, which is not read: F.scaled_dot_product_attention is"
 UNSEEN = "it ran inside torch's fused encoder layer, which cannot be watched under a TorchDispatchMode"
 
-# fmt: off
-LAYER = (
-    "src", "embed_dim", "num_heads", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias",
-    "use_gelu", "norm_first", "eps", "norm1_weight", "norm1_bias", "norm2_weight", "norm2_bias",
-    "linear1_weight", "linear1_bias", "linear2_weight", "linear2_bias", "mask", "mask_type",
-)
-ATTENTION = (
-    "src", "key", "value", "embed_dim", "num_heads", "in_proj_weight", "in_proj_bias", "out_proj_weight",
-    "out_proj_bias", "mask", "need_weights", "average_attn_weights", "mask_type",
-)
-# fmt: on
-"""The arguments of the two functions, in order; the query of the second is its states."""
-
 
 @torch.no_grad()
 def capture_fast_path(
     name: str, args: Sequence[Any], kwargs: dict[str, Any], products: FusedProducts, calls: Sequence[Call]
 ) -> tuple[Capture | None, str]:
-    """The attention of one of the two functions, None if unseen, and the path of the module it replaces."""
+    """The attention of a fused function, None if unseen, and the path of the module that it replaces."""
     alone = name == "_native_multi_head_attention"
-    given = dict(zip(ATTENTION if alone else LAYER, args, strict=False)) | kwargs
+    names = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    states, heads = (given[each] for each in (("query", "num_head") if alone else ("src", "num_heads")))
     path = calls[-1].name if alone else f"{calls[-1].name}.self_attn".lstrip(".")
     if products.mixed is None:
         return None, path
     own = len(products.projected) == 1
     projected = products.projected[0] if own else torch.cat(products.projected, -1)
     if products.bare:
-        projected = projected + given["in_proj_bias"]
-    texts = _Texts(given["src"], calls)
-    query, key, value = (texts.split(part, given["num_heads"]) for part in projected.chunk(3, -1))
+        projected = projected + given["qkv_bias"]
+    texts = _Texts(states, calls)
+    query, key, value = (texts.split(part, heads) for part in projected.chunk(3, -1))
     masks: list[OpenKeys] = [] if texts.real is None else [texts.open_rows]
     if given.get("mask") is not None:  # True means masked: of keys, or of pairs
         mask = given["mask"].bool()
         masks.append(~(mask[:, None, None] if given.get("mask_type") == 1 else mask))
     call = AttentionCall(query, key, value, 1 / math.sqrt(query.shape[-1]), (), tuple(masks))
     capture = Capture.of_call(call, name.removeprefix("_"))
-    mixed = texts.split(products.mixed, given["num_heads"], math.nan)
+    mixed = texts.split(products.mixed, heads, math.nan)
     return replace(capture.proved(value, mixed), crossed=False if own else None), path
 
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys
 from attnscope.capture.record import FUSED, tolerance
 from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing
-from attnscope.capture.rows.scores import ScoredRows, compare_rows
+from attnscope.capture.rows.scores import MadeRows, ScoredRows, compare_rows, open_gaps
 from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.fused.runs import opens
 
@@ -153,8 +153,6 @@ def _split(states: Tensor, heads: int) -> Tensor:
     positions, batch, _ = states.shape
     return states.reshape(positions, batch, heads, -1).permute(1, 2, 0, 3)
 
-
-MadeRows: TypeAlias = Callable[[int, int], Tensor]  # a mask computed on demand, row by row
 
 ARGUMENTS_FLEX = ("query", "key", "value", "score_mod", "block_mask", "scale")
 """The arguments of torch's operator, in order; a block mask is a tuple here, ending in its function."""
@@ -354,7 +352,7 @@ def _causalities(frame: Frame) -> tuple[bool, ...]:
 
 def formula(frame: Frame, causal: bool) -> AttentionCall:
     """A function's arguments as a call: for eager ones, and for those that show nothing inside."""
-    options, device = frame.options, frame.key.device
+    options = frame.options
     scale, bias = options.get("scaling"), options.get("position_bias")
     biases = [] if bias is None else [bias]
     masks: list[OpenKeys] = []
@@ -366,7 +364,7 @@ def formula(frame: Frame, causal: bool) -> AttentionCall:
             padding = frame.mask.bool()
             masks += [padding[:, None, None, -keys:], padding[:, None, -queries:, None]]
         if window is not None and keys > window:
-            masks.append(_band(window, keys, keys - queries, device))
+            masks.append(open_gaps(frame.key, keys - queries, lambda gap: gap.abs() < window))
     elif isinstance(frame.mask, Tensor):
         mask = frame.mask[..., :keys]
         if mask.dtype == torch.bool:
@@ -374,7 +372,7 @@ def formula(frame: Frame, causal: bool) -> AttentionCall:
         else:
             biases.insert(0, mask)
     elif frame.mask is not None:
-        masks.append(open_rows(frame.mask.mask_mod, batch, heads, keys, device))
+        masks.append(open_rows(frame.mask.mask_mod, batch, heads, keys, frame.key.device))
     elif causal and queries > 1:
         diagonal = 0
     return AttentionCall(
@@ -389,13 +387,3 @@ def formula(frame: Frame, causal: bool) -> AttentionCall:
         sinks=options.get("s_aux"),
         dropout=options.get("dropout") or 0.0,
     )
-
-
-def _band(window: int, keys: int, offset: int, device: torch.device) -> Callable[[int, int], Tensor]:
-    """Keys less than ``window`` away, to either side.  -> [1, 1, row, key]"""
-
-    def open_keys(start: int, stop: int) -> Tensor:
-        row = torch.arange(start, stop, device=device)[:, None] + offset
-        return ((torch.arange(keys, device=device) - row).abs() < window)[None, None]
-
-    return open_keys

@@ -14,6 +14,8 @@ from attnscope.attention import AttentionCall, HeldRows, OpenKeys, RowSource, So
 from attnscope.capture.record import tolerance
 from attnscope.fused.runs import opens
 
+MadeRows: TypeAlias = Callable[[int, int], Tensor]  # a mask computed on demand, row by row
+
 SHORT = 1 << 21
 """Weights of a call whose rows are computed once, for the check and for observers: 8 MB of float32."""
 
@@ -101,7 +103,7 @@ class ScoredRows:
         call = self.call
         if call.diagonal is None:
             return call.masks
-        return (*call.masks, causal_rows(call.key.shape[-2], call.key.device, call.diagonal))
+        return (*call.masks, open_gaps(call.key, call.diagonal, lambda gap: gap <= 0))
 
     def _product(self, start: int, stop: int, heads: list[int] | None) -> Tensor:
         """Scaled products of queries and keys.  -> [batch, head, row, key]"""
@@ -146,12 +148,12 @@ class JoinedHeads:
         return torch.cat([mask.expand(batch, -1, -1, -1) for mask in masks], 1)
 
 
-def causal_rows(keys: int, device: torch.device, offset: int = 0) -> Callable[[int, int], Tensor]:
-    """The mask under which row ``i`` sees the keys ``j <= i + offset``.  -> [1, 1, row, key]"""
+def open_gaps(key: Tensor, offset: int, opened: Callable[[Tensor], Tensor]) -> MadeRows:
+    """The mask that opens row ``i`` to key ``j`` by their gap ``j - i - offset``.  -> [1, 1, row, key]"""
 
     def open_keys(start: int, stop: int) -> Tensor:
-        row = torch.arange(start, stop, device=device)[:, None]
-        return (torch.arange(keys, device=device) <= row + offset)[None, None]
+        row = torch.arange(start, stop, device=key.device)[:, None] + offset
+        return opened(torch.arange(key.shape[-2], device=key.device) - row)[None, None]
 
     return open_keys
 

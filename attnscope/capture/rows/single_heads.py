@@ -40,12 +40,6 @@ class Pending:
             return self.given is tensor
         return torch.equal(self.given, tensor)
 
-    @property
-    def size(self) -> tuple[object, ...]:
-        """What heads of one layer have in common."""
-        capture = self.taken.capture
-        return capture.batch, capture.queries, capture.keys
-
 
 class SingleHeads(Tracker):
     """Holds single heads by their list, and passes them on joined or one by one."""
@@ -91,7 +85,8 @@ class SingleHeads(Tracker):
         group = self.held.pop(parent)
         shown = [held.taken for held in group]
         one_each = len({held.entry for held in group}) == len(group)
-        if len(group) > 1 and one_each and len({held.size for held in group}) == 1:
+        sizes = {(one.capture.batch, one.capture.queries, one.capture.keys) for one in shown}
+        if len(group) > 1 and one_each and len(sizes) == 1:
             shown = [replace(shown[0], capture=_joined([taken.capture for taken in shown]), name=parent)]
         with quietly():
             for taken in shown:

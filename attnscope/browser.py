@@ -24,8 +24,8 @@ from attnscope.questions.layers import AllHeads
 from attnscope.render.colour import OFFERED, SEQUENTIAL
 from attnscope.render.image import save_image
 from attnscope.render.terminal import PrintedView
+from attnscope.render.terminal.charts import patch_under
 from attnscope.render.terminal.heatmap import token_at
-from attnscope.render.terminal.overlay import patch_under
 from attnscope.render.terminal.surface import Surface
 from attnscope.text import clean, visible
 from attnscope.views import SCALES, Drawable, TokenView

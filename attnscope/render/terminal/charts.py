@@ -1,4 +1,4 @@
-"""Lists and numbers in the terminal: one token's bars, rankings, two texts, curves, shares, terms, tables."""
+"""Lists and numbers in the terminal: a token's bars and pictures, rankings, texts, curves, terms, tables."""
 
 from __future__ import annotations
 
@@ -6,37 +6,25 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 from rich.cells import cell_len
+from rich.color import Color
 from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from attnscope.axes import Array
 from attnscope.render.colour import SEQUENTIAL
-from attnscope.render.terminal.overlay import overlay_lines
-from attnscope.render.terminal.surface import (
-    BOLD,
-    DIM,
-    MARK,
-    PLAIN,
-    TONES,
-    Line,
-    Palette,
-    Surface,
-    cut,
-    fit_text,
-    number_label,
-    side_by_side,
-    style_on,
-    tone,
-    wrap_text,
-)
+from attnscope.render.overlay import blend, full_light, resize
+from attnscope.render.terminal import surface as screen
+from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import clean, isolate, round_short, visible
 from attnscope.views.charts import Curves, MovedWords, Stack, Term, Terms
 from attnscope.views.heads import AlignedTexts, Ranking, Step
 from attnscope.views.table import BREAK, Cell, Table
-from attnscope.views.token import Bars, TokenView
+from attnscope.views.token import Bars, Overlay, TokenView
 
 INDENT = 2  # least columns before a command; indented like a head's reason if there is room
 
@@ -61,20 +49,18 @@ def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
     if where + LABEL_WIDTH + 9 + SHORTEST_BAR > width:
         where = 0
     drawn = [list(_bars(title, bars, full, width, where, surface)) for title, bars in lists]
-    if beside:
-        yield from side_by_side(drawn, width + 4)
-    else:
-        for i, block in enumerate(drawn):
-            yield from [[], *block] if i else block
+    blocks = [list(screen.side_by_side(drawn, width + 4))] if beside else drawn
+    for i, block in enumerate(blocks):
+        yield from [[], *block] if i else block
     yield []
     yield [Segment(f"a full bar is {full:.3g}", DIM)]
 
 
 def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: Surface) -> Iterator[Line]:
     """The list of one side; ``where`` of its columns are for parts of pictures."""
-    yield [Segment(fit_text(title, width), BOLD)]
+    yield [Segment(screen.fit_text(title, width), BOLD)]
     if not bars.bars:
-        yield [Segment(fit_text("nothing: the mask closes every key", width), DIM)]
+        yield [Segment(screen.fit_text("nothing: the mask closes every key", width), DIM)]
         return
     longest = max(cell_len(f"{each.label} {each.position}") for each in bars.bars)
     label = min(longest, LABEL_WIDTH, width // 3)
@@ -83,12 +69,12 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
     for each in bars.bars:
         drawn = surface.bar(each.weight / full * room)
         yield [
-            Segment(f"{number_label(each.label, each.position, label)}  {each.weight:.2f} "),
+            Segment(f"{screen.number_label(each.label, each.position, label)}  {each.weight:.2f} "),
             *([Segment(each.where.ljust(where), DIM)] if where else []),
-            Segment(fit_text(drawn, width - label - 7 - where), style),
+            Segment(screen.fit_text(drawn, width - label - 7 - where), style),
         ]
     if bars.more:
-        yield [Segment(fit_text(" " * (label + 2) + bars.rest, width), DIM)]
+        yield [Segment(screen.fit_text(" " * (label + 2) + bars.rest, width), DIM)]
 
 
 def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
@@ -102,7 +88,7 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
     indent = min(label, surface.width - widest) if surface.width - widest >= INDENT else label
     commands = _commands([head.command for head in view.heads], surface.width - indent)
     for ranked, command in zip(view.heads, commands, strict=True):
-        for i, line in enumerate(wrap_text(ranked.reason, surface.width - label)):
+        for i, line in enumerate(screen.wrap_text(ranked.reason, surface.width - label)):
             name = ranked.head if i == 0 else ""
             yield [Segment(name.ljust(label), BOLD), Segment(isolate(line))]
         if command:
@@ -130,7 +116,7 @@ def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
         label = max(len(each.head) for each in view.heads) + 2
         yield [Segment(view.title, BOLD)]
         for each in view.heads[: left - 1 - bool(command)]:
-            reason = cut(each.reason, surface.width - label)
+            reason = screen.cut(each.reason, surface.width - label)
             yield [Segment(each.head.ljust(label), BOLD), Segment(isolate(reason))]
         if command:
             yield [Segment(command, DIM)]
@@ -162,8 +148,9 @@ def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
         for one, other, mark, width in steps:
             style = MARK if mark.strip() and surface.colour else PLAIN
             for line, text in zip(lines, (one, other), strict=False):
-                line += [Segment(fit_text(text, width), style if text else PLAIN), Segment(" ")]
-            lines[2].append(Segment(fit_text(mark * (width if mark == REPLACED else 1), width + 1), DIM))
+                line += [Segment(screen.fit_text(text, width), style if text else PLAIN), Segment(" ")]
+            marks = mark * (width if mark == REPLACED else 1)
+            lines[2].append(Segment(screen.fit_text(marks, width + 1), DIM))
         yield from lines if any(segment.text.strip() for segment in lines[2]) else lines[:2]
         yield []
     yield [Segment(f"{REPLACED} replaced   {LEFT_OUT} left out   {PUT_IN} put in", DIM)]
@@ -172,20 +159,16 @@ def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
 def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str, str, str, int]]]:
     """Steps as (first text, second text, mark, columns), as many as a line holds."""
     line: list[tuple[str, str, str, int]] = []
-    used = 0
     for one, other in steps:
-        texts = ["" if place is None else cut(place.label, LONGEST) for place in (one, other)]
-        mark = " "
-        if one is None or other is None:
-            mark = LEFT_OUT if other is None else PUT_IN
-        elif one.text != other.text:
+        first, second = ("" if place is None else screen.cut(place.label, LONGEST) for place in (one, other))
+        mark = LEFT_OUT if other is None else PUT_IN if one is None else " "
+        if one is not None and other is not None and one.text != other.text:
             mark = REPLACED
-        wide = max(cell_len(text) for text in texts)
-        if line and used + wide + 1 > width:
+        wide = max(cell_len(first), cell_len(second))
+        if line and sum(step[-1] + 1 for step in line) + wide + 1 > width:
             yield line
-            line, used = [], 0
-        line.append((texts[0], texts[1], mark, wide))
-        used += wide + 1
+            line = []
+        line.append((first, second, mark, wide))
     if line:
         yield line
 
@@ -209,8 +192,8 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
         faint = DIM if name == "baseline" else None
         marks = "".join(" " if value is None else surface.spark(abs(value) / top) for value in values)
         yield [
-            Segment(fit_text(name, label), faint or BOLD),
-            Segment(fit_text("".join(mark * each for mark in marks), count * each), faint or style),
+            Segment(screen.fit_text(name, label), faint or BOLD),
+            Segment(screen.fit_text("".join(mark * each for mark in marks), count * each), faint or style),
             Segment(f"  {end}", faint),
         ]
     first, last = view.ends
@@ -240,11 +223,11 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
     letters = view.letters
     tones = [round((TONES - 1) * level) for level in view.tones]
     palette = surface.palette(signed=False)
-    styles = [style_on(palette, each) if surface.colour else None for each in tones]
+    styles = [screen.style_on(palette, each) if surface.colour else None for each in tones]
     label = min(max([1, *(cell_len(clean(each)) for each in view.labels)]), LONGEST_LABEL)
     room = min(surface.width - label - 10, WIDEST_STACK)
     for name, shares in zip(view.labels, view.shares.tolist(), strict=True):
-        line: Line = [Segment(isolate(fit_text(cut(clean(name), label), label)) + "  ")]
+        line: Line = [Segment(isolate(screen.fit_text(screen.cut(clean(name), label), label)) + "  ")]
         cells = _cells(shares, room)
         line += [Segment(letters[part] * wide, styles[part]) for part, wide in enumerate(cells) if wide]
         most = max(range(len(shares)), key=shares.__getitem__)
@@ -252,7 +235,7 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
         line.append(Segment(f"{rest}  {letters[most]} {shares[most]:.2f}"))
         yield line
     yield []
-    for words in wrap_text(view.legend, surface.width):
+    for words in screen.wrap_text(view.legend, surface.width):
         yield [Segment(isolate(words))]
 
 
@@ -299,11 +282,11 @@ def _line(
     """A label, a number, and a bar from zero, which is at column ``left``."""
     label, number, room = widths
     eighths = round(abs(term.value) / column * 8)
-    text = f"{fit_text(term.label, label)}  {f'{term.value:+.3f}':>{number}}  "
+    text = f"{screen.fit_text(term.label, label)}  {f'{term.value:+.3f}':>{number}}  "
     zero = Segment("|" if surface.ascii else "│", DIM)
     ink, end = None, TONES // 6  # both ends of the diverging map, slightly inside
     if surface.colour:
-        ink = tone(surface.palette(signed=True), end if term.value < 0 else TONES - 1 - end, None)
+        ink = screen.tone(surface.palette(signed=True), end if term.value < 0 else TONES - 1 - end, None)
     if term.value >= 0:
         bar = Segment(surface.bar(term.value / column), ink)
         return [Segment(text, style), Segment(" " * room), zero, bar]
@@ -324,7 +307,7 @@ def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
             size = len(between) + cell_len(text) + len(value)
             if size > left:
                 if not number:
-                    line.append(Segment(isolate(fit_text(text, left).rstrip())))
+                    line.append(Segment(isolate(screen.fit_text(text, left).rstrip())))
                 break
             left -= size
             line += [Segment(between), Segment(isolate(text)), Segment(value, DIM)]
@@ -377,6 +360,121 @@ def _cell_text(cell: Cell, palette: Palette | None) -> Text:
         words, look = piece
         style: Style | str = look if isinstance(look, str) else ""
         if palette is not None and not isinstance(look, str):
-            style = style_on(palette, round(look * (TONES - 1)))
+            style = screen.style_on(palette, round(look * (TONES - 1)))
         text.append(visible(words) if words and piece is not BREAK else words, style)
     return text
+
+
+WIDEST_PICTURE = 64  # most columns of a picture
+NARROWEST = 34  # least columns of pictures side by side
+TALLEST_PICTURE = 28  # lines of a picture
+
+BETWEEN = 3
+ITSELF = "×"  # marks the patch that looks or is looked at
+
+
+def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Iterator[Line]:
+    """Each map over its picture, side by side if there is room; full brightness is one weight for all."""
+    top = full_light(views)
+    beside, room = _columns(views, surface)
+    blocks = []
+    for view in views:
+        which = f"{view.name}: " if len(views) > 1 else ""
+        for verb, weights in view.maps:
+            title = [Segment(screen.fit_text(f"{which}{label} {verb}", room), BOLD)]
+            blocks.append([title, *_picture(view, weights, top, room, surface)])
+    for first in range(0, len(blocks), beside):
+        yield from screen.side_by_side(blocks[first : first + beside], room + BETWEEN)
+    if any(view.patch is not None for view in views):
+        yield [Segment(f"{ITSELF} is the patch itself", DIM)]
+
+
+def patch_under(
+    views: Sequence[Overlay], surface: Surface, x: int, y: int
+) -> tuple[Overlay, int, int] | None:
+    """The picture and the patch's row and column at a column and a line of the whole."""
+    beside, room = _columns(views, surface)
+    blocks = [(view, weights.shape, *_size(view, room)) for view in views for _, weights in view.maps]
+    for first in range(0, len(blocks), beside):
+        for number, (view, shape, columns, lines) in enumerate(blocks[first : first + beside]):
+            at, line = x - number * (room + BETWEEN), y - 1
+            if 0 <= at < columns and 0 <= line < lines:
+                return view, int(line / lines * shape[0]), int(at / columns * shape[1])
+        y -= max(lines for _, _, _, lines in blocks[first : first + beside]) + 2
+    return None
+
+
+def _columns(views: Sequence[Overlay], surface: Surface) -> tuple[int, int]:
+    """How many maps stand side by side, and the columns of each."""
+    count = sum(len(view.maps) for view in views)
+    beside = max(1, min(count, (surface.width + BETWEEN) // (NARROWEST + BETWEEN)))
+    return beside, min(WIDEST_PICTURE, (surface.width - BETWEEN * (beside - 1)) // beside)
+
+
+def _size(view: Overlay, room: int) -> tuple[int, int]:
+    tall, wide = view.pixels.shape[:2]
+    columns = max(1, min(room, 2 * TALLEST_PICTURE * wide // tall))
+    return columns, _half_rows(view, columns) // 2
+
+
+def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surface) -> Iterator[Line]:
+    """One map over its picture, with what full brightness stands for."""
+    palette = surface.palette(signed=False)
+    room, _ = _size(view, room)
+    levels = np.clip(weights / (top or 1.0), 0, 1)
+    if surface.colour:
+        yield from _blocks(view, levels, palette.cmap, room)
+        yield [Segment(f"full light is {top:.2g}", DIM)]
+    else:
+        yield from _shades(view, levels, room, surface)
+        yield surface.colour_bar("0", f"{top:.2g}", palette)
+
+
+def _half_rows(view: Overlay, room: int) -> int:
+    tall, wide = view.pixels.shape[:2]
+    return int(max(2 * round(room * tall / wide / 2), 2))
+
+
+def _blocks(view: Overlay, levels: Array, cmap: str, room: int) -> Iterator[Line]:
+    rows = _half_rows(view, room)
+    picture = blend(resize(view.pixels, rows, room), resize(levels, rows, room), cmap)
+    itself = _middle(view, rows // 2, room)
+    for line in range(rows // 2):
+        yield [
+            _block(picture[2 * line, column], picture[2 * line + 1, column], (line, column) == itself)
+            for column in range(room)
+        ]
+
+
+def _block(above: Array, below: Array, itself: bool) -> Segment:
+    under = Color.from_rgb(*(int(part) for part in below))
+    if itself:
+        return Segment(ITSELF, Style(color="white", bgcolor=under, bold=True))
+    return Segment("▀", Style.from_color(Color.from_rgb(*(int(part) for part in above)), under))
+
+
+def _shades(view: Overlay, levels: Array, room: int, surface: Surface) -> Iterator[Line]:
+    """A patch is two characters, or one where space is short; a frame marks the edge."""
+    rows, columns = levels.shape
+    wide = 2 if 2 * columns + 2 <= room else 1
+    shown = resize(levels, min(rows, 2 * room), min(columns, room - 2)) if columns > room - 2 else levels
+    side, line = ("|", "-") if surface.ascii else ("│", "─")
+    edge = [Segment(f" {line * (wide * shown.shape[1])} ")]
+    yield edge
+    itself = _middle(view, *shown.shape)
+    for row, values in enumerate(shown):
+        cells = [
+            ITSELF * wide if (row, column) == itself else surface.shade(float(level)) * wide
+            for column, level in enumerate(values)
+        ]
+        yield [Segment(side + "".join(cells) + side)]
+    yield edge
+
+
+def _middle(view: Overlay, rows: int, columns: int) -> tuple[int, int] | None:
+    """The middle cell of the patch itself, on a field of ``rows`` × ``columns``."""
+    if view.patch is None:
+        return None
+    grid = np.array(view.maps[0][1].shape)
+    row, column = ((np.array(view.patch) + 0.5) / grid * (rows, columns)).astype(int)
+    return int(row), int(column)

@@ -13,17 +13,8 @@ import numpy as np
 from rich.segment import Segment
 
 from attnscope.axes import Array
-from attnscope.render.terminal.surface import (
-    BOLD,
-    DIM,
-    MARK,
-    TONES,
-    Line,
-    Palette,
-    Surface,
-    half_block_lines,
-    wrap_text,
-)
+from attnscope.render.terminal import surface as screen
+from attnscope.render.terminal.surface import BOLD, DIM, MARK, TONES, Line, Palette, Surface
 from attnscope.views.grid import CELLS, Grid, thumbnail_levels
 
 SCREEN = 48  # lines for all heads without a screen
@@ -198,7 +189,7 @@ def cell_lines(cells: Array, surface: Surface, palette: Palette) -> list[Line]:
     """Levels as lines: two rows per line in colour, otherwise a row of shades.  [row, column]"""
     if surface.colour:
         tones = np.where(cells < 0, -1, np.round(cells * (TONES - 1))).astype(int)
-        return half_block_lines(tones, palette)
+        return screen.half_block_lines(tones, palette)
     return [
         [Segment("".join(" ·"[level == -1] if level < 0 else surface.shade(level) for level in row))]
         for row in cells.tolist()
@@ -216,5 +207,5 @@ def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Itera
         yield bar
         yield from surface.quiet(said)
         return
-    for at, line in enumerate(wrap_text(said, surface.width - left)):
+    for at, line in enumerate(screen.wrap_text(said, surface.width - left)):
         yield [*([Segment(" " * (left - 3))] if at else bar), Segment(f"   {line}", DIM)]

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from attnscope.axes import Array, Place
+from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import (
     BOLD,
     DIM,
@@ -24,15 +25,6 @@ from attnscope.render.terminal.surface import (
     Line,
     Palette,
     Surface,
-    centre,
-    cut,
-    fit_text,
-    flow_items,
-    half_block_lines,
-    number_label,
-    side_by_side,
-    style_on,
-    upright,
 )
 from attnscope.text import isolate
 from attnscope.views.heads import DistanceMap, HeadMap
@@ -80,7 +72,8 @@ def _cells_of(
     if not layout.half:
         yield from _rows(view, tones, layout, surface, palette, row)
     else:  # the upper row of each line is labelled, or the marked one
-        for at, cells in enumerate(half_block_lines(np.where(view.masked | view.hidden, -1, tones), palette)):
+        drawn = np.where(view.masked | view.hidden, -1, tones)
+        for at, cells in enumerate(screen.half_block_lines(drawn, palette)):
             shown = row if row == 2 * at + 1 else 2 * at
             yield [_row_label(view, shown, layout, row), Segment(" "), *cells]
     if view.strip is not None:
@@ -129,8 +122,8 @@ def _row_label(view: Heatmap, row: int, layout: CellLayout, marked: int | None) 
     elif view.written is not None and place.start >= view.written:
         style = BOLD
     if place.pooled:
-        return Segment(fit_text(place.label, layout.label, right=True), style)
-    return Segment(number_label(place.label, place.start, layout.label), style)
+        return Segment(screen.fit_text(place.label, layout.label, right=True), style)
+    return Segment(screen.number_label(place.label, place.start, layout.label), style)
 
 
 def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
@@ -138,7 +131,7 @@ def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
     keys = view.weights.keys
     lines = None
     if view.block == (1, 1) and layout.cell > 1:
-        lines = upright([place.label for place in keys], layout.cell, HEADER_HEIGHT)
+        lines = screen.upright([place.label for place in keys], layout.cell, HEADER_HEIGHT)
     if lines is None:
         numbers = [place.moment if place.heard else str(place.start) for place in keys]
         widest = max(map(len, numbers), default=0) + 1
@@ -162,11 +155,11 @@ def _rows(
         line = [_row_label(view, row, layout, marked), Segment(" ")]
         for column, value in enumerate(values):
             if masked[row, column]:
-                line.append(Segment(centre("·", layout.cell), DIM))
+                line.append(Segment(screen.centre("·", layout.cell), DIM))
             elif hidden[row, column]:
                 line.append(Segment(" " * layout.cell))
             elif surface.colour:
-                style = style_on(palette, int(tones[row, column]), abs(value) < 0.05)
+                style = screen.style_on(palette, int(tones[row, column]), abs(value) < 0.05)
                 line.append(Segment(_number(value, layout.cell), style))
             else:
                 shade = surface.shade(float(shown[row, column]))
@@ -182,10 +175,10 @@ def _number(value: float, cell: int) -> str:
 
 
 def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout, surface: Surface) -> Line:
-    line = [Segment(fit_text("loss", layout.label, right=True), DIM), Segment(" ")]
+    line = [Segment(screen.fit_text("loss", layout.label, right=True), DIM), Segment(" ")]
     for loss in strip:
         if loss is None:
-            line.append(Segment(centre("·", layout.cell), DIM))
+            line.append(Segment(screen.centre("·", layout.cell), DIM))
             continue
         mark = surface.spark(loss / view.most)
         number = f"{loss:.{int(loss < 9.95)}f}"
@@ -208,9 +201,8 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
         yield from surface.quiet(text)
     if layout.cell == 1 and not view.weights.square and not all(key.heard for key in view.weights.keys):
         labels = (key.label if key.pooled else f"{key.start} {key.label}" for key in view.weights.keys)
-        columns = map(isolate, labels)
-        yield []
-        yield from ([Segment(line, DIM)] for line in flow_items(["columns:", *columns], surface.width, "   "))
+        lines = screen.flow_items(["columns:", *map(isolate, labels)], surface.width, "   ")
+        yield from ([], *([Segment(line, DIM)] for line in lines))
 
 
 GAP = 3  # columns between heads that stand beside each other
@@ -224,7 +216,7 @@ def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
     if surface.width >= BESIDE:
         half = (surface.width - 4) // 2
         blocks = [list(_titled(each, replace(surface, width=half))) for each in view.maps]
-        yield from side_by_side(blocks, half + 4)
+        yield from screen.side_by_side(blocks, half + 4)
         yield []
     else:
         for each in view.maps:
@@ -250,7 +242,7 @@ def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
             role = Segment(f" {each.subtitle}", DIM)
             cells = _cells_of(_settle(each, own)[0], layout, own, palette)
             blocks.append([[Segment(each.title, BOLD), role], *cells])
-        yield from side_by_side(blocks, width)
+        yield from screen.side_by_side(blocks, width)
         yield []
     yield from _legend(settled, layout, surface, palette)
 
@@ -262,25 +254,21 @@ def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:
 
 def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
     """One token per line: how far its rows are apart, and the heaviest key of each."""
-    one, other = view.names
     label = min(max((cell_len(f"{each.label} {each.position}") for each in view.partings), default=0), LABEL)
     longest = max((cell_len(key) + 6 for each in view.partings for key in each.keys), default=0)
     longest = max(longest, *(cell_len(f"{name} looks at") for name in view.names)) + 2
     room = min(longest, max((surface.width - label - 8) // 2, 12))
     yield [Segment("where they part most", BOLD)]
-    yield [
-        Segment(fit_text("token", label, right=True) + "  nats  ", DIM),
-        Segment(fit_text(f"{one} looks at", room) + fit_text(f"{other} looks at", room).rstrip(), DIM),
-    ]
+    token = Segment(screen.fit_text("token", label, right=True) + "  nats  ", DIM)
+    heads = "".join(screen.fit_text(f"{name} looks at", room) for name in view.names)
+    yield [token, Segment(heads.rstrip(), DIM)]
     for each in view.partings:
         cells = [
-            fit_text(f"{isolate(cut(key, room - 7))} {weight:.2f}", room)
+            screen.fit_text(f"{isolate(screen.cut(key, room - 7))} {weight:.2f}", room)
             for key, weight in zip(each.keys, each.weights, strict=True)
         ]
-        yield [
-            Segment(number_label(each.label, each.position, label)),
-            Segment(f"  {each.distance:.2f}  {cells[0]}{cells[1].rstrip()}"),
-        ]
+        apart = Segment(f"  {each.distance:.2f}  {cells[0]}{cells[1].rstrip()}")
+        yield [Segment(screen.number_label(each.label, each.position, label)), apart]
 
 
 MEAN = 5  # columns of a layer's mean
@@ -312,7 +300,7 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
             line = [Segment(name.ljust(label), DIM)]
             for head in shown:
                 text = texts[row][head]
-                style = style_on(palette, int(tones[row, head])) if text and surface.colour else None
+                style = screen.style_on(palette, int(tones[row, head])) if text and surface.colour else None
                 line.append(Segment(f"{text or '·'} ".rjust(cell), style or (None if text else DIM)))
             if means and beside_them:
                 line.append(Segment(means[row].rjust(MEAN)))
@@ -351,7 +339,7 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
         yield surface.colour_bar(f"{view.top:.2f} nats", "0 alike", surface.palette(signed=False))
     else:
         steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in SHADE_FROM]
-        lines = flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
+        lines = screen.flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
         yield from ([Segment(line)] for line in lines)
     if view.groups and layout.cell == DISTANCE and layout.gap:
         yield from surface.quiet("groups of alike heads stand apart")
@@ -389,7 +377,7 @@ def _group_header(view: DistanceMap, layout: CellLayout) -> Iterator[Line]:
     for column, name in enumerate(view.columns):
         at += column in edges
         if layout.cell == DISTANCE:
-            line = line.ljust(at) + centre(cut(name, DISTANCE), DISTANCE)
+            line = line.ljust(at) + screen.centre(screen.cut(name, DISTANCE), DISTANCE)
         elif column in numbers and len(line) <= at and (len(line) < at or not line):
             line = line.ljust(at) + str(numbers[column])
         at += layout.cell
@@ -405,20 +393,20 @@ def _distance_rows(view: DistanceMap, layout: CellLayout, surface: Surface) -> I
     if layout.half:
         tones = np.insert(np.insert(tones, edges, -1, 0), edges, -1, 1)
         names = [*np.insert(np.array(view.rows, object), edges, ""), ""]
-        for at, cells in enumerate(half_block_lines(tones, palette)):
+        for at, cells in enumerate(screen.half_block_lines(tones, palette)):
             name = names[2 * at] or names[2 * at + 1]
-            yield [Segment(fit_text(name, layout.label) + " ", DIM), *cells]
+            yield [Segment(screen.fit_text(name, layout.label) + " ", DIM), *cells]
         return
     for row, name in enumerate(view.rows):
         if row in edges:
             yield []
-        line = [Segment(fit_text(name, layout.label) + " ", DIM)]
+        line = [Segment(screen.fit_text(name, layout.label) + " ", DIM)]
         for column, value in enumerate(view.values[row]):
             if column in edges:
                 line.append(Segment(" "))
             text = f" {value:.2f} ".rjust(layout.cell) if layout.cell == DISTANCE else " " * layout.cell
             if surface.colour:
-                line.append(Segment(text, style_on(palette, int(tones[row, column]))))
+                line.append(Segment(text, screen.style_on(palette, int(tones[row, column]))))
             else:
                 shade = surface.shade(near[row, column]) * layout.cell
                 line.append(Segment(text if layout.cell == DISTANCE else shade))

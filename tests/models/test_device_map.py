@@ -119,17 +119,15 @@ def test_a_device_map_without_its_package_names_the_package(folder, monkeypatch)
         load(folder, device_map="auto")
 
 
-@pytest.mark.parametrize("name", ["own", "torch.nn:Identity"])
-def test_only_hugging_face_models_are_spread(name):
-    with pytest.raises(ModelError, match="lives on one device"):
-        load(name, device_map="auto")
-
-
-def test_a_device_map_and_a_device_are_one_too_many(folder):
-    with pytest.raises(ModelError, match="leave out the device"):
-        load(folder, device_map="auto", device="cpu")
-
-
-def test_a_map_that_does_not_exist_is_one_sentence(folder):
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load(folder, device_map="sideways")
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("own", {"device_map": "auto"}, "lives on one device"),
+        ("torch.nn:Identity", {"device_map": "auto"}, "lives on one device"),
+        (None, {"device_map": "auto", "device": "cpu"}, "leave out the device"),
+        (None, {"device_map": "sideways"}, "cannot be loaded"),
+    ],
+)
+def test_what_cannot_be_spread_is_one_sentence(folder, name, options, sentence):
+    with pytest.raises(ModelError, match=sentence):
+        load(name or folder, **options)

@@ -207,27 +207,18 @@ def test_a_module_of_your_own_writes_if_it_returns_scores():
         model.generate(prompt, 4)
 
 
-def test_what_does_not_write_says_so(folder_of):
-    own = load("own")
-    with pytest.raises(
-        ModelError, match="reads in both directions and cannot continue a text: own-causal does"
-    ):
-        own.generate(own.prepare(TEXT), 3)
+def test_what_does_not_write_says_so(folder_of, tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
+    config = transformers.BertConfig(**SIZES | {"vocab_size": len(tokenizer)})
+    masked = folders.save(tmp_path, transformers.BertForMaskedLM(config), tokenizer)
+    for model, more in ((load("own"), ": own-causal does"), (load(masked, generative=True), "")):
+        with pytest.raises(ModelError, match=f"reads in both directions and cannot continue a text{more}"):
+            model.generate(model.prepare(TEXT), 3)
     with pytest.raises(ModelError, match="has no language-model head"):
         load(folders.minilm(), generative=True)
     plain = load(folder_of("gpt2"))
     with pytest.raises(ModelError, match="load it with generative=True"):
         plain.generate(plain.prepare(TEXT), 3)
-
-
-def test_a_masked_language_model_is_told_from_one_that_writes(tmp_path):
-    config = transformers.BertConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"})
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
-    config.vocab_size = len(tokenizer)
-    folder = folders.save(tmp_path, transformers.BertForMaskedLM(config), tokenizer)
-    model = load(folder, generative=True)
-    with pytest.raises(ModelError, match="reads in both directions and cannot continue a text"):
-        model.generate(model.prepare(TEXT), 3)
 
 
 def test_more_tokens_than_there_are_positions_are_refused(folder_of):
@@ -240,13 +231,12 @@ def test_more_tokens_than_there_are_positions_are_refused(folder_of):
 
 
 def vocabulary(spellings, texts, special=()):
-    """A vocabulary whose decoder writes down ``texts`` and ␣ for a space."""
-
-    def decode(ids):
-        joined = b"".join(texts[id_] for id_ in ids)
-        return joined.decode("utf-8", "replace")
-
-    return Vocabulary(lambda ids: [spellings[id_] for id_ in ids], decode, special)
+    """A vocabulary whose decoder writes down ``texts``."""
+    return Vocabulary(
+        lambda ids: [spellings[id_] for id_ in ids],
+        lambda ids: b"".join(texts[id_] for id_ in ids).decode("utf-8", "replace"),
+        special,
+    )
 
 
 def test_bytes_of_one_character_all_read_as_that_character():
@@ -273,21 +263,12 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
 def test_the_note_quotes_what_was_written_and_nothing_in_it_steers_a_terminal():
     from attnscope.models.text.tokens import describe_generation
 
-    tokens = (
-        Token("be", 1, word=3),
-        Token("\x1b", 2, word=3),
-        Token("cause", 3, word=4),
-        Token("</s>", 4, True),
-    )
-    sampling = Sampling(0.0, 0)
-    assert (
-        describe_generation(tokens, 7, 4, sampling)
-        == "generated 4 tokens, greedy, from token 7 on: be␛ cause </s>"
-    )
-    assert describe_generation(tokens[:1], 7, 4, sampling).endswith(
-        "1 token, greedy, from token 7 on: be; then the model ended the text"
-    )
-    assert (
-        describe_generation((), 7, 4, sampling) == "generated nothing, greedy: the model ends the text here"
-    )
-    assert len(describe_generation(tokens * 99, 7, 999, sampling)) < 200
+    pieces = (Token("be", 1, word=3), Token("\x1b", 2, word=3), Token("cause", 3, word=4))
+    tokens = (*pieces, Token("</s>", 4, True))
+    for many, said in (
+        (4, "generated 4 tokens, greedy, from token 7 on: be␛ cause </s>"),
+        (1, "generated 1 token, greedy, from token 7 on: be; then the model ended the text"),
+        (0, "generated nothing, greedy: the model ends the text here"),
+    ):
+        assert describe_generation(tokens[:many], 7, 4, Sampling()) == said
+    assert len(describe_generation(tokens * 99, 7, 999, Sampling())) < 200

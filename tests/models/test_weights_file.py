@@ -67,12 +67,9 @@ def test_a_token_is_ranked_alike(pair):
     assert [bar.label for bar in live.looks_at.bars] == [bar.label for bar in saved.looks_at.bars]
 
 
-def test_it_says_that_a_file_told_it(pair):
+def test_it_says_that_a_file_told_it_which_reads_no_text(pair):
     seen = overview(*pair["own"][1], Selection())
     assert seen.grids["encoder"].subtitle.endswith("13 tokens · npz, float32, weights as the file has them")
-
-
-def test_a_file_reads_no_text(pair):
     with pytest.raises(InputError, match="is a file of weights and reads no text"):
         pair["own"][1][0].prepare("x")
 

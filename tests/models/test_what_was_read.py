@@ -33,27 +33,20 @@ class Loud(torch.nn.Module):
 """
 
 
-def test_a_folder_without_its_tokenizers_files_is_refused(tmp_path):
+def test_a_folder_without_its_tokenizers_files_is_refused_and_names_tokens_by_their_numbers(tmp_path):
     gpt2(tmp_path)
     for file in tmp_path.glob("*token*"):
         file.unlink()
-    model = load(str(tmp_path))
+    model, ids = load(str(tmp_path), predicting=True), torch.tensor([[1, 2, 3]])
     with pytest.raises(ModelError, match="has no tokenizer: none of "):
         model.prepare("The cat sat.")
-    prepared = model.prepare_tensors({"input_ids": torch.tensor([[1, 2, 3]])})  # which need none
+    prepared = model.prepare_tensors({"input_ids": ids})  # which need none
     assert model.run(prepared, []).sites[0].queries == 3
     assert [token.text for token in prepared.tokens] == ["id 1", "id 2", "id 3"]
-
-
-def test_a_prediction_without_a_tokenizer_is_named_by_its_number(tmp_path):
-    folder = gpt2(tmp_path)
-    for file in tmp_path.glob("*token*"):
-        file.unlink()
-    ids, model = torch.tensor([[1, 2, 3]]), load(str(folder), predicting=True)
-    prediction = score_prediction(model, model.prepare_tensors({"input_ids": ids}), None)
     with torch.no_grad():
         best = int(model.writer(ids).logits[0, -1].argmax())
-    assert prediction.description.startswith(f"the prediction: 'id {best}'")
+    said = score_prediction(model, prepared, None).description
+    assert said.startswith(f"the prediction: 'id {best}'")
 
 
 def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number(tmp_path):
@@ -67,12 +60,13 @@ def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number(tmp_path)
 
 def test_what_foreign_code_prints_goes_to_standard_error(tmp_path, capsys):
     (tmp_path / "loud.py").write_text(PRINTING)
-    model = load(f"{tmp_path}/loud.py:Loud")
+    model, writes = load(f"{tmp_path}/loud.py:Loud"), load(gpt2(tmp_path / "gpt2"), generative=True)
     model.run(model.prepare("The cat"), [Keep(lambda site: range(2))])
+    writes.writer.transformer.register_forward_hook(lambda *call: print("printed by a hook"))
+    writes.generate(writes.prepare("The cat"), 2)
     out, err = capsys.readouterr()
     assert out == ""
-    assert "printed at import" in err
-    assert "printed in forward" in err
+    assert all(f"printed {where}" in err for where in ("at import", "in forward", "by a hook"))
 
 
 def test_threads_that_run_foreign_code_at_once_leave_standard_output_as_it_was():
@@ -120,15 +114,6 @@ def test_another_tokenizer_is_refused_where_it_would_not_be_used(model, tmp_path
     name = gpt2(tmp_path) if model == "folder" else model
     with pytest.raises(ModelError, match="reads with its own tokenizer"):
         load(name, tokenizer="own-causal")
-
-
-def test_what_foreign_code_prints_while_it_writes_goes_to_standard_error(tmp_path, capsys):
-    model = load(gpt2(tmp_path), generative=True)
-    model.writer.transformer.register_forward_hook(lambda *call: print("printed by a hook"))
-    model.generate(model.prepare("The cat"), 2)
-    out, err = capsys.readouterr()
-    assert "printed by a hook" in err
-    assert out == ""
 
 
 @pytest.mark.parametrize("token", ["", "nowhere", None])

@@ -23,7 +23,8 @@ def _bert(folder, head):
     return save(folder, getattr(transformers, f"BertFor{head}Classification")(config), tokenizer)
 
 
-def _logits(folder, automatic, prepared):
+def _logits(folder, what, prepared):
+    automatic = getattr(transformers, f"AutoModelFor{what}Classification")
     model = automatic.from_pretrained(folder, attn_implementation="eager")
     return model(**prepared.inputs, output_attentions=True)
 
@@ -34,7 +35,7 @@ def _logits(folder, automatic, prepared):
 def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, target, chosen):
     model = load(_bert(tmp_path, "Sequence"), predicting=True)
     prepared = model.prepare(TEXT)
-    own = _logits(tmp_path, transformers.AutoModelForSequenceClassification, prepared).logits[0]
+    own = _logits(tmp_path, "Sequence", prepared).logits[0]
     chosen = int(own.argmax()) if chosen is None else chosen
     prediction = score_prediction(model, prepared, target)
     assert prediction.score.item() == pytest.approx(float(own[chosen]), rel=1e-5)
@@ -49,7 +50,7 @@ def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, targ
 def test_tokens_are_sorted_at_a_position(tmp_path, target, at, chosen):
     model = load(_bert(tmp_path, "Token"), predicting=True)
     prepared = model.prepare(TEXT)
-    own = _logits(tmp_path, transformers.AutoModelForTokenClassification, prepared).logits[0]
+    own = _logits(tmp_path, "Token", prepared).logits[0]
     if at is None:
         at = 1 + int(own[1:-1].softmax(-1)[:, chosen].argmax())
     chosen = int(own[at].argmax()) if chosen is None else chosen
@@ -63,13 +64,12 @@ def test_tokens_are_sorted_at_a_position(tmp_path, target, at, chosen):
 def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path, kind):
     if kind == "text":
         model = load(_bert(tmp_path, "Sequence"), predicting=True)
-        prepared, automatic = model.prepare(TEXT), transformers.AutoModelForSequenceClassification
+        prepared = model.prepare(TEXT)
     else:
         network = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT, id2label=LABELS))
         model = load(save_images(tmp_path, network, "ViTImageProcessor", WHOLE), predicting=True)
         prepared = model.prepare_image(picture(tmp_path / "cat.png"))
-        automatic = transformers.AutoModelForImageClassification
-    own = _logits(tmp_path, automatic, prepared)
+    own = _logits(tmp_path, "Sequence" if kind == "text" else "Image", prepared)
     slopes = torch.autograd.grad(own.logits[0, 2], own.attentions)
     shown = Calls()
     record = weigh_model(model, "gradient", "sad").run(prepared, [shown])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 import attnscope
@@ -61,16 +60,9 @@ def table(tmp_path):
 
 
 @pytest.fixture
-def genes(tmp_path):
-    path = tmp_path / "genes.safetensors"
-    save_file({"genes": torch.arange(5)[None], "levels": torch.rand(1, 5)}, path)
-    return path
-
-
-def read(genes, table):
-    from safetensors.torch import load_file
-
-    return attnscope.wrap(Genes().eval()).read(load_file(genes), labels=table)
+def genes(table):
+    inputs = {"genes": torch.arange(5)[None], "levels": torch.rand(1, 5)}
+    return attnscope.wrap(Genes().eval()).read(inputs, labels=table)
 
 
 def test_a_table_says_label_group_and_whether_it_is_special(table):
@@ -99,20 +91,18 @@ def test_equal_labels_are_the_same_token():
     assert ids == [0, 1, 0, 2]
 
 
-def test_genes_have_their_names_and_groups(genes, table):
-    run = read(genes, table)
-    assert run.tokens == ("CLS", "cycle · TP53", "cycle · CDK1", "immune · IL6", "immune · TNF")
-    assert "“TP53 CDK1 IL6 TNF”" in repr(run.head("L0H1"))
+def test_genes_have_their_names_and_groups(genes):
+    assert genes.tokens == ("CLS", "cycle · TP53", "cycle · CDK1", "immune · IL6", "immune · TNF")
+    assert "“TP53 CDK1 IL6 TNF”" in repr(genes.head("L0H1"))
 
 
-def test_a_group_is_a_part_that_find_and_spans_know(genes, table):
-    run = read(genes, table)
-    (question,) = run.find("cycle -> immune").numbers["questions"]
+def test_a_group_is_a_part_that_find_and_spans_know(genes):
+    (question,) = genes.find("cycle -> immune").numbers["questions"]
     for each in question["heads"]:
-        rows = run.head(f"L{each['layer']}H{each['head']}").weights
+        rows = genes.head(f"L{each['layer']}H{each['head']}").weights
         assert each["weight"] == pytest.approx(rows[1:3, 3:].sum(-1).mean(), abs=1e-6)
-    assert "cycle" in repr(run.spans("group"))
-    (alone,) = run.find("TP53 -> TNF").numbers["questions"]
+    assert "cycle" in repr(genes.spans("group"))
+    (alone,) = genes.find("TP53 -> TNF").numbers["questions"]
     assert alone["heads"][0]["rows"] == 1
 
 
@@ -135,10 +125,7 @@ def test_a_policy_looks_at_cameras_and_joints_by_their_names():
     assert weight == pytest.approx(head.weights[1, :4].sum(), abs=1e-6)
 
 
-def test_another_number_of_labels_is_refused_with_both_numbers(tmp_path, table):
-    path = tmp_path / "ids.safetensors"
-    save_file({"0": torch.arange(7)[None]}, path)
-
+def test_another_number_of_labels_is_refused_with_both_numbers(table):
     class Ids(nn.Module):
         def __init__(self):
             super().__init__()

@@ -51,22 +51,17 @@ def watched(own, monkeypatch):
     return tokenizer
 
 
-def making(module, monkeypatch):
-    """How many tokens a module makes, text by text."""
-    counts = []
-    read = module.tokens_of
+@pytest.fixture
+def made(monkeypatch):
+    """How many tokens the reader makes, text by text."""
+    counts, read = [], reader.tokens_of
 
     def counted(encoding, texts):
         counts.append(len(encoding))
         return read(encoding, texts)
 
-    monkeypatch.setattr(module, "tokens_of", counted)
+    monkeypatch.setattr(reader, "tokens_of", counted)
     return counts
-
-
-@pytest.fixture
-def made(monkeypatch):
-    return making(reader, monkeypatch)
 
 
 def test_the_beginning_of_a_book_is_read_and_gives_the_tokens_that_the_whole_gives(own, watched, made):

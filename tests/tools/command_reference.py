@@ -28,8 +28,8 @@ INTRODUCTION = f"""# The command line
 One file per command: it parses, makes one call, and delivers the answer. `attnscope COMMAND --help-all`
 prints the same as this page, which `python -m tests.tools.command_reference` generates from the code.
 
-A command's function takes groups of options. A group is a subclass of `Group`, and so a frozen dataclass, with
-fields made by `option`, `flag` and `argument` of [command.py](command.py); `@command` turns the fields into
+A command's function takes groups of options. A group is a subclass of `Group`, and so a frozen dataclass;
+its fields are made by `option`, `flag` and `argument` of [command.py](command.py); `@command` turns the fields into
 command-line options. So each option is declared once, and has the same name in every command.
 
 **To add an option**, add a field to a group: every command that takes the group has it.

@@ -75,9 +75,7 @@ class Parts:
 MATRIX: Any = Sequence[Sequence[float]]  # the schema of a two-dimensional array
 
 ADDRESS = Parts(
-    layer="its layer",
-    head="its number in the layer",
-    kind=Meaning("its kind of attention", shape=Kind),
+    layer="its layer", head="its number in the layer", kind=Meaning("its kind of attention", shape=Kind)
 )
 Address = Annotated[Head, ADDRESS]
 """A ``Head`` that is replaced in data by its numbers and its kind."""

@@ -34,10 +34,7 @@ class Registry(Mapping[str, Entry]):
     """
 
     def __init__(
-        self,
-        noun: str,
-        retired: Mapping[str, str] | None = None,
-        more: Callable[[], object] = lambda: None,
+        self, noun: str, retired: Mapping[str, str] | None = None, more: Callable[[], object] = lambda: None
     ) -> None:
         self.noun, self.retired, self._more = noun, retired or {}, more
         self._entries: dict[str, Entry] = {}

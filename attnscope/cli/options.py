@@ -93,10 +93,7 @@ class LayerOptions(Group):
 
     panel = WHERE
     layers: str | None = option(
-        "Layers, counted from 0: 5, or several, like 0-3,7.",
-        "--layer",
-        "--layers",
-        panel=MOST_USED,
+        "Layers, counted from 0: 5, or several, like 0-3,7.", "--layer", "--layers", panel=MOST_USED
     )
     kind: str | None = option("encoder, decoder or cross.", complete=lambda: ("encoder", "decoder", "cross"))
 
@@ -111,7 +108,7 @@ class ShownHeads(HeadOptions):
     """All heads, some heads, or one token of them."""
 
     head: str | None = option(
-        "One head: L5H3, 5.3, 5-3, or its number with --layer; several side by side: L0H2,L1H5.",
+        "One head: L5H3, 5.3, 5-3, or its number with --layer; several side by side: L0H2,L1H5."
     )
     token: str | None = option("One token: a word, its number, or a patch as row,column.")
 

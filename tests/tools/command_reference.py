@@ -29,8 +29,8 @@ One file per command: it parses, makes one call, and delivers the answer. `attns
 prints the same as this page, which `python -m tests.tools.command_reference` generates from the code.
 
 A command's function takes groups of options. A group is a subclass of `Group`, and so a frozen dataclass;
-its fields are made by `option`, `flag` and `argument` of [command.py](command.py); `@command` turns the fields into
-command-line options. So each option is declared once, and has the same name in every command.
+its fields are made by `option`, `flag` and `argument` of [command.py](command.py); `@command` turns them
+into command-line options. So each option is declared once, and has the same name in every command.
 
 **To add an option**, add a field to a group: every command that takes the group has it.
 **To add a command**, write a function of groups with `@command` above it, its help and an example in its

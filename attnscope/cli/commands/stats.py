@@ -24,8 +24,7 @@ class MeasuredHeads(options.HeadOptions):
 
     where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
     sort: str | None = option(
-        "By a measure, role or head. Default: role figure minus its baseline.",
-        complete=options.measure_names,
+        "By a measure, role or head. Default: role figure minus its baseline.", complete=options.measure_names
     )
     top: int | None = option("List at most N heads.", min=1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.cli.command import refuse
 from attnscope.cli.options import CorpusOptions, SourceOptions, TextsOptions
-from attnscope.cli.waiting import STOPPED, Draw, progress_bar
+from attnscope.cli.waiting import Draw, progress_bar, stop, warn
 from attnscope.errors import InputError
-from attnscope.text import clean, visible
+from attnscope.text import visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
@@ -117,9 +116,7 @@ def corpus_run(
             )
         except KeyboardInterrupt:
             resumed = f"the same command resumes from {checkpoint}"
-            hint = "give --checkpoint FILE to resume" if checkpoint is None else resumed
-            print(clean(f"attnscope: stopped; {hint}"), file=sys.stderr)
-            raise SystemExit(STOPPED) from None
+            stop("give --checkpoint FILE to resume" if checkpoint is None else resumed)
 
 
 def reporter() -> Callable[[str], None]:
@@ -129,9 +126,9 @@ def reporter() -> Callable[[str], None]:
     def report(sentence: str) -> None:
         number = next(numbers)
         if number <= MOST_REPORTED:
-            print(f"attnscope: skipped {visible(sentence)}", file=sys.stderr)
+            warn(f"skipped {visible(sentence)}")
         elif number == MOST_REPORTED + 1:
-            print("attnscope: more texts are skipped, counted but not listed", file=sys.stderr)
+            warn("more texts are skipped, counted but not listed")
 
     return report
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.cli.options import PICTURES, Metadata, PrintedOptions
-from attnscope.cli.waiting import is_quiet, notify
+from attnscope.cli.waiting import is_quiet, notify, warn
 from attnscope.errors import OutputError
-from attnscope.text import clean, csv_cell, escape_json
+from attnscope.text import csv_cell, escape_json
 
 if TYPE_CHECKING:
     from attnscope.models import ModelInput
@@ -163,7 +163,7 @@ def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     how = {name: getattr(picture, name) for name in ("dpi", "cmap", "font", "annotate")}
     for path, view in answer.files(out):
         for warning in save_image(dress(view, picture), path, width=picture.size, **how):
-            print(clean(f"attnscope: {warning}"), file=sys.stderr)
+            warn(warning)
         notify(f"saved {path}")
 
 

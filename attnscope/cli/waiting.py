@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from time import monotonic
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from attnscope.progress import Listener, listening
 from attnscope.text import clean
@@ -35,6 +35,17 @@ def notify(sentence: str) -> None:
     """Print a note beside the answer, such as a saved file, on standard error."""
     if not is_quiet():
         print(clean(sentence), file=sys.stderr)
+
+
+def warn(sentence: str) -> None:
+    """Print what went wrong although the command goes on, on standard error."""
+    print(clean(f"attnscope: {sentence}"), file=sys.stderr)
+
+
+def stop(words: str) -> NoReturn:
+    """End the command that Ctrl-C stopped: what it leaves behind, and how to go on."""
+    warn(f"stopped; {words}")
+    raise SystemExit(STOPPED)
 
 
 Draw: TypeAlias = Callable[[float, str], None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,9 +13,8 @@ from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, refuse
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.options import parse_numbers, select
 from attnscope.cli.source import read_source
-from attnscope.cli.waiting import STOPPED, notify
+from attnscope.cli.waiting import notify, stop, warn
 from attnscope.errors import OutputError
-from attnscope.text import clean
 
 if TYPE_CHECKING:
     from attnscope.storage.folder import ExportPlan
@@ -100,7 +98,7 @@ def export(
             command=write("export", source, attention, axes, replace(output, force=False), picture, model),
         )
     for warning in done.warnings:
-        print(clean(f"attnscope: {warning}"), file=sys.stderr)
+        warn(warning)
     count = len(done.manifest["files"])
     notify(f"saved {count:,} file{'s' * (count != 1)} and manifest.json in {output.out}")
     if output.as_json:
@@ -116,8 +114,5 @@ def _going_on(folder: Path, contents: ExportPlan) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         done = count_unfinished(folder, contents)
-        words = f"{folder} holds nothing unfinished"
-        if done is not None:
-            words = f"{folder} holds {done:,} complete files; the same command resumes"
-        print(clean(f"attnscope: stopped; {words}"), file=sys.stderr)
-        raise SystemExit(STOPPED) from None
+        held = "nothing unfinished" if done is None else f"{done:,} complete files; the same command resumes"
+        stop(f"{folder} holds {held}")

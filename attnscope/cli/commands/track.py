@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import glob
-import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,9 @@ from attnscope.cli.corpus import open_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import select
 from attnscope.cli.source import load_model
-from attnscope.cli.waiting import notify
+from attnscope.cli.waiting import notify, warn
 from attnscope.errors import NoCheckpoint
-from attnscope.text import clean, visible
+from attnscope.text import visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model
@@ -84,13 +84,7 @@ def track(
     def load(name: str) -> Model:
         return load_model(replace(model, revision=name) if asked.revisions else replace(model, model=name))
 
-    told: set[str] = set()
-
-    def report(sentence: str) -> None:
-        if sentence not in told:
-            print(clean(f"attnscope: {sentence}"), file=sys.stderr)
-        told.add(sentence)
-
+    report = cache(warn)  # each sentence once
     run, last = CorpusRun(limit=corpus.limit, truncate=True), None
     while True:
         try:

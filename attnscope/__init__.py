@@ -42,24 +42,15 @@ __all__ = [
     "wrap",
 ]
 
-_WHERE = {
-    "AttnscopeError": "attnscope.errors",
-    "Head": "attnscope.attention",
-    "Reader": "attnscope.notebook.reader",
-    "Run": "attnscope.notebook.run",
-    "callback": "attnscope.notebook.watch",
-    "load": "attnscope.notebook.reader",
-    "open": "attnscope.notebook.reader",
-    "record": "attnscope.notebook.reader",
-    "watch": "attnscope.notebook.watch",
-    "wrap": "attnscope.notebook.reader",
-}
+_ELSEWHERE = {"AttnscopeError": "errors", "Head": "attention", "Run": "notebook.run"}
+_ELSEWHERE |= {"callback": "notebook.watch", "watch": "notebook.watch"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'attnscope' has no attribute {name!r}: it has {', '.join(_WHERE)}")
-    return getattr(import_module(_WHERE[name]), name)
+    public = [each for each in __all__ if each != "__version__"]
+    if name not in public:
+        raise AttributeError(f"module 'attnscope' has no attribute {name!r}: it has {', '.join(public)}")
+    return getattr(import_module(f"attnscope.{_ELSEWHERE.get(name, 'notebook.reader')}"), name)
 
 
 def __dir__() -> list[str]:

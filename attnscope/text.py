@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 LONGEST = 1000  # most characters of a token's label
 LONGEST_SENTENCE = 500  # most characters of a printed error
@@ -48,6 +49,7 @@ class _Pictures(dict[int, str]):
 _PICTURES = _Pictures({ord("\n"): "⏎", ord("\t"): "⇥", 0x7F: "␡"})
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Untrusted:
     """Text that somebody else wrote into a file; it may hold anything.
 
@@ -55,10 +57,7 @@ class Untrusted:
     is the cleaned text, ``raw`` the original.
     """
 
-    __slots__ = ("raw",)
-
-    def __init__(self, raw: object) -> None:
-        self.raw = str(raw)
+    raw: str
 
     def __str__(self) -> str:
         return clean(self.raw)
@@ -68,12 +67,6 @@ class Untrusted:
 
     def __bool__(self) -> bool:
         return bool(self.raw)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Untrusted) and self.raw == other.raw
-
-    def __hash__(self) -> int:
-        return hash(self.raw)
 
 
 def clean(text: str) -> str:

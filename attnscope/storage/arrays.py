@@ -180,7 +180,7 @@ def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
     if not isinstance(title, str) or not isinstance(notes, list):
         raise ValueError("its title or its notes are no text")
     ordered = {kind: tuple(layers.items()) for kind, layers in kinds.items()}
-    return Saved(ordered, Untrusted(title), tuple(map(Untrusted, notes)))
+    return Saved(ordered, Untrusted(title), tuple(Untrusted(str(note)) for note in notes))
 
 
 def _weights_of(name: str, values: Array) -> Array:

@@ -13,7 +13,7 @@ PACKAGE = Path(attnscope.__file__).parent
 LAYERS = [  # from the ground up: a package imports from those above it in this list, and from no other
     {"text"},
     {"errors"},
-    {"registry", "limits", "offline", "plugins", "private", "progress"},
+    {"registry", "limits", "plugins", "private", "progress"},
     {"attention"},
     {"records"},
     {"figures"},

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.offline import network_closed
+from attnscope.limits import network_closed
 
 
 def connect(host):
@@ -73,7 +73,7 @@ def test_other_threads_are_left_alone_and_the_network_opens_again():
 def test_offline_closes_the_network_to_the_whole_process_and_every_thread():
     code = (
         "import socket, threading\n"
-        "from attnscope.offline import close_network\n"
+        "from attnscope.limits import close_network\n"
         "from attnscope.errors import ModelError\n"
         "close_network()\n"
         "def reach():\n"

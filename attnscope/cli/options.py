@@ -141,7 +141,7 @@ class ModelOptions(Group):
 
     def __post_init__(self) -> None:
         if self.offline:
-            from attnscope.offline import close_network
+            from attnscope.limits import close_network
 
             close_network()
 

@@ -19,9 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, first_line, out_of_memory, readable
-from attnscope.limits import HUB_SECONDS, LARGEST_CONFIG, LARGEST_VOCABULARY, OutOfTime, deadline, most_memory
+from attnscope.limits import (
+    HUB_SECONDS,
+    LARGEST_CONFIG,
+    LARGEST_VOCABULARY,
+    OutOfTime,
+    deadline,
+    most_memory,
+    network_closed,
+)
 from attnscope.network.folder import BUNDLED
-from attnscope.offline import network_closed
 from attnscope.registry import nearest_name
 
 CONFIGS = (

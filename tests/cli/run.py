@@ -44,7 +44,7 @@ def numbers(ran) -> str:
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """A function that runs ``attnscope`` with arguments."""
     # a process with --offline has no network for good: here, until the test ends
-    monkeypatch.setattr("attnscope.offline._everywhere", [])
+    monkeypatch.setattr("attnscope.limits._everywhere", [])
 
     def run(*arguments: str) -> Ran:
         monkeypatch.setattr("sys.argv", ["attnscope", *map(str, arguments)])

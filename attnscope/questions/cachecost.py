@@ -240,12 +240,7 @@ def cachecost(
     count, mean = len(ranked), fmean(len(text.tokens) for text in long)
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
     listed = sorted(rises)
-    orders: tuple[Callable[[int], Sequence[KeyHead]], ...] = (
-        lambda some: ranked[:some],
-        lambda some: sorted(listed, key=lambda head: -missed[head])[:some],
-        lambda some: [listed[(2 * at + 1) * count // (2 * some)] for at in range(some)],
-        lambda some: [listed[at] for at in drawn[:some]],
-    )
+    by_mass = sorted(listed, key=lambda head: -missed[head])
 
     def run(asked: Pass, chosen: Sequence[KeyHead]) -> Tensor:
         calls = {
@@ -261,10 +256,14 @@ def cachecost(
     for number, share in enumerate(shares := sorted({0.0, *keep, 1.0})):
         tell("share", number, len(shares))
         some = round(share * count)
+        chosen = {"loss": ranked[:some]}
+        if 0 < some < count:
+            chosen["mass"] = by_mass[:some]
+            chosen["even"] = [listed[(2 * at + 1) * count // (2 * some)] for at in range(some)]
+            chosen["random"] = [listed[at] for at in drawn[:some]]
         costs = {
-            name: sum(float(run(each, order(some)).sum()) for each in asked) / len(total)
-            for name, order in zip(WAYS, orders, strict=True)
-            if name == "loss" or 0 < some < count
+            name: sum(float(run(each, heads).sum()) for each in asked) / len(total)
+            for name, heads in chosen.items()
         }
         held = (some + (count - some) * (sink + recent) / mean) / count
         recall = tuple(float(run(each, ranked[:some]).mean()) for each in probes)
@@ -365,7 +364,7 @@ def of_cachecost(result: CacheCost) -> Answer:
             str(KeyHead(each.layer, each.head)),
             f"{each.loss:+.4f}",
             f"{each.missed:.3f}",
-            *([f"{each.retrieval:.2f}" if each.retrieval is not None else "–"] if needle else []),
+            *(["–" if each.retrieval is None else f"{each.retrieval:.2f}"] if needle else []),
             each.role or "",
         )
         for each in result.heads[:LISTED]
@@ -401,14 +400,12 @@ def of_cachecost(result: CacheCost) -> Answer:
         + (f"; recall of needles at {', '.join(f'{depth:g}' for depth in result.depths)}" if needle else ""),
         subtitle="loss: the most costly; mass: those that miss most; even: over all layers; random: one draw",
     )
-    kept_memory = [round(100 * each.memory) for each in result.kept]
     losses = {way: tuple(getattr(each, way) for each in result.kept) for way in WAYS}
-    curves = tuple(Curve(way, each, (None,) * len(each)) for way, each in losses.items())
     chart = Curves(
         "rise of the loss",
         "nats a token",
-        (*kept_memory, 100),
-        curves,
+        (*(round(100 * each.memory) for each in result.kept), 100),
+        tuple(Curve(way, each, (None,) * len(each)) for way, each in losses.items()),
         "what a shorter cache costs",
         f"{result.title} · a window of {result.sink:,} + {result.recent:,} tokens",
         ("kept by loss: the most costly; mass: those that miss most; even: over layers; random: one draw",),

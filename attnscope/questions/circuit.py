@@ -25,7 +25,6 @@ from attnscope.attention import Head
 from attnscope.axes import Array
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError
-from attnscope.figures import HeadFigures
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
@@ -336,7 +335,11 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         chosen = sorted({node for edge in kept for node in edge} - {0, last})
         left = share_of(lambda each: each.without(chosen))
     clean = first.scored.prepared
-    roles = {each.address: _role(each) for each in measure_heads(model, clean, Selection()).heads}
+    roles = {
+        each.address: each.role.name
+        for each in measure_heads(model, clean, Selection()).heads
+        if each.role is not None and each.role.name != "none"
+    }
     several = len({head.kind for head in nodes}) > 1
     names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
     ends, feeds = [None, *nodes, None], _best_feeds(model, clean)
@@ -365,10 +368,6 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         title=name_pass(model, clean),
         notes=(*notes, *model.notes, *clean.notes, *first.here.record.notes),
     )
-
-
-def _role(figures: HeadFigures) -> str | None:
-    return None if figures.role is None or figures.role.name == "none" else figures.role.name
 
 
 def _best_feeds(model: Model, prepared: ModelInput) -> dict[tuple[Head | None, Head | None], Feed]:
@@ -408,23 +407,18 @@ def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None)
         tuple((result.name(each.head), f"{each.effect:+.2f}", each.role or "–") for each in result.heads),
         notes=result.notes,
     )
-    graph = _graph(result, lines, maps or {})
-    return Answer(
-        (lead, listed, heads), {"circuit": graph}, lambda: result, lambda: csv_rows(result.edges, COLUMNS)
-    )
-
-
-def _graph(result: FoundCircuit, lines: Sequence[str], maps: Mapping[Head, Heatmap]) -> LayerGraph:
     layers = sorted({each.head.layer for each in result.heads})
-    columns = {layer: column for column, layer in enumerate(layers, 1)}
     nodes = [GraphNode(EMBEDDINGS, 0), GraphNode(PREDICTION, len(layers) + 1)]
     for each in result.heads:
-        name, column = result.name(each.head), columns[each.head.layer]
-        nodes.append(GraphNode(name, column, each.role or "", each.effect, maps.get(each.head)))
-    return LayerGraph(
+        column, map_ = 1 + layers.index(each.head.layer), (maps or {}).get(each.head)
+        nodes.append(GraphNode(result.name(each.head), column, each.role or "", each.effect, map_))
+    graph = LayerGraph(
         tuple(nodes),
         tuple(GraphEdge(each.source, each.target, each.effect, each.way or "") for each in result.edges),
-        title=f"circuit · {result.title}",
+        title=lead.title,
         subtitle=result.prediction,
         notes=(*lines[1:], *result.notes),
+    )
+    return Answer(
+        (lead, listed, heads), {"circuit": graph}, lambda: result, lambda: csv_rows(result.edges, COLUMNS)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
@@ -20,10 +20,38 @@ from attnscope.models.inputs import Heard
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, head_of, selection_of
-from attnscope.questions.token_loss import Losses
 from attnscope.records import Meaning, derived, record
+from attnscope.text import visible
 from attnscope.views import Heatmap, Measured, heatmap
 from attnscope.views.heatmap import HeadRow, head_row
+from attnscope.views.table import Column, Table
+
+
+@record("a token and its loss")
+class TokenLoss:
+    """The loss of one token."""
+
+    token: Annotated[str, Meaning("the token")]
+    loss: Annotated[float | None, Meaning("its cross-entropy in nats; null where it is not predicted")]
+
+
+Losses: TypeAlias = Annotated[
+    tuple[TokenLoss, ...] | None, Meaning("the loss of each token (--loss)", optional=True)
+]
+
+
+def of_token_losses(losses: Sequence[TokenLoss]) -> Table:
+    """The tokens in order, each with its loss, coloured up to the largest."""
+    known = [each.loss for each in losses if each.loss is not None]
+    top = max(known, default=0.0) or 1.0
+    pieces: list[tuple[str, str | float]] = []
+    for each in losses:
+        pieces += [(", ", "dim")] if pieces else []
+        text = visible(each.token)
+        pieces.append((text, "dim") if each.loss is None else (f"{text} {each.loss:.1f}", each.loss / top))
+    mean = sum(known) / max(len(known), 1)
+    title = f"loss of each token, in nats (mean {mean:.2f})"
+    return Table((Column(""),), ((tuple(pieces),),), title=title)
 
 
 def find_figures(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadFigures, ...] | None:

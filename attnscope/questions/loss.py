@@ -16,7 +16,7 @@ from attnscope.models.targets import batch_predictions
 from attnscope.progress import listening, tell
 from attnscope.questions.ablate import predicted_side
 from attnscope.questions.corpus import batches, join_texts
-from attnscope.questions.token_loss import TokenLoss
+from attnscope.questions.head import TokenLoss
 
 WINDOW = 1024  # lines among which equal lengths are batched
 

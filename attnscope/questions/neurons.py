@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Annotated
@@ -124,7 +124,7 @@ class _Pair:
             tuple(score if is_open else None for score, is_open in zip(scores, allowed, strict=True)),
             None if sink is None else _at(sink, *place),
             self.title,
-            tuple(note for axis, place in zip(axes, at, strict=True) for note in _note_again(axis, place)),
+            tuple(filter(None, map(_note_again, axes, at))),
         )
 
 
@@ -135,12 +135,11 @@ def _at(numbers: float | Tensor, *place: int) -> float:
     return float(found[tuple(min(at, size - 1) for at, size in zip(place, found.shape, strict=True))])
 
 
-def _note_again(axis: Sequence[Place], at: int) -> Iterator[str]:
-    """The note on other places that match a token."""
+def _note_again(axis: Sequence[Place], at: int) -> str:
+    """The note on other places that match a token, if any."""
     label, start = axis[at].label, axis[at].start
     again = [place.start for place in axis if place.label == label and place.start != start]
-    if again:
-        yield f"token {start} is shown; {label} stands at {sentences.number_ranges(again)} too"
+    return f"token {start} is shown; {label} stands at {sentences.number_ranges(again)} too" if again else ""
 
 
 def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: str) -> Neurons:

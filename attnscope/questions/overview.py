@@ -13,11 +13,10 @@ from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles, 
 from attnscope.models import Model, ModelInput
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
-from attnscope.questions.head import find_figures, pick_figures
+from attnscope.questions.head import Losses, find_figures, of_token_losses, pick_figures
 from attnscope.questions.layers import layers_of_maps
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
-from attnscope.questions.token_loss import Losses, of_token_losses
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.views import Grid, Ranked, Ranking, grid
 from attnscope.views.grid import CELLS

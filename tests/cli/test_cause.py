@@ -73,16 +73,12 @@ def test_an_edge_is_set_to_its_mean_over_a_corpus(run, tmp_path):
     assert "set to its mean" not in run(*asked).out
 
 
-def test_a_file_of_pairs_is_averaged_with_standard_errors(ask, run, tmp_path):
+def test_a_file_of_pairs_is_averaged_with_standard_errors(ask, tmp_path):
     file = tmp_path / "pairs.tsv"
     file.write_text("The cat sat on the\tThe dog sat on the\tmat\tdoor\nThe cat is\tThe dog is\ta\tthe\n")
     out, answer, _ = ask("patch", "--pairs", file)
     assert "2 pairs of texts" in out
     assert all(each["error"] >= 0 for each in answer["heads"])
-    file.write_text("The cat sat on the\tThe dog sat on the\nThe cat\tThe elephantine\n")
-    failed = run("patch", "--pairs", file, "-m", "own-causal")
-    assert "pair 2: the texts differ in their number of tokens" in failed.err
-    assert "'elephantine' 4 pieces" in " ".join(failed.err.split())
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,8 @@ def test_effects_are_means_over_prompts_whose_edges_are_filled_as_they_are():
     prompts = read_prompts("The {A} saw the {B} and the", TABLE, "{A}", "{B}")
 
     def ask(prepared, prompt):
-        return cut(
-            model,
-            prepared,
-            parse_questions(prompt.fill("{B} -> {A}")),
-            target=prompt.target,
-            against=prompt.against,
-        )
+        edges = parse_questions(prompt.fill("{B} -> {A}"))
+        return cut(model, prepared, edges, target=prompt.target, against=prompt.against)
 
     alone = [ask(model.prepare(each.text), each) for each in prompts]
     assert len({each.changed for each in alone}) == 3

@@ -61,16 +61,15 @@ class ByHand:
             self.embeds = [self.table(each.inputs["input_ids"]) for each in (shaped.clean, shaped.corrupt)]
 
     def run(self, embeds, given):
-        """The score, and what every head gave, of which ``given`` replaces some.  [call][head]"""
-        seen = []
+        """The score, and what every head gave, of which ``given`` replaces some, by call and head."""
+        seen = {}
 
         def replace(call):
             def change(states):
                 heads = states.clone().unflatten(-1, (self.heads, self.size))
-                seen.append([heads[0, :, head].clone() for head in range(self.heads)])
-                for (at, head), states_ in given.items():
-                    if at == call:
-                        heads[0, :, head] = states_
+                for head in range(self.heads):
+                    seen[call, head] = heads[0, :, head].clone()
+                    heads[0, :, head] = given.get((call, head), seen[call, head])
                 return heads.flatten(-2)
 
             return change
@@ -91,8 +90,7 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
     assert made.places == hand.places
     clean, corrupt = (hand.run(embeds, {})[1] for embeds in hand.embeds)
     half = (hand.embeds[0] + hand.embeds[1]) / 2
-    natural = hand.run(half, {})[1]
-    held = {place: natural[place[0]][place[1]] for place in hand.places}
+    held = hand.run(half, {})[1]
     last = len(hand.places) + 1
 
     def moved(source, target, step):
@@ -101,13 +99,13 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
         if source == 0:
             embeds = half + step * (hand.embeds[0] - hand.embeds[1])
         else:
-            call, head = hand.places[source - 1]
-            given[call, head] = held[call, head] + step * (clean[call][head] - corrupt[call][head])
+            place = hand.places[source - 1]
+            given[place] = held[place] + step * (clean[place] - corrupt[place])
         score, seen = hand.run(embeds, given)
         if target == last:
             return score
-        call, head = hand.places[target - 1]
-        return hand.run(half, {(call, head): seen[call][head]})[0]
+        place = hand.places[target - 1]
+        return hand.run(half, {place: seen[place]})[0]
 
     # from the embeddings, from one call to the next (an encoder's last to a decoder, too), to the prediction
     edges = {(0, 1), (0, 6), (0, last), (1, 5), (2, 8), (4, 7), (3, last), (last - 2, last)}
@@ -129,15 +127,13 @@ def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(shaped):
     given = {}
     for target in [1, 3, 6, 7, last]:
         sources = {source for source, to in edges if to == target}
-        held = {place: other[place[0]][place[1]] for place in hand.places}
-        held |= {hand.places[source - 1]: given[source] for source in sources - {0}}
+        held = other | {hand.places[source - 1]: given[source] for source in sources - {0}}
         score, seen = hand.run(hand.embeds[0 if 0 in sources else 1], held)
         if target < last:
-            call, head = hand.places[target - 1]
-            given[target] = seen[call][head]
+            given[target] = seen[hand.places[target - 1]]
     with torch.no_grad():
         assert made.restored(edges) == pytest.approx(score, abs=1e-9)
-        gone = {(call, head): other[call][head] for call, head in (hand.places[node - 1] for node in (1, 6))}
+        gone = {place: other[place] for place in (hand.places[node - 1] for node in (1, 6))}
         assert made.without([1, 6]) == pytest.approx(hand.run(hand.embeds[0], gone)[0], abs=1e-9)
 
 
@@ -183,10 +179,10 @@ def test_texts_that_cannot_be_compared_are_refused(tmp_path):
 
 def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():
     pairs = read_pairs("a\tb\n\nc\td\te\nf\tg\th\ti\n", str.upper, "x", "y")
-    assert [(each.clean, each.corrupt, each.target, each.against) for each in pairs] == [
-        ("A", "B", "x", "y"),
-        ("C", "D", "e", "y"),
-        ("F", "G", "h", "i"),
+    assert [tuple(vars(each).values()) for each in pairs] == [
+        ("A", "B", "x", "y", "pair 1"),
+        ("C", "D", "e", "y", "pair 2"),
+        ("F", "G", "h", "i", "pair 3"),
     ]
     for text, sentence in (("a b\n", "line 1"), ("a\tb\n\tc\n", "line 2"), ("\n", "no pair")):
         with pytest.raises(InputError, match=sentence):

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import Keep, recorder, recording
+from attnscope.capture.hooks.softmax import Trails
+from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
+from tests.tools.coverage.attempt import attempt
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -83,3 +86,73 @@ def test_grouped_heads_are_counted_from_the_tensors(observed):
     for site in record.sites:
         assert site.heads == 4
         assert site.key_heads == (2 if name in grouped else 4)
+
+
+EXACT = {
+    "bloom": "a softmax by hand, position biases",
+    "deberta-v2": "position terms of its own",
+    "deepseek_v32": "an indexer beside the attention",
+    "gpt_oss": "sinks, experts",
+    "jamba": "layers without attention",
+    "florence2": "an image in front of a text",
+    "qwen3_moe": "routers beside the attention",
+    "siglip2": "two towers and a pooling head",
+    "t5": "encoder, decoder and cross",
+    "vjepa2": "films",
+    "whisper": "sound",
+}
+LAID_OUT = {
+    "longformer": "windows, the global token in front",
+    "pegasus_x": "the blocks of the others",
+    "swin": "the windows, blocks or chosen queries by themselves",
+    "t5gemma2": "the keys of one of two sequences",
+    "wavlm": "the mean over the heads",
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_every_attention_that_a_model_reports_is_captured_exactly_and_no_more(name):
+    result = attempt(name)
+    assert result.identical, result.note
+    assert result.exact, result
+    assert result.unvouched == []
+    assert result.unlikely == []
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_what_a_model_reports_in_another_layout_is_the_captured_map(name):
+    result = attempt(name)
+    assert result.identical, result.note
+    assert result.exact_laid_out, result
+    assert LAID_OUT[name] in result.layouts
+    assert result.unvouched == []
+
+
+def test_scores_that_a_model_reports_become_the_captured_map():
+    result = attempt("squeezebert")
+    assert result.identical
+    assert result.scores == result.maps == 2
+
+
+def observe(made):
+    model, keep = modules.blocks(made), Keep(lambda site: range(4))
+    with torch.inference_mode(), recording(model, [keep], warn=False) as record:
+        model(torch.randn(2, 6, 16))
+    assert not record.failures
+    return record, keep.maps
+
+
+@pytest.mark.parametrize("made", [modules.Fused, modules.softmaxed])
+@pytest.mark.parametrize("without", recorder.TRACKERS, ids=lambda tracker: tracker.__name__)
+def test_a_recording_without_one_of_its_trackers(monkeypatch, made, without):
+    expected, maps = observe(made)
+    assert len(maps) == 2
+    monkeypatch.setattr(recorder, "TRACKERS", [each for each in recorder.TRACKERS if each is not without])
+    record, others = observe(made)
+    if (without, made) == (Trails, modules.softmaxed):
+        assert not others
+        assert [layer.layer for layer in record.without_attention] == [0, 1]
+        return
+    assert record == expected
+    for one, other in zip(maps, others, strict=True):
+        assert torch.equal(one.weights, other.weights)

@@ -1,4 +1,4 @@
-"""One pass over tiles against the full computation in float64."""
+"""One pass over tiles against the full computation in float64, and random calls against brute force."""
 
 import math
 from dataclasses import replace
@@ -14,6 +14,7 @@ from attnscope.fused import fused_pass, weigh
 from attnscope.fused.fused_pass import FusedPass, Refusal, Scores, Worker, attend
 from attnscope.fused.request import MapAlone, Pairs, Request, Statistics
 from attnscope.fused.runs import find_matches, open_runs
+from tests.fused import combinations
 
 BATCH, HEADS, SIZE = 2, 4, 16
 
@@ -335,3 +336,13 @@ def test_what_it_cannot_do_is_left_to_the_kernel():
         with pytest.raises(Refusal) as refused:
             engine.attend(call)
         assert str(refused.value) == reason
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_the_fused_pass_and_the_rows_agree_with_brute_force(part, monkeypatch):
+    for name, size in (("ROWS", 24), ("KEYS", 32)):
+        monkeypatch.setattr(weigh, name, size)
+    verdict = combinations.Verdict()
+    for seed in range(8 * part, 8 * part + 8):
+        combinations.check(seed, verdict)
+    assert verdict.figures > 500

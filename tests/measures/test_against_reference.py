@@ -1,11 +1,13 @@
-"""Every figure of every kind of attention against plain loops in float64, in blocks of any size."""
+"""Every figure against plain loops in float64, in blocks of any size, and against closed forms."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from attnscope.attention import Token
-from attnscope.measures import MEASURES, Block, Measurement
+from attnscope.measures import MEASURES, Block, HeadFigures, Measurement
 
 from .reference import CROSS, ROWS, WINDOWS, Case, attention, figure, random_rows, random_text
 
@@ -157,3 +159,93 @@ def test_weights_too_small_for_a_logarithm_add_no_entropy():
     rows = torch.tensor([[[[1.0, 0.0, 1e-45, 1e-40]]]])
     block = Block(rows, torch.ones(1, 1, 1, 4, dtype=torch.bool))
     assert block.entropy.item() == pytest.approx(0, abs=1e-37)
+
+
+SIZE = 12
+
+
+def head_of(
+    weights: np.ndarray, allowed: np.ndarray | None = None, ids: list[int] | None = None
+) -> HeadFigures:
+    """The figures of one head from its weights [query, key]."""
+    size = weights.shape[-1]
+    text = [Token(f"w{id_}", id_) for id_ in ids or range(100, 100 + size)]
+    open_ = np.ones((1, 1, *weights.shape), bool) if allowed is None else allowed[None, None]
+    measured = Measurement(tuple(MEASURES))
+    measured.observe(attention(Case(weights[None, None], open_, [text])))
+    return measured.figures()[0]
+
+
+def test_even_rows_are_their_own_baseline():
+    causal = np.tril(np.ones((SIZE, SIZE), bool))
+    for allowed in (causal, np.ones_like(causal)):
+        head = head_of(allowed / allowed.sum(-1, keepdims=True), allowed)
+        for found in head.figures.values():
+            assert found.value == pytest.approx(found.baseline, rel=1e-6, abs=1e-6)
+        assert head.figures["normalized_entropy"].value == pytest.approx(1)
+        assert head.role.name == "broad"
+
+
+def test_an_even_row_over_n_keys_has_entropy_log_n_and_span_n():
+    figures = head_of(np.full((SIZE, SIZE), 1 / SIZE)).figures
+    assert figures["entropy"].value == pytest.approx(math.log(SIZE))
+    assert figures["effective_keys"].value == pytest.approx(SIZE)
+    assert figures["confidence"].value == pytest.approx(1 / SIZE)
+    assert figures["distance"].value == pytest.approx((SIZE**2 - 1) / (3 * SIZE))
+    assert figures["offset"].value == pytest.approx(0, abs=1e-6)
+    assert head_of(np.full((10, 10), 0.1)).figures["coverage90"].value == 9
+
+
+EYE = np.eye(SIZE)
+FIRST = EYE[np.zeros(SIZE, int)]
+ONE_HOT = {  # each row on one key; the role, its figure's rows, and other figures
+    "self": (EYE, SIZE, {"entropy": 0, "effective_keys": 1, "coverage90": 1, "distance": 0}),
+    "previous": (EYE[[0, *range(SIZE - 1)]], SIZE - 1, {"offset": (1 - SIZE) / SIZE}),
+    "next": (EYE[[*range(1, SIZE), SIZE - 1]], SIZE - 1, {"offset": (SIZE - 1) / SIZE}),
+    "first": (FIRST, SIZE - 1, {"entropy": 0}),
+}
+
+
+@pytest.mark.parametrize("name", ONE_HOT)
+def test_rows_on_one_key_are_named_by_its_place(name):
+    weights, rows, others = ONE_HOT[name]
+    head = head_of(weights)
+    assert (head.figures[name].value, head.figures[name].rows) == (1, rows)
+    assert {other: head.figures[other].value for other in others} == pytest.approx(others)
+    assert (head.role.name, head.role.score) == (name, 1)
+
+
+def test_a_repeated_text_shows_duplicate_and_induction_heads():
+    half = SIZE // 2
+    ids = [*range(50, 50 + half)] * 2
+    allowed = np.tril(np.ones((SIZE, SIZE), bool))
+    duplicate, induction = np.eye(SIZE), np.eye(SIZE)
+    for i in range(half, SIZE):
+        duplicate[i] = np.eye(SIZE)[i - half]
+        induction[i] = np.eye(SIZE)[i - half + 1]
+    for name, weights in (("duplicate", duplicate), ("induction", induction)):
+        head = head_of(weights, allowed, ids)
+        assert head.figures[name].value == 1
+        assert head.figures[name].rows == half
+        assert head.role.name == name
+        assert f"in the {half} rows that have one" in head.role.sentence
+
+
+def test_a_text_without_repeats_has_no_duplicate_figure_and_says_why():
+    head = head_of(np.eye(SIZE))
+    assert "duplicate" not in head.figures
+    assert head.absent["duplicate"] == "duplicate is taken over rows that have such a key, and there are none"
+
+
+def test_a_sink_keeps_what_the_keys_do_not_hold():
+    head = head_of(np.full((SIZE, SIZE), 0.25 / SIZE))
+    assert head.figures["no_key"].value == pytest.approx(0.75)
+    assert head.figures["no_key"].baseline == pytest.approx(0, abs=1e-12)
+    assert head.figures["entropy"].value == pytest.approx(-0.25 * math.log(0.25 / SIZE), rel=1e-6)
+
+
+def test_a_single_token_has_no_entropy_and_no_role():
+    head = head_of(np.ones((1, 1)))
+    assert "entropy" not in head.figures
+    assert head.role is None
+    assert head.figures["self"].value == 1

@@ -1,6 +1,6 @@
 """Statistics of the fused pass are used where they tell every measure, and rows are read elsewhere.
 
-What they tell equals brute force: see ``tests/fused/test_combinations.py``.
+What they tell equals brute force: see ``tests/fused/test_fused_pass.py``.
 """
 
 import numpy as np

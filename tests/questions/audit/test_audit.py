@@ -10,7 +10,7 @@ from torch import nn
 from attnscope.errors import InputError
 from attnscope.models import ModelInput, load
 from attnscope.questions.audit import audit
-from tests.capture.hooks.test_flex import Flexible, is_past
+from tests.capture.hooks.test_kernels import Flexible, is_past
 from tests.capture.lineage import test_pieces, test_standing
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2

@@ -40,7 +40,7 @@ class Alarmed(AttnscopeError):
     """A head met the condition for stopping a run."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class TrainingLog(Display):
     """The measurements of each watched step; a notebook shows curves of the heads that changed most.
 
@@ -223,16 +223,7 @@ def watch(
     >>> with attnscope.watch(model, every=100, path="heads.jsonl") as log:
     ...     train(model)
     """
-    log = TrainingLog(
-        every=every,
-        measures=measures,
-        texts=texts,
-        tokenizer=tokenizer,
-        path=path,
-        report=report,
-        alarm=alarm,
-        on_alarm=on_alarm,
-    )
+    log = TrainingLog(every, measures, texts, tokenizer, path, report, alarm, on_alarm)
     with _called_by_way_of(log, model, counting=True):
         yield log
 
@@ -343,9 +334,8 @@ def callback(*, every: int = 500, **options: Any) -> Any:
     """A callback for the Trainer of transformers or of Lightning, which watches one of ``every`` steps.
 
     Its ``history`` has what was measured. The options are those of ``watch``: ``path`` is heads.jsonl in the
-    folder of the run if not given, and the tokenizer that of the Trainer. Of a step that is made of several
-    batches the first is measured. With ``on_alarm="stop"``, an alarm ends the training after the step. The
-    loggers of Lightning get every figure; of transformers, those that ``report=trainer.log`` reaches.
+    folder of the run if not given, and the tokenizer that of the Trainer. Of several batches of a step the
+    first is measured. The loggers of Lightning get every figure; of transformers, ``report=trainer.log``.
 
     >>> trainer.add_callback(attnscope.callback(every=100, texts="probe.txt", report=trainer.log))
     """

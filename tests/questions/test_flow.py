@@ -97,6 +97,13 @@ def test_rows_sum_to_one(method, name):
         np.testing.assert_allclose(weights.values.sum(-1), 1, atol=1e-6)
 
 
+def test_relevance_is_that_of_the_prediction_that_is_asked_for():
+    model = load("own-causal")
+    mat, floor = (_follow(model, "relevance", target=word) for word in ("mat", "floor"))
+    assert any("the prediction: 'mat'" in note for note in mat.notes)
+    assert np.abs(mat.map(None, None)[2].values - floor.map(None, None)[2].values).max() > 1e-3
+
+
 def test_the_largest_flow_of_one_token_is_its_row_of_all_on_the_side_that_has_it(tmp_path):
     model = load(t5(tmp_path))
     text = model.prepare(TEXT, "The mat.")

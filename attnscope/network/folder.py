@@ -53,12 +53,8 @@ def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     path = folder / WEIGHTS
     if not path.is_file():
         others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-        hint = (
-            f"{others[0]} is there, but only safetensors are read"
-            if others
-            else "there are no weights to read"
-        )
-        raise ModelError(f"{folder} has no {WEIGHTS}: {hint}")
+        found = f"{others[0]} is there, but only safetensors are read" if others else ""
+        raise ModelError(f"{folder} has no {WEIGHTS}: {found or 'there are no weights to read'}")
     try:
         state, _ = read_safetensors(path)
     except (ValueError, OSError) as error:

@@ -484,10 +484,9 @@ def _check_terms(work: Path, terms: dict[str, Any]) -> None:
     for part, what in (("files", "on other files"), ("start", "from another encoder")):
         if before[part] != terms[part]:
             raise ModelError(f"the run in {work.parent} was started {what}: give the same")
-    old, new = (
-        {**each["recipe"]["config"], **each["recipe"], **each["settings"]} for each in (before, terms)
-    )
-    for name in new.keys() - {"config", *CHANGEABLE}:
-        if old.get(name) != new[name]:
+    parts = ((each["recipe"]["config"], each["recipe"], each["settings"]) for each in (before, terms))
+    old, new = (config | recipe | settings for config, recipe, settings in parts)
+    for name in new:
+        if name not in ("config", *CHANGEABLE) and old.get(name) != new[name]:
             started = f"was started with {name} {old.get(name)}, not {new[name]}"
             raise ModelError(f"the run in {work.parent} {started}: give the same")

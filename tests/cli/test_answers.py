@@ -108,13 +108,10 @@ ANSWERED = {
     "info own --audit": "all mixing between tokens goes through the attention",
     "info ./gpt2 --copying": "own logit rises most",
     "align tone.wav TEXT -m ./whisper --rank": "forward",
-    "align tone.wav -m ./whisper --generate 4": "in 1.30 seconds",
+    "align tone.wav -m ./whisper --generate 4": "generated 4 tokens, greedy, from token 4 on",
     "check 'L2H1.previous > 0.8' 'count(previous > 0.5) >= 2' --text TEXT": (
         "ok L2H1.previous > 0.8",
         "ok count(previous > 0.5) >= 2",
-    ),
-    "export TEXT --token cat --layers 2 --heads 1 --format svg --keep-mass 0.5 -o made/few --force": (
-        "saved 1 file and manifest.json in made/few"
     ),
     "export --from heads.npz -o made/out --layers 3 --heads 0 --force": "saved 3 files and manifest.json in",
 }

@@ -52,3 +52,14 @@ def test_numbers_and_ranges(spelling, numbers):
 def test_what_is_no_list_of_numbers(spelling):
     with pytest.raises(click.BadParameter, match="write numbers and ranges, like 0-3,7"):
         parse_numbers(spelling, "--layers")
+
+
+def test_a_token_is_drawn_with_the_keys_that_hold_a_share_alone(run, tmp_path):
+    arguments = (TEXT, "--token", "cat", "--layers", "2", "--heads", "1", "--format", "svg")
+    drawn = {}
+    for name, more in {"all": (), "few": ("--keep-mass", "0.5")}.items():
+        assert run("export", *arguments, *more, "-o", tmp_path / name).code == 0
+        drawn[name] = (tmp_path / name / "L02H01.svg").read_text("utf-8")
+    assert drawn["all"] != drawn["few"]
+    command = json.loads((tmp_path / "few" / "manifest.json").read_text("utf-8"))["command"]
+    assert "--keep-mass 0.5" in command

@@ -81,6 +81,8 @@ def test_json_is_what_its_schema_says_and_csv_has_the_same(run, bank, tmp_path):
         assert sorted(f"L{row['layer']}H{row['head']}" for row in rows if row["printed"] == "True") == table
         assert sum(row["printed"] == "True" for row in rows) == len({row["label"] for row in rows})
     assert {each["label"] for each in seen["labels"]} == {"article", "all"}
+    assert "--held-out" in run("find", "--gold", bank).out
+    assert "--held-out" not in run("find", "--gold", bank, "--held-out").out
 
 
 def test_alignments_have_an_error_rate_in_the_table(run, tmp_path, pair_folder):
@@ -198,3 +200,12 @@ def test_flow_lists_every_way_with_random_orders_among_them(run):
     weighings = {f"--weigh {name}" for name in ("raw", "norm", "norm-residual", "zeroing", "gradient")}
     methods = {f"--method {name}" for name in ("rollout", "flow", "relevance", "alti")}
     assert names == weighings | methods | {"random order"}
+
+
+def test_stats_ranks_heads_by_what_they_are_weighed_by(run):
+    asked = ("stats", BEGUN, *OWN, "--faithful", "--weigh", "norm", "--layer", "1", "--json")
+    seen = json.loads(run(*asked).out)
+    assert {each["name"] for each in seen["ranked"]} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
+    assert seen["weigh"] == "norm"
+    areas = [each["deletion_area"] for each in seen["ranked"]]
+    assert areas == sorted(areas)

@@ -115,3 +115,18 @@ def test_weights_that_no_softmax_made_are_named_with_the_reason_and_not_shown(ru
     said = " ".join(run("info", f"{tmp_path}/rectified.py:Model").err.split())
     assert "has no attention to show" in said
     assert "in layers.0, it weighs values by scores that no softmax made" in said
+
+
+def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run, saved):
+    groups = dict.fromkeys(
+        ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"),
+        1,
+    )
+    config = transformers.SqueezeBertConfig(**TINY, num_hidden_layers=2, embedding_size=32, **groups)
+    folder = saved(transformers.SqueezeBertModel(config))
+    told = "own output_attentions are wrong in encoder layers 0-1: scores from before the softmax"
+    assert told in " ".join(run("info", folder).out.split())
+    sites = json.loads(run("info", folder, "--json").out)["sites"]
+    assert {(site["own_report"], site["own_fault"]) for site in sites} == {
+        ("wrong", "scores from before the softmax")
+    }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.axes import Array
 from attnscope.records import plain
-from attnscope.views import HeadMap, View
+from attnscope.views import View
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -59,8 +59,3 @@ def csv_rows(entries: Iterable[object], names: Sequence[str]) -> Iterator[tuple[
     """A header and a row an entry; ``head.layer`` is a column ``layer``."""
     yield tuple(name.rpartition(".")[2] for name in names)
     yield from map(attrgetter(*names), entries)
-
-
-def of_maps(maps: Mapping[str, HeadMap]) -> Answer:
-    """One measure of all heads, one map per kind of attention."""
-    return Answer(tuple(maps.values()), maps, dict)

@@ -147,9 +147,16 @@ def find_gold(
     labels = tuple(rank_heads(work.total, file.ways, held_out))
     if not labels:
         raise InputError(_nothing(work))
-    title = f"{model.title} · {work.progress.layout[0]} · {counted(work.progress.texts, 'text')}, "
-    title += f"{work.progress.tokens:,} tokens"
-    return GoldResult(title, labels, held_out, (*model.notes, *_notes(work)))
+    total, progress = work.total, work.progress
+    title = f"{model.title} · {progress.layout[0]} · {counted(progress.texts, 'text')}, "
+    notes = [*model.notes, *progress.left_out]
+    if total.lost:
+        lost = counted(total.lost, "pair")
+        notes.append(f"{lost} could not be asked: a word shares its tokens or was cut off")
+    if total.skipped:
+        skipped = ", ".join(sorted(total.skipped))
+        notes.append(f"attention that is not over the tokens was left out: {skipped}")
+    return GoldResult(f"{title}{progress.tokens:,} tokens", labels, held_out, tuple(notes))
 
 
 _Share = tuple[GoldSums, set[Kind], int]  # sums, kinds that are not over the tokens, the number of lost pairs
@@ -216,20 +223,6 @@ def _nothing(work: _GoldWork) -> str:
         kinds = " and ".join(sorted(work.total.skipped))
         return f"the {kinds} attention of {work.model.name} is not over the tokens"
     return f"no pair of {work.source.name} can be asked of {work.model.name}"
-
-
-def _notes(work: _GoldWork) -> list[str]:
-    """What was left out."""
-    notes = [*work.progress.left_out]
-    if work.total.lost:
-        notes.append(
-            f"{counted(work.total.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"
-        )
-    if work.total.skipped and work.total.sums:
-        notes.append(
-            f"attention that is not over the tokens was left out: {', '.join(sorted(work.total.skipped))}"
-        )
-    return notes
 
 
 RARE = 10

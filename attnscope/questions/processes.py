@@ -46,13 +46,12 @@ class Processes:
 
     def broadcast(self, word: Any) -> Any:
         """Process 0's value, at every process."""
-        if self.count == 1:
-            return word
-        import torch.distributed as distributed
-
         said = [word]
-        with _lost():
-            distributed.broadcast_object_list(said, src=0)
+        if self.count > 1:
+            import torch.distributed as distributed
+
+            with _lost():
+                distributed.broadcast_object_list(said, src=0)
         return said[0]
 
 
@@ -71,10 +70,9 @@ def joined_processes() -> Processes:
 
 @contextmanager
 def together() -> Iterator[Processes]:
-    """Join the processes that torchrun started while the block runs.
+    """Join the processes that torchrun started while the block runs, if its program has not, as in training.
 
-    They exchange sums in main memory, so they use gloo, whatever the model's device. If a program has
-    joined them before, as in training, each process takes all texts.
+    They exchange sums in main memory, so they use gloo, whatever the model's device.
     """
     processes = torchrun_processes()
     if processes.count == 1 or joined_processes().count > 1:
@@ -106,8 +104,7 @@ def workers(model: Any, batches: int) -> int:
     """How many processes may put batches through a model at a time: one for each of torch's threads.
 
     The batches of a small model give torch's threads little to do, and threads of Python wait for each
-    other. The model is on the CPU, and nothing but attnscope sees its passes; elsewhere than on Linux,
-    forking is not safe.
+    other. Elsewhere than on Linux, forking is not safe.
     """
     import torch
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from attnscope.attention import Token
-from attnscope.axes import HEARD, Array
+from attnscope.axes import HEARD
 from attnscope.models import ModelInput
-from attnscope.models.inputs import Heard, Picture
+from attnscope.models.inputs import Picture
 from attnscope.questions.head import loudness
 from attnscope.views.token import Scene, SceneRegion
 
@@ -34,15 +34,13 @@ def locate_tokens(tokens: Sequence[Token], text: str) -> list[tuple[int, int] | 
         spelled = token.text.strip()
         at = SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
         near += NEAR + len(spelled)
-        for piece in dict.fromkeys((spelled, spelled.partition(" ")[0])):
-            place = text.find(piece, at, at + near) if piece else -1
+        begin = at
+        for piece in filter(None, dict.fromkeys((spelled, spelled.partition(" ")[0]))):
+            place = text.find(piece, at, at + near)
             if place >= 0:
+                begin, at, near = place, place + len(piece), 0
                 break
-        if place < 0:
-            places.append((at, at))
-            continue
-        at, near = place + len(piece), 0
-        places.append((place, at))
+        places.append((begin, at))
     return places
 
 
@@ -51,9 +49,13 @@ BETWEEN = 0.03  # pixels between pictures, as a share of the largest
 
 def pictures_of(prepared: ModelInput) -> tuple[Picture, ...]:
     """The pictures that were read, or the spectrogram of a sound, whose patches are its moments."""
-    if prepared.heard is not None and prepared.heard.bands is not None:
-        return (_spectrogram(prepared.heard, prepared.heard.bands),)
-    return prepared.pictures
+    heard = prepared.heard
+    if heard is None or heard.bands is None:
+        return prepared.pictures
+    shown = heard.bands[::-1, : heard.frames]  # [band, frame], low frequencies at the bottom, loud ones white
+    grey = np.rint(255 * loudness(shown)).astype(np.uint8)
+    tokens = tuple(Token("", HEARD + frame) for frame in range(heard.frames))
+    return (Picture(np.repeat(grey[..., None], 3, -1), (1, heard.frames), tokens),)
 
 
 def find_scene(prepared: ModelInput) -> Scene | None:
@@ -92,28 +94,12 @@ def _parts(picture: Picture) -> Iterator[tuple[int, SceneRegion]]:
             row, column = divmod(number, columns)
             yield id_, SceneRegion(column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)
         return
-    extent = np.array(_extent(picture, finest)).reshape(2, 2)  # [corner, x and y]
+    first, last = np.zeros(2), np.array(picture.pixels.shape[1::-1])  # of what the boxes are in
+    if finest:  # which tile it
+        boxes = np.array([picture.boxes[id_] for id_ in finest])
+        first, last = boxes[:, :2].min(0), boxes[:, 2:].max(0)
     for id_, box in picture.boxes.items():
-        shares = (np.array(box).reshape(2, 2) - extent[0]) / (extent[1] - extent[0])
+        shares = (np.array(box).reshape(2, 2) - first) / (last - first)
         left, top, right, bottom = np.clip(shares, 0, 1).ravel().tolist()
         if left < right and top < bottom:
             yield id_, SceneRegion(left, top, right, bottom, not finest or id_ in finest)
-
-
-def _extent(picture: Picture, finest: list[int]) -> tuple[float, float, float, float]:
-    """The extent of the pixels in the boxes' units: that of the finest tokens if these tile it, or of all."""
-    if not finest:
-        rows, columns = picture.pixels.shape[:2]
-        return 0, 0, columns, rows
-    boxes = np.array([picture.boxes[id_] for id_ in finest])
-    left, top = boxes[:, :2].min(0)
-    right, bottom = boxes[:, 2:].max(0)
-    return float(left), float(top), float(right), float(bottom)
-
-
-def _spectrogram(heard: Heard, bands: Array) -> Picture:
-    """Low frequencies at the bottom, loud ones white; a patch is a frame.  [band, frame]"""
-    shown = bands[::-1, : heard.frames]
-    grey = np.rint(255 * loudness(shown)).astype(np.uint8)
-    tokens = tuple(Token("", HEARD + frame) for frame in range(heard.frames))
-    return Picture(np.repeat(grey[..., None], 3, -1), (1, heard.frames), tokens)

@@ -160,11 +160,6 @@ class Stats:
         """The loss without each head; empty unless requested."""
         return {head.address: head.ablation for head in self.heads if head.ablation}
 
-    @property
-    def predictions(self) -> list[str]:
-        """Which of ``PREDICTIONS`` were requested."""
-        return [name for name in PREDICTIONS if any(head.figure(name) for head in self.heads)]
-
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
         """The heads that meet all conditions, largest lift of the role's figure first.
 
@@ -224,7 +219,8 @@ def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
     errors = any(figure.error is not None for head in result.heads for figure in head.figures.values())
     parts = ("value", "baseline", "error") if errors else ("value", "baseline")
     columns = [(name, part) for name in names for part in parts]
-    columns += [(name, part) for name in result.predictions for part in ("value", "error")]
+    asked = [name for name in PREDICTIONS if any(head.figure(name) for head in result.heads)]
+    columns += [(name, part) for name in asked for part in ("value", "error")]
     named = [name if part == "value" else f"{name}_{part}" for name, part in columns]
     yield ["kind", "layer", "head", "role", "score", "role_baseline", *named]
     for head in result.heads:

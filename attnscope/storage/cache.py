@@ -1,8 +1,7 @@
 """Cached passes, in a folder private to the user.
 
 An entry is a trace, ``KEY-DIGEST.trace``. The key identifies the model and the question; the file repeats
-it inside. The digest is of the file's bytes, so that damage is detected. An entry that cannot be read or
-written counts as missing: never an error.
+it inside. The digest is of the file's bytes. An entry that cannot be read or written counts as missing.
 """
 
 from __future__ import annotations

@@ -139,9 +139,8 @@ def hash_file(digest: hashlib._Hash, path: Path) -> None:
 def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a temporary file for writing; it takes its name once all of it is on disk.
 
-    A file that exists is replaced and keeps its permissions; a symbolic link stays, and its target is
-    written. Raises ``OutputError`` and leaves nothing behind if the folder does not exist or cannot be
-    written to, or if the path is not a file. Only the owner can read a ``private`` file.
+    A file that exists keeps its permissions; a symbolic link stays, and its target is written. Raises
+    ``OutputError`` and leaves nothing behind. Only the owner can read a ``private`` file.
     """
     path = Path(path)
     try:
@@ -187,11 +186,7 @@ def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str
 
 
 def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read what ``write_checkpoint`` wrote, if the file exists.
-
-    Raises ``InputError`` for any other file, and for a checkpoint of another model, other texts or other
-    measures: the sentence names the difference.
-    """
+    """Read what ``write_checkpoint`` wrote, if it exists; ``InputError`` for another file or identity."""
     try:
         content = read_json(path)
         if content["attnscope checkpoint"] != CHECKPOINT:

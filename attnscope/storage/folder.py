@@ -49,7 +49,7 @@ class Name:
         return f"{led}L{self.layer:02}{head}.{self.form}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExportPlan:
     """What to write into a folder; ``None`` stands for all layers, or all heads.
 
@@ -64,16 +64,8 @@ class ExportPlan:
         for form in self.formats:
             if form not in FORMATS:
                 raise OutputError(f"no format {form!r}: there are {', '.join(FORMATS)}")
-
-    @property
-    def pictures(self) -> tuple[str, ...]:
-        """The formats with one file per head."""
-        return tuple(form for form in self.formats if form in PICTURES)
-
-    @property
-    def wholes(self) -> tuple[str, ...]:
-        """The formats with one file for all heads."""
-        return tuple(form for form in self.formats if form not in PICTURES)
+        self.pictures = tuple(form for form in self.formats if form in PICTURES)  # with one file per head
+        self.wholes = tuple(form for form in self.formats if form not in PICTURES)  # with one for all heads
 
     def covers(self, name: str) -> bool:
         """Whether a file of that name may be written, whatever the model turns out to have."""
@@ -91,8 +83,7 @@ class ExportPlan:
 def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = None) -> None:
     """Raise ``OutputError`` if the folder holds a file that would be overwritten.
 
-    The remains of a killed export with the same ``identity`` may be completed; before the identity is
-    known, those of any killed export.
+    The remains of a killed export with the same ``identity`` (of any, for ``None``) may be completed.
     """
     if not folder.is_dir():
         return
@@ -110,10 +101,9 @@ def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = N
 
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[None]:
-    """Make the folder if necessary, and lock it against other exports until the block ends.
+    """Make the folder if necessary, and lock it against other exports until the block or the process ends.
 
-    Raises ``OutputError`` if it cannot be made, or another export is writing into it. The lock is the
-    system's and ends with the process.
+    Raises ``OutputError`` if it cannot be made, or another export is writing into it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

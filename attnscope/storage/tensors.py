@@ -90,11 +90,10 @@ class Entry(NamedTuple):
 
 
 class TensorFile(Mapping[str, Array]):
-    """The arrays of a safetensors file by name, read on demand.
+    """The arrays of a safetensors file by name, read on demand; ``content`` is the file's, if known.
 
     The file is read, not memory-mapped: truncating a mapped file would kill the process (SIGBUS). Raises
-    ``ValueError`` for a damaged file, ``InputError`` for one that changes while open. ``content`` is the
-    file's content if it was read already.
+    ``ValueError`` for a damaged file, ``InputError`` for one that changes while open.
     """
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:

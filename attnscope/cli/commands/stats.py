@@ -113,7 +113,7 @@ def stats(
         return _explain(output.explain)
     from attnscope.measures import DEFAULT, MEASURES
     from attnscope.questions import stats as study
-    from attnscope.questions.answer import Answer, of_maps
+    from attnscope.questions.answer import Answer
     from attnscope.questions.layers import by_layer, of_layers
     from attnscope.questions.processes import torchrun_processes
 
@@ -205,8 +205,9 @@ def stats(
     if torchrun_processes().number:
         return
     if output.head_map is not None:
-        maps = of_maps(study.measure_maps(result, output.head_map))
-        return deliver("stats", maps, replace(output, as_csv=False, as_json=False), picture)
+        maps = study.measure_maps(result, output.head_map)
+        answer = Answer(tuple(maps.values()), maps, dict)
+        return deliver("stats", answer, replace(output, as_csv=False, as_json=False), picture)
     deliver("stats", answer_of(result), output, picture, model.metadata)
 
 

@@ -1,7 +1,6 @@
 """Figures over a corpus are those of its texts one by one, however the run was batched, stopped or shared."""
 
 import json
-import math
 
 import pytest
 import transformers as hf
@@ -62,20 +61,6 @@ def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
     seen = corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(truncate=True))
     assert_same(seen.heads, one_by_one(model, TEXTS))
     assert f"{len(TEXTS)} texts, " in seen.title
-
-
-def test_the_standard_error_is_that_of_a_ratio_over_texts(model):
-    seen = corpus_stats(model, ListedTexts(TEXTS), Selection(layers=(0,)))
-    sums = []
-    for text in TEXTS:
-        (head,) = (head for head in one_by_one(model, [text]) if head.name == "L0H3")
-        figure = head.figures["entropy"]
-        sums.append((figure.value * figure.rows, figure.rows))
-    ratio = sum(value for value, _ in sums) / sum(rows for _, rows in sums)
-    squares = sum((value - ratio * rows) ** 2 for value, rows in sums)
-    error = math.sqrt(len(sums) / (len(sums) - 1) * squares) / sum(rows for _, rows in sums)
-    (found,) = (head for head in seen.heads if head.name == "L0H3")
-    assert found.figures["entropy"].error == pytest.approx(error, rel=1e-4)
 
 
 def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):

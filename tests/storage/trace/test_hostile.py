@@ -186,18 +186,6 @@ def test_what_stands_at_a_path_instead_of_a_trace_is_named(tmp_path):
             read_trace(tmp_path / name)
 
 
-@pytest.mark.slow
-def test_every_cut_and_many_flipped_bits_end_in_a_sentence_or_are_read(kept, tmp_path):
-    noise, file = np.random.default_rng(0), tmp_path / "a.trace"
-    damaged = [kept[0][:stop] for stop in noise.integers(0, len(kept[0]), 60)]
-    for place in noise.integers(0, 4000, 120):
-        damaged.append(bytearray(kept[0]))
-        damaged[-1][place] ^= 1 << int(noise.integers(8))
-    for content in damaged:
-        file.write_bytes(content)
-        assert "\n" not in sentence(file)
-
-
 def test_numbers_that_are_none_are_shown_as_a_model_shows_them(kept, tmp_path):
     def spoil(said, arrays):
         arrays[said["calls"][0]["rows"]["query"]][:] = math.nan

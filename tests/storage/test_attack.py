@@ -5,7 +5,9 @@ import random
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from attnscope.attention import Head
 from attnscope.errors import AttnscopeError
 from attnscope.models import load
 from attnscope.models.keeping import keep_trace
@@ -16,19 +18,14 @@ from tests.tools.attack.hostile import damage
 
 resource = pytest.importorskip("resource", reason="Windows limits no memory")
 
-MOST = 512 << 20
-"""Bytes that all files of a kind may take together."""
+MOST = 512 << 20  # bytes that all files of a kind may take together
 
 
 def read_all_weights(path):
-    """Every weight of a file."""
     return [weights.values.sum() for layers in read_weights(path).kinds.values() for _, weights in layers]
 
 
 def read_all_rows(path):
-    """Every row of a trace, and its masks."""
-    from attnscope.attention import Head
-
     trace = read_trace(path)
     for call in trace.description.calls:
         head = Head(call.layer, 0, call.kind)
@@ -44,10 +41,7 @@ def seeds(tmp_path_factory):
     np.savez(folder / "a.npz", a=rows, tokens=np.array(list("abcd")))
     (folder / "a.json").write_text(json.dumps({"a": rows.tolist()}))
     model = load("own")
-    trace = keep_trace(model, model.prepare("The cat sat."))
-    write_trace(trace, folder / "a.trace")
-    from safetensors.numpy import save_file
-
+    write_trace(keep_trace(model, model.prepare("The cat sat.")), folder / "a.trace")
     save_file({"a": rows}, folder / "a.safetensors")
     (folder / "a.jsonl").write_text('{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}\n' * 3)
     word = "\t_\t_\t_\t_\t0\troot\t_\tEntity=(e1)\n"

@@ -28,15 +28,9 @@ ROOT = Path(__file__).parents[3]
 
 def launch(*arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command += map(str, arguments)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    return subprocess.run(
-        [*command, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 from its checkpoint.
 """
 
-import hashlib
 import json
 import re
 
@@ -14,6 +13,7 @@ from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.gold import find_gold
 from attnscope.questions.selection import Selection
+from attnscope.storage.files import write_checkpoint
 from attnscope.storage.gold import read_gold
 from tests.models import folders
 from tests.questions.corpus.test_processes import launch
@@ -273,8 +273,7 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits
 ):
     kept, content = tmp_path / "sums.json", json.loads(checkpoint)
     LIES[lie](content["state"]["sums"])
-    content["sha256"] = hashlib.sha256(json.dumps([content["of"], content["state"]]).encode()).hexdigest()
-    kept.write_text(json.dumps(content))
+    write_checkpoint(kept, content["of"], content["state"])
     with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
         find_gold(own, read_gold(thrice), run=CorpusRun(checkpoint=kept, limit=3))
 

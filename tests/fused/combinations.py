@@ -39,14 +39,14 @@ class Verdict:
     figures: int = 0
     farthest: float = 0.0
 
-    def compare(self, value: float, wanted: float, allowed: float, words: str) -> None:
+    def compare(self, value, wanted, allowed, words):
         """Count a figure; it may lie ``allowed`` off."""
         off = abs(value - wanted) / max(1.0, abs(wanted))
         assert off <= allowed, f"{words}: {value} for {wanted}"
         self.figures, self.farthest = self.figures + 1, max(self.farthest, off)
 
 
-def open_keys_of(kind: str, batch: int, size: int, pick: random.Random) -> Tensor:
+def open_keys_of(kind, batch, size, pick):
     """[batch or 1, 1, query, key]"""
     row, key = torch.arange(size)[:, None], torch.arange(size)
     if kind == "padded":
@@ -65,7 +65,7 @@ def open_keys_of(kind: str, batch: int, size: int, pick: random.Random) -> Tenso
     return patterns[kind][None, None]
 
 
-def combination(seed: int) -> Combination:
+def combination(seed):
     """The combination of that number."""
     pick, noise = random.Random(seed), torch.Generator().manual_seed(seed)
     batch, key_heads, group = pick.randint(1, 2), pick.choice([1, 1, 2]), pick.choice([1, 1, 2, 3])
@@ -76,7 +76,7 @@ def combination(seed: int) -> Combination:
     softcap, sink, bias = pick.choice([None, None, 5.0]), pick.random() < 0.3, pick.choice([0, 0, 1, 2])
     heads = key_heads * group
 
-    def normal(*shape: int) -> Tensor:
+    def normal(*shape: int):
         return torch.randn(shape, generator=noise).to(dtype)
 
     open_keys = open_keys_of(kind, batch, size, pick)
@@ -99,7 +99,7 @@ def combination(seed: int) -> Combination:
     return Combination(call, open_keys, texts, words)
 
 
-def brute_force(made: Combination) -> Tensor:
+def brute_force(made):
     """The weights in float64.  -> [batch, head, query, key]"""
     call = made.call
     key = call.key.double().repeat_interleave(call.query.shape[1] // call.key.shape[1], 1)
@@ -115,7 +115,7 @@ def brute_force(made: Combination) -> Tensor:
     return torch.cat([grown, sink], -1).softmax(-1)[..., :-1]
 
 
-def check(seed: int, verdict: Verdict) -> None:
+def check(seed, verdict):
     """Hold output and every figure of one combination against brute force, by the pass and by rows."""
     made = combination(seed)
     call, weights = made.call, brute_force(made)
@@ -151,7 +151,7 @@ def check(seed: int, verdict: Verdict) -> None:
                     verdict.compare(head.figures[name].baseline, baseline[0], EXACT, words)
 
 
-def _figures(made: Combination, read, statistics):
+def _figures(made, read, statistics):
     """The figures of every head, from rows or from statistics."""
     call, axis = made.call, made.texts[0]
     (batch, heads, _, _), key_heads = call.query.shape, call.key.shape[1]

@@ -6,20 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from attnscope.attention import AttentionCall
 from attnscope.axes import edges
 from attnscope.fused import fused_pass, weigh
 from attnscope.fused.fused_pass import FusedPass, Refusal, Scores, Worker, attend
-from attnscope.fused.request import MapAlone, Pairs, Request, Statistics
+from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import find_matches, open_runs
 from tests.fused import combinations
 
 BATCH, HEADS, SIZE = 2, 4, 16
 
 
-def request_of(ids: Tensor | None = None, cells: int | None = None) -> Request:
+def request_of(ids=None, cells=None):
     """Everything that can be asked for; ``ids`` are the labels of the pairs, [text, token]."""
     asked = Request(cells=cells)
     asked.at |= {"own": lambda row: row, "before": lambda row: row - 1, "after": lambda row: row + 1}
@@ -32,21 +31,19 @@ def request_of(ids: Tensor | None = None, cells: int | None = None) -> Request:
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tiles(monkeypatch):
     """Tiles so small that short texts have many, and chunks that need merging."""
     for name, size in (("ROWS", 32), ("KEYS", 48)):
         monkeypatch.setattr(weigh, name, size)
 
 
-def inputs(
-    queries: int, keys: int, key_heads: int = HEADS, sharp: float = 1.0
-) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(queries, keys, key_heads=HEADS, sharp=1.0):
     torch.manual_seed(queries * 1000 + keys)
     query = sharp * torch.randn(BATCH, HEADS, queries, SIZE)
     return query, torch.randn(BATCH, key_heads, keys, SIZE), torch.randn(BATCH, key_heads, keys, SIZE)
 
 
-def mask_of(name: str, queries: int, keys: int) -> Tensor | None:
+def mask_of(name, queries, keys):
     row, key = torch.arange(queries)[:, None], torch.arange(keys)
     if name == "whole":
         return None
@@ -62,14 +59,7 @@ def mask_of(name: str, queries: int, keys: int) -> Tensor | None:
     return padded
 
 
-def call_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    dropout: float = 0.0,
-) -> AttentionCall:
+def call_of(query, key, value, mask=None, is_causal=False, dropout=0.0):
     """What torch's kernel would receive."""
     additive = mask is not None and mask.dtype != torch.bool
     return AttentionCall(
@@ -84,14 +74,7 @@ def call_of(
     )
 
 
-def weights_of(
-    query: Tensor,
-    key: Tensor,
-    open_: Tensor | None,
-    softcap: float | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def weights_of(query, key, open_, softcap=None, bias=None, sinks=None):
     """The full weights in float64.  -> [batch, head, query, key]"""
     key = key.double().repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = query.double() @ key.mT / math.sqrt(query.shape[-1])
@@ -107,9 +90,7 @@ def weights_of(
     return scores.softmax(-1)
 
 
-def check(
-    output: Tensor, found: Statistics, weights: Tensor, value: Tensor, ids: Tensor | None = None
-) -> None:
+def check(output, found, weights, value, ids=None):
     """Every number of the statistics against the weights."""
     value = value.double().repeat_interleave(weights.shape[1] // value.shape[1], 1)
     queries, keys = weights.shape[-2:]
@@ -141,7 +122,7 @@ def check(
             assert torch.equal(found.pairs[name].count, (pairs & opened).sum(-1)), name
 
 
-def check_map(found: MapAlone, weights: Tensor) -> None:
+def check_map(found, weights):
     rows, keys = found.map.row_edges, found.map.key_edges
     summed = np.add.reduceat(np.add.reduceat(weights.numpy(), rows[:-1], axis=-2), keys[:-1], axis=-1)
     assert np.allclose(found.map.total, summed, atol=1e-5 * max(np.diff(rows)))
@@ -222,7 +203,7 @@ def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads(threa
 def test_when_one_thread_fails_the_others_end(monkeypatch, threads):
     begun = []
 
-    def fail(worker: Worker, text: int, number: int) -> None:
+    def fail(worker, text, number):
         begun.append(number)
         raise RuntimeError("no memory")
 

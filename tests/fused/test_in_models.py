@@ -3,7 +3,6 @@
 import pytest
 import torch
 import transformers as hf
-from torch import nn
 
 from attnscope.attention import Attention, Kind, Token
 from attnscope.capture import FUSED, Coarsen, recording
@@ -16,7 +15,7 @@ from tests.capture.tiny import FAMILIES
 LENGTH = 70
 
 
-def build(name: str) -> nn.Module:
+def build(name):
     """A random model of a family, of its encoder alone where it has two stacks; eager with caps or sinks."""
     if name == "t5":
         return hf.T5EncoderModel(FAMILIES[name].config()).eval()

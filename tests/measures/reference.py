@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,47 +17,40 @@ Row = Callable[["Case", int, int, int], "float | None"]
 class Case:
     """Weights and masks [batch, head, query, key] and the tokens of each text; offset None means cross."""
 
-    def __init__(
-        self,
-        weights: np.ndarray,
-        allowed: np.ndarray,
-        texts: Sequence[Sequence[Token]],
-        offset: int | None = 0,
-        query_texts: Sequence[Sequence[Token]] | None = None,
-    ) -> None:
+    def __init__(self, weights, allowed, texts, offset=0, query_texts=None):
         self.weights, self.offset = weights.astype(np.float64), offset
         self.allowed = np.broadcast_to(allowed, weights.shape)
         self.keys = texts
         past = offset or 0
         self.queries = query_texts or [text[past : past + weights.shape[2]] for text in texts]
 
-    def even(self) -> Case:
+    def even(self):
         counts = self.allowed.sum(-1, keepdims=True)
         even = np.where(self.allowed, 1.0 / np.maximum(counts, 1), 0.0)
         return Case(even, self.allowed, self.keys, self.offset, self.queries)
 
 
-def entropy(case: Case, b: int, h: int, i: int) -> float | None:
+def entropy(case, b, h, i):
     if case.allowed[b, h, i].sum() < 2:
         return None
     return -sum(a * math.log(a) for a in case.weights[b, h, i] if a > 0)
 
 
-def spread(case: Case, b: int, h: int, i: int) -> float | None:
+def spread(case, b, h, i):
     value = entropy(case, b, h, i)
     return None if value is None else value / math.log(case.allowed[b, h, i].sum())
 
 
-def span(case: Case, b: int, h: int, i: int) -> float | None:
+def span(case, b, h, i):
     value = entropy(case, b, h, i)
     return None if value is None else math.exp(value)
 
 
-def confidence(case: Case, b: int, h: int, i: int) -> float | None:
+def confidence(case, b, h, i):
     return max(case.weights[b, h, i]) if case.allowed[b, h, i].sum() > 1 else None
 
 
-def coverage90(case: Case, b: int, h: int, i: int) -> float | None:
+def coverage90(case, b, h, i):
     if case.allowed[b, h, i].sum() < 2:
         return None
     row = sorted(case.weights[b, h, i], reverse=True)
@@ -67,7 +60,7 @@ def coverage90(case: Case, b: int, h: int, i: int) -> float | None:
     return keys
 
 
-def distance2d(case: Case, b: int, h: int, i: int) -> float | None:
+def distance2d(case, b, h, i):
     places = {j: token.text.split(",") for j, token in enumerate(case.keys[b]) if token.id >= 1 << 20}
     query = case.queries[b][i]
     if query.id < 1 << 20:
@@ -78,43 +71,43 @@ def distance2d(case: Case, b: int, h: int, i: int) -> float | None:
     return far / sum(seen.values())
 
 
-def monotonic(case: Case, b: int, h: int, i: int) -> float | None:
+def monotonic(case, b, h, i):
     if i == 0:
         return None
     here, before = ([j for j, a in enumerate(row) if a == max(row)] for row in case.weights[b, h, [i, i - 1]])
     return sum(j >= k for j in here for k in before) / (len(here) * len(before))
 
 
-def sink(case: Case, b: int, h: int, i: int) -> float | None:
+def sink(case, b, h, i):
     return 1 - sum(case.weights[b, h, i])
 
 
-def distance(case: Case, b: int, h: int, i: int) -> float | None:
+def distance(case, b, h, i):
     return sum(a * abs(case.offset + i - j) for j, a in enumerate(case.weights[b, h, i]))
 
 
-def offset(case: Case, b: int, h: int, i: int) -> float | None:
+def offset(case, b, h, i):
     return sum(a * (j - case.offset - i) for j, a in enumerate(case.weights[b, h, i]))
 
 
-def at(gap: int) -> Row:
-    def value(case: Case, b: int, h: int, i: int) -> float | None:
+def at(gap):
+    def value(case, b, h, i):
         j = case.offset + i + gap
         return case.weights[b, h, i, j] if 0 <= j < case.weights.shape[-1] else None
 
     return value
 
 
-def first(case: Case, b: int, h: int, i: int) -> float | None:
+def first(case, b, h, i):
     return case.weights[b, h, i, 0] if case.offset + i > 0 else None
 
 
-def sink_rate(case: Case, b: int, h: int, i: int) -> float | None:
+def sink_rate(case, b, h, i):
     weight = first(case, b, h, i)
     return None if weight is None else float(weight > 0.3 and weight == max(case.weights[b, h, i]))
 
 
-def retrieval(case: Case, b: int, h: int, i: int) -> float | None:
+def retrieval(case, b, h, i):
     row, at_ = case.weights[b, h, i], case.offset + i
     ids = [token.id for token in case.keys[b]]
     copies = [j for j in range(at_ + 1) if at_ + 1 < len(ids) and ids[j] == ids[at_ + 1]]
@@ -123,19 +116,19 @@ def retrieval(case: Case, b: int, h: int, i: int) -> float | None:
     return len(set(copies) & set(largest)) / len(largest) if open_ else None
 
 
-def window(sink: int, recent: int) -> Row:
-    def value(case: Case, b: int, h: int, i: int) -> float | None:
+def window(sink, recent):
+    def value(case, b, h, i):
         near = (j < sink or abs(case.offset + i - j) < recent for j in range(case.weights.shape[-1]))
         return sum(a for a, kept in zip(case.weights[b, h, i], near, strict=True) if kept)
 
     return value
 
 
-def special(case: Case, b: int, h: int, i: int) -> float | None:
+def special(case, b, h, i):
     return sum(a for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True) if token.special)
 
 
-def punctuation(case: Case, b: int, h: int, i: int) -> float | None:
+def punctuation(case, b, h, i):
     return sum(
         a
         for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True)
@@ -145,8 +138,8 @@ def punctuation(case: Case, b: int, h: int, i: int) -> float | None:
     )
 
 
-def _pairs(wanted: Callable[[Case, int, int, int], bool]) -> Row:
-    def value(case: Case, b: int, h: int, i: int) -> float | None:
+def _pairs(wanted):
+    def value(case, b, h, i):
         chosen = [
             j for j in range(case.weights.shape[-1]) if case.allowed[b, h, i, j] and wanted(case, b, i, j)
         ]
@@ -155,16 +148,16 @@ def _pairs(wanted: Callable[[Case, int, int, int], bool]) -> Row:
     return value
 
 
-def _is_duplicate(case: Case, b: int, i: int, j: int) -> bool:
+def _is_duplicate(case, b, i, j):
     return j != case.offset + i and case.keys[b][j].id == case.queries[b][i].id
 
 
-def _is_induction(case: Case, b: int, i: int, j: int) -> bool:
+def _is_induction(case, b, i, j):
     before = j - 1
     return before >= 0 and before < case.offset + i and case.keys[b][before].id == case.queries[b][i].id
 
 
-def _is_other_segment(case: Case, b: int, i: int, j: int) -> bool:
+def _is_other_segment(case, b, i, j):
     return case.keys[b][j].segment != case.queries[b][i].segment
 
 
@@ -203,7 +196,7 @@ CROSS = (
 """What cross-attention has."""
 
 
-def figure(case: Case, name: str, head: int, least: int = 1) -> tuple[float, int] | None:
+def figure(case, name, head, least=1):
     """Average and number of the rows that count, of those with at least so many open keys."""
     batch, _, queries, _ = case.weights.shape
     row = at(int(name.removeprefix("offset="))) if name.startswith("offset=") else {**ROWS, **WINDOWS}[name]
@@ -219,7 +212,7 @@ def figure(case: Case, name: str, head: int, least: int = 1) -> tuple[float, int
 WORDS = ["the", "cat", "sat", ",", "mat", "...", "on", "!", "dog"]
 
 
-def random_text(rng: np.random.Generator, length: int, pair: bool = False) -> tuple[Token, ...]:
+def random_text(rng, length, pair=False):
     """A text with repeats and punctuation, between two special tokens; of two segments if asked."""
     picks = rng.integers(0, len(WORDS), length)
     middle = [
@@ -229,7 +222,7 @@ def random_text(rng: np.random.Generator, length: int, pair: bool = False) -> tu
     return (Token("[CLS]", 1, special=True), *middle[1:-1], Token("[SEP]", 2, special=True))
 
 
-def random_rows(rng: np.random.Generator, allowed: np.ndarray, heads: int, sink: bool) -> np.ndarray:
+def random_rows(rng, allowed, heads, sink):
     """Softmax of random scores over the open keys, with a sink that takes its share if asked."""
     batch, _, queries, keys = allowed.shape
     scores = rng.normal(size=(batch, heads, queries, keys)) * 3
@@ -238,9 +231,7 @@ def random_rows(rng: np.random.Generator, allowed: np.ndarray, heads: int, sink:
     return grown / np.maximum(grown.sum(-1, keepdims=True) + rest, 1e-300)
 
 
-def attention(
-    case: Case, dtype: torch.dtype = torch.float32, layer: int = 0, labelled: bool = True, name: str = "layer"
-) -> Attention:
+def attention(case, dtype=torch.float32, layer=0, labelled=True, name="layer"):
     """The case as capture would hand it out; the axes show the first text, the rest is for ``label``."""
     weights = torch.from_numpy(case.weights).to(dtype)
     batch, heads, queries, keys = weights.shape

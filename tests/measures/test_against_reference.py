@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from attnscope.attention import Token
-from attnscope.measures import MEASURES, Block, HeadFigures, Measurement
+from attnscope.measures import MEASURES, Block, Measurement
 
 from .reference import CROSS, ROWS, WINDOWS, Case, attention, figure, random_rows, random_text
 
 LENGTH, HEADS, BATCH = 23, 3, 2
 
 
-def masks() -> dict[str, np.ndarray]:
+def masks():
     query, key = np.indices((LENGTH, LENGTH))
     causal = key <= query
     padded = np.ones((BATCH, 1, LENGTH, LENGTH), bool)
@@ -30,7 +30,7 @@ def masks() -> dict[str, np.ndarray]:
     }
 
 
-def cases() -> dict[str, Case]:
+def cases():
     rng = np.random.default_rng(0)
     texts = [random_text(rng, LENGTH) for _ in range(BATCH)]
     pairs = [random_text(rng, LENGTH, pair=True) for _ in range(BATCH)]
@@ -57,7 +57,7 @@ def cases() -> dict[str, Case]:
 CASES = cases()
 
 
-def measure(case: Case, rows: int, dtype: torch.dtype = torch.float32) -> Measurement:
+def measure(case, rows, dtype=torch.float32):
     measured = Measurement((*MEASURES, *WINDOWS), block_elements=rows * case.weights[:, :, 0].size)
     kind = attention(case).site.kind
     measured.label({kind: (case.queries, case.keys)})
@@ -65,7 +65,7 @@ def measure(case: Case, rows: int, dtype: torch.dtype = torch.float32) -> Measur
     return measured
 
 
-def bound(name: str) -> float:
+def bound(name):
     """The width of a measure's range on these texts."""
     return {
         "entropy": np.log(LENGTH),
@@ -164,9 +164,7 @@ def test_weights_too_small_for_a_logarithm_add_no_entropy():
 SIZE = 12
 
 
-def head_of(
-    weights: np.ndarray, allowed: np.ndarray | None = None, ids: list[int] | None = None
-) -> HeadFigures:
+def head_of(weights, allowed=None, ids=None):
     """The figures of one head from its weights [query, key]."""
     size = weights.shape[-1]
     text = [Token(f"w{id_}", id_) for id_ in ids or range(100, 100 + size)]

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from attnscope.attention import Attention, HeldRows, Site, Token
-from attnscope.measures import HeadFigures, Measurement, worth_a_look
+from attnscope.measures import Measurement, worth_a_look
 from attnscope.models import load
 from attnscope.network.encoder import Encoder, EncoderConfig
 from attnscope.network.folder import save_encoder
@@ -23,7 +23,7 @@ SIZE, BASE = 64, 1e9
 SHARP = 60.0
 
 
-def rotations() -> torch.Tensor:
+def rotations():
     """The angle by which each pair of a head's numbers turns from one position to the next."""
     return BASE ** (-torch.arange(0, SIZE, 2, dtype=torch.float64) / SIZE)
 
@@ -38,7 +38,7 @@ def look_back(attention, head, steps):
     attention.in_proj_bias[width + head * SIZE : width + (head + 1) * SIZE] = key
 
 
-def still(head: int) -> slice:
+def still(head):
     """Numbers of a head that rotation leaves as good as alone: its slowest pairs, the first of each."""
     return slice(head * SIZE + SIZE // 2 - IDS, head * SIZE + SIZE // 2)
 
@@ -145,7 +145,7 @@ SENTENCES = (
 
 
 @pytest.fixture(scope="module")
-def measured() -> tuple[list[HeadFigures], torch.Tensor]:
+def measured():
     """The figures of all heads, and what each head puts on [CLS] from the full weights.  [layer, head]"""
     from transformers import AutoModel, AutoTokenizer
 
@@ -170,7 +170,7 @@ def measured() -> tuple[list[HeadFigures], torch.Tensor]:
     return observer.figures(), on_first / rows
 
 
-def by_name(heads: list[HeadFigures], name: str) -> HeadFigures:
+def by_name(heads, name):
     return next(head for head in heads if head.name == name)
 
 

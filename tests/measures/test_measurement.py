@@ -17,7 +17,7 @@ from .reference import Case, attention, figure, random_rows, random_text
 LENGTHS = (9, 14, 14, 5)
 
 
-def texts() -> list[Case]:
+def texts():
     rng = np.random.default_rng(3)
     cases = []
     for length in LENGTHS:
@@ -26,7 +26,7 @@ def texts() -> list[Case]:
     return cases
 
 
-def observed(cases: list[Case], dtype: torch.dtype = torch.float32) -> Measurement:
+def observed(cases, dtype=torch.float32):
     measured = Measurement(tuple(MEASURES))
     for case in cases:
         for layer in (0, 1):
@@ -34,7 +34,7 @@ def observed(cases: list[Case], dtype: torch.dtype = torch.float32) -> Measureme
     return measured
 
 
-def assert_alike(one: Measurement, other: Measurement) -> None:
+def assert_alike(one, other):
     for a, b in zip(one.figures(), other.figures(), strict=True):
         assert (a.site, a.head, a.absent) == (b.site, b.head, b.absent)
         assert list(a.figures) == list(b.figures)
@@ -134,11 +134,11 @@ def test_rows_are_read_in_blocks_of_bounded_size():
     read: list[int] = []
 
     class Watched:
-        def rows(self, start: int, stop: int, heads: object) -> torch.Tensor:
+        def rows(self, start, stop, heads):
             read.append((stop - start) * 2 * 14)
             return given.rows(start, stop)
 
-        def allowed(self, start: int, stop: int) -> torch.Tensor:
+        def allowed(self, start, stop):
             return given.allowed(start, stop)
 
     Measurement(block_elements=100).observe(replace(given, read=Watched()))
@@ -179,7 +179,7 @@ def test_baselines_are_not_carried_over_to_other_masks_or_tokens():
                 assert head.figures[name].baseline == pytest.approx(expected[0], abs=1e-9), name
 
 
-def sums_of(rows, values, lone_rows=None, lone_values=None) -> Sums:
+def sums_of(rows, values, lone_rows=None, lone_values=None):
     """One measure of one head; an entry a text. The baseline is a tenth of the value."""
 
     def part(rows, values):
@@ -191,7 +191,7 @@ def sums_of(rows, values, lone_rows=None, lone_values=None) -> Sums:
     return Sums.of_texts(part(rows, values), lone)
 
 
-def figure_of(sums: Sums, lone: bool = True):
+def figure_of(sums, lone=True):
     ((figure,),) = sums.figures(lone)
     return figure
 

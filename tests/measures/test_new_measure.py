@@ -10,7 +10,7 @@ import torch
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, ROLES, explain, fused_request, measure
-from attnscope.measures.block import Block, is_punctuation
+from attnscope.measures.block import is_punctuation
 from attnscope.measures.forms import AtKey, OfWeights
 from tests.models.folders import gpt2
 
@@ -34,7 +34,7 @@ def new_measures(monkeypatch):
         return position - 2
 
     @measure("median", OfWeights, formula="median of A", source="a test")
-    def median(block: Block):
+    def median(block):
         """Median weight of the row.  -> [batch, head, row]"""
         return block.rows.median(-1).values
 

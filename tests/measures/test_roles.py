@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnscope.attention import Attention, HeldRows, Site, Token
-from attnscope.figures import Figure, HeadFigures, Role
+from attnscope.attention import Attention, HeldRows, Site
+from attnscope.figures import Figure, HeadFigures
 from attnscope.measures import Measurement, role, settle_roles, worth_a_look
 from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, NEAR, PATTERNLESS, PATTERNS, SHARP
 from attnscope.models import load
@@ -17,14 +17,14 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 
 
-def figures(**scores: tuple[float, float]) -> dict[str, Figure]:
+def figures(**scores: tuple[float, float]):
     return {
         "normalized_entropy": Figure(0.5, 1.0, 20, 1),
         **{name: Figure(value, baseline, 20, 1) for name, (value, baseline) in scores.items()},
     }
 
 
-def scored(rows: int, **scores: float) -> dict[str, Figure]:
+def scored(rows, **scores: float):
     return {**figures(), **{name: Figure(value, 0.1, rows, 1) for name, value in scores.items()}}
 
 
@@ -106,7 +106,7 @@ def test_what_is_no_number_leaves_no_role(seen):
     assert role(seen) is None
 
 
-def head(number: int, **scores: tuple[float, float]) -> HeadFigures:
+def head(number, **scores: tuple[float, float]):
     seen = figures(**scores)
     return HeadFigures(Site("layer", 0, "encoder", 0), number, seen, {}, role(seen))
 
@@ -162,7 +162,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 DULL = {"previous": 0.02, "next": 0.02, "induction": 0.01, "first": 0.2}
 
 
-def plain(rows: int = 100, **scores: float) -> dict[str, Figure]:
+def plain(rows=100, **scores: float):
     values = {"confidence": 0.4, **DULL, **scores}
     return {
         "normalized_entropy": Figure(0.5, 1.0, rows, 1),
@@ -170,7 +170,7 @@ def plain(rows: int = 100, **scores: float) -> dict[str, Figure]:
     }
 
 
-def last(heads: list[dict[str, Figure]]) -> Role:
+def last(heads):
     site = Site("layer", 0, "encoder", 0)
     found = settle_roles(
         [HeadFigures(site, number, each, {}, role(each)) for number, each in enumerate(heads)]
@@ -187,61 +187,47 @@ def test_a_weak_induction_head_among_heads_that_do_nothing_like_it_is_told_with_
     )
 
 
-def test_the_same_head_among_its_like_is_nothing_of_its_own():
-    assert (
-        last([plain(induction=0.3 + number / 100) for number in range(20)] + [plain(induction=0.3)]).name
-        == "none"
-    )
+MANY = [plain() for _ in range(20)]
+NEARLY = {name: NEAR * PATTERNS[name].threshold for name in ("previous", "next", "induction")}
+AWAY = {"offset=-2": Figure(0.3, 0.01, 100, 1)}
+AMONG = {  # the other heads of a model, one more, and its role
+    "its like": ([plain(induction=0.3 + number / 100) for number in range(20)], plain(induction=0.3), "none"),
+    "too little of the threshold": (MANY, plain(induction=0.09), "none"),
+    "too few rows": (MANY, plain(rows=4, induction=0.15), "none"),
+    "a shoulder of something else": (MANY, plain(previous=0.2, confidence=0.9), "none"),
+    "a resting place": (MANY, plain(first=0.55), "none"),
+    "baseline": (MANY, plain(first=0.2) | {"previous": Figure(0.3, 0.11, 100, 1)}, "none"),
+    "too few others": (MANY[:6], plain(previous=0.3), "none"),
+    "as few as may be": (MANY[:7], plain(previous=0.3), "weak previous"),
+    "two tokens back at 47": ([], plain() | {"offset=-2": Figure(0.47, 0.02, 100, 1)}, "weak positional"),
+    **{
+        f"{name} near its threshold by {off}": (
+            [plain(**{name: least + 0.01})] * 2,
+            plain(**{name: least + off}),
+            role_,
+        )
+        for name, least in NEARLY.items()
+        for off, role_ in ((0.01, f"weak {name}"), (-0.01, "none"))
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "weak",
-    [
-        pytest.param(plain(induction=0.09), id="too little of the threshold"),
-        pytest.param(plain(rows=4, induction=0.15), id="too few rows"),
-        pytest.param(plain(previous=0.2, confidence=0.9), id="a shoulder of something else"),
-        pytest.param(plain(first=0.55), id="a resting place"),
-        pytest.param(plain(previous=0.3, first=0.2) | {"previous": Figure(0.3, 0.11, 100, 1)}, id="baseline"),
-    ],
-)
-def test_what_may_be_chance_is_no_weak_role(weak):
-    assert last([plain() for _ in range(20)] + [weak]).name == "none"
-
-
-def test_of_a_few_heads_none_is_unlike_the_others():
-    assert last([plain() for _ in range(6)] + [plain(previous=0.3)]).name == "none"
-    assert last([plain() for _ in range(7)] + [plain(previous=0.3)]).name == "weak previous"
-
-
-@pytest.mark.parametrize("pattern", ["previous", "next", "induction"])
-def test_a_head_near_a_threshold_is_weak_however_many_others_are(pattern):
-    near = NEAR * PATTERNS[pattern].threshold
-    alike = [plain(**{pattern: near + 0.01}) for _ in range(3)]
-    assert last(alike).name == f"weak {pattern}"
-    assert last([*alike, plain(**{pattern: near - 0.01})]).name == "none"
-
-
-def test_a_head_two_tokens_back_at_47_is_weak():
-    found = last([plain() | {"offset=-2": Figure(0.47, 0.02, 100, 1)}])
-    assert (found.name, found.score) == ("weak positional", 0.47)
+@pytest.mark.parametrize(("others", "one", "name"), AMONG.values(), ids=AMONG)
+def test_a_head_is_weak_at_what_the_others_do_not_do_or_what_it_nearly_does(others, one, name):
+    assert last([*others, one]).name == name
 
 
 @pytest.mark.parametrize(("evenness", "name"), [(SHARP - 0.01, "sharp"), (SHARP, "none"), (0.95, "broad")])
 def test_a_head_without_a_pattern_is_named_by_how_sharp_it_is(evenness, name):
-    found = last(
-        [plain() for _ in range(9)] + [plain() | {"normalized_entropy": Figure(evenness, 1, 100, 1)}]
-    )
+    found = last([*MANY[:9], plain() | {"normalized_entropy": Figure(evenness, 1, 100, 1)}])
     assert (found.name, found.score) == (name, evenness)
     assert ("looks at few tokens, in no known pattern" in found.sentence) == (name == "sharp")
 
 
 def test_a_weak_head_two_tokens_back_is_not_called_previous():
-    found = last(
-        [plain() for _ in range(20)] + [plain(previous=0.2) | {"offset=-2": Figure(0.3, 0.01, 100, 1)}]
-    )
-    assert found.name in ("none", "weak positional")
-    others = [{**plain(), "offset=-2": Figure(0.02, 0.01, 100, 1)} for _ in range(20)]
-    found = last([*others, plain(previous=0.2) | {"offset=-2": Figure(0.3, 0.01, 100, 1)}])
+    assert last([*MANY, plain(previous=0.2) | AWAY]).name in ("none", "weak positional")
+    others = [plain() | {"offset=-2": Figure(0.02, 0.01, 100, 1)} for _ in range(20)]
+    found = last([*others, plain(previous=0.2) | AWAY])
     assert found.name == "weak positional"
     assert found.sentence == "weakly looks 2 tokens back (0.30, baseline 0.01), 1st of 21 heads"
 
@@ -277,7 +263,7 @@ def test_a_true_induction_head_is_named_where_common_words_repeat(longest):
     assert figures[0].figures["induction"].baseline < 0.05
 
 
-def measure(weights: torch.Tensor, tokens: tuple[Token, ...], causal: bool, into: Measurement | None = None):
+def measure(weights, tokens, causal, into=None):
     measurement = into or Measurement()
     allowed = torch.ones(1, 1, len(tokens), len(tokens), dtype=torch.bool)
     layer = len({each.site for each in measurement.figures()})
@@ -293,7 +279,7 @@ def measure(weights: torch.Tensor, tokens: tuple[Token, ...], causal: bool, into
 RESTS = {"confidence": Figure(0.9, 0.1, 12, 1), "normalized_entropy": Figure(0.2, 1.0, 12, 1)}
 
 
-def rest(first: float = 0.9, baseline: float = 1 / 12) -> dict[str, Figure]:
+def rest(first=0.9, baseline=1 / 12):
     return {**RESTS, "first": Figure(first, baseline, 12, 1)}
 
 
@@ -306,21 +292,22 @@ def test_a_resting_place_of_one_head_of_many_on_a_short_text_may_be_chance_and_i
     )
 
 
-def test_a_resting_place_of_more_heads_than_chance_puts_there_is_their_role():
+SPREAD = {**rest(0.1, 0.02), "confidence": Figure(0.3, 0.1, 12, 1)}
+RESTING = {  # the heads of a model, and the role of the last
     # of 21 heads each at 1/12, five or more are there in 3 of a hundred models, four or more in 9
-    assert last([rest(0.1) for _ in range(17)] + [rest() for _ in range(4)]).name == "sharp"
-    assert last([rest(0.1) for _ in range(16)] + [rest() for _ in range(5)]).name == "first"
+    "as many as chance puts there": ([rest(0.1)] * 17 + [rest()] * 4, "sharp"),
+    "more than chance puts there": ([rest(0.1)] * 16 + [rest()] * 5, "first"),
+    "one on a long text": ([rest(0.1, 1 / 200)] * 71 + [rest(0.9, 1 / 200)], "first"),
+    "one on a shorter text": ([rest(0.1, 1 / 50)] * 71 + [rest(0.9, 1 / 50)], "sharp"),
+    "others that could not rest anywhere": ([SPREAD] * 20 + [rest(0.9, 0.02)], "first"),
+    "others that could": ([rest(0.1, 0.02)] * 20 + [rest(0.9, 0.02)], "sharp"),
+    "too few heads to doubt": ([rest(0.1)] * 6 + [rest()], "first"),
+}
 
 
-def test_on_a_long_text_a_single_head_that_rests_is_no_chance():
-    assert last([rest(0.1, 1 / 200) for _ in range(71)] + [rest(0.9, 1 / 200)]).name == "first"
-    assert last([rest(0.1, 1 / 50) for _ in range(71)] + [rest(0.9, 1 / 50)]).name == "sharp"
-
-
-def test_heads_that_could_not_rest_anywhere_do_not_count():
-    spread = {**rest(0.1, 0.02), "confidence": Figure(0.3, 0.1, 12, 1)}
-    assert last([spread for _ in range(20)] + [rest(0.9, 0.02)]).name == "first"
-    assert last([rest(0.1, 0.02) for _ in range(20)] + [rest(0.9, 0.02)]).name == "sharp"
+@pytest.mark.parametrize(("heads", "name"), RESTING.values(), ids=RESTING)
+def test_a_resting_place_is_a_role_where_chance_does_not_put_so_many_heads(heads, name):
+    assert last(heads).name == name
 
 
 def test_a_doubtful_place_gives_way_to_one_that_is_sure():
@@ -330,11 +317,7 @@ def test_a_doubtful_place_gives_way_to_one_that_is_sure():
     assert last([*heads, one]).name == "special"
 
 
-def test_of_a_model_with_a_few_heads_none_is_doubted():
-    assert last([rest(0.1) for _ in range(6)] + [rest()]).name == "first"
-
-
-def random_net(causal: bool, sharp: float, layers: int) -> torch.nn.Module:
+def random_net(causal, sharp, layers):
     """A model of 42 heads a layer, its weights drawn ``sharp`` wide: 0.02 is how models are begun."""
     from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
@@ -347,7 +330,7 @@ def random_net(causal: bool, sharp: float, layers: int) -> torch.nn.Module:
     return BertModel(BertConfig(num_hidden_layers=layers, **sizes)).eval()
 
 
-def count_named(net: torch.nn.Module, tokens: tuple[Token, ...], causal: bool) -> tuple[int, int]:
+def count_named(net, tokens, causal):
     """How many heads have a role, and how many there are."""
     with torch.inference_mode():
         layers = net(torch.tensor([[token.id for token in tokens]]), output_attentions=True).attentions
@@ -358,7 +341,7 @@ def count_named(net: torch.nn.Module, tokens: tuple[Token, ...], causal: bool) -
     return sum(role not in PATTERNLESS for role in roles), len(roles)
 
 
-def texts_of(size: int) -> list[tuple[Token, ...]]:
+def texts_of(size):
     """Prose, prose that repeats itself, and six words at random, each of so many tokens."""
     read = load("own-causal")
     few = random.Random(size).choices(["cat", "dog", "sat", "the", "on", "."], k=300)

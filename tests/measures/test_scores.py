@@ -18,7 +18,7 @@ BIAS = torch.randn(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_
 MEASURED = "max_logit", "sink_rate"
 
 
-def call_of(**given) -> AttentionCall:
+def call_of(**given):
     generator = torch.Generator().manual_seed(3)
     query = torch.randn(BATCH, HEADS, LENGTH, SIZE, generator=generator) * 3
     key, value = torch.randn(2, BATCH, given.pop("key_heads", HEADS), LENGTH, SIZE, generator=generator)
@@ -37,7 +37,7 @@ CALLS = {
 }
 
 
-def by_hand(call: AttentionCall) -> list[float]:
+def by_hand(call):
     """The largest score of each head, in plain NumPy."""
     query, key = call.query.double().numpy(), call.key.double().numpy()
     scores = np.einsum("bhqd,bhkd->bhqk", query, key.repeat(HEADS // key.shape[1], 1)) * SCALE
@@ -52,7 +52,7 @@ def by_hand(call: AttentionCall) -> list[float]:
     return scores.max((0, 2, 3)).tolist()
 
 
-def measured(call: AttentionCall, how: str, parts: int = 1) -> Measurement:
+def measured(call, how, parts=1):
     """All heads of a call, read from the fused pass, from scores or from held weights."""
     scored, statistics = ScoredRows(call), None
     if how == "fused":
@@ -73,7 +73,7 @@ def measured(call: AttentionCall, how: str, parts: int = 1) -> Measurement:
     return one
 
 
-def tops(one: Measurement) -> list[float]:
+def tops(one):
     return [head.figures["max_logit"].value for head in one.figures()]
 
 

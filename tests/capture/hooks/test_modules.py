@@ -47,9 +47,10 @@ def test_listed_heads_are_the_heads_of_one_layer():
     assert (site.site.name, site.heads, site.site.kind) == ("0.heads", 4, "encoder")
 
 
-def test_listed_layers_of_one_head_stay_layers():
-    record, maps, (_, weights) = observe(modules.ListedLayers(), torch.randn(2, 5, 16), heads=[0])
-    assert [site.site.layer for site in record.sites] == [0, 1, 2]
+@pytest.mark.parametrize(("made", "layers"), [(modules.ListedLayers, 3), (modules.NestedLists, 4)])
+def test_listed_layers_of_one_head_stay_layers(made, layers):
+    record, maps, (_, weights) = observe(made(), torch.randn(2, 5, 16), heads=[0])
+    assert [site.site.layer for site in record.sites] == list(range(layers))
     for kept, own in zip(maps, weights, strict=True):
         assert torch.equal(kept.weights[:, 0], own)
 
@@ -88,13 +89,6 @@ def test_five_axes_are_blocks_of_text_at_their_places(made, spelling):
     assert torch.equal(kept.weights, expected)
     assert torch.equal(kept.allowed.expand_as(expected), expected > 0)
     assert (record.sites[0].batch, record.sites[0].heads) == (2, 4)
-
-
-def test_blocks_of_one_head_in_nested_lists_stay_layers():
-    record, maps, (_, weights) = observe(modules.NestedLists(), torch.randn(2, 5, 16), heads=[0])
-    assert [site.site.layer for site in record.sites] == [0, 1, 2, 3]
-    for kept, own in zip(maps, weights, strict=True):
-        assert torch.equal(kept.weights[:, 0], own)
 
 
 def test_additive_attention_scores_by_a_linear_layer():

@@ -157,9 +157,11 @@ class Lineage(Tracker):
         known = [origin for origin in origins if origin is not None]
         scores = all(origin.right is not None for origin in known)
         if len(known) < len(parts) and not scores and seen.name != "stack":
-            if not all(origin.node.outputs for origin in known):
+            if all(origin.node.outputs for origin in known):  # keys beside others, of a memory or a cache
+                self._set(seen.result, Origin(Moved(torch.zeros, "anywhere", (), {})))
+            else:
                 self.start(seen.result)
-            return  # beside keys, of a memory or a cache, which is not followed
+            return
         if not known:
             return
 

@@ -116,11 +116,8 @@ class Piece:
     complete: bool  # whether, besides, all positions have queries, from all outputs of their projection
 
 
-def survey(taken: Taken, origin: CallOrigin, given: Sequence[int]) -> Piece | str | None:
-    """A call with its places; or why it is none of tokens; or None: it cannot be followed, or not to texts.
-
-    ``given`` are the possible numbers of texts, if they are known.
-    """
+def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) -> Piece | str | None:
+    """A call with its places; or why it is none of tokens; or None: it cannot be followed to given texts."""
     capture, key = taken.capture, None if origin.key is None else origin.key.labels()
     if key is None or origin.key is None:
         return None
@@ -149,6 +146,11 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int]) -> Piece | st
     if query.shape[-1] > 1 and is_constant(query, -1) and not is_constant(channel, -1):
         return CHANNELS
     answering = _split(key, begun)[1]
+    rows, slots, heads = asked[0, 0], answering[0, 0, 0], channel[0, :, 0]
+    if origin.sure and not parts:  # its axes hold all tokens, perhaps in another order
+        whole = all(bool((row.sort().values.diff() == 1).all()) and row[0] >= 0 for row in (rows, slots))
+        if (in_order(rows) and in_order(slots)) or not (alone and whole):
+            return None
     if key.shape[-1] > 1:
         if alone and bool(((key == query[..., None]) & (key > 0)).all()):
             return INSIDE
@@ -162,7 +164,6 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int]) -> Piece | st
         return None  # their root has more than texts in its first axis: heads, windows, frames
     if not is_constant(texts, -1):  # several texts in a row; of three axes, positions may come first
         return JOINED if any(len(root.shape) > 3 and root.length > 1 for root in roots) else None
-    rows, slots, heads = asked[0, 0], answering[0, 0, 0], channel[0, :, 0]
     usual = (
         len(texts) == count
         and bool((texts == torch.arange(count, device=rows.device)[:, None, None]).all())
@@ -213,11 +214,7 @@ def in_order(row: Tensor) -> bool:
 
 
 class SplitCalls(Tracker):
-    """Holds the calls of one attention, and passes it on, unchanged or joined, or names what is none.
-
-    A call of all heads of all texts, position by position, passes unchanged. Others (queries in chunks, loops
-    over heads or texts, windows) are held until nothing more can belong to them.
-    """
+    """Holds calls of one attention (chunks, heads, windows) until no more can belong to it; joins them."""
 
     held: Sequence[Piece] = ()
 
@@ -231,10 +228,11 @@ class SplitCalls(Tracker):
         """Whether a call is part of one attention, or has unusual axes, and is held."""
         origin, capture, texts = taken.origin, taken.capture, self.recorder.of(Lineage).texts
         small = len(capture.queries) * capture.batch * capture.heads <= MOST
-        piece = survey(taken, origin, texts) if origin is not None and small else None
+        parts = bool(texts) and capture.batch > texts[0] and capture.batch not in texts
+        piece = survey(taken, origin, texts, parts) if origin is not None and small else None
         if origin is None or not isinstance(piece, Piece) or (origin.sure and piece.usual):
             self.flush()
-            return origin is not None and not isinstance(piece, Piece) and self._is_named(taken, texts, piece)
+            return origin is not None and not isinstance(piece, Piece) and self._is_named(taken, parts, piece)
         self.recorder.placed += origin.sure
         first = self.held[0] if self.held else piece
         apart = (taken.name, piece.state) != (first.taken.name, first.state)
@@ -245,7 +243,7 @@ class SplitCalls(Tracker):
             self.flush()
         return True
 
-    def _is_named(self, taken: Taken, texts: Sequence[int], reason: str | None) -> bool:
+    def _is_named(self, taken: Taken, parts: bool, reason: str | None) -> bool:
         """Name a call that is not over tokens, or would have wrong axes; returns whether it was one."""
         assert taken.origin is not None
         batch, axes = taken.capture.batch, taken.origin.axes
@@ -253,7 +251,7 @@ class SplitCalls(Tracker):
             reason = reason or AXES.format(axes)
         if reason is not None:
             self.recorder.name(taken.name, reason)
-        elif texts and batch > texts[0] and batch not in texts:
+        elif parts:
             self.recorder.placed += 1
             self.recorder.record.note_place(PARTS, taken.name, str(batch))
         return reason is not None

@@ -144,7 +144,7 @@ def measure_ablation(
 ) -> Intervention:
     """Set the output of each head to zero in turn, and of all of them: the effect on one prediction."""
     with scoring(model, prepared, target, against) as scored:
-        first = take_away(scored.run())
+        first = take_away(PlainPass.run(*scored.asked))
         swept = sweep(scored, first, calls_of(first.record, selection, heads))
     return summarize_effects(scored, first, swept, "set heads to zero", name_pass(model, prepared))
 

@@ -313,7 +313,7 @@ def cut(
     )
     selection = selection or Selection()
     with scoring(model, prepared, target, against) as scored:
-        first = scored.run(cut_edges(questions, how, means))
+        first = PlainPass.run(*scored.asked, cut_edges(questions, how, means))
         calls = calls_of(first.record, selection, heads)
         if not any(first.made[call] for mine in calls.values() for call in mine):
             sites = [each.site for each in first.record.sites if selection.meets(each.site)]

@@ -417,13 +417,10 @@ class Scored:
             raise InputError(f"both texts give the same score ({score:.4g}): choose another target")
         return replace(self, reference=there, whole=there - score)
 
-    def run(
-        self, change: Change | None = None, observers: Sequence[Observer] = (), *, keep_outputs: bool = False
-    ) -> PlainPass:
-        """Its unchanged pass. Raises ``ModelError`` for heads that cannot be gated."""
-        return PlainPass.run(
-            self.model, self.prepared, self.logits, change, observers, keep_outputs=keep_outputs
-        )
+    @property
+    def asked(self) -> tuple[Model, ModelInput, Callable[[], Tensor]]:
+        """What ``PlainPass.run`` runs."""
+        return self.model, self.prepared, self.logits
 
     def logits(self) -> Tensor:
         """One pass.  -> [vocabulary] or [class], float64"""

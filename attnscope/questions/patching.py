@@ -181,9 +181,9 @@ class TwoPasses:
     def of(cls, base: Scored, donor: Scored, what: What = "output", *, keep_calls: bool = False) -> TwoPasses:
         """Run both texts. Raises ``InputError`` for passes that differ in their attention calls."""
         mine, theirs = _Calls(), _Calls()
-        there = donor.run(observers=[theirs] * (what != "output"), keep_outputs=True)
+        there = PlainPass.run(*donor.asked, None, [theirs] * (what != "output"), keep_outputs=True)
         change = None if what == "output" else _give_part(what, theirs.calls)
-        here = base.run(change, [mine] * keep_calls, keep_outputs=True)
+        here = PlainPass.run(*base.asked, change, [mine] * keep_calls, keep_outputs=True)
         if [each.shape for each in here.given] != [each.shape for each in there.given]:
             raise InputError(OTHER_CALLS)
         scored = base.toward(here.before, there.before)
@@ -327,8 +327,8 @@ class TokenTrace(ScoreOutcome):
 def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenTrace:
     """Put the state of each token after each layer into the pass of the other text, one at a time."""
     with pair.scoring(model, noise) as (base, donor):
-        there, theirs, _ = run_keeping_layers(model, donor.prepared, donor.logits)
-        before, mine, seen = run_keeping_layers(model, base.prepared, base.logits)
+        there, theirs, _ = run_keeping_layers(*donor.asked)
+        before, mine, seen = run_keeping_layers(*base.asked)
         scored = base.toward(before, there)
         found, layers = list[PatchedToken](), attending_layers(model, mine, seen)
         alone = len({kind for _, kind, _ in layers}) == 1

@@ -35,13 +35,12 @@ class Processes:
 
     def gather(self, mine: object) -> list[Any]:
         """Each process's value, in order, at number 0; an empty list at the others."""
-        if self.count == 1:
-            return [mine]
-        import torch.distributed as distributed
+        everyones = [mine] * self.count
+        if self.count > 1:
+            import torch.distributed as distributed
 
-        everyones: list[Any] = [None] * self.count
-        with _lost():
-            distributed.gather_object(mine, everyones if self.number == 0 else None)
+            with _lost():
+                distributed.gather_object(mine, everyones if self.number == 0 else None)
         return everyones if self.number == 0 else []
 
     def broadcast(self, word: Any) -> Any:

@@ -24,10 +24,7 @@ CHANNELS = 64  # most channels
 DENSE = 48_000  # most samples per second for that duration: a denser sound may have as many samples, no more
 
 FINE = 4096
-"""Most samples in a ratio of rates; unusual rates are off by at most two thousandths of a second.
-
-The filter between two coprime rates has as many numbers, up to a gigabyte.
-"""
+"""Most samples in a ratio of rates (its filter has as many numbers): unusual rates are off by up to 2 ms."""
 
 LOUDEST = 1e12  # no valid sample exceeds this: the maximum is 1, or that of an integer type
 BLOCK = 1 << 16  # samples per channel decoded at once

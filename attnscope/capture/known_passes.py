@@ -30,9 +30,9 @@ Shown: TypeAlias = tuple[tuple[bool, bool | None, int | None], ...]
 """For each call, as far as known: whether queries and keys are apart, of two sequences, and the first row."""
 
 ITEMS = {"__getitem__", "__setitem__"}
+# results depend on index values: one pass says nothing about the next
 TAKING = ITEMS | {"gather", "index_select", "take", "take_along_dim", "masked_select"}
 MOVING = {"index_put_", "index_copy_", "scatter_", "masked_scatter_", "sort", "argsort", "topk"}
-"""Functions whose result depends on index values: one pass says nothing about the next."""
 
 
 class UnknownPass(AttnscopeError):

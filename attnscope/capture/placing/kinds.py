@@ -37,10 +37,9 @@ def shown_kinds(model: nn.Module) -> dict[str, Kind]:
 
 
 def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
-    """Whether queries and keys come from different sequences.
+    """Whether queries and keys come from different sequences: by the call, the path or two inputs.
 
-    The call may say so; otherwise the path or the two innermost classes do, or the module's input has the
-    states of two sequences. ``calls`` are the running modules around and at ``name``, outermost first.
+    ``calls`` are the running modules around and at ``name``, outermost first.
     """
     if capture.crossed is not None:
         return capture.crossed

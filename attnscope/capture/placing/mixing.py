@@ -41,10 +41,7 @@ WAYS = (
     (re.compile(r"^_?fft_"), "a Fourier transform"),
     (re.compile(r"^grid_sample"), "it samples values at points of its choice"),
     (re.compile(r"^(group|instance)_norm$"), "a normalization over tokens"),
-    (
-        re.compile(r"scatter_(add|reduce)|index_(add|reduce)|segment|sparse"),
-        "sums along the edges of a graph",
-    ),
+    (re.compile(r"scatter_(add|reduce)|index_(add|reduce)|segment|sparse"), EDGES),
 )
 LAYER = "a learned layer over positions"
 SPREAD = "what it makes of several tokens meets each of them"
@@ -124,14 +121,12 @@ class PastAttention(Tracker):
         """How a product mixes tokens: by a layer over positions, or as weights without a softmax."""
         gone = set(product.ours) & set(product.theirs) - set(product.out)
         sides = [
-            (each, [letters.index(axis) for axis in gone], other) for each, letters, other, _ in product.sides
+            (one, [letters.index(axis) for axis in gone], other) for one, letters, other, _ in product.sides
         ]
         for factor, axes, other in sides:
             if self._learned.holds(other):
-                over = _was_moved(self._node(factor), TURNING) and any(
-                    self._varies(factor, at, True) for at in axes
-                )
-                return LAYER if over else None
+                turned = _was_moved(self._node(factor), TURNING)
+                return LAYER if turned and any(self._varies(factor, at, True) for at in axes) else None
         trails = self.recorder.of(Trails)
         scored = [self._are_scores(each) and not trails.follows(each) for each, *_ in sides]
         varying = [
@@ -163,11 +158,8 @@ class PastAttention(Tracker):
         if source is None:
             return False
         if "conv" in name:
-            if (
-                "transpose" in name
-                or source.shape[2:] != seen.result.shape[2:]
-                or max(given[1].shape[2:]) < 2
-            ):
+            same = "transpose" not in name and source.shape[2:] == seen.result.shape[2:]
+            if not same or max(given[1].shape[2:]) < 2:
                 return False  # of other positions than its input
         elif "scatter" in name or "index" in name or "segment" in name:
             source = given[-1]

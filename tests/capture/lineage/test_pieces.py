@@ -311,18 +311,12 @@ class Frames(Attending):
         return super().forward(parts)
 
 
-def test_parts_that_cannot_be_placed_are_said_to_be_parts():
-    model = nn.Sequential(Frames(plain_heads, "softmax"))
-    record, *_ = observe(model, torch.randn(2, COUNT, SIZE))
-    assert record.sites[0].batch == 8
-    assert record.notes[0].startswith("attention in 8 parts, more than there are texts")
-
-
-def test_one_sentence_tells_of_all_layers_with_such_parts():
+def test_one_sentence_says_of_all_layers_that_their_parts_cannot_be_placed():
     model = nn.Sequential(*(Frames(plain_heads, "softmax") for _ in range(3)))
     record, *_ = observe(model, torch.randn(2, COUNT, SIZE))
-    assert len(record.sites) == 3
+    assert [site.batch for site in record.sites] == [8] * 3
     (note,) = record.notes
+    assert note.startswith("attention in 8 parts, more than there are texts")
     assert note.endswith("with the positions of that part: * (3 of them)")
 
 

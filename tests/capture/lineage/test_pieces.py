@@ -377,18 +377,18 @@ def test_two_sequences_that_attend_as_one_in_chunks_are_named():
 
 
 class Memory(Attending):
-    """Keys and values that were learned stand in front of those of the text."""
+    """Keys and values that were learned stand in front of those of the text; queries have a bias for each."""
 
     def __init__(self):
         super().__init__(None, "softmax")
-        self.memory = nn.Parameter(torch.randn(2, 1, HEADS, 3, 4))
+        self.memory, self.bias = nn.Parameter(torch.randn(2, 1, HEADS, 3, 4)), nn.Linear(4, COUNT + 3)
 
     def forward(self, x):
         query, *sides = self.heads_of(x)
         more = self.memory.expand(-1, len(x), -1, -1, -1)
         key, value = (torch.cat(pair, 2) for pair in zip(more, sides, strict=True))
         future = torch.ones(COUNT, COUNT + 3).triu(4).bool()
-        self.kept = [(query @ key.mT).masked_fill(future, -torch.inf).softmax(-1)]
+        self.kept = [(query @ key.mT + self.bias(query)).masked_fill(future, -torch.inf).softmax(-1)]
         return self.kept[0] @ value
 
 

@@ -156,7 +156,11 @@ class Setting:
 
         even = replace(block, allowed=block.allowed.clone()).baseline()
         forms = [measure.form.of_block(even) for measure in measures]
-        number = _table([each.number for each in forms if isinstance(each, KeySum)], block.rows)
+        numbers = [each.number.to(block.rows.dtype) for each in forms if isinstance(each, KeySum)]
+        shape = max(map(len, numbers), default=1), *block.rows.shape[-2:]
+        number = block.rows.new_empty(*shape, 0)
+        if numbers:
+            number = torch.stack([number.expand(shape) for number in numbers], -1)
         counts, open_keys = _stack([each.counts for each in forms]), block.open_keys.cpu()
         groups = [counts & (open_keys > 1), counts & (open_keys == 1)]
         baseline = _values(forms, even.rows, number)
@@ -206,16 +210,6 @@ def _values(forms: Sequence[PerRow | KeySum | None], rows: Tensor, number: Tenso
     summed = rows.transpose(1, 2) @ number.to(rows.dtype)  # [batch, row, head, sum]
     sums = iter(summed.permute(3, 0, 2, 1))
     return _stack([each.value if isinstance(each, PerRow) else next(sums) for each in forms])
-
-
-def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """The factors of all sums side by side, in the type of the rows.  -> [text or 1, row, key, sum]"""
-    import torch
-
-    if not numbers:
-        return rows.new_empty(1, *rows.shape[-2:], 0)
-    shape = max(len(number) for number in numbers), *rows.shape[-2:]
-    return torch.stack([number.to(rows.dtype).expand(shape) for number in numbers], -1)
 
 
 def _same(one: Sequence[Tensor] | None, other: Sequence[Tensor] | None) -> bool:

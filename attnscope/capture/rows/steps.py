@@ -105,18 +105,22 @@ class _Steps:
         first = self.calls[0]
         if len({(call.heads, call.batch) for call in self.calls}) > 1:
             raise ValueError(f"the steps of {first.site.name} differ in their heads or their batch")
-        reads = [_with_keys(call, span) for call, span in zip(self.calls, self.spans, strict=True)]
+        reads = [call.read for call in self.calls]
+        for number, (read, span) in enumerate(zip(reads, self.spans, strict=True)):
+            if span is not None and isinstance(read, ScoredRows):
+                keys, start, stop = span
+                reads[number] = ScoredRows(replace(read.call, key=keys.whole()[..., start:stop, :]))
         if len(reads) == 1:
             return replace(first, read=reads[0])
         starts, shifts = [0], []
         for call in self.calls:
             shifts.append(0 if call.offset is None else starts[-1] - call.offset)
             starts.append(starts[-1] + len(call.queries))
-        keys = first.keys if first.offset is None else range(starts[-1])
-        rows = SteppedRows(tuple(reads), tuple(starts), tuple(shifts), len(keys))
+        labels = first.keys if first.offset is None else range(starts[-1])
+        rows = SteppedRows(tuple(reads), tuple(starts), tuple(shifts), len(labels))
         errors = [call.difference for call in self.calls if call.difference is not None]
         worst = max(errors, default=None)
-        return replace(first, queries=range(starts[-1]), keys=keys, read=rows, difference=worst)
+        return replace(first, queries=range(starts[-1]), keys=labels, read=rows, difference=worst)
 
 
 def _same_keys(one: Tensor, other: Tensor) -> bool:
@@ -131,13 +135,6 @@ def _same_keys(one: Tensor, other: Tensor) -> bool:
 def _states(attention: Attention) -> Tensor | None:
     """What tells whether a call continues another: its keys, or its values."""
     return attention.read.call.key if isinstance(attention.read, ScoredRows) else attention.values
-
-
-def _with_keys(call: Attention, span: tuple[_Keys, int, int] | None) -> RowSource:
-    if span is None or not isinstance(call.read, ScoredRows):
-        return call.read
-    keys, start, stop = span
-    return ScoredRows(replace(call.read.call, key=keys.whole()[..., start:stop, :]))
 
 
 @dataclass(eq=False)

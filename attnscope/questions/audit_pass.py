@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from attnscope.capture import Record
 from attnscope.capture.hooks.functions import attention_functions, is_quiet, quietly
@@ -178,18 +177,28 @@ def _is_compared(value: Any) -> TypeGuard[Tensor]:
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
-    """The dense real or complex tensors in tuples, lists and dictionaries, in order."""
-    return filter(_is_compared, tree_leaves(value))
+    """The dense real or complex tensors in tuples, lists and mappings of any class, in order."""
+    if _is_compared(value):
+        yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from find_tensors(each)
 
 
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     """The same with other tensors in place of those that ``find_tensors`` yields."""
-    return tree_map(lambda leaf: next(tensors) if _is_compared(leaf) else leaf, value)
+    if isinstance(value, Mapping):
+        for key in list(value):
+            value[key] = with_tensors(value[key], tensors)  # type: ignore[index]
+    elif isinstance(value, (tuple, list)):
+        parts = [with_tensors(each, tensors) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return next(tensors) if _is_compared(value) else value
 
 
 def copy_tensors(value: Any) -> Any:
     """The same with copied tensors: models write into their inputs."""
-    return tree_map(lambda leaf: leaf.clone() if _is_compared(leaf) else leaf, value)
+    return with_tensors(value, iter([tensor.clone() for tensor in find_tensors(value)]))
 
 
 @dataclass(eq=False)

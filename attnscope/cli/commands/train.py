@@ -68,7 +68,7 @@ class LearningOptions(Group):
     warmup: float = option("Share of the run spent warming up.", min=0.0, max=0.5, default=0.04)
     weight_decay: float = option("Weight decay of matrices.", min=0.0, default=0.05)
     dropout: float = option("Dropout.", min=0.0, max=0.9, default=0.0)
-    optimizer: Literal["adamw", "muon"] = option("muon learns faster; it needs torch 2.9.", default="adamw")
+    optimizer: Literal["adamw", "muon"] = option("muon learns faster.", default="adamw")
     causal_first: float = option(
         "Share of a masked run that first predicts next tokens.", min=0.0, max=1.0, default=0.0
     )

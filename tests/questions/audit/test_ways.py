@@ -1,9 +1,12 @@
 """An audit says by what tokens mix beside and behind attention: by the function that was seen to mix them."""
 
+from collections import UserDict
+
 import pytest
 import torch
 from torch import nn
 
+from attnscope.questions.audit_pass import find_tensors, with_tensors
 from tests.capture import modules
 from tests.questions.audit.tiny import IDS, audited
 
@@ -79,6 +82,18 @@ WAYS = {
 def test_the_function_that_mixes_tokens_gives_the_way_its_name(meet):
     where, way = WAYS[meet]
     assert audited(Reader(meet), IDS).sentences == (f"{where} mixes tokens by {way} as well",)
+
+
+class Parts(tuple):
+    """A tuple that torch does not know."""
+
+
+def test_tensors_in_classes_of_a_model_are_found_and_put_as_in_lists():
+    first, second, third = torch.rand(3, 2)
+    value = Parts([first, UserDict({"states": [second]}), 7])
+    assert [id(each) for each in find_tensors(value)] == [id(first), id(second)]
+    put = with_tensors(value, iter([third, first]))
+    assert type(put) is Parts and [id(each) for each in find_tensors(put)] == [id(third), id(first)]
 
 
 def test_functions_that_only_move_numbers_mix_nothing():

@@ -40,7 +40,8 @@ PADDED = (
     "there sum to less than 1: {names}"
 )
 SAMPLED = "only some positions ask, so rows are numbered by themselves, and stand at no key: {names}"
-MOST = 2**24  # most weights whose labels are computed
+LARGE = "calls of more than 16,777,216 rows are not followed: their maps have the axes that torch was given"
+MOST = 2**24  # most rows, or weights, whose labels are computed
 
 
 def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> tuple[bool, bool]:
@@ -151,10 +152,10 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) 
         whole = all(bool((row.sort().values.diff() == 1).all()) and row[0] >= 0 for row in (rows, slots))
         if (in_order(rows) and in_order(slots)) or not (alone and whole):
             return None
-    if key.shape[-1] > 1:
-        if alone and bool(((key == query[..., None]) & (key > 0)).all()):
+    if key.shape[-1] > 1 and is_constant(key, -1):
+        if alone and bool((key > 0).all()) and bool((key[..., 0] == query).all()):
             return INSIDE
-        if is_constant(key, -1) and bool((key > 0).any()):
+        if bool((key > 0).any()):
             return None  # each key is made of all tokens (Linformer), and has no position
     roots = [root for root in begun if bool((query // STRETCH == root.number).any())]
     if not roots or bool((texts[asked >= 0] < 0).any()):
@@ -228,6 +229,8 @@ class SplitCalls(Tracker):
         """Whether a call is part of one attention, or has unusual axes, and is held."""
         origin, capture, texts = taken.origin, taken.capture, self.recorder.of(Lineage).texts
         small = len(capture.queries) * capture.batch * capture.heads <= MOST
+        if origin is not None and not small:
+            self.recorder.record.note_change(LARGE)
         parts = bool(texts) and capture.batch > texts[0] and capture.batch not in texts
         piece = survey(taken, origin, texts, parts) if origin is not None and small else None
         if origin is None or not isinstance(piece, Piece) or (origin.sure and piece.usual):

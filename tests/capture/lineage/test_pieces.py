@@ -421,6 +421,14 @@ def test_what_a_module_weighs_in_one_forward_stands_at_its_places(name):
         assert (site.site.kind, site.offset, site.heads, site.keys) == (kind, offset, weights.shape[1], keys)
 
 
+def test_more_rows_than_are_followed_are_said(monkeypatch):
+    monkeypatch.setattr("attnscope.capture.lineage.layout.MOST", HEADS)
+    model = nn.Sequential(Attending(chunked_queries, "softmax")).eval()
+    with torch.inference_mode(), recording(model, warn=False) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert any("rows are not followed" in note for note in record.notes)
+
+
 class Patches(nn.Module):
     """Tokens are patches of a picture that lie over each other, padded at its borders (T2T)."""
 

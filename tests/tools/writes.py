@@ -15,8 +15,7 @@ from attnscope.capture import recording
 from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
 from tests.tools.coverage.attempt import accepted, first_line
 from tests.tools.coverage.feed import feedings
-from tests.tools.coverage.recipe import Recipe
-from tests.tools.coverage.recipes import RECIPES
+from tests.tools.coverage.recipes import RECIPES, Recipe
 from tests.tools.coverage.shrink import build, small_config
 from tests.tools.survey import Row, survey
 

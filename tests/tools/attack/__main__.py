@@ -53,10 +53,7 @@ def main() -> None:
             answers, sentences = verdicts.count("answer"), verdicts.count("sentence")
             longest = max(seconds for _, seconds, _ in found.values())
             bad = count - answers - sentences
-            print(
-                f"| {kind} | {count} | {answers} | {sentences} | {bad} | {longest:.0f} s |",
-                flush=True,
-            )
+            print(f"| {kind} | {count} | {answers} | {sentences} | {bad} | {longest:.0f} s |", flush=True)
             for number, (verdict, seconds, case) in sorted(found.items()):
                 fell = verdict not in ("answer", "sentence")
                 wrong += fell

@@ -12,8 +12,7 @@ import torch
 
 from tests.tools.coverage.compare import compare
 from tests.tools.coverage.feed import feedings
-from tests.tools.coverage.recipe import Recipe
-from tests.tools.coverage.recipes import RECIPES
+from tests.tools.coverage.recipes import RECIPES, Recipe
 from tests.tools.coverage.result import Result
 from tests.tools.coverage.shrink import build, model_class, small_config
 

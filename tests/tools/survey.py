@@ -9,7 +9,7 @@ import resource
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,3 +74,15 @@ def in_a_fork(work: Callable[[], str], seconds: int, memory: int) -> tuple[str, 
         said = pipe.read()
     _, status = os.waitpid(child, 0)
     return said, status
+
+
+def grid(rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table in Markdown; the first row is its head."""
+    rows = [["", *map(str, row), ""] for row in rows]
+    head, *others = ("|".join(f" {cell} " if cell else " " for cell in row).strip() for row in rows)
+    return [head, f"|{'---|' * (len(rows[0]) - 2)}", *others]
+
+
+def section(title: str, says: Mapping[str, str]) -> list[str]:
+    """A heading with a line for each name, and how many there are."""
+    return [f"## {title} ({len(says)})", "", *(f"- `{name}`: {line}" for name, line in says.items()), ""]

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from tests.tools.coverage.compare import compare
+from tests.tools.coverage.compare import Result, compare
 from tests.tools.coverage.feed import feedings
 from tests.tools.coverage.recipes import RECIPES, Recipe
-from tests.tools.coverage.result import Result
 from tests.tools.coverage.shrink import build, model_class, small_config
 
 LOUD = "-v" in sys.argv

@@ -1,30 +1,71 @@
-"""One model type: captured maps under the default attention against every oracle there is."""
+"""One model type: captured maps under the default attention against every oracle there is.
+
+The oracles are the model's own attentions, and torch's own kernels.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from attnscope.capture import Kept
-from tests.tools.coverage.layouts import layouts
-from tests.tools.coverage.oracles import (
-    are_sampled,
-    are_weights,
-    attentions,
-    difference,
-    gap,
-    kernel_weights,
-    run,
-    same,
-)
-from tests.tools.coverage.places import same_rows, same_rows_reordered
-from tests.tools.coverage.result import Result
+from attnscope.capture import Keep, Kept, Record, recording
+from tests.tools.coverage.layouts import layouts, same_rows, same_rows_reordered
 
 CLOSE = 1e-5
-SAYS_ATTENTION = re.compile("att", re.I)
+
+
+@dataclass
+class Result:
+    """Counts of one type. ``own`` are the tensors that its eager output files under attentions.
+
+    Of ``own``: ``own_wrong`` are no attention weights, ``sampled`` are weights of a few sampled points,
+    ``matched`` equal a captured map as they are, ``laid`` hold a captured map in another layout (``layouts``
+    says which), ``scores`` (of ``own_wrong``) become a captured map by a softmax.
+    Of ``maps``: ``unit`` equal what torch's kernel did with unit values in another pass, ``twin`` what was
+    captured from the eager model, ``unvouched`` names those for which no independent oracle exists.
+    """
+
+    name: str
+    model: str = ""
+    built: bool = False
+    identical: bool | None = None
+    maps: int = 0
+    own: int = 0
+    own_wrong: int = 0
+    sampled: int = 0
+    matched: int = 0
+    laid: int = 0
+    scores: int = 0
+    worst: float = 0.0
+    kernels: list[str] = field(default_factory=list)
+    layouts: list[str] = field(default_factory=list)
+    unit: int = 0
+    twin: int = 0
+    unvouched: list[str] = field(default_factory=list)
+    unlikely: list[str] = field(default_factory=list)  # sites whose module does not say attention
+    note: str = ""
+
+    @property
+    def speaking(self) -> int:
+        """Own tensors that are attention over keys."""
+        return self.own - self.own_wrong - self.sampled
+
+    @property
+    def exact(self) -> bool:
+        """Whether every own tensor that is attention over keys equals a captured map as it is."""
+        return self.speaking > 0 and self.matched == self.speaking
+
+    @property
+    def exact_laid_out(self) -> bool:
+        """Whether every own tensor equals a captured map, some of them in another layout."""
+        return self.speaking > 0 and self.matched + self.laid == self.speaking and self.laid > 0
 
 
 def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> None:
@@ -36,20 +77,21 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
     result.identical = same(plain, output)
     result.maps = len(maps)
     result.kernels = sorted({site.kernel for site in record.sites})
-    modules = dict(model.named_modules())
+    names = [site.site.name for site in record.sites]
+    kinds = [type(model.get_submodule(name)).__name__ for name in names]
+    said = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
     result.unlikely = [
-        f"{site.site.name} ({type(modules[site.site.name]).__name__})"
-        for site in record.sites
-        if not SAYS_ATTENTION.search(
-            f"{site.site.name.rpartition('.')[2]} {type(modules[site.site.name]).__name__}"
-        )
+        each
+        for each, name, kind in zip(said, names, kinds, strict=True)
+        if "att" not in f"{name.rpartition('.')[2]} {kind}".lower()
     ]
-    vouched = by_kernels(result, maps, [site.source for site in record.sites], kernel_weights(model, given))
+    sources = [site.source for site in record.sites]
+    vouched = by_kernels(result, maps, sources, kernel_weights(model, given))
     if eager is not None:
         vouched |= by_itself(result, model, eager, given, maps)
-    for number, (kept, site) in enumerate(zip(maps, record.sites, strict=True)):
-        if number not in vouched and site.source != "kernel":  # which the kernel itself returned
-            result.unvouched.append(f"{kept.site.name} ({type(modules[kept.site.name]).__name__})")
+    for number, source in enumerate(sources):
+        if number not in vouched and source != "kernel":  # which the kernel itself returned
+            result.unvouched.append(said[number])
 
 
 def by_kernels(result: Result, maps: list[Kept], sources: list[str], units: list[Tensor]) -> set[int]:
@@ -57,13 +99,18 @@ def by_kernels(result: Result, maps: list[Kept], sources: list[str], units: list
     ours = [number for number, source in enumerate(sources) if source == "recomputed"]
     if len(units) != len(ours):
         return set()
-    equal = {
+
+    def equal(weights: Tensor, unit: Tensor) -> bool:
+        known = weights.numel() == unit.numel()
+        return known and float((weights - unit.reshape(weights.shape)).abs().max()) <= CLOSE
+
+    found = {
         number
         for number, unit in zip(ours, units, strict=True)
-        if gap(maps[number].weights, unit) <= CLOSE or same_rows(unit, maps[number].weights, CLOSE)
+        if equal(maps[number].weights, unit) or same_rows(unit, maps[number].weights, CLOSE)
     }
-    result.unit = len(equal)
-    return equal
+    result.unit = len(found)
+    return found
 
 
 def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], maps: list[Kept]) -> set[int]:
@@ -120,14 +167,14 @@ def equal_map(result: Result, own: Tensor, maps: list[Kept], free: set[int]) -> 
                 result.laid += 1
                 result.layouts = sorted({*result.layouts, name})
                 return number
-    for number in sorted(free):
-        if same_rows(own, maps[number].weights, CLOSE):
+    ways = (
+        (same_rows, "the windows, blocks or chosen queries by themselves"),
+        (same_rows_reordered, "the rows in the order in which they were chosen"),
+    )
+    for number, (agree, name) in product(sorted(free), ways):
+        if agree(own, maps[number].weights, CLOSE):
             result.laid += 1
-            result.layouts = sorted({*result.layouts, "the windows, blocks or chosen queries by themselves"})
-            return number
-        if same_rows_reordered(own, maps[number].weights, CLOSE):
-            result.laid += 1
-            result.layouts = sorted({*result.layouts, "the rows in the order in which they were chosen"})
+            result.layouts = sorted({*result.layouts, name})
             return number
     return None
 
@@ -138,3 +185,122 @@ def from_scores(own: Tensor, maps: list[Kept]) -> int | None:
         return None
     weights = torch.softmax(own, -1)
     return next((number for number, kept in enumerate(maps) if difference(kept, weights) <= CLOSE), None)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in a nested output."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors(part)
+
+
+def attentions(output: Any, inside: bool = False) -> Iterator[Tensor]:
+    """The tensors that an output files under a name that says attention."""
+    if isinstance(output, dict):
+        for name, part in output.items():
+            yield from attentions(part, inside or "attentions" in str(name))
+    elif isinstance(output, (list, tuple)):
+        for part in output:
+            yield from attentions(part, inside)
+    elif isinstance(output, Tensor) and inside:
+        yield output
+
+
+def are_weights(own: Tensor) -> bool:
+    """Whether a tensor is shaped like attention: 3 axes, not negative, rows of at most 1."""
+    if own.ndim < 3 or not own.is_floating_point() or own.numel() == 0:
+        return False
+    rows = own.float().sum(-1)
+    return bool((own >= 0).all()) and float(rows.max()) <= 1.001 and float(rows.max()) > 0.01
+
+
+def are_sampled(own: Tensor, config: Any) -> bool:
+    """Whether weights are of deformable attention: [batch, query, head, level, point], or flat behind."""
+    levels = getattr(config, "num_feature_levels", None) or getattr(config, "encoder_in_channels", None)
+    count = levels if isinstance(levels, int) else len(levels or ())
+    points = {
+        value for name, value in vars(config).items() if name.endswith("n_points") and isinstance(value, int)
+    }
+    per_level = own.ndim == 5 and own.shape[-2] == count and own.shape[-1] in points
+    flat = own.ndim == 4 and own.shape[-1] in {count * several for several in points}
+    return per_level or flat
+
+
+def difference(kept: Kept, own: Tensor) -> float:
+    """The largest difference, over queries that may see anything; infinite where shapes differ."""
+    ours, alive = kept.weights, kept.allowed.any(-1, keepdim=True)
+    queries, keys = own.shape[-2:]
+    if own.ndim == 4 and own.shape[:2] == ours.shape[:2] and queries < ours.shape[2] and keys < ours.shape[3]:
+        ours, alive = ours[:, :, -queries:, -keys:], alive[..., -queries:, :]  # without a learned prefix
+    elif own.shape != ours.shape:
+        if own.numel() != ours.numel() or own.shape[-2:] != ours.shape[-2:]:
+            return float("inf")
+        own = own.reshape(ours.shape)
+    if not bool(alive.any()):
+        return float("inf")
+    return float(((ours - own) * alive).abs().max())
+
+
+def run(model: Any, given: dict[str, Any], **options: Any) -> tuple[Any, Record, list[Kept]]:
+    """A recorded pass, with every head of every map."""
+    everything = Keep(lambda site: None)
+
+    class All:
+        def observe(self, attention: Any) -> None:
+            everything.select = lambda site: range(attention.heads)
+            everything.observe(attention)
+
+    torch.manual_seed(3)
+    with torch.inference_mode(), recording(model, [All()]) as record:
+        output = model(**given, **options)
+    return output, record, everything.maps
+
+
+def kernel_weights(model: Any, given: dict[str, Any]) -> list[Tensor]:
+    """The weights of every call of torch's kernels in a pass, as torch itself gives them.
+
+    Its kernel for queries, keys and values is called a second time with unit values; its whole multi-head
+    attention is asked for its weights.
+    """
+    kernel, whole = F.scaled_dot_product_attention, F.multi_head_attention_forward
+    seen: list[Tensor] = []
+    inside = False
+
+    def watched(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
+        if not inside:
+            keys = key.shape[-2]
+            unit = torch.eye(keys, dtype=value.dtype).expand(*key.shape[:-2], keys, keys)
+            seen.append(kernel(query, key, unit, *args, **options))
+        return kernel(query, key, value, *args, **options)
+
+    def asked(*args: Any, **options: Any) -> Any:
+        nonlocal inside
+        inside = True
+        try:
+            weights = whole(*args, **options | {"need_weights": True, "average_attn_weights": False})[1]
+            seen.append(weights if weights.ndim == 4 else weights[None])
+            return whole(*args, **options)
+        finally:
+            inside = False
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch.manual_seed(3)
+    try:
+        with (
+            patch.object(F, "scaled_dot_product_attention", watched),
+            patch.object(F, "multi_head_attention_forward", asked),
+            torch.inference_mode(),
+        ):
+            model(**given)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return seen
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two outputs are the same numbers, bit by bit."""
+    pairs = list(zip(tensors(one), tensors(other), strict=True))
+    return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)

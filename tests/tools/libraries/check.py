@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from attnscope.attention import Attention
 from attnscope.capture import Keep, Kept, Record, SiteRecord, recording
-from tests.tools.coverage.oracles import same
-from tests.tools.coverage.places import same_rows
+from tests.tools.coverage.compare import same
+from tests.tools.coverage.layouts import same_rows
 from tests.tools.libraries.placed import is_placed
 from tests.tools.libraries.units import EACH, Units
 

@@ -1,15 +1,213 @@
-"""Run the cases of every kind, and print a table and whatever was wrong."""
+"""Files, folders, texts and moments that were made to break it, from valid ones, each by its number.
+
+    python -m tests.tools.attack                    # some 1,900 of all kinds
+    python -m tests.tools.attack trace --first 7 --cases 1
+
+A case is made from its kind and its number alone, and runs in a process of its own with a limit of time and
+of memory. It has to end in an answer or in one sentence, reach nothing outside of its folder, and leave whole
+files; a table says how many did, and whatever was wrong.
+"""
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import os
+import re
+import resource
+import shutil
+import signal
+import sys
 import tempfile
+import time
+import traceback
+import unicodedata
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from random import Random
+from typing import Any
+from xml.etree import ElementTree
 
 from tests.tools.attack.cases import KINDS, make_bases
-from tests.tools.attack.judge import MEMORY, run_all
+from tests.whole_files import broken
+
+MEMORY = 2 * 10**9
+"""Bytes that a command is told it may take; what libraries share with other processes comes on top."""
+
+SHARED = 1 << 30
+
+SECONDS = 60
+"""Of processor time, since other programs may keep the machine busy; five times as many in all."""
+
+REACHES = re.compile(r"socket\.(connect|getaddrinfo)|subprocess\.Popen|os\.(system|exec|posix_spawn|fork)")
+"""What no case may do."""
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def _run(kind: str, number: int, bases: Path, place: Path) -> None:
+    """Make a case and become the command; does not return."""
+    code = 99
+    try:
+        work = place / "work"
+        work.mkdir()
+        os.chdir(work)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+        case = KINDS[kind][0](Random(f"{kind} {number}"), bases)
+        (place / "case").write_text(repr(case), "utf-8", "backslashreplace")
+        for stream, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT), stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # whatever stood there, as in tests
+        sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+        sys.stderr = sys.__stderr__ = os.fdopen(2, "w", -1, "utf-8", "backslashreplace", closefd=False)
+        sys.dont_write_bytecode = True
+        _watch(place)
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["attnscope", *case.arguments]
+        from attnscope.__main__ import main
+
+        main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        os.write(2, traceback.format_exc().encode("utf-8", "backslashreplace"))
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except Exception:
+            code = 98
+        os._exit(code)
+
+
+def _watch(place: Path) -> None:
+    """Write down each attempt to reach the network, to start a program or to write outside of the folder."""
+    log = os.open(place / "reached", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        fonts = event == "subprocess.Popen" and arguments[0] == "fc-list"  # Matplotlib looks for letters
+        if REACHES.fullmatch(event) and not fonts:
+            os.write(log, f"{event} {arguments!r:.300}\n".encode("utf-8", "backslashreplace"))
+        if event == "open" and isinstance(arguments[0], str) and (arguments[2] or 0) & WRITING:
+            path = os.path.abspath(arguments[0])
+            if not path.startswith((str(place), "/dev/")):
+                os.write(log, f"wrote {path}\n".encode("utf-8", "backslashreplace"))
+        if event == "exec" and str(getattr(arguments[0], "co_filename", "")).startswith(str(place)):
+            os.write(log, f"ran {arguments[0].co_filename}\n".encode("utf-8", "backslashreplace"))
+
+    sys.addaudithook(watch)
+
+
+def _verdict(place: Path, status: int, usage: Any) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    files = place / "stdout", place / "stderr"
+    out, told = (file.read_bytes() if file.exists() else b"" for file in files)
+    said = told.decode("utf-8", "backslashreplace")
+    end = said.strip()[-400:]
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"without end: {usage.ru_utime:.0f} s"
+    if code not in (0, 1, 2):
+        return f"ended with {code}: {end}"
+    if usage.ru_maxrss << 10 > MEMORY + SHARED:
+        return f"took {usage.ru_maxrss / 1e6:.1f} GB"
+    for bad in ("Traceback", "please report it", "Warning:", "warnings.warn"):
+        if bad in said:
+            return f"{bad}: {end}"
+    lines = [line for line in said.splitlines() if line.startswith(("attnscope: ", '{"error"'))]
+    if code == 2 and (not lines or len(lines[-1]) > 700):
+        return f"no sentence: {end}"
+    if wrong := unseen(out) or unseen(told):
+        return f"raw {wrong} is printed"
+    if reached := (place / "reached").read_text("utf-8"):
+        return f"reached: {reached[:300]}"
+    left = [name for name in broken(place / "work") if name.startswith((".attnscope-", "out"))]
+    known = {"work", "case", "stdout", "stderr", "reached"}
+    if left := [*left, *(path.name for path in place.iterdir() if path.name not in known)]:
+        return f"not whole: {left}"
+    if any(wrong := unclean(path) for path in (place / "work").glob("out*") if path.is_file()):
+        return f"in a file: {wrong}"
+    return "sentence" if code == 2 else "answer"
+
+
+def unseen(printed: bytes) -> str:
+    """The first thing in an output that a terminal obeys, or that is not UTF-8; else nothing."""
+    try:
+        text = printed.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"bytes {error.object[error.start : error.end]!r}"
+    for char in set(text) - set("\n\t\u200c\u200d\u2068\u2069"):
+        if unicodedata.category(char) in ("Cc", "Cs", "Cf", "Zl", "Zp") or ord(char) & 0xFFFE == 0xFFFE:
+            return f"U+{ord(char):04X}"
+    return ""
+
+
+def unclean(path: Path) -> str:
+    """What is wrong with a file that was written: XML that is none, JSON that is none, a formula in CSV."""
+    try:
+        if path.suffix == ".svg":
+            ElementTree.fromstring(path.read_bytes())
+        if path.suffix == ".json":
+            json.loads(path.read_text("utf-8"), parse_constant=lambda name: 1 / 0)
+        if path.suffix == ".html" and "<script>alert" in path.read_text("utf-8"):
+            return "a script"
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8", newline="") as file:
+                for cell in [cell for row in csv.reader(file) for cell in row]:
+                    if cell.startswith(("=", "+", "-", "@")) and not _is_number(cell):
+                        return f"a formula {cell!r:.40}"
+    except Exception as error:
+        return f"{path.name}: {type(error).__name__} {error}"
+    return ""
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def run_all(
+    kind: str, numbers: Sequence[int], bases: Path, place: Path, jobs: int
+) -> dict[int, tuple[str, float, str]]:
+    """Run these cases, so many at a time; returns each one's verdict, processor time and what was changed.
+
+    A verdict is ``answer`` or ``sentence``, or says what was wrong.
+    """
+    waiting, children, found = list(reversed(numbers)), dict[int, tuple[int, float]](), {}
+    while waiting or children:
+        while waiting and len(children) < jobs:
+            number = waiting.pop()
+            folder = place / f"{kind}{number}"
+            folder.mkdir()
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                _run(kind, number, bases, folder)
+            children[child] = number, time.monotonic()
+        child, status, usage = os.wait4(-1, os.WNOHANG)
+        if child:
+            number, _ = children.pop(child)
+            folder = place / f"{kind}{number}"
+            verdict = _verdict(folder, status, usage)
+            case = (folder / "case").read_text("utf-8") if (folder / "case").exists() else "not made"
+            if verdict == "sentence":
+                case += "\n    " + (folder / "stderr").read_text("utf-8").strip()[-300:]
+            found[number] = verdict, usage.ru_utime + usage.ru_stime, case
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        for process, (_, begun) in children.items():
+            if time.monotonic() - begun > 5 * SECONDS:
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+    return found
 
 
 def main() -> None:
@@ -21,12 +219,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="print every case, and every sentence")
     asked = parser.parse_args()
-    os.environ |= {
-        "ATTNSCOPE_MEMORY": str(MEMORY),
-        "ATTNSCOPE_DEADLINE": "10",
-        "ATTNSCOPE_CACHE": "off",
-        "NO_COLOR": "1",
-    }
+    os.environ |= {"ATTNSCOPE_MEMORY": str(MEMORY), "ATTNSCOPE_DEADLINE": "10"}
+    os.environ |= {"ATTNSCOPE_CACHE": "off", "NO_COLOR": "1"}
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -35,20 +229,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="attack-") as made:
         place = Path(made)
         make_bases(place)
-        for library in (
-            "matplotlib.figure",
-            "matplotlib.backends.backend_svg",
-            "attnscope.questions.overview",
-            "rich.table",
-        ):
+        libraries = ("matplotlib.figure", "matplotlib.backends.backend_svg", "attnscope.questions.overview")
+        for library in (*libraries, "rich.table"):
             import_module(library)  # before the forks, so that each of them is quick
         print("| kind | cases | answers | sentences | wrong | longest |\n|---|---|---|---|---|---|")
         for kind in asked.kinds or KINDS:
             count = asked.cases or KINDS[kind][1]
-            (place / f"run-{kind}").mkdir()
-            found = run_all(
-                kind, range(asked.first, asked.first + count), place, place / f"run-{kind}", asked.jobs
-            )
+            work = place / f"run-{kind}"
+            work.mkdir()
+            found = run_all(kind, range(asked.first, asked.first + count), place, work, asked.jobs)
             verdicts = [verdict for verdict, _, _ in found.values()]
             answers, sentences = verdicts.count("answer"), verdicts.count("sentence")
             longest = max(seconds for _, seconds, _ in found.values())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import zipfile
@@ -67,16 +68,15 @@ def make_bases(place: Path) -> None:
     np.savez(place / "weights.npz", **named)
     import safetensors.numpy
 
-    safetensors.numpy.save_file(
-        {name: named[name] for name in list(named)[:2]}, place / "weights.safetensors"
-    )
+    del named["tokens"]
+    safetensors.numpy.save_file(named, place / "weights.safetensors")
 
 
 def _on_text(chance: Random, text: str, *more: str) -> list[str]:
     """A command on a text."""
     out = [
         "-o",
-        f"out{chance.choice(('.svg', '.png', '.pdf', '.html', '.npz', '.json', '.csv', '.safetensors'))}",
+        "out" + chance.choice([".svg", ".png", ".pdf", ".html", ".npz", ".json", ".csv", ".safetensors"]),
     ]
     picture = ["-o", f"out{chance.choice(('.svg', '.png'))}"]
     commands = (
@@ -94,10 +94,8 @@ def _on_text(chance: Random, text: str, *more: str) -> list[str]:
         Path("texts.txt").write_bytes(text.encode("utf-8", "surrogatepass") + b"\n" + TEXT.encode())
         return [*command, "texts.txt", *more]
     if chance.random() < 0.15:
-        command, text = (
-            ["find", f"{text} -> cat" if chance.random() < 0.5 else "cat -> The", "--text", text],
-            "",
-        )
+        asked = f"{text} -> cat" if chance.random() < 0.5 else "cat -> The"
+        command, text = ["find", asked, "--text", text], ""
     elif chance.random() < 0.1:
         command, text = ["check", "L0H1.entropy > 0.1", "--text", text], ""
     elif chance.random() < 0.3:
@@ -109,25 +107,11 @@ def _on_text(chance: Random, text: str, *more: str) -> list[str]:
 
 def _typed(text: str) -> str:
     """A text as a command line can hold it: no NUL, and surrogates only for bytes that are no UTF-8."""
-    return (
-        "".join(c for c in text if c != "\0" and not ("\ud800" <= c < "\udc80" or "\udcff" < c <= "\udfff"))
-        or " "
-    )
+    return re.sub("[\0\ud800-\udc7f\udd00-\udfff]", "", text) or " "
 
 
-GPT2 = (
-    "n_layer",
-    "n_head",
-    "n_embd",
-    "vocab_size",
-    "n_positions",
-    "n_inner",
-    "num_labels",
-    "id2label",
-    "dtype",
-)
 FIELDS = (
-    *GPT2, "model_type", "architectures", "auto_map", "attn_implementation", "_attn_implementation", "_name_or_path",
+    "n_layer", "n_head", "n_embd", "vocab_size", "n_positions", "n_inner", "num_labels", "id2label", "dtype", "model_type", "architectures", "auto_map", "attn_implementation", "_attn_implementation", "_name_or_path",
     "num_hidden_layers", "num_attention_heads", "hidden_size", "quantization_config", "rope_scaling", "rope_parameters",
     "layer_types", "sliding_window", "is_decoder", "activation_function", "hidden_act", "initializer_range", "head_dim",
     "tie_word_embeddings", "text_config", "torch_dtype", "num_key_value_heads", "max_position_embeddings", "kernel_config",
@@ -137,23 +121,23 @@ FIELDS = (
 def model_folder(chance: Random, bases: Path) -> Case:
     """A model's folder: settings, tokenizer, template, index or weights that lie, and files that are none."""
     base = chance.choice(
-        ("gpt2", "gpt2", "bert", "llama", "mistral", "gptneox", "albert", "longformer", "t5", "mamba", "own")
+        ["gpt2", "gpt2", "bert", "llama", "mistral", "gptneox", "albert", "longformer", "t5", "mamba", "own"]
     )
     folder = Path("model")
     shutil.copytree(bases / base, folder)
     told, more = "", []
     way = chance.choice(
-        ("config", "config", "config", "tokenizer", "tokenizer", "template", "index", "link", "weights")
+        ["config", "config", "config", "tokenizer", "tokenizer", "template", "index", "link", "weights"]
     )
     if way == "template":
         template = chance.choice(TEMPLATES)
         if chance.random() < 0.5:
             (folder / "chat_template.jinja").write_bytes(template.encode("utf-8", "surrogatepass"))
         else:
-            _set(
-                folder / "tokenizer_config.json",
-                chat_template=value(chance) if chance.random() < 0.3 else template,
-            )
+            file = folder / "tokenizer_config.json"
+            settings = json.loads(file.read_bytes()) if file.exists() else {}
+            settings["chat_template"] = value(chance) if chance.random() < 0.3 else template
+            file.write_bytes(dump(settings))
         more, told = ["--chat"], template[:60]
     elif way == "index":
         told = _index(folder, chance)
@@ -163,17 +147,12 @@ def model_folder(chance: Random, bases: Path) -> Case:
     elif way == "weights":
         file = folder / "model.safetensors"
         content = file.read_bytes()
-        file.write_bytes(
-            _lying_safetensors(content, chance) if chance.random() < 0.7 else damage(content, chance)
-        )
+        spoil = _lying_safetensors if chance.random() < 0.7 else damage
+        file.write_bytes(spoil(content, chance))
     else:
-        names = (
-            ["config.json"]
-            if way == "config"
-            else ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
-        )
-        files = [folder / name for name in names if (folder / name).exists()]
-        file = chance.choice(files)
+        names = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+        names = ["config.json"] if way == "config" else names
+        file = chance.choice([folder / name for name in names if (folder / name).exists()])
         content = file.read_bytes()
         if chance.random() < 0.1:
             file.write_bytes(damage(content, chance))
@@ -186,19 +165,16 @@ def model_folder(chance: Random, bases: Path) -> Case:
     return Case(_on_text(chance, TEXT, "-m", "model", *more), f"{base} {way}: {told}")
 
 
-def _set(file: Path, **changes: Any) -> None:
-    settings = json.loads(file.read_bytes()) if file.exists() else {}
-    file.write_bytes(dump(settings | changes))
-
-
 def _replace(file: Path, chance: Random) -> str:
     """Put what is no file of that kind in the place of a file."""
     if file.is_dir():
         shutil.rmtree(file)
     else:
         file.unlink()
+    links = {"zero": "/dev/zero", "loop": file.name, "passwd": "/etc/passwd"}
+    links |= {"secret": "/proc/self/environ", "tty": "/dev/tty"}
     way = chance.choice(
-        ("zero", "loop", "folder", "pipe", "nothing", "passwd", "empty", "secret", "tty", "nested")
+        ["zero", "loop", "folder", "pipe", "nothing", "passwd", "empty", "secret", "tty", "nested"]
     )
     if way == "folder":
         file.mkdir()
@@ -209,14 +185,7 @@ def _replace(file: Path, chance: Random) -> str:
     elif way == "nested":
         file.write_text(chance.choice(("[" * 200_000, '{"a":' * 100_000 + "1" + "}" * 100_000)))
     elif way != "nothing":
-        to = {
-            "zero": "/dev/zero",
-            "loop": file.name,
-            "passwd": "/etc/passwd",
-            "secret": "/proc/self/environ",
-            "tty": "/dev/tty",
-        }
-        file.symlink_to(to[way])
+        file.symlink_to(links[way])
     return way
 
 
@@ -240,7 +209,12 @@ def _index(folder: Path, chance: Random) -> str:
     return repr(told)[:60]
 
 
-DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "U16", "U8", "BOOL", "F8_E4M3", "F4", "x", "", 3, None)
+LIES: dict[int, tuple[str, tuple[Any, ...]]] = {
+    1: ("dtype", ("F64", "F32", "F16", "BF16", "I64", "I32", "U16", "U8", "BOOL", "F8_E4M3", "F4", "x", "", 3, None)),
+    2: ("shape", ([10**9, 10**9], [2**32, 2**32], [0], [], [-1], [1] * 100, [2**63])),
+    3: ("data_offsets", ([0, 10**12], [10, 0], [-8, 0], [0, 0], [0], [2**64, 2**65], [1.5, 2])),
+}  # fmt: skip
+"""What a header of safetensors claims of an array."""
 
 
 def _lying_safetensors(content: bytes, chance: Random) -> bytes:
@@ -252,31 +226,24 @@ def _lying_safetensors(content: bytes, chance: Random) -> bytes:
         entry, way = header[name], chance.randrange(7)
         if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or way == 0:
             mutate(header, chance)
-        elif way == 1:
-            entry["dtype"] = chance.choice(DTYPES)
-        elif way == 2:
-            entry["shape"] = chance.choice(
-                ([10**9, 10**9], [2**32, 2**32], [0], [], [-1], [1] * 100, [2**63], entry["shape"][::-1])
-            )
-        elif way == 3:
-            entry["data_offsets"] = chance.choice(
-                ([0, 10**12], [10, 0], [-8, 0], [0, 0], [0], [2**64, 2**65], [1.5, 2])
+        elif way < 4:
+            entry[LIES[way][0]] = chance.choice(
+                (*LIES[way][1], *([entry["shape"][::-1]] if way == 2 else []))
             )
         elif way == 4:
             header[chance.choice(("../x", "\x1b[2J", "encoder.99999999", "", "x" * 10_000, "tokens"))] = entry
         elif way == 5:
-            header["__metadata__"] = chance.choice(
-                ({"a": "b" * 10**6}, {"attnscope": "{"}, {"a": 1}, [], None, {"attnscope": "1" * 10**5})
-            )
+            told = ({"a": "b" * 10**6}, {"attnscope": "{"}, {"a": 1}, [], None, {"attnscope": "1" * 10**5})
+            header["__metadata__"] = chance.choice(told)
         else:
             del header[name]
         if not header:
             break
     made = dump(header)
-    size = (
-        len(made) if chance.random() < 0.8 else chance.choice((0, 2**63, 10**9, len(made) - 1, len(made) + 1))
-    )
-    return struct.pack("<Q", size) + made + content[8 + int.from_bytes(content[:8], "little") :]
+    told = len(made)
+    if chance.random() >= 0.8:
+        told = chance.choice((0, 2**63, 10**9, told - 1, told + 1))
+    return struct.pack("<Q", told) + made + content[8 + size :]
 
 
 def _from_file(chance: Random, file: str) -> list[str]:
@@ -300,12 +267,8 @@ def weights_file(chance: Random, bases: Path) -> Case:
     if suffix == ".safetensors" and way < 0.6:
         content, told = _lying_safetensors(content, chance), "lying header"
     elif way < 0.35:
-        arrays = {
-            chance.choice(("encoder.00", "encoder.01", "cross.00", "0", "tokens", *STRANGE)): _npy(
-                chance, content
-            )
-            for _ in range(3)
-        }
+        names = ("encoder.00", "encoder.01", "cross.00", "0", "tokens", *STRANGE)
+        arrays = {chance.choice(names): _npy(chance) for _ in range(3)}
         content = next(iter(arrays.values())) if suffix == ".npy" else _zip(arrays, chance)
         told = "lying .npy header"
     elif way < 0.75:
@@ -317,7 +280,7 @@ def weights_file(chance: Random, bases: Path) -> Case:
     return Case(_from_file(chance, file), f"{file}: {told}")
 
 
-def _npy(chance: Random, content: bytes) -> bytes:
+def _npy(chance: Random) -> bytes:
     """Bytes of one array that claim any shape and any type."""
     descr = chance.choice(("<f4", "<f8", "<f2", ">f4", "|O", "<U9999999", "|V1000", "<c8", "<M8[s]", "|b1", "<i8", "x", "<f4,<f8"))  # fmt: skip
     shapes = ((2, 4, 6, 6), (10**9,) * 3, (2**62,), (0, 10**12), (-1,), (2, 4, 6), (10**5, 10**5), (1,) * 40, (2**31, 6, 6), (True, 4))  # fmt: skip
@@ -345,7 +308,7 @@ SHAPES = (
     (2, 4, 6, 6), (4, 6, 6), (4, 6, 9), (1, 1, 1), (3, 1, 6, 6), (6, 6), (0, 6, 6), (2, 4, 0, 6), (300, 2, 2),
     (1, 4, 600, 600), (2,) * 8,
 )  # fmt: skip
-LAYERS = (
+LAYERS = [
     "encoder.00",
     "encoder.01",
     "encoder.131071",
@@ -355,7 +318,7 @@ LAYERS = (
     "0",
     "layer.3",
     "x",
-)
+]
 
 
 def _array(chance: Random, shapes: Sequence[tuple[int, ...]], kinds: Sequence[str]) -> Any:
@@ -408,11 +371,8 @@ def trace(chance: Random, bases: Path) -> Case:
     base = chance.choice(("gpt2", "own", "t5", "mistral"))
     content = (bases / f"{base}.trace").read_bytes()
     size = int.from_bytes(content[:8], "little")
-    described, arrays, way = (
-        json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY]),
-        load(content),
-        chance.random(),
-    )
+    described = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY])
+    arrays, way = dict(sorted(load(content).items())), chance.random()
     told = "bytes"
     if way < 0.12:
         content = damage(content, chance)
@@ -425,9 +385,8 @@ def trace(chance: Random, bases: Path) -> Case:
             name = chance.choice(list(arrays))
             arrays[name], how = _other(arrays[name], chance)
             told = f"{name} {how}"
-        content = save(
-            {key: np.ascontiguousarray(array) for key, array in arrays.items()}, {KEY: json.dumps(described)}
-        )
+        arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        content = save(arrays, {KEY: json.dumps(described)})
     Path("kept.trace").write_bytes(content)
     return Case(_from_file(chance, "kept.trace"), f"{base}: {told}")
 
@@ -436,9 +395,8 @@ def _claims(described: Any, arrays: Any, chance: Random) -> list[str]:
     """Change a description; half of the time below its calls, where it is read the most."""
     told = []
     for _ in range(chance.choice((1, 1, 2))):
-        part = chance.choice(
-            (described, chance.choice(described["calls"]), chance.choice(described["calls"]))
-        )
+        calls = described["calls"]
+        part = chance.choice((described, chance.choice(calls), chance.choice(calls)))
         rows = part.get("rows")
         if rows and chance.random() < 0.4:
             key = chance.choice(("query", "key", "scale", "stop", "diagonal", "softcap", "sinks"))
@@ -463,7 +421,7 @@ def _other(array: Any, chance: Random) -> tuple[Any, str]:
         array = np.full_like(array, np.iinfo(array.dtype).max)
     elif way == "type":
         array = array.astype(
-            chance.choice(("float64", "float16", "int32", "uint8", "int64", "bool", "uint16"))
+            chance.choice(["float64", "float16", "int32", "uint8", "int64", "bool", "uint16"])
         )
     elif way == "shape":
         array = np.concatenate([array] * 2, chance.randrange(array.ndim)) if array.ndim else array[None]
@@ -484,18 +442,8 @@ def text(chance: Random, bases: Path) -> Case:
     name = chance.choice(("own", "gpt2", "bert"))
     options = _on_text(chance, said, "-m", str(bases / name), *more)
     if options[0] == "info":
-        options = [
-            "show",
-            *more,
-            "-m",
-            str(bases / name),
-            "--title",
-            _typed(said),
-            "-o",
-            "out.svg",
-            "--",
-            _typed(said),
-        ]
+        title = ["--title", _typed(said), "-o", "out.svg", "--", _typed(said)]
+        options = ["show", *more, "-m", str(bases / name), *title]
     elif chance.random() < 0.15 and "-o" in options:
         at = options.index("-o")
         options[at:at] = ["--title", _typed(word(chance))]
@@ -544,26 +492,29 @@ def tensors(chance: Random, bases: Path) -> Case:
     """Tensors for a module's inputs, damaged or of any type, shape and content."""
     suffix = chance.choice((".npz", ".safetensors", ".pt"))
     kinds = (
-        ("float32", "float64", "float16", "int64", "bool", "uint8") if chance.random() < 0.5 else ("float32",)
+        ["float32", "float64", "float16", "int64", "bool", "uint8"] if chance.random() < 0.5 else ["float32"]
     )
     shapes = [(1, 5, 8)] if chance.random() < 0.5 else [(1, 5, 8), (1, 7, 8), *SHAPES[:5], (), (9,)]
     content = _file(suffix, {name: _array(chance, shapes, kinds) for name in ("query", "key", "value")})
     told = "damaged" if chance.random() < 0.5 else "odd"
     Path(f"inputs{suffix}").write_bytes(damage(content, chance) if told == "damaged" else content)
-    return Case(
-        ["show", "-m", f"{bases / 'module.py'}:Cross", "--inputs", f"inputs{suffix}"], f"{suffix} {told}"
-    )
+    command = ["show", "-m", f"{bases / 'module.py'}:Cross", "--inputs", f"inputs{suffix}"]
+    return Case(command, f"{suffix} {told}")
 
 
 def corpus(chance: Random, bases: Path) -> Case:
     """Files of many texts: broken lines, odd fields, any Unicode, and a checkpoint that is none."""
     broken = (b'{"text": "cut', b'{"other": 1}', b"[]", chance.randbytes(20))
-    lines = [
-        dump({"text": chance.choice((word(chance), TEXT, value(chance)))})
-        if chance.random() < 0.6
-        else chance.choice(broken)
-        for _ in range(chance.randint(0, 5))
-    ]
+
+    def line() -> bytes:
+        whole = chance.random() < 0.6
+        return (
+            dump({"text": chance.choice((word(chance), TEXT, value(chance)))})
+            if whole
+            else chance.choice(broken)
+        )
+
+    lines = [line() for _ in range(chance.randint(0, 5))]
     file = chance.choice(("corpus.jsonl", "corpus.txt"))
     Path(file).write_bytes(b"\n".join(lines))
     more = chance.choice(([], ["--strict"], ["--limit", "2"], ["--json"]))
@@ -576,10 +527,8 @@ def corpus(chance: Random, bases: Path) -> Case:
 
 def conditions(chance: Random, bases: Path) -> Case:
     """Conditions and claims of any words: they are parsed, and never run."""
-    words = [
-        chance.choice(WORDS) if chance.random() < 0.7 else _typed(word(chance))
-        for _ in range(chance.randint(1, 7))
-    ]
+    count = chance.randint(1, 7)
+    words = [chance.choice(WORDS) if chance.random() < 0.7 else _typed(word(chance)) for _ in range(count)]
     said = " ".join(words) if chance.random() < 0.8 else "any.entropy > 0.5"
     if chance.random() < 0.5:
         return Case(["check", "--text", TEXT, "--", said], said[:60])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.tools.attack.__main__ import run_all, unseen
 from tests.tools.attack.cases import KINDS, make_bases
-from tests.tools.attack.judge import run_all, unseen
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from attnscope.storage.sound import Sound
 from tests.capture.tiny import own_attentions
 from tests.models import folders, hearing, speech
 from tests.models.folders import eager, maps
-from tests.tools import sound_folders
+from tests.tools import sounds
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def tone(tmp_path_factory):
 
 def save(folder, name):
     try:
-        sound_folders.save(folder, name)
+        sounds.save(folder, name)
     except ImportError as error:  # older releases of transformers ask for more packages
         pytest.skip(str(error))
 

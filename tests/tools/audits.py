@@ -14,11 +14,18 @@ import torch
 
 from attnscope.attention import Token
 from tests.tools.coverage.attempt import make
-from tests.tools.survey import survey
+from tests.tools.survey import grid, survey
 
 TABLE = Path(__file__).with_suffix(".md")
+HEAD = """# What audits say
 
-THIRTY = [
+Made by `python -m tests.tools.audits`: `attnscope info --audit` of a tiny random model of each
+type whose own report holds attention, with the models and inputs of the table of coverage.
+Every alarm that names no way was looked into in the model's own source (below). What took part
+at different times says what it said then.
+"""
+
+ENCODERS = (
     "bert",
     "roberta",
     "distilbert",
@@ -28,7 +35,8 @@ THIRTY = [
     "xlnet",
     "mpnet",
     "modernbert",
-    "camembert",
+)
+DECODERS = (
     "gpt2",
     "gpt_neo",
     "gpt_neox",
@@ -40,16 +48,9 @@ THIRTY = [
     "qwen2",
     "gemma2",
     "phi3",
-    "falcon",
-    "mixtral",
-    "gpt_oss",
-    "t5",
-    "bart",
-    "marian",
-    "pegasus",
-    "clip",
-    "vit",
-]
+)
+OTHERS = ("camembert", "falcon", "mixtral", "gpt_oss", "t5", "bart", "marian", "pegasus", "clip", "vit")
+THIRTY = {*ENCODERS, *DECODERS, *OTHERS}
 """Types of which each attention layer is taken out of the capture once, by hand: the audit must name it."""
 
 KNOWN = {
@@ -94,8 +95,8 @@ OLDER = "## An older sample"
 """Where the part of a table begins that stays as it is."""
 
 REFUSED = {
-    "lightglue": "how many points it finds depends on the picture, so that another one has other shapes",
-    "superglue": "as lightglue",
+    "lightglue": " (how many points it finds depends on the picture, so that another one has other shapes)",
+    "superglue": " (as lightglue)",
 }
 """Why an audit of a type ends in an error."""
 
@@ -149,53 +150,44 @@ def table(results: list[dict[str, Any]]) -> str:
     audited = [result for result in results if "calls" in result]
     attending = [result for result in audited if result["calls"]]
     whole = [result for result in attending if not result["alarms"]]
-    tried = [result for result in audited if result.get("missed")]
-    missed = [result["missed"] for result in tried]
+    missed = [result["missed"] for result in audited if result.get("missed")]
     bare = [result for result in audited if not result["calls"] and result["alarms"]]
-    lines = [
-        "# What audits say",
-        "",
-        "Made by `python -m tests.tools.audits`: `attnscope info --audit` of a tiny random model of each",
-        "type whose own report holds attention, with the models and inputs of the table of coverage.",
-        "Every alarm that names no way was looked into in the model's own source (below). What took part",
-        "at different times says what it said then.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| types tried | {len(results)} |",
-        f"| built and audited | {len(audited)} |",
-        f"| of those, with attention that is shown | {len(attending)} |",
-        f"| of those, all mixing goes through it | {len(whole)} |",
-        f"| of those, something else mixes as well, which is named | {len(attending) - len(whole)} |",
-        f"| types with each layer taken out of the capture once | {len(tried)} |",
-        f"| of those, just that layer is named, each time | {sum(all(r['missed']) for r in tried)} |",
-        f"| layers taken out, and named exactly | {sum(map(len, missed))}, {sum(map(sum, missed))} |",
-        f"| without any attention, their mixers named | {len(bare)} |",
-        "",
-    ]
+    counts = {
+        "types tried": len(results),
+        "built and audited": len(audited),
+        "of those, with attention that is shown": len(attending),
+        "of those, all mixing goes through it": len(whole),
+        "of those, something else mixes as well, which is named": len(attending) - len(whole),
+        "types with each layer taken out of the capture once": len(missed),
+        "of those, just that layer is named, each time": sum(map(all, missed)),
+        "layers taken out, and named exactly": f"{sum(map(len, missed))}, {sum(map(sum, missed))}",
+        "without any attention, their mixers named": len(bare),
+    }
     by_alarm: dict[str, list[str]] = defaultdict(list)
     for result in audited:
         for alarm in result["alarms"]:
-            by_alarm[alarm].append(result["name"])
-    lines += ["## What mixes tokens as well", ""]
-    lines += [f"- {', '.join(f'`{name}`' for name in types)}: {alarm}" for alarm, types in by_alarm.items()]
-    lines += ["", "## What is behind some of them", ""]
+            by_alarm[alarm].append(f"`{result['name']}`")
     named = {result["name"] for result in attending if result["alarms"]}
-    lines += [f"- `{name}`: {why}" for name, why in KNOWN.items() if name in named]
-    refused = [result for result in results if result.get("note")]
-    lines += ["", "## Not audited", ""]
-    lines += [
-        f"- `{result['name']}`: {result['note']}"
-        + (f" ({REFUSED[result['name']]})" if result["name"] in REFUSED else "")
-        for result in refused
+    refused = {result["name"]: result["note"] for result in results if result.get("note")}
+    lines = [
+        HEAD,
+        *grid([("", ""), *counts.items()]),
+        "",
+        "## What mixes tokens as well",
+        "",
+        *(f"- {', '.join(types)}: {alarm}" for alarm, types in by_alarm.items()),
+        "",
+        "## What is behind some of them",
+        "",
+        *(f"- `{name}`: {why}" for name, why in KNOWN.items() if name in named),
+        "",
+        "## Not audited",
+        "",
+        *(f"- `{name}`: {note}{REFUSED.get(name, '')}" for name, note in refused.items()),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def older(path: Path) -> str:
-    """What a table on file says of an older sample, which is not made anew."""
-    text = path.read_text() if path.exists() else ""
-    return text[text.index(OLDER) - 1 :] if OLDER in text else ""
+    text = TABLE.read_text() if TABLE.exists() else ""
+    older = text[text.index(OLDER) - 1 :] if OLDER in text else ""
+    return "\n".join(lines) + "\n" + older
 
 
 def main() -> None:
@@ -204,13 +196,7 @@ def main() -> None:
 
     types = list(CONFIG_MAPPING_NAMES)
     random.Random(0).shuffle(types)
-    survey(
-        "audits",
-        lambda: types,
-        lambda name: audit_type(name, removed=name in THIRTY),
-        lambda rows: table(rows) + older(TABLE),
-        seconds=30,
-    )
+    survey("audits", lambda: types, lambda name: audit_type(name, name in THIRTY), table, seconds=30)
 
 
 if __name__ == "__main__":

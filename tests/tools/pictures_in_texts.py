@@ -14,6 +14,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_language import ALL, vision_language
 from tests.models.vision_recipes import LEFT, make_folder
-from tests.tools.survey import Row, survey
+from tests.tools.survey import Row, grid, survey
 
 TEXT = "what is on the mat ?"
 SIZES = ((90, 120), (300, 170), (64, 320))
@@ -164,13 +165,9 @@ def check(kind: str) -> list[str]:
         for number in range(4):
             save_noise(frames / f"{number}.png", 84, 112, number)
         two = [save_noise(Path(place) / "b.png", 90, 120), save_noise(Path(place) / "c.png", 120, 70, 1)]
-        found = [
-            say(lambda: tiling(model, file)),
-            say(lambda: identity(model, file)),
-            say(lambda: eager(model, file)),
-            say(lambda: pictures(model, two, 2)),
-            say(lambda: pictures(model, frames, 4, video=True)),
-        ]
+        found = [say(partial(ask, model, file)) for ask in (tiling, identity, eager)]
+        found.append(say(lambda: pictures(model, two, 2)))
+        found.append(say(lambda: pictures(model, frames, 4, video=True)))
     return [kind, judge(*found[:3]), *found]
 
 
@@ -213,9 +210,8 @@ def write(rows: list[Row]) -> str:
     verdicts = Counter(row[1] for row in listed)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     made = "Made by `python -m tests.tools.pictures_in_texts`; its docstring says what is asked."
-    head = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in listed)
-    return f"# Pictures in texts\n\n{made}\nOf {len(rows)} types: {counted}.\n\n{head}\n{lines}\n"
+    lines = "\n".join(grid([COLUMNS, *listed]))
+    return f"# Pictures in texts\n\n{made}\nOf {len(rows)} types: {counted}.\n\n{lines}\n"
 
 
 def main() -> None:

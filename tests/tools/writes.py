@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from tests.tools.coverage.attempt import accepted, first_line
 from tests.tools.coverage.feed import feedings
 from tests.tools.coverage.recipes import RECIPES, Recipe
 from tests.tools.coverage.shrink import build, small_config
-from tests.tools.survey import Row, survey
+from tests.tools.survey import Row, grid, section, survey
 
 AT, NEAR = 5, 1e-4
 CHANGES = {"reformer": {"is_decoder": True}}
@@ -29,6 +29,14 @@ WHY = {
     "prophetnet": "its states are longer than the text: streams of n-grams stand behind it",
 }
 """Why the stream of some cannot be followed."""
+
+HEAD = f"""# Causal families in which the parts sum to the score
+
+Made by `python -m tests.tools.writes`: a tiny random model of every type that
+`AutoModelForCausalLM` of transformers knows, run once. The direct effects of heads, feed-forward
+parts, other mixers, embeddings and biases are summed; followed means: to the score of the
+likeliest token, within {NEAR:g} of the sum of their sizes.
+"""
 
 
 def built(model_type: str, name: str) -> tuple[Any, Any]:
@@ -90,49 +98,48 @@ def try_type(model_type: str, name: str) -> tuple[str, str]:
     gap = abs(effects.total - score) / max(1.0, effects.size)
     if not gap <= NEAR:
         return "not followed", f"the parts sum to {effects.total:.4g}, the score is {score:.4g}"
-    told = f"{gap:.0e}"
-    told += f", other mixers in layers {sorted({layer for layer, _ in effects.mixers})}" * bool(
-        effects.mixers
-    )
-    told += f", heads not told apart in layers {sorted(effects.mixed)}" * bool(effects.mixed)
-    told += f", heads read by other parts alone in layers {sorted(effects.silent)}" * bool(effects.silent)
-    if not effects.heads:
-        return "no heads", told
-    return "followed", told
-
-
-def table(results: dict[str, tuple[str, str]]) -> str:
-    """Counts, the types that are followed, and the others with their reasons."""
-    count = Counter(kind for kind, _ in results.values())
-    ran = len(results) - count["not built"]
-    sums = count["followed"] + count["no heads"]
-    lines = [
-        "# Causal families in which the parts sum to the score",
-        "",
-        "Made by `python -m tests.tools.writes`: a tiny random model of every type that",
-        "`AutoModelForCausalLM` of transformers knows, run once. The direct effects of heads, feed-forward",
-        "parts, other mixers, embeddings and biases are summed; followed means: to the score of the",
-        f"likeliest token, within {NEAR:g} of the sum of their sizes.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| causal types | {len(results)} |",
-        f"| built and run here | {ran} |",
-        f"| of those, **the parts sum to the score** | **{sums} ({sums / max(1, ran):.1%})** |",
-        f"| of those, without a head that can be told (other mixers alone) | {count['no heads']} |",
-        f"| not followed | {count['not followed']} |",
-        "",
-    ]
-    for title, kind in (("Not followed", "not followed"), ("Not built here", "not built")):
-        lines += [f"## {title} ({count[kind]})", ""]
-        lines += [f"- `{name}`: {why}" for name, (what, why) in results.items() if what == kind] + [""]
-    lines += ["## Followed, with something to know", ""]
     some = {
-        name: why for name, (what, why) in results.items() if what in ("followed", "no heads") and "," in why
+        "other mixers": {layer for layer, _ in effects.mixers},
+        "heads not told apart": effects.mixed,
+        "heads read by other parts alone": effects.silent,
     }
-    lines += [f"- `{name}`: {why.partition(', ')[2]}" for name, why in some.items()]
-    whole = [name for name, (what, why) in results.items() if what == "followed" and "," not in why]
-    lines += ["", f"## Followed whole ({len(whole)})", "", ", ".join(f"`{name}`" for name in whole)]
+    told = [f"{what} in layers {sorted(layers)}" for what, layers in some.items() if layers]
+    return "followed" if effects.heads else "no heads", ", ".join([f"{gap:.0e}", *told])
+
+
+def table(rows: list[Row]) -> str:
+    """Counts, the types that are followed, and the others with their reasons."""
+    ended = {"what": "not built"}  # a child that took too much
+    kinds: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in rows:
+        kinds[(ended | row)["what"]][row["name"]] = row.get("why", row.get("note"))
+    followed, lost = kinds["followed"], kinds["not followed"]
+    ran = len(rows) - len(kinds["not built"])
+    sums = len(followed) + len(kinds["no heads"])
+    counts = {
+        "causal types": len(rows),
+        "built and run here": ran,
+        "of those, **the parts sum to the score**": f"**{sums} ({sums / max(1, ran):.1%})**",
+        "of those, without a head that can be told (other mixers alone)": len(kinds["no heads"]),
+        "not followed": len(lost),
+    }
+    shown = [row["name"] for row in rows if row["name"] in followed | kinds["no heads"]]
+    some = {name: (followed | kinds["no heads"])[name].partition(", ")[2] for name in shown}
+    whole = [f"`{name}`" for name, why in followed.items() if "," not in why]
+    lines = [
+        HEAD,
+        *grid([("", ""), *counts.items()]),
+        "",
+        *section("Not followed", lost),
+        *section("Not built here", kinds["not built"]),
+        "## Followed, with something to know",
+        "",
+        *(f"- `{name}`: {why}" for name, why in some.items() if why),
+        "",
+        f"## Followed whole ({len(whole)})",
+        "",
+        ", ".join(whole),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -147,11 +154,7 @@ def main() -> None:
             what, why = "not followed", first_line(error)
         return {"what": what, "why": why}
 
-    def write(rows: list[Row]) -> str:
-        ended = {"what": "not built"}  # a child that took too much
-        return table({row["name"]: ((ended | row)["what"], row.get("why", row.get("note"))) for row in rows})
-
-    survey("writes", lambda: sorted(classes), work, write)
+    survey("writes", lambda: sorted(classes), work, table)
 
 
 if __name__ == "__main__":

@@ -209,11 +209,12 @@ def _index(folder: Path, chance: Random) -> str:
     return repr(told)[:60]
 
 
+DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "U16", "U8", "BOOL", "F8_E4M3", "F4", "x", "", 3, None)
 LIES: dict[int, tuple[str, tuple[Any, ...]]] = {
-    1: ("dtype", ("F64", "F32", "F16", "BF16", "I64", "I32", "U16", "U8", "BOOL", "F8_E4M3", "F4", "x", "", 3, None)),
+    1: ("dtype", DTYPES),
     2: ("shape", ([10**9, 10**9], [2**32, 2**32], [0], [], [-1], [1] * 100, [2**63])),
     3: ("data_offsets", ([0, 10**12], [10, 0], [-8, 0], [0, 0], [0], [2**64, 2**65], [1.5, 2])),
-}  # fmt: skip
+}
 """What a header of safetensors claims of an array."""
 
 

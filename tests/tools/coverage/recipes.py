@@ -128,13 +128,13 @@ PAIR = given(pixel_values=(2, 2, 3, 64, 64))
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 SECTION = {"rope_parameters.mrope_section": [1, 1, 2]}
 INDEXED = {
-    "layer_types": ["linear_attention", "indexed_attention"], "indexer_n_heads": 2, "indexer_kv_heads": 1,
-    "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 4,
-}  # fmt: skip
-OCR = {
-    "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_routed_experts": 4,
-    "moe_intermediate_size": 32,
-}  # fmt: skip
+    "layer_types": ["linear_attention", "indexed_attention"],
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+}
+INDEXED |= {"indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 4}
+OCR = {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_routed_experts": 4}
+OCR |= {"moe_intermediate_size": 32}
 EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
 DRY = {"dropout_rate": 0.0}
 HYBRID = {"layers_block_type": ["linear_attention", "hybrid"] * 2}
@@ -223,16 +223,12 @@ THIN = {"width_coefficient": 0.5, "depth_coefficient": 0.1, "image_size": 64, "h
 FILM = {"image_size": 32, "num_frames": 4}
 RESIZED_FILM = {"image_size": 36, "num_frames": 4}
 ROTATED = {"num_heads": 9}  # whose size is even, for rotary embeddings in two dimensions
-FROM_RESNET = {
-    "num_queries": 10, "backbone_config": RESNET, "encoder_in_channels": [8, 16, 16],
-    "decoder_in_channels": [16, 16, 16],
-}  # fmt: skip
+FROM_RESNET = {"num_queries": 10, "backbone_config": RESNET, "encoder_in_channels": [8, 16, 16]}
+FROM_RESNET |= {"decoder_in_channels": [16, 16, 16]}
 DENSE = {"backbone_config.out_indices": [1, 2, 3, 4], "backbone_config.out_features": None}
 FOUR_STAGES = {"backbone_config": RESNET | {"out_features": ["stage1", "stage2", "stage3", "stage4"]}}
-HIERA = {
-    "backbone_channel_list": [768, 384, 192, 96], "backbone_config.image_size": [128, 128],
-    "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
-}  # fmt: skip
+HIERA = {"backbone_channel_list": [768, 384, 192, 96], "backbone_config.image_size": [128, 128]}
+HIERA |= {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]}
 SAM = {"prompt_encoder_config.image_embedding_size": 16, "vision_config.num_pos_feats": 8}
 
 VISION: dict[str, Recipe] = {
@@ -350,20 +346,20 @@ SOUND: dict[str, Recipe] = {
 }
 
 DINO = Recipe({"num_queries": 20}, eager={"text_config": "sdpa", "": "eager"})  # its text as it is
-SAM3 = {
-    "backbone_config.image_size": 112, "backbone_config.pretrain_image_size": 112,
-    "backbone_config.hidden_size": 64, "backbone_config.intermediate_size": 128,
-    "backbone_config.num_hidden_layers": 2, "backbone_config.num_attention_heads": 4,
-    "backbone_config.global_attn_indexes": [1], "backbone_config.window_size": 4,
-    "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
-}  # fmt: skip
+SAM3 = {"backbone_config.image_size": 112, "backbone_config.pretrain_image_size": 112}
+SAM3 |= {"backbone_config.hidden_size": 64, "backbone_config.intermediate_size": 128}
+SAM3 |= {"backbone_config.num_hidden_layers": 2, "backbone_config.num_attention_heads": 4}
+SAM3 |= {"backbone_config.global_attn_indexes": [1], "backbone_config.window_size": 4}
+SAM3 |= {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]}
 SAM3_WITH_TEXT = Recipe(
     inside("vision_config", SAM3), given(words("attention_mask"), pixel_values=(2, 3, 112, 112))
 )
 SMALL_IMAGE = inside("vision_config", IMAGE)
 QUERIES = SMALL_IMAGE | {
-    "vision_config.num_attention_heads": 8, "num_query_tokens": 4, "image_token_index": 3
-}  # fmt: skip
+    "vision_config.num_attention_heads": 8,
+    "num_query_tokens": 4,
+    "image_token_index": 3,
+}
 
 MIXED: dict[str, Recipe] = {  # a text beside something else, or images together with places
     "lxmert": Recipe(

@@ -38,52 +38,33 @@ class Mutator(ast.NodeTransformer):
     def __init__(self, chosen: int | None = None) -> None:
         self.chosen, self.seen, self.line = chosen, 0, 0
 
-    def _hit(self, node: ast.AST) -> bool:
-        self.seen += 1
-        if self.seen - 1 != self.chosen:
-            return False
-        self.line = getattr(node, "lineno", 0)
-        return True
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+    def visit(self, node: ast.AST) -> ast.AST:
+        """The node, changed if it is the one."""
+        if isinstance(node, ast.arguments):
+            return node
+        if isinstance(node, ast.AnnAssign):
+            node.value = node.value and self.visit(node.value)
+            return node
         self.generic_visit(node)
-        if type(node.ops[0]) in SWAPPED and self._hit(node):
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED and self._is_hit(node):
             node.ops[0] = SWAPPED[type(node.ops[0])]()
-        return node
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        self.generic_visit(node)
-        if self._hit(node):
+        elif isinstance(node, (ast.BoolOp, ast.BinOp)) and self._is_swapped(node) and self._is_hit(node):
             node.op = SWAPPED[type(node.op)]()
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, bool) and self._is_hit(node):
+            return ast.copy_location(ast.Constant(node.value is not True and node.value + 1), node)
         return node
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        self.generic_visit(node)
-        if type(node.op) in SWAPPED and not _is_annotation(node) and self._hit(node):
-            node.op = SWAPPED[type(node.op)]()
-        return node
+    def _is_hit(self, node: ast.expr) -> bool:
+        self.seen += 1
+        if self.seen - 1 == self.chosen:
+            self.line = node.lineno
+        return self.seen - 1 == self.chosen
 
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if type(node.value) in (int, bool) and self._hit(node):
-            return ast.copy_location(
-                ast.Constant(not node.value if node.value is True else node.value + 1), node
-            )
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        if node.value is not None:
-            node.value = self.visit(node.value)
-        return node
-
-    def visit_arguments(self, node: ast.arguments) -> ast.AST:
-        return node
-
-
-def _is_annotation(node: ast.BinOp) -> bool:
-    """Whether it reads ``A | B`` of types, or joins texts."""
-    return any(
-        isinstance(side, ast.Constant) and isinstance(side.value, str) for side in (node.left, node.right)
-    )
+    def _is_swapped(self, node: ast.BoolOp | ast.BinOp) -> bool:
+        """Whether it does not read ``A | B`` of types, nor join texts."""
+        sides = (node.left, node.right) if isinstance(node, ast.BinOp) else ()
+        texts = [side for side in sides if isinstance(side, ast.Constant) and isinstance(side.value, str)]
+        return type(node.op) in SWAPPED and not texts
 
 
 def places(package: Path) -> Iterator[tuple[Path, int]]:

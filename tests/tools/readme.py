@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -46,20 +47,15 @@ def output(command: str, folder: Path = ROOT) -> str:
     """What a command prints in a folder, in a pipe of 80 columns."""
     from attnscope.cli import main as attnscope
 
-    before = sys.argv, os.environ.get("COLUMNS"), Path.cwd()
+    before = Path.cwd()
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    sys.argv, os.environ["COLUMNS"] = shlex.split(command), "80"
+    words, width = patch.object(sys, "argv", shlex.split(command)), patch.dict(os.environ, COLUMNS="80")
     os.chdir(folder)
     try:
-        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        with words, width, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             attnscope()
     finally:
-        sys.argv = before[0]
-        os.chdir(before[2])
-        if before[1] is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before[1]
+        os.chdir(before)
     lines = printed.buffer.getvalue().decode("utf-8").splitlines()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -108,9 +104,7 @@ def _same_text(one: str, other: str) -> bool:
 def main() -> None:
     """Write the documents anew."""
     for document in DOCUMENTS:
-        text = document.read_text("utf-8")
-        text = BLOCK.sub(lambda match: block(match[1]), text)
-        document.write_text(text, "utf-8")
+        document.write_text(BLOCK.sub(lambda match: block(match[1]), document.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,27 @@
     python outputs.py record FOLDER [--checkout DIR] [--only REGEX] [--go-on] [--processes]
     python outputs.py compare A B
 
-So that a refactoring can be shown to change nothing: record before and after it, and compare. The commands
-stand in ``commands.txt``, the models and files that they read are made by ``families.py`` and ``samples.py``,
-and ``differences.py`` compares. Most commands run in forks of one process that has torch loaded already,
-which prints the same and is many times as fast; with ``--processes`` each has a process of its own.
+So that a refactoring can be shown to change nothing: record before and after it, and compare. The models and
+files that the commands read are made by ``inputs.py``, and ``differences.py`` compares. Most commands run in
+forks of one process that has torch loaded already, which prints the same and is many times as fast; with
+``--processes`` each has a process of its own.
+
+The commands are the lines of ``commands.txt``, as one types them behind the name. An indented line goes on in
+the folder of the line above it, and reads what that one wrote; every other one begins in an empty folder with
+``models/``, ``files/`` and ``sample_inputs/``. ``$T`` is ``TEXT``, ``< FILE`` gives standard input, and what
+stands in front is the environment, or one of
+
+    ALONE=1      a Python process of its own: for what happens before a command runs, and to try that much
+    KEYS=a,b     browse, with these keys pressed
+    LAUNCH="..." with these options of torchrun
+
+A line that begins with ``python`` runs that file.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import importlib
 import json
@@ -19,14 +31,19 @@ import os
 import pkgutil
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 FIXED = {
     "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
@@ -44,6 +61,64 @@ VARYING = [
     (re.compile(r"0x[0-9a-f]{9,}"), "<address>"),
 ]
 """What differs from run to run in what is printed, and what stands in its place."""
+
+LONGEST = 300
+"""Seconds that a command may take."""
+
+TEXT = "The cat sat on the mat because it was tired."
+
+UNSTABLE: dict[str, str] = {}
+"""Commands whose output differs from run to run of the same code, each with the reason."""
+
+SPECIAL = ("ALONE", "KEYS", "LAUNCH")
+
+RUN = "--length 16 --batch 4"
+SIZES = f"--layers 2 --heads 2 --width 16 {RUN}"
+WORDS = {
+    "RUN": RUN,
+    "SMALL": f"{SIZES} --vocabulary 150",
+    "LETTERS": f"{SIZES} --vocabulary 320 --tokenizer bpe --cased",
+    "SHAPED": "--hidden 40 --max-positions 64 --positions sinusoidal --guessed 0.2 --short 0.5 --repeats 0.3",
+    "LEARNED": "--rate 0.01 --warmup 0.2 --weight-decay 0.1 --dropout 0.1 --optimizer muon "
+    "--causal-first 0.3 --save-minutes 0 --device cpu "
+    "--precision float32",
+}
+"""Options that several lines share."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One command: as it stands in the list, and its parts; ``where`` names its place in a chain."""
+
+    text: str
+    where: str
+    argv: list[str]
+    environment: dict[str, str]
+    stdin: str | None
+    special: dict[str, str]
+
+
+def chains(only: str = "") -> Iterator[list[Line]]:
+    """The commands that follow each other in one folder; only those with a command that matches ``only``."""
+    lines = Path(__file__).with_name("commands.txt").read_text("utf-8").splitlines()
+    parts = re.split(r"\n+(?! )", "\n".join(line for line in lines if line[:1] not in ("", "#")))
+    for part in parts:
+        texts = [line.strip() for line in part.splitlines()]
+        if any(re.search(only, text) for text in texts):
+            yield [_line(text, " && ".join(texts[: number + 1])) for number, text in enumerate(texts)]
+
+
+def _line(text: str, where: str) -> Line:
+    words = shlex.split(re.sub(r"\$([A-Z]{2,})", lambda found: WORDS[found[1]], text))
+    given: dict[str, str] = {}
+    while words and re.match(r"[A-Z_0-9]+=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        given[name] = value
+    stdin = None
+    if "<" in words:
+        words, stdin = words[: words.index("<")], words[-1]
+    special = {name: given.pop(name) for name in SPECIAL if name in given}
+    return Line(text, where, [TEXT if word == "$T" else word for word in words], given, stdin, special)
 
 
 def record(folder: Path, checkout: Path, only: str, options: list[str]) -> int:
@@ -70,9 +145,6 @@ def record(folder: Path, checkout: Path, only: str, options: list[str]) -> int:
 
 def recorded(asked: argparse.Namespace) -> None:
     """Make what the commands read, run them all, and write what they print and write."""
-    from commands import UNSTABLE, chains
-    from forks import LONGEST, forked
-
     folder, checkout, scratch = asked.folder, asked.checkout, asked.scratch
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()) and not asked.go_on:
@@ -81,7 +153,8 @@ def recorded(asked: argparse.Namespace) -> None:
     models = {name for line in lines for name in re.findall(r"models/([\w-]+)", line.text)}
     _load(checkout, models)
     with open(os.devnull, "w") as nowhere:
-        if forked(lambda: _make(scratch, models), nowhere, nowhere, os.devnull):
+        make = importlib.import_module("inputs").make
+        if forked(lambda: make(scratch, models), nowhere, nowhere, os.devnull):
             raise SystemExit("the models and files that the commands read cannot be made")
     names, run, seconds = {str(checkout): "<checkout>", str(scratch): "<scratch>"}, scratch / "run", {}
     for chain in chains(asked.only):
@@ -114,7 +187,7 @@ def recorded(asked: argparse.Namespace) -> None:
     print(f"{len(seconds)} commands in {sum(seconds.values()):.0f} s")
 
 
-def name_of(line) -> str:
+def name_of(line: Line) -> str:
     """The folder of a command: readable, and the same wherever in the list the command stands."""
     words = re.sub(r"[^A-Za-z0-9.]+", "-", line.text.replace("$T", "")).strip("-.")
     return f"{words[:70].strip('-.')}-{hashlib.sha256(line.where.encode()).hexdigest()[:6]}"
@@ -123,7 +196,7 @@ def name_of(line) -> str:
 def _load(checkout: Path, models: set[str]) -> None:
     """Import once what every fork needs; nothing that looks at the environment when it is imported."""
     if models:
-        importlib.import_module("families").load_classes(models)
+        importlib.import_module("inputs").load_classes(models)
     for name in ("torch", "scipy.optimize", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin"):
         importlib.import_module(name)
     package = importlib.import_module("attnscope")
@@ -135,29 +208,18 @@ def _load(checkout: Path, models: set[str]) -> None:
     sys.modules["torch"].manual_seed(0)  # ViLT draws the order of its patches
 
 
-def _make(scratch: Path, models: set[str]) -> None:
-    """The models that the commands name, and all files."""
-    (scratch / "models").mkdir()
-    if models:
-        importlib.import_module("families").make_models(scratch / "models", models)
-    importlib.import_module("samples").make_files(scratch / "files")
-
-
-def _run(line, run: Path, into: Path, processes: bool) -> int:
+def _run(line: Line, run: Path, into: Path, processes: bool) -> int:
     """Run a command in the folder ``run``; returns its exit code."""
-    from forks import LONGEST, forked, press
-
     given = os.devnull if line.stdin is None else run / line.stdin
     with (into / "stdout").open("wb") as out, (into / "stderr").open("wb") as err:
-        if line.keys is None and (processes or line.alone):
-            start = ["-m", "torch.distributed.run", *line.launch] if line.launch else []
+        keys, launch = line.special.get("KEYS"), shlex.split(line.special.get("LAUNCH", ""))
+        if keys is None and (processes or launch or "ALONE" in line.special):
+            start = ["-m", "torch.distributed.run", *launch] if launch else []
             start += ["-m", "attnscope", *line.argv] if line.argv[:1] != ["python"] else line.argv[1:]
+            start, environment = [sys.executable, *start], {**os.environ, **line.environment}
             with open(given, "rb") as read:
-                ran = subprocess.run(
-                    [sys.executable, *start], cwd=run, stdin=read, stdout=out,
-                    stderr=err, env={**os.environ, **line.environment}, timeout=LONGEST,
-                )  # fmt: skip
-            return ran.returncode
+                streams = {"stdin": read, "stdout": out, "stderr": err}
+                return subprocess.run(start, cwd=run, env=environment, timeout=LONGEST, **streams).returncode
 
         def command() -> None:
             os.environ.update(line.environment)
@@ -165,8 +227,8 @@ def _run(line, run: Path, into: Path, processes: bool) -> int:
             if "PYTHONIOENCODING" in line.environment:
                 for stream in (sys.stdout, sys.stderr):
                     stream.reconfigure(encoding=line.environment["PYTHONIOENCODING"])
-            if line.keys is not None:
-                press(line.keys)
+            if keys is not None:
+                press(keys)
             if line.argv[:1] == ["python"]:
                 sys.argv = line.argv[1:]
                 runpy.run_path(line.argv[1], run_name="__main__")
@@ -175,6 +237,54 @@ def _run(line, run: Path, into: Path, processes: bool) -> int:
                 runpy.run_module("attnscope", run_name="__main__", alter_sys=True)
 
         return forked(command, out, err, given)
+
+
+def forked(work: Callable[[], None], out: IO, err: IO, given: str | Path) -> int:
+    """Do ``work`` in a fork of this process, which reads ``given``; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    child = os.fork()
+    if child:
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+        signal.alarm(LONGEST)
+        _, status = os.waitpid(child, 0)
+        signal.alarm(0)
+        return os.waitstatus_to_exitcode(status)
+    code = 1
+    try:
+        for number, file in enumerate((os.open(given, os.O_RDONLY), out.fileno(), err.fileno())):
+            os.dup2(file, number)
+        work()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        finally:
+            os._exit(code)  # whatever happened: a fork must never go on with what its parent does
+
+
+def press(keys: str) -> None:
+    """Let an app of Textual run without a terminal, press keys, and save its screen as a picture."""
+    from textual import constants
+    from textual.app import App
+
+    def run(app: App) -> None:
+        async def go() -> None:
+            async with app.run_test(size=(100, 30)) as pilot:
+                await pilot.press(*keys.split(","))
+                await pilot.pause(0.2)
+                print("\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips()))
+                Path("screen.svg").write_text(app.export_screenshot())
+
+        asyncio.run(go())
+
+    constants.COLOR_SYSTEM = "truecolor"
+    App.run = run
 
 
 def _stamps(run: Path) -> dict[str, tuple[int, int]]:
@@ -219,9 +329,7 @@ def main() -> None:
     elif asked.verb == "recorded":
         recorded(asked)
     else:
-        sys.path.insert(0, str(Path(__file__).parent))
-        from differences import compare
-
+        compare = importlib.import_module("differences").compare
         raise SystemExit(compare(*asked.records))
 
 

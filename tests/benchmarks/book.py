@@ -9,10 +9,8 @@ nothing, on the same threads. The models are random: GPT-2-small-sized layers, a
 ratio is the median over the rounds. The seconds in brackets are those of the script without its pass.
 """
 
-import argparse
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from attnscope.storage.cache import LOOKS
 from tests.benchmarks.measure_heads import build
+from tests.benchmarks.turns import medians, options
 
 SCRIPT = """
 import sys
@@ -59,41 +58,27 @@ def seconds(arguments: list[str], threads: int, cache: Path) -> float:
 
 def main() -> None:
     """Time both in turns, and print a line for each model, length and number of threads."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    numbers = {"tokens": [2048, 8192], "threads": [1, 2], "layers": 12, "rounds": 3}
+    parser = options(__doc__, **numbers)
     parser.add_argument("book", type=Path)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--shapes", nargs="+", default=["gpt2", "llama"], choices=["gpt2", "llama"])
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     print(f"{'model':8}{'tokens':>8}{'threads':>9}{'script, s':>18}{'stats, s':>10}{'ratio':>8}", flush=True)
     for shape in asked.shapes:
         with tempfile.TemporaryDirectory() as name:
             folder, cache = Path(name) / "model", Path(name) / "cache"
             save(folder, shape, asked.layers, max(asked.tokens), asked.book)
-            command = [
-                "-m",
-                "attnscope",
-                "stats",
-                "--file",
-                str(asked.book),
-                "-m",
-                str(folder),
-                "--max-tokens",
-            ]
+            command = ["-m", "attnscope", "stats", "--file", str(asked.book), "-m", str(folder)]
+            command += ["--max-tokens"]
             seconds([*command, "512"], 1, cache)  # compiles the innermost step, which is kept
             for tokens in asked.tokens:
                 script = ["-c", SCRIPT, str(folder), str(asked.book)]
                 stats = [*command, str(tokens), "--pooled", f"{name}/maps.npz"]
                 for threads in asked.threads:
                     bare = seconds([*script, "1"], threads, cache)
-                    pairs = [
-                        (seconds([*script, str(tokens)], threads, cache), seconds(stats, threads, cache))
-                        for _ in range(asked.rounds)
-                    ]
-                    plain, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
-                    ratio = statistics.median(b / a for a, b in pairs)
+                    both = [*script, str(tokens)], stats
+                    pairs = [[seconds(each, threads, cache) for each in both] for _ in range(asked.rounds)]
+                    plain, ours, ratio = medians((a, b, b / a) for a, b in pairs)
                     taken = f"{plain:.1f} ({bare:.1f})"
                     print(f"{shape:8}{tokens:8}{threads:9}{taken:>18}{ours:10.1f}{ratio:8.2f}", flush=True)
 

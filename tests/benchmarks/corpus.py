@@ -13,7 +13,6 @@ ratios are medians over the rounds.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 import unicodedata
@@ -23,13 +22,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.turns import ratio, take_turns
+from tests.benchmarks.turns import options, ratio, take_turns
 
 if TYPE_CHECKING:
     import torch
-
-TEXTS = 2000
-
 
 Reading = tuple["torch.Tensor", Sequence[int], Sequence[int], Sequence[str]]
 """Weights, [layer, head, query, key], ids, which tokens are special, and how they are spelled."""
@@ -209,23 +205,21 @@ def main() -> None:
     from attnscope.models import load
     from tests.models.folders import minilm
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options(__doc__, count=2000, rounds=3)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--count", type=int, default=TEXTS)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--minilm", action="store_true", help="measure MiniLM, not the bundled encoder")
     parser.add_argument("--save", type=Path)
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    model = load(minilm() if options.minilm else "own")
-    texts = [line for line in options.texts.read_text("utf-8").splitlines() if line.strip()][: options.count]
+    asked = parser.parse_args()
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    model = load(minilm() if asked.minilm else "own")
+    texts = [line for line in asked.texts.read_text("utf-8").splitlines() if line.strip()][: asked.count]
     worst = largest_difference(measure(model, texts), by_loop(model, texts))
     print(f"the figures of both agree within {worst:.1e}")
     ways = {"attnscope": partial(measure, model, texts), "eager loop": partial(by_loop, model, texts)}
     runs = {**ways, "model": batched(model, texts)}
-    seconds = take_turns(runs, options.rounds, time.perf_counter)
+    seconds = take_turns(runs, asked.rounds, time.perf_counter)
     pace = {name: len(texts) / statistics.median(taken) for name, taken in seconds.items()}
     ratios = ratio(seconds, "eager loop", "attnscope"), ratio(seconds, "attnscope", "model")
     cells = [f"{len(texts):,}", str(torch.get_num_threads()), *(f"{pace[name]:,.0f}" for name in runs)]
@@ -236,8 +230,8 @@ def main() -> None:
         f"| {' | '.join([*cells, f'{ratios[0]:.2f}', f'{ratios[1]:.2f}'])} |",
     ]
     print("\n".join(lines))
-    if options.save:
-        options.save.write_text("\n".join(lines) + "\n", "utf-8")
+    if asked.save:
+        asked.save.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -15,23 +15,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
-from tests.benchmarks.turns import peak, print_peak, ratio, take_turns
+from tests.benchmarks.turns import options, peak, print_peak, ratio, take_turns
 
-NAMES = (
-    "entropy",
-    "normalized_entropy",
-    "confidence",
-    "distance",
-    "offset",
-    "self",
-    "previous",
-    "next",
-    "first",
-    "duplicate",
-)
+NAMES = ("entropy", "normalized_entropy", "confidence", "distance", "offset", "self", "previous", "next")
+NAMES += ("first", "duplicate")
 CELLS = 256
 WAYS = ("plain", "fused pass", "window", "beside", "eager")
 WINDOW = ("window=4+256", "no_key")
@@ -50,28 +41,13 @@ def build(shape: str, tokens: int, layers: int, eager: bool = False, size: int =
     if shape == "gpt2":
         config = GPT2Config(n_layer=layers, n_positions=tokens, attn_implementation=kernel)
         return GPT2Model(config).eval()
-    config = LlamaConfig(
-        hidden_size=32 * size,
-        intermediate_size=88 * size,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        vocab_size=32000,
-        max_position_embeddings=tokens,
-        attn_implementation=kernel,
-    )
+    sizes = {"hidden_size": 32 * size, "intermediate_size": 88 * size, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000}
+    config = LlamaConfig(**sizes, max_position_embeddings=tokens, attn_implementation=kernel)
     return LlamaModel(config).eval()
 
 
-def text_of(tokens: int):
-    """Token ids with the repeats of a natural text: Zipf's law over 30,000 words.  -> [1, token]"""
-    import torch
-
-    torch.manual_seed(1)
-    return torch.multinomial(1 / torch.arange(3, 30003).float(), tokens, replacement=True)[None]
-
-
-def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[str, Callable[[], object]]:
+def ways(shape: str, tokens: int, layers: int, wanted: Sequence[str]) -> dict[str, Callable[[], object]]:
     """Each way as a function without arguments that runs the model once."""
     import torch
 
@@ -81,7 +57,8 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
     from attnscope.fused.fused_pass import FusedPass
     from attnscope.measures import Measurement, fused_request
 
-    ids = text_of(tokens)
+    torch.manual_seed(1)  # a natural text repeats: Zipf's law over 30,000 words
+    ids = torch.multinomial(1 / torch.arange(3, 30003).float(), tokens, replacement=True)[None]  # [1, token]
     text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
     model = build(shape, tokens, layers, eager=False) if set(wanted) - {"eager"} else None
     eager = build(shape, tokens, layers, eager=True) if "eager" in wanted else None
@@ -89,26 +66,22 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
     def plain() -> object:
         return model(input_ids=ids, use_cache=False)
 
+    def measure(names: tuple[str, ...], fused: FusedPass | None, *maps: Coarsen) -> object:
+        measured = Measurement(names)
+        with recording(model, [measured, *maps], {"decoder": (text, text)}, fused) as record:
+            plain()
+        assert fused is None or {site.kernel for site in record.sites} == {FUSED}
+        return measured.figures(), [each.maps for each in maps]
+
     def fused_pass() -> object:
-        measured, maps = Measurement(NAMES), Coarsen(cells(CELLS), "mean")
         fused = FusedPass(fused_request(NAMES, [text], CELLS), shortest=1)
-        with recording(model, [measured, maps], {"decoder": (text, text)}, fused) as record:
-            model(input_ids=ids, use_cache=False)
-        assert {site.kernel for site in record.sites} == {FUSED}
-        return measured.figures(), maps.maps
+        return measure(NAMES, fused, Coarsen(cells(CELLS), "mean"))
 
     def window() -> object:
-        measured, fused = Measurement(WINDOW), FusedPass(fused_request(WINDOW, [text]), shortest=1)
-        with recording(model, [measured], {"decoder": (text, text)}, fused) as record:
-            model(input_ids=ids, use_cache=False)
-        assert {site.kernel for site in record.sites} == {FUSED}
-        return measured.figures()
+        return measure(WINDOW, FusedPass(fused_request(WINDOW, [text]), shortest=1))
 
     def beside() -> object:
-        measured = Measurement(NAMES)
-        with recording(model, [measured], {"decoder": (text, text)}):
-            model(input_ids=ids, use_cache=False)
-        return measured.figures()
+        return measure(NAMES, None)
 
     def users_script() -> object:
         weights = eager(input_ids=ids, use_cache=False, output_attentions=True).attentions
@@ -120,76 +93,46 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
         return figures
 
     functions = dict(zip(WAYS, (plain, fused_pass, window, beside, users_script), strict=True))
-
-    def quiet(function: Callable[[], object]) -> Callable[[], object]:
-        def run() -> object:
-            with torch.inference_mode():
-                return function()
-
-        return run
-
-    return {name: quiet(functions[name]) for name in wanted}
-
-
-def time_ratios(
-    shape: str, tokens: int, layers: int, threads: int, rounds: int, wanted: tuple[str, ...]
-) -> dict[str, float]:
-    """Median time of each way over the plain pass of the same round, and the seconds of that."""
-    import torch
-
-    torch.set_num_threads(threads)
-    wanted = tuple(way for way in wanted if tokens <= LIMITS.get(way, tokens))
-    runs = ways(shape, tokens, layers, wanted)
-    times = take_turns(runs, rounds, time.perf_counter)
-    return {
-        "seconds": statistics.median(times["plain"]),
-        **{name: ratio(times, name, "plain") for name in runs},
-    }
+    return {name: torch.inference_mode()(functions[name]) for name in wanted}
 
 
 def main() -> None:
     """Print the table, and save it if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 4096])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    import torch
+
+    parser = options(__doc__, tokens=[512, 2048, 4096], threads=[1], layers=2, rounds=5)
     parser.add_argument("--shapes", nargs="+", default=["gpt2", "llama"], choices=["gpt2", "llama"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS[1:]), choices=WAYS[1:])
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", action="store_true", help="measure peak memory, too")
     parser.add_argument("--save", type=Path)
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.peak:
-        shape, way = options.peak
-        (run,) = ways(shape, options.tokens[0], options.layers, (way,)).values()
+    asked = parser.parse_args()
+    if asked.peak:
+        shape, way = asked.peak
+        (run,) = ways(shape, asked.tokens[0], asked.layers, (way,)).values()
         ways(shape, 64, 1, (way,))[way]()  # what a first run loads is no part of it
         return print_peak(run)
-    lines = [
-        "| model | tokens | threads | plain, s | fused pass | window | beside the kernel | eager | memory |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = (
+        "| model | tokens | threads | plain, s | fused pass | window | beside the kernel | eager | memory |"
+    )
+    lines = [head, "|---|---|---|---|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
-    for shape in options.shapes:
-        for tokens in options.tokens:
-            for threads in options.threads:
-                found = time_ratios(
-                    shape, tokens, options.layers, threads, options.rounds, ("plain", *options.ways)
-                )
-                memory = ""
-                if options.memory:
-                    sizes = ("--tokens", tokens, "--layers", options.layers)
-                    parts = [
-                        peak("tests.benchmarks.measure_heads", "--peak", shape, way, *sizes)
-                        for way in WAYS[:2]
-                    ]
-                    memory = f"{parts[1] / parts[0]:.2f}"
-                cells = [f"{found[name]:.2f}" if name in found else "" for name in WAYS[1:]]
-                line = [shape, str(tokens), str(threads), f"{found['seconds']:.2f}", *cells, memory]
-                lines.append(f"| {' | '.join(line)} |")
-                print(lines[-1], flush=True)
-    if options.save:
-        options.save.write_text("\n".join(lines) + "\n", "utf-8")
+    for shape, tokens, threads in product(asked.shapes, asked.tokens, asked.threads):
+        torch.set_num_threads(threads)
+        wanted = [way for way in ("plain", *asked.ways) if tokens <= LIMITS.get(way, tokens)]
+        times = take_turns(ways(shape, tokens, asked.layers, wanted), asked.rounds, time.perf_counter)
+        memory = ""
+        if asked.memory:
+            sizes = ("--tokens", tokens, "--layers", asked.layers)
+            command = ("tests.benchmarks.measure_heads", "--peak", shape)
+            plain, fused = (peak(*command, way, *sizes) for way in WAYS[:2])
+            memory = f"{fused / plain:.2f}"
+        cells = [f"{ratio(times, name, 'plain'):.2f}" if name in times else "" for name in WAYS[1:]]
+        cells = [f"{statistics.median(times['plain']):.2f}", *cells, memory]
+        lines.append(f"| {' | '.join([shape, str(tokens), str(threads), *cells])} |")
+        print(lines[-1], flush=True)
+    if asked.save:
+        asked.save.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

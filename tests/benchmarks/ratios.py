@@ -35,9 +35,7 @@ def paired(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) 
     return statistics.median(mine / other for mine, other in pairs)
 
 
-def clock(work: Callable[[], object]) -> float:
-    """How long some work takes."""
-    return cost(work, time.perf_counter)
+clock = partial(cost, clock=time.perf_counter)
 
 
 def process(arguments: list[str], folder: str, *, fresh: bool = False, wall: bool = False) -> float:
@@ -47,11 +45,8 @@ def process(arguments: list[str], folder: str, *, fresh: bool = False, wall: boo
 
 def starts(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     """What starts a process, to ``import torch``."""
-    torch = partial(process, TORCH, folder)
-    yield (
-        "--help, to import torch",
-        paired(partial(process, ["-m", "attnscope", "--help"], folder), torch, rounds),
-    )
+    helped, torch = (partial(process, each, folder) for each in (["-m", "attnscope", "--help"], TORCH))
+    yield "--help, to import torch", paired(helped, torch, rounds)
     yield "second look, to import torch", paired(partial(process, SHOW, folder), torch, rounds)
     yield "first look, to import torch", paired(partial(process, SHOW, folder, fresh=True), torch, rounds)
 
@@ -60,10 +55,8 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     """The rest: pictures, long texts, a corpus, and a Swin."""
     looks = startup.first_looks(folder)
     png, script = (looks[name] for name in ("the same with -o head.png", startup.RIVAL))
-    yield (
-        "first look, MiniLM as PNG, to the usual script",
-        paired(partial(process, png, folder, fresh=True), partial(process, script, folder), rounds),
-    )
+    ours, theirs = partial(process, png, folder, fresh=True), partial(process, script, folder)
+    yield "first look, MiniLM as PNG, to the usual script", paired(ours, theirs, rounds)
     yield "Swin of 3,136 patches with figures, to the plain pass", swin(rounds)
     yield from many_texts(rounds)
     yield "export of 157 pictures at 512 tokens, to import torch", pictures(folder)
@@ -112,14 +105,11 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
     model = load(minilm())
     found = re.split(r"(?<=[.?!])\s+", " ".join(" ".join(topics.values()).split()))
     sentences = [sentence for sentence in found if 20 < len(sentence) < 300][:500]
-    batches = corpus.batched(model, sentences)
+    batches = partial(clock, corpus.batched(model, sentences))
     ours = partial(clock, partial(corpus.measure, model, sentences))
     loop = partial(clock, partial(corpus.by_loop, model, sentences))
     yield "500 sentences, MiniLM, to the eager loop", paired(ours, loop, rounds)
-    yield (
-        "500 sentences, MiniLM, to the bare pass in batches",
-        paired(ours, partial(clock, batches), rounds),
-    )
+    yield "500 sentences, MiniLM, to the bare pass in batches", paired(ours, batches, rounds)
 
 
 def swin(rounds: int) -> float:

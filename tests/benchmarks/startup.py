@@ -12,18 +12,17 @@ import argparse
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.benchmarks.turns import medians
 from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."
 
-SECOND = "second look:"
 RIVAL = "AutoModel, eager, imshow, savefig"
 
 SCRIPT = """
@@ -47,23 +46,14 @@ plt.savefig(out)
 
 def second_looks(folder: str) -> dict[str, list[str]]:
     """What is timed, by name, behind what it is held against."""
-    return {
-        'python -c "import torch"': ["-c", "import torch"],
-        "attnscope --help": ["-m", "attnscope", "--help"],
-        **{
-            f"{SECOND} {' '.join(asked)}": ["-m", "attnscope", asked[0], TEXT, "-m", minilm(), *asked[1:]]
-            for asked in (
-                ["show"],
-                ["show", "--head", "L2H5"],
-                ["show", "--head", "L2H5", "--words"],
-                ["show", "--hide-special"],
-                ["show", "--token", "cat"],
-                ["stats"],
-                ["show", "--head", "L2H5", "-o", f"{folder}/again.png"],
-            )
-        },
-        f"{SECOND} show, own": ["-m", "attnscope", "show", TEXT],
-    }
+    head = "show --head L2H5"
+    looks = ("show", head, f"{head} --words", "show --hide-special", "show --token cat", "stats")
+    timed = {'python -c "import torch"': ["-c", "import torch"]}
+    timed["attnscope --help"] = ["-m", "attnscope", "--help"]
+    for look in (*looks, f"{head} -o {folder}/again.png"):
+        command, *asked = look.split(" ")
+        timed[f"second look: {look}"] = ["-m", "attnscope", command, TEXT, "-m", minilm(), *asked]
+    return timed | {"second look: show, own": ["-m", "attnscope", "show", TEXT]}
 
 
 def first_looks(folder: str) -> dict[str, list[str]]:
@@ -102,16 +92,15 @@ def main() -> None:
     repeats = asked.repeats or (3 if asked.first else 7)
     with tempfile.TemporaryDirectory() as folder:
         timed = first_looks(folder) if asked.first else second_looks(folder)
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in timed}
-        for turn in range(repeats + 1):  # the first one unmeasured, so that every file is compiled and cached
-            for name, arguments in timed.items():
-                taken = seconds(arguments, folder, fresh=asked.first)
-                times[name] += [taken] if turn else []
-    base = [statistics.median(column) for column in zip(*next(iter(times.values())), strict=True)]
+        rounds = [  # the first one unmeasured, so that every file is compiled and cached
+            [seconds(arguments, folder, fresh=asked.first) for arguments in timed.values()]
+            for _ in range(repeats + 1)
+        ][1:]
+    found = {name: medians(taken) for name, taken in zip(timed, zip(*rounds, strict=True), strict=True)}
+    base = next(iter(found.values()))
     print(f"{'':44}{'seconds':>9}{'ratio':>8}{'processor':>11}{'ratio':>8}")
-    for name, all_taken in times.items():
+    for name, (wall, cpu) in found.items():
         name = name.replace(f"{folder}/", "")
-        wall, cpu = (statistics.median(column) for column in zip(*all_taken, strict=True))
         print(f"{name:44}{wall:9.2f}{wall / base[0]:8.2f}{cpu:11.2f}{cpu / base[1]:8.2f}")
     print(f"medians of {repeats}; {Path(sys.executable).name} {sys.version.split()[0]}")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -32,6 +33,21 @@ def take_turns(
 def ratio(times: Mapping[str, list[float]], name: str, to: str) -> float:
     """The median over the rounds of what one way takes to what another takes in the same round."""
     return statistics.median(mine / other for mine, other in zip(times[name], times[to], strict=True))
+
+
+def options(about: str | None, **defaults: object) -> argparse.ArgumentParser:
+    """A parser of numbers, or lists of them or of words, each with its default."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
+    for name, default in defaults.items():
+        first = default[0] if isinstance(default, list) else default
+        several = {"nargs": "+"} if isinstance(default, list) else {}
+        parser.add_argument(f"--{name}", type=type(first), default=default, **several)
+    return parser
+
+
+def medians(columns: Iterable[Sequence[float]]) -> list[float]:
+    """The median of each column of some rows."""
+    return [statistics.median(column) for column in zip(*columns, strict=True)]
 
 
 def peak(module: str, *arguments: object) -> float:

@@ -1,7 +1,12 @@
-"""Random attention calls of every kind: the fused pass, rows beside the kernel, brute force in float64."""
+"""Random attention calls of every kind: the fused pass, rows beside the kernel, brute force in float64.
+
+``python -m tests.fused.combinations --count 230`` prints how many figures of hundreds were compared, and the
+farthest from brute force.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 from dataclasses import dataclass
@@ -13,6 +18,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, Site, Token
 from attnscope.capture.rows.scores import ScoredRows
+from attnscope.fused import weigh
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, Measurement, fused_request
 from tests.measures.reference import WINDOWS, Case, figure, random_text
@@ -165,3 +171,26 @@ def _figures(made, read, statistics):
         )
     )  # fmt: skip
     return measurement.figures()
+
+
+def main() -> None:
+    """Run the combinations, in small tiles and in those of every day."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--count", type=int, default=230)
+    parser.add_argument("--first", type=int, default=1000)
+    options = parser.parse_args()
+    verdict, failed, usual = Verdict(), [], (weigh.ROWS, weigh.KEYS)
+    for seed in range(options.first, options.first + options.count):
+        weigh.ROWS, weigh.KEYS = (24, 32) if seed % 4 else usual
+        try:
+            check(seed, verdict)
+        except AssertionError as error:
+            failed.append(str(error))
+    print(
+        f"{options.count} combinations, {verdict.figures:,} figures, farthest off by {verdict.farthest:.1e}"
+    )
+    print(f"{len(failed)} failed", *failed, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

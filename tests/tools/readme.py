@@ -1,7 +1,7 @@
 """The commands of README.md and of the tour: take them out, run them, and write their real output back.
 
 ``python -m tests.tools.readme`` runs every ``$ attnscope ...`` command of a console block, as it would run in
-a pipe of 80 columns, and replaces what stands below it.
+a pipe of 80 columns, and replaces what stands below it; ``--picture`` draws the picture of README.md instead.
 """
 
 import contextlib
@@ -102,7 +102,17 @@ def _same_text(one: str, other: str) -> bool:
 
 
 def main() -> None:
-    """Write the documents anew."""
+    """Write the documents anew, or draw every head of the bundled encoder on the README's sentence."""
+    if sys.argv[1:] == ["--picture"]:
+        from attnscope.cli.deliver import save_pictures
+        from attnscope.cli.options import PrintedOptions
+        from attnscope.models import load
+        from attnscope.questions.overview import of_overview, overview
+        from attnscope.questions.selection import Selection
+
+        model = load("own")
+        seen = overview(model, model.prepare("The cat sat on the mat because it was tired."), Selection())
+        return save_pictures(of_overview(seen, None), ROOT / ".pictures" / "overview.png", PrintedOptions())
     for document in DOCUMENTS:
         document.write_text(BLOCK.sub(lambda match: block(match[1]), document.read_text("utf-8")), "utf-8")
 

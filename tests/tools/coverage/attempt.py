@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,18 @@ from tests.tools.coverage.feed import feedings
 from tests.tools.coverage.recipes import RECIPES, Recipe
 from tests.tools.coverage.shrink import build, model_class, small_config
 
-LOUD = "-v" in sys.argv
-
 
 def attempt(model_type: str) -> Result:
     """Build one type as small as it goes, run it, and compare."""
     result, failures = Result(model_type), list[str]()
-
-    def note(model: Any) -> None:
-        result.model, result.built = type(model).__name__, True
-
-    if made := make(model_type, failures, note):
+    if made := make(model_type, failures, result):
         return compared(result, *made)
     result.note = failures[0] if failures else "no inputs are known for it"
     return result
 
 
 def make(
-    model_type: str, failures: list[str], note: Callable[[Any], None] = lambda model: None
+    model_type: str, failures: list[str], result: Result | None = None
 ) -> tuple[Any, Any, dict[str, Any]] | None:
     """A tiny model of a type, its config, and inputs that it runs on; what stood in the way is added."""
     recipe = RECIPES.get(model_type, Recipe())
@@ -40,12 +33,11 @@ def make(
         try:
             config = small_config(model_type, factor, recipe.layers, recipe.changes)
             model = build(model_class(model_type, config, recipe.model), config, recipe.gain)
-            note(model)
+            if result:
+                result.model, result.built = type(model).__name__, True
             given = accepted(model, [recipe.inputs(model)] if recipe.inputs else feedings(model), failures)
         except Exception as error:
-            failures.append(f"{first_line(error)} [{place(error)}]")
-            if LOUD:
-                traceback.print_exc()
+            failures.append(told(error))
             continue
         if given is not None:
             return model, config, given
@@ -62,9 +54,7 @@ def compared(result: Result, model: Any, config: Any, given: dict[str, Any]) -> 
     try:
         compare(result, model, eager, given)
     except Exception as error:
-        if LOUD:
-            traceback.print_exc()
-        note = f"the comparison failed: {first_line(error)} [{place(error)}]"
+        note = f"the comparison failed: {told(error)}"
         return Result(result.name, result.model, built=True, note=note)
     return result
 
@@ -77,9 +67,7 @@ def accepted(model: Any, several: list[dict[str, Any]], failures: list[str]) -> 
                 model(**given)
             return given
         except Exception as error:
-            failures.append(f"{first_line(error)} [{place(error)}]")
-            if LOUD:
-                traceback.print_exc()
+            failures.append(told(error))
     return None
 
 
@@ -87,6 +75,9 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
 
 
-def place(error: BaseException) -> str:
+def told(error: BaseException) -> str:
+    """Its first line and its place; with ``-v`` all of it is printed, too."""
+    if "-v" in sys.argv:
+        traceback.print_exception(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+    return f"{first_line(error)} [{Path(frame.filename).name}:{frame.lineno}]"

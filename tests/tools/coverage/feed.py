@@ -23,12 +23,8 @@ def numbers(high: int, *shape: int, low: int = 5) -> torch.Tensor:
 def attribute(config: Any, *names: str, default: Any = None) -> Any:
     """The first of some attributes that a config or one of its parts has."""
     parts = [config, *(getattr(config, name, None) for name in PARTS)]
-    for part in parts:
-        for name in names:
-            value = getattr(part, name, None) if part is not None else None
-            if value is not None:
-                return value
-    return default
+    values = (getattr(part, name, None) for part in parts for name in names)
+    return next((value for value in values if value is not None), default)
 
 
 PARTS = (
@@ -42,9 +38,8 @@ def side(value: Any) -> tuple[int, int]:
     """Height and width of an image size in any of its spellings."""
     if isinstance(value, dict):
         return value["height"], value["width"]
-    if isinstance(value, (list, tuple)):
-        return int(value[0]), int(value[-1])
-    return int(value), int(value)
+    several = value if isinstance(value, (list, tuple)) else [value]
+    return int(several[0]), int(several[-1])
 
 
 def vocabulary(config: Any) -> int:
@@ -150,11 +145,5 @@ def sounds(model: Any, name: str, batch: int) -> list[dict[str, Any]]:
     places = attribute(config, "max_source_positions")
     frames = 2 * places if places is not None and places <= 3000 else 64
     tall = attribute(config, "max_length", default=64)
-    return [
-        {name: noise(batch, mels, frames)},
-        {name: noise(batch, frames, mels)},
-        {name: noise(batch, tall, mels)},
-        {name: noise(batch, 1, 1001, 64)},
-        {name: noise(batch, 8000)},
-        {name: noise(batch, 1, 8000)},
-    ]
+    shapes = [(mels, frames), (frames, mels), (tall, mels), (1, 1001, 64), (8000,), (1, 8000)]
+    return [{name: noise(batch, *shape)} for shape in shapes]

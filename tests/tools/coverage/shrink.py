@@ -8,6 +8,7 @@ sizes and window sizes stay as they are.
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import re
 from typing import Any
@@ -43,16 +44,11 @@ CHOSEN = re.compile(
 )
 
 
+SETTLED = {"attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1}
 PLAIN_BACKBONES = ("dinov2", "dinov3_vit", "vit", "swin", "vitdet", "vitpose_backbone", "beit")
 
-RESNET = {
-    "model_type": "resnet",
-    "embedding_size": 8,
-    "hidden_sizes": [8, 8, 16, 16],
-    "depths": [1, 1, 1, 1],
-    "layer_type": "basic",
-    "out_features": ["stage2", "stage3", "stage4"],
-}
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
+RESNET |= {"layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}
 """A backbone for the models that would fetch one from another library."""
 
 
@@ -81,17 +77,13 @@ def shrunk(values: dict[str, Any], factor: int, layers: int) -> dict[str, Any]:
         size = small.get("head_dim") or small["hidden_size"] // small["num_attention_heads"]
         half = int(size * rope.get("partial_rotary_factor", 1.0)) // 2
         rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
-    for key in small:
-        if key in ("n_group", "topk_group", "num_expert_group") and isinstance(small[key], int):
-            small[key] = 1
-    return small
+    groups = ("n_group", "topk_group", "num_expert_group")
+    return small | {key: 1 for key in groups if isinstance(small.get(key), int)}
 
 
 def _layer_count(values: dict[str, Any]) -> int:
-    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers"):
-        if isinstance(values.get(key), int):
-            return int(values[key])
-    return 0
+    keys = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers")
+    return next((values[key] for key in keys if isinstance(values.get(key), int)), 0)
 
 
 def _kept_layers(values: dict[str, Any], layers: int) -> list[int]:
@@ -101,16 +93,10 @@ def _kept_layers(values: dict[str, Any], layers: int) -> list[int]:
     for key in SORTS:
         sorts = values.get(key)
         if isinstance(sorts, (list, tuple, str)) and len(sorts) == count:
-            for sort in dict.fromkeys(sorts):
-                place = list(sorts).index(sort)
-                if place not in kept:
-                    kept.append(place)
-    for place in range(count):
-        if len(kept) >= layers:
-            break
-        if place not in kept:
-            kept.append(place)
-    return sorted(kept)
+            kept += [list(sorts).index(sort) for sort in dict.fromkeys(sorts)]
+    kept = list(dict.fromkeys(kept))
+    others = [place for place in range(count) if place not in kept]
+    return sorted(kept + others[: max(0, layers - len(kept))])
 
 
 def _small(key: str, value: Any, factor: int, layers: int, kept: list[int], count: int) -> Any:
@@ -133,10 +119,8 @@ def _small(key: str, value: Any, factor: int, layers: int, kept: list[int], coun
         if value and isinstance(value[0], dict):
             return [shrunk(part, factor, layers) for part in value]
         return [_small(key, part, factor, layers, [], 0) for part in value]
-    if key == "attn_layer_indices":
-        return [1]
-    if key in ("attn_layer_period", "attn_layer_offset"):
-        return {"attn_layer_period": 2, "attn_layer_offset": 1}[key]
+    if key in SETTLED:
+        return SETTLED[key]
     if key == "hybrid_override_pattern" and len(value) == count:
         return "".join(value[place] for place in kept)
     if not isinstance(value, int):
@@ -151,10 +135,8 @@ def _small(key: str, value: Any, factor: int, layers: int, kept: list[int], coun
         return 16
     if key == "image_size" and value > 512:
         return 256
-    if EXPERTS.match(key):
-        return min(value, 16)
-    if CHOSEN.match(key):
-        return min(value, 8)
+    if EXPERTS.match(key) or CHOSEN.match(key):
+        return min(value, 16 if EXPERTS.match(key) else 8)
     if WIDTH.search(key) and not FIXED.search(key) and value >= factor * 2 and value % factor == 0:
         return value // factor
     return value
@@ -189,31 +171,21 @@ def model_class(model_type: str, config: Any, wanted: str | None = None) -> Any:
         for name in [names] if isinstance(names, str) else list(names or ()):
             if hasattr(transformers, name):
                 return getattr(transformers, name)
-    found = _in_module(config)
-    named = [cls for cls in found if cls.__name__.endswith("Model")]
-    heads = [cls for cls in found if "For" in cls.__name__]
-    if not found:
-        raise LookupError("no model class takes this config")
-    return (named or heads or found)[0]
-
-
-def _in_module(config: Any) -> list[Any]:
-    """Concrete model classes beside a config that name it as theirs."""
-    import importlib
-
-    from transformers import PreTrainedModel
-
-    package = type(config).__module__.rsplit(".", 1)[0]
-    stem = type(config).__module__.rsplit(".", 1)[1].replace("configuration_", "modeling_")
-    module = importlib.import_module(f"{package}.{stem}")
-    return [
+    package, _, stem = type(config).__module__.rpartition(".")
+    module = importlib.import_module(f"{package}.{stem.replace('configuration_', 'modeling_')}")
+    found = [
         cls
-        for _, cls in inspect.getmembers(module, inspect.isclass)
-        if issubclass(cls, PreTrainedModel)
+        for name, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, transformers.PreTrainedModel)
         and getattr(cls, "config_class", None) is type(config)
-        and not cls.__name__.endswith("PreTrainedModel")
+        and not name.endswith("PreTrainedModel")
         and cls.__module__ == module.__name__
     ]
+    if not found:
+        raise LookupError("no model class takes this config")
+    named = [cls for cls in found if cls.__name__.endswith("Model")]
+    heads = [cls for cls in found if "For" in cls.__name__]
+    return (named or heads or found)[0]
 
 
 def build(cls: Any, config: Any, gain: float, attention: str | dict[str, str] | None = None) -> Any:

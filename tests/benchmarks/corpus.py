@@ -92,25 +92,20 @@ def _load_eager(name: str):
 
 
 def by_loop(model, texts: list[str]):
-    """The loop over texts, by the bundled encoder or by a model of transformers."""
-    with (own_reader if model.name == "own" else eager_reader)(model) as read:
-        return eager_loop(read, texts)
-
-
-def eager_loop(read: Callable[[str], Reading], texts: list[str]):
     """One text after the other, weights of all layers, the figures of every head.
 
-    -> {measure: [value|baseline, layer, head]}
+    The bundled encoder reads, or a model of transformers. -> {measure: [value|baseline, layer, head]}
     """
     import numpy as np
 
     kept: dict[str, np.ndarray] = {}
-    for text in texts:
-        weights, ids, special, tokens = read(text)
-        marks = [all(unicodedata.category(c)[0] == "P" for c in token) for token in tokens]
-        found = figures(weights.numpy(), np.array(ids), np.array(special, bool), np.array(marks))
-        for name, sums in found.items():
-            kept[name] = kept.get(name, 0) + sums
+    with (own_reader if model.name == "own" else eager_reader)(model) as read:
+        for text in texts:
+            weights, ids, special, tokens = read(text)
+            marks = [all(unicodedata.category(c)[0] == "P" for c in token) for token in tokens]
+            found = figures(weights.numpy(), np.array(ids), np.array(special, bool), np.array(marks))
+            for name, sums in found.items():
+                kept[name] = kept.get(name, 0) + sums
     return {name: sums[:2] / sums[4] for name, sums in kept.items() if sums[4].any()}
 
 

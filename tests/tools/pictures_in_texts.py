@@ -50,9 +50,8 @@ def tiling(model: Model, file: Path) -> str:
         axes = [axis for pair in prepared.axes.values() for axis in pair if not isinstance(axis, range)]
         for token in {token for axis in axes for token in axis}:
             if token.id in boxes:
-                named.setdefault(token.text.split()[0] if " " in token.text else "patch", []).append(
-                    boxes[token.id]
-                )
+                name = token.text.split()[0] if " " in token.text else "patch"
+                named.setdefault(name, []).append(boxes[token.id])
         if not named:
             return "numbered, with a note" if prepared.notes else "nothing is said"
         good += all(is_tiled(np.array(sorted(boxes))) for boxes in named.values())

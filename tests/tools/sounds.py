@@ -24,6 +24,10 @@ import numpy as np
 import soundfile
 import torch
 import transformers
+from transformers.models.auto import feature_extraction_auto as extractors
+from transformers.models.auto import modeling_auto as auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD
@@ -70,10 +74,6 @@ def own_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 def save(folder: Path, name: str) -> str:
     """A folder with a random model of a type, what prepares its sounds, and words.  -> its class"""
-    from transformers.models.auto import feature_extraction_auto as extractors
-    from transformers.models.auto import modeling_auto as auto
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     recipe = RECIPES.get(name, Recipe())
     settings = CONFIG_MAPPING[name]().to_dict()
     changes = own_settings(settings)
@@ -111,9 +111,6 @@ def save(folder: Path, name: str) -> str:
 
 def find_signs(name: str) -> dict[str, str]:
     """The tokens that the processor of a type puts beside a sound in a text, as it calls them by itself."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
     settings = CONFIG_MAPPING[name]().to_dict()
     if name not in PROCESSOR_MAPPING_NAMES or not any(key in settings for key in SOUND_IDS):
         return {}
@@ -123,8 +120,6 @@ def find_signs(name: str) -> dict[str, str]:
 
 def join(name: str, extractor: Any, words: Any) -> Any:
     """The processor of a type that reads a text and a sound."""
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
     kind = getattr(transformers, PROCESSOR_MAPPING_NAMES[name])
     parts = {"feature_extractor": extractor, "audio_processor": extractor, "tokenizer": words}
     parts["alignment_tokenizer"] = words
@@ -144,14 +139,11 @@ COLUMNS = ("type", "class", "attention", "tokens that hear", "from eager", "else
 
 def types() -> list[str]:
     """The types that are listed with what prepares sounds, or in a table of models that hear."""
-    from transformers.models.auto import feature_extraction_auto as extractors
-    from transformers.models.auto import modeling_auto as auto
-
     heads = ("AUDIO_CLASSIFICATION", "AUDIO_FRAME_CLASSIFICATION", "AUDIO_XVECTOR")
-    tables = ("CTC", "SPEECH_SEQ_2_SEQ", *heads)
-    found = set(extractors.FEATURE_EXTRACTOR_MAPPING_NAMES)
-    for table in tables:
-        found |= set(getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES"))
+    tables = [
+        getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES") for table in ("CTC", "SPEECH_SEQ_2_SEQ", *heads)
+    ]
+    found = set(extractors.FEATURE_EXTRACTOR_MAPPING_NAMES).union(*tables)
     return sorted(found | set(HANDMADE))
 
 
@@ -180,16 +172,12 @@ def measure_eager(model: Model, folder: Path, prepared: ModelInput) -> str:
             **prepared.inputs, **prepared.settings, output_attentions=True
         )
     off = []
-    for kind, names in (
-        ("encoder", ("encoder_attentions", "attentions")),
-        ("decoder", ("decoder_attentions", "attentions")),
-        ("cross", ("cross_attentions",)),
-    ):
+    for kind in ("encoder", "decoder", "cross"):
+        names = (f"{kind}_attentions", *(["attentions"] if kind != "cross" else []))
         seen = next((one for one in keep.maps if one.site.kind == kind), None)
         given = next((maps for maps in (getattr(output, field, None) for field in names) if maps), None)
-        theirs = given[0] if given else None
-        if seen is not None and theirs is not None and theirs[0, :1].shape == seen.weights[0].shape:
-            off.append(float((theirs[0, 0] - seen.weights[0, 0]).abs().max()))
+        if seen is not None and given and given[0][0, :1].shape == seen.weights[0].shape:
+            off.append(float((given[0][0, 0] - seen.weights[0, 0]).abs().max()))
     return f"{max(off):.1e}" if off else "gives none of that shape"
 
 
@@ -220,7 +208,7 @@ def check(name: str, sound: Path) -> list[str]:
         try:
             eager = measure_eager(model, folder, prepared)
         except Exception as error:
-            eager = f"{type(error).__name__}"
+            eager = type(error).__name__
         named = name_tokens(prepared).replace("|", "¦")
         return [name, kind, seen, named, eager, notes.replace(place, "FOLDER")]
 

@@ -315,7 +315,7 @@ def main() -> None:
     for verb in ("record", "recorded"):  # the second one is what the first one starts
         options = verbs.add_parser(verb)
         options.add_argument("folder", type=Path)
-        options.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[2])
+        options.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[3])
         options.add_argument("--only", default="", help="only chains with a command that matches this")
         options.add_argument("--go-on", action="store_true", help="a recording that was interrupted")
         options.add_argument("--processes", action="store_true", help="a process for every command")

@@ -224,6 +224,12 @@ def test_what_is_no_finite_number_has_no_place_in_a_tokens_list():
     assert [bar.label for bar in bars.bars] == ["d", "b"]
 
 
+def test_a_token_that_is_part_of_a_picture_has_its_box_in_the_list_and_no_other_has_one():
+    axis = [Place("cat", 0, 1, id=7), Place("patch", 1, 2, id=9), Place("row", 2, 3)]
+    bars = rank_places(np.array([0.5, 0.3, 0.2]), np.ones(3, bool), axis, 3, {9: (0, 0, 8, 8)}).bars
+    assert [bar.box for bar in bars] == [None, (0, 0, 8, 8), None]
+
+
 @pytest.mark.parametrize(
     ("value", "largest", "text"),
     [

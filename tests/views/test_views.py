@@ -20,7 +20,7 @@ from attnscope.questions.selection import Selection
 from attnscope.text import visible
 from attnscope.views import grid, head_map, heatmap, rank_places, token_view
 from attnscope.views.grid import thumbnail_levels
-from attnscope.views.heads import number
+from attnscope.views.heads import joint_difference, number
 from attnscope.views.heatmap import head_row
 from tests.axes.oracle import hide_special, merge_words
 from tests.render.screen import bare, pixels, printed
@@ -222,6 +222,15 @@ def test_what_is_no_finite_number_has_no_place_in_a_tokens_list():
     weights = np.array([np.inf, 0.2, np.nan, 0.7])
     bars = rank_places(weights, np.array([True, True, True, True]), axis, 10)
     assert [bar.label for bar in bars.bars] == ["d", "b"]
+
+
+def test_a_difference_masks_what_one_text_has_alone_and_what_both_leave_at_zero():
+    one, two, alone = (Place(text, number, number + 1) for number, text in enumerate("abc"))
+    maps = np.array([[0.4, 0.6], [0.0, 0.0]]), np.array([[0.4, 0.0], [0.5, 0.0]])
+    joined = joint_difference(maps, [(one, one), (None, alone), (two, two)], [(one, one), (two, two)])
+    assert joined.allowed.tolist() == [[True, True], [False, False], [True, False]]
+    np.testing.assert_allclose(joined.values, [[0, -0.6], [0, 0], [0.5, 0]], atol=1e-7)
+    assert [place.text for place in joined.queries] == ["a", "+c", "b"]
 
 
 def test_a_token_that_is_part_of_a_picture_has_its_box_in_the_list_and_no_other_has_one():

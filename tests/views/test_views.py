@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.attention import Token
+from attnscope.attention import Head, Token
 from attnscope.axes import Place, places, weights
 from attnscope.errors import SelectionError
 from attnscope.models import load
@@ -20,7 +20,7 @@ from attnscope.questions.selection import Selection
 from attnscope.text import visible
 from attnscope.views import grid, head_map, heatmap, rank_places, token_view
 from attnscope.views.grid import thumbnail_levels
-from attnscope.views.heads import joint_difference, number
+from attnscope.views.heads import joint_difference, maps_by_kind, number
 from attnscope.views.heatmap import head_row
 from tests.axes.oracle import hide_special, merge_words
 from tests.render.screen import bare, pixels, printed
@@ -222,6 +222,15 @@ def test_what_is_no_finite_number_has_no_place_in_a_tokens_list():
     weights = np.array([np.inf, 0.2, np.nan, 0.7])
     bars = rank_places(weights, np.array([True, True, True, True]), axis, 10)
     assert [bar.label for bar in bars.bars] == ["d", "b"]
+
+
+def test_maps_of_several_kinds_have_one_signed_scale_and_name_their_kind() -> None:
+    values = {Head("encoder L0H1"): 0.5, Head("cross L0H0"): -2.0, Head("cross L1H0"): 1.0}
+    maps = maps_by_kind(values, "effect", lead="nats, ")
+    assert [view.title for view in maps.values()] == ["nats, every encoder head", "nats, every cross head"]
+    assert {view.limits for view in maps.values()} == {(-2.0, 2.0)}
+    (alone,) = maps_by_kind({Head("L0H0"): 0.0}, "effect").values()
+    assert (alone.title, alone.limits) == ("every head", (-1.0, 1.0))
 
 
 def test_a_difference_masks_what_one_text_has_alone_and_what_both_leave_at_zero():

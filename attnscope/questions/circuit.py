@@ -82,6 +82,8 @@ class TwoTexts(TwoPasses):
             both = TwoPasses.of(clean, corrupt)
         if not seen:
             raise ModelError(f"{model.name} has no embedding of tokens: circuits are of texts")
+        for each in (both.here, both.there):
+            each.kept.ran.clear()  # its passes run every layer: all pairs are held, their layers need not be
         half = len(seen) // 2  # the other text runs first
         return cls(**vars(both), embeds=(seen[half:], seen[:half]))
 

@@ -83,8 +83,7 @@ def curve_marks(picture: PrintedOptions, room: int) -> str:
 def latex_of(answer: Answer) -> str:
     """The tables of an answer as LaTeX. Raises ``OutputError`` if it has none."""
     from attnscope.render.latex import latex_of_map, latex_of_rows, latex_of_table
-    from attnscope.views import HeadMap
-    from attnscope.views.table import Table
+    from attnscope.views import HeadMap, Table
 
     tables = [latex_of_table(view) for view in answer.views if isinstance(view, Table) and view.rows]
     tables = tables or [latex_of_map(view) for view in answer.views if isinstance(view, HeadMap)]
@@ -101,7 +100,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     from attnscope.render.page.page import PAGE, save_page
     from attnscope.storage import arrays
     from attnscope.storage.files import write_whole
-    from attnscope.views.charts import LayerGraph
+    from attnscope.views import LayerGraph
 
     view = next(iter(answer.pictures.values()), None)
     paged = out.suffix.lower() == PAGE

@@ -22,7 +22,7 @@ import click
 from attnscope.errors import InputError
 
 if TYPE_CHECKING:
-    from attnscope.views.table import Table
+    from attnscope.views import Table
 
 VARIABLE = "ATTNSCOPE_MODEL"
 
@@ -118,7 +118,7 @@ def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> 
 
 def settings_table() -> Table:
     """All settings, by option, and where they are set."""
-    from attnscope.views.table import Column, Table
+    from attnscope.views import Column, Table
 
     rows = tuple((f"--{each.name}", str(each.value), each.origin) for each in read_settings().values())
     places = f"{VARIABLE}, [tool.attnscope] of the project's pyproject.toml, {users_file()}"

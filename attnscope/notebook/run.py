@@ -102,7 +102,7 @@ class Drawing(Display):
 
     def _repr_html_(self) -> str | None:
         """All images stacked, and the heads worth a look; ``None`` if a single image is all."""
-        from attnscope.views.heads import Ranking
+        from attnscope.views import Ranking
 
         rankings = [view for view in self._answer.views if isinstance(view, Ranking)]
         if len(self._images) == 1 and not rankings:

@@ -38,7 +38,7 @@ from attnscope.questions.sentences import kind_title, name_pass
 from attnscope.records import Meaning, Notes, record
 from attnscope.storage.corpus import CorpusText
 from attnscope.text import per_cent, visible
-from attnscope.views.table import Cell, Column, Table
+from attnscope.views import Cell, Column, Table
 
 LIKELIEST = 3  # predictions named at each token
 

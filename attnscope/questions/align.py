@@ -28,8 +28,7 @@ from attnscope.questions.head import loudness
 from attnscope.records import Meaning, Parts, record
 from attnscope.storage.sound import read_sound
 from attnscope.text import visible
-from attnscope.views.charts import SoundMap
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, SoundMap, Table
 
 MARK = "▁"  # word-start marks of vocabulary entries whose decoded text has lost the space
 WIDTH = 7  # frames of the median filter, by default

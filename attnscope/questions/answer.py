@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.axes import Array
 from attnscope.records import plain
-from attnscope.views import View
+from attnscope.views import Drawable, View
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
-    from attnscope.views import Drawable
 
 
 VERSION = 1  # raised by any release that removes a field from an answer, or changes its meaning

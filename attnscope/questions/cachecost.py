@@ -41,10 +41,7 @@ from attnscope.questions.intervention import (
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
 from attnscope.records import Meaning, Notes, csv_rows, record
-from attnscope.views import Drawable
-from attnscope.views.charts import Curve, Curves
-from attnscope.views.heads import head_map
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Curve, Curves, Drawable, Table, head_map
 
 LISTED = 10  # heads that are listed; the map and the numbers have all of them
 

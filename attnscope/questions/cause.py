@@ -34,8 +34,7 @@ from attnscope.questions.intervention import (
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Address, Meaning, Notes, record
-from attnscope.views.heads import maps_by_kind, number
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Table, maps_by_kind, number
 
 How: TypeAlias = Literal["renormalize", "zero", "mean"]
 """Whether the other weights of a row are renormalized, as after a mask, or stay.

@@ -20,7 +20,7 @@ from attnscope.questions.sentences import list_some
 from attnscope.questions.stats import OPERATORS, Condition, Stats, find_heads, parse_conditions
 from attnscope.records import Meaning, derived, read, record
 from attnscope.storage.files import read_json, write_whole
-from attnscope.views.table import Cell, Column, Table
+from attnscope.views import Cell, Column, Table
 
 if TYPE_CHECKING:
     from attnscope.models import Model

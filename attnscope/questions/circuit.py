@@ -36,9 +36,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.questions.stats import measure_heads
 from attnscope.records import Address, Meaning, record
-from attnscope.views import Heatmap
-from attnscope.views.charts import GraphEdge, GraphNode, LayerGraph
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, Table
 
 STEPS = 5  # points on the path from one text's embeddings to the other's at which gradients are taken
 ROUNDING = 1e-4  # tolerance of a share

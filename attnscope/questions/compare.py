@@ -33,9 +33,7 @@ from attnscope.questions.sentences import (
     selected_sites,
 )
 from attnscope.records import MATRIX, Meaning, Notes, Parts, csv_rows, derived, record, rounded
-from attnscope.views import Ranked, Ranking, View
-from attnscope.views.heads import HeadDistances, distance_map
-from attnscope.views.heatmap import HeadPair, Parting, head_pair
+from attnscope.views import HeadDistances, HeadPair, Parting, Ranked, Ranking, View, distance_map, head_pair
 
 NEAREST = 5  # pairs that are listed; --csv has all of them
 

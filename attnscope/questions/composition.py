@@ -16,9 +16,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.kept import TracedModel
 from attnscope.questions.answer import Answer
 from attnscope.records import ADDRESS, Meaning, plain, record
-from attnscope.views import View, head_map
-from attnscope.views.heads import layer_rows
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Table, View, head_map, layer_rows
 
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
 """What the later head computes from the earlier head's output."""

@@ -36,9 +36,7 @@ from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
 from attnscope.records import Address, Meaning, Notes, record
-from attnscope.views import head_map
-from attnscope.views.heads import layer_rows
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Table, head_map, layer_rows
 
 MOST, CHUNK = 4096, 256
 """Tokens tried of a larger vocabulary, evenly spread over it, and tokens tried at a time."""

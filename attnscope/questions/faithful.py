@@ -28,8 +28,7 @@ from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.text import visible
-from attnscope.views.charts import Curve, Curves, Faithful, TokenOrder
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Curve, Curves, Faithful, Table, TokenOrder
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,9 +25,7 @@ from attnscope.questions.parts import Group, TextPart, part_of, word_groups
 from attnscope.questions.selection import Selection
 from attnscope.records import ADDRESS, Meaning, Notes, record
 from attnscope.registry import nearest_name
-from attnscope.views import HeadMap, View, head_map
-from attnscope.views.heads import number, rows_by_kind
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, HeadMap, Table, View, head_map, number, rows_by_kind
 
 HELP = (
     "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "

@@ -29,7 +29,7 @@ from attnscope.records import ADDRESS, Meaning, Notes, plain, record
 from attnscope.registry import nearest_name
 from attnscope.storage.gold import GoldFile, GoldText
 from attnscope.text import round_short
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Table
 
 Error: TypeAlias = Annotated[float | None, Meaning("its standard error over texts")]
 

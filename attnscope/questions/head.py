@@ -22,9 +22,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, head_of, selection_of
 from attnscope.records import Meaning, derived, record
 from attnscope.text import visible
-from attnscope.views import Heatmap, Measured, heatmap
-from attnscope.views.heatmap import HeadRow, head_row
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, HeadRow, Heatmap, Measured, Table, head_row, heatmap
 
 
 @record("a token and its loss")

@@ -28,7 +28,7 @@ from attnscope.models.model import accepts
 from attnscope.questions.answer import Answer
 from attnscope.questions.sentences import note_differences, note_unproved, number_ranges
 from attnscope.records import Meaning, Notes, Parts, derived, record
-from attnscope.views.table import BREAK, Cell, Column, Table
+from attnscope.views import BREAK, Cell, Column, Table
 
 OWN = 64 << 20  # bytes of rows that are processed together, with what is computed from them
 HEADS = 2 / 3  # a pass with one changed head begins at the head's layer: on average this share of a pass

@@ -22,8 +22,7 @@ from attnscope.questions.head import head_picture, pick_head, readings_of
 from attnscope.questions.scene import find_scene, pictures_of
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import lay_over
-from attnscope.views import Described, Grid, Heatmap, TokenView, grid, token_view
-from attnscope.views.token import Scene, place_of
+from attnscope.views import Described, Grid, Heatmap, Scene, TokenView, grid, place_of, token_view
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds

@@ -31,10 +31,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.intervention import KeptLayers, attending_layers, run_keeping_layers
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Address, Meaning, Notes, Parts, derived, record
-from attnscope.views import View
-from attnscope.views.charts import MovedWords, Term, Terms
-from attnscope.views.heads import maps_by_kind
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, MovedWords, Table, Term, Terms, View, maps_by_kind
 
 HEADS = 5  # heads whose words are listed, unless one is named
 WORDS = 8  # words of each head, in each direction

@@ -21,8 +21,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import find_place
 from attnscope.records import Address, Meaning, Notes, record
-from attnscope.views import head_map
-from attnscope.views.charts import Term, Terms
+from attnscope.views import Term, Terms, head_map
 
 ARROW = "->"
 

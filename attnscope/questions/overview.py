@@ -18,8 +18,7 @@ from attnscope.questions.layers import layers_of_maps
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
 from attnscope.records import Meaning, Notes, Parts, record
-from attnscope.views import Grid, Ranked, Ranking, grid
-from attnscope.views.grid import CELLS
+from attnscope.views import CELLS, Grid, Ranked, Ranking, grid
 
 FEWEST = 6  # least tokens for naming patterns
 

@@ -56,7 +56,7 @@ from attnscope.questions.intervention import (
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, quote_text
 from attnscope.records import Meaning, record
-from attnscope.views.heads import head_map, number
+from attnscope.views import head_map, number
 
 What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]  # what can be patched
 

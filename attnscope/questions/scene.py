@@ -12,7 +12,7 @@ from attnscope.axes import HEARD
 from attnscope.models import ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.questions.head import loudness
-from attnscope.views.token import Scene, SceneRegion
+from attnscope.views import Scene, SceneRegion
 
 SPACE = re.compile(r"\s*")
 

@@ -27,10 +27,7 @@ from attnscope.questions.sentences import kind_title, list_some, name_pass, prov
 from attnscope.questions.stats import what_ran
 from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
 from attnscope.text import visible
-from attnscope.views import Heatmap, heatmap
-from attnscope.views.charts import Stack
-from attnscope.views.heads import number
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Heatmap, Stack, Table, heatmap, number
 
 SHORTEST_WIDENED = 128
 """Below this many tokens, rows are read beside the kernel even for parts that the fused pass could sum."""

@@ -29,10 +29,7 @@ from attnscope.questions.sentences import name_pass, provenance, require_selecte
 from attnscope.records import Meaning, Notes, record
 from attnscope.registry import nearest_name
 from attnscope.text import round_short
-from attnscope.views import HeadMap, head_map
-from attnscope.views.charts import Curve, Curves
-from attnscope.views.heads import rows_by_kind
-from attnscope.views.table import Cell, Column, Table
+from attnscope.views import Cell, Column, Curve, Curves, HeadMap, Table, head_map, rows_by_kind
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

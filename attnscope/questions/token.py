@@ -21,8 +21,7 @@ from attnscope.questions.parts import place_names
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
 from attnscope.text import read_number
-from attnscope.views import Bars, Overlay, TokenView, rank_places
-from attnscope.views.token import Edges, describe_box
+from attnscope.views import Bars, Edges, Overlay, TokenView, describe_box, rank_places
 
 
 def find_place(places: Sequence[Place], wanted: str) -> int:

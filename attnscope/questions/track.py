@@ -24,9 +24,7 @@ from attnscope.records import Meaning, Notes, record
 from attnscope.storage.corpus import Corpus
 from attnscope.storage.files import parse_json, write_whole
 from attnscope.text import visible
-from attnscope.views import HeadMap, head_map
-from attnscope.views.charts import Curve, Curves
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Curve, Curves, HeadMap, Table, head_map
 
 LISTED = 6  # heads of each measure that are listed and drawn; --csv and --json have all
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from attnscope.text import END, ISOLATE, clean
-from attnscope.views.heads import HeadMap
-from attnscope.views.table import Cell, Table
+from attnscope.views import Cell, HeadMap, Table
 
 ESCAPED = str.maketrans(
     {

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, table
-from attnscope.views.token import Overlay
+from attnscope.views import Overlay
 
 DIMMED = 0.3  # the share of a picture's brightness that a patch without attention keeps
 GLOW = 0.3  # the share of the colour map's brightness that full attention adds, to show on dark patches

@@ -8,43 +8,12 @@ A view is built once by its function and drawn by any surface of ``attnscope.ren
 
 from typing import TypeAlias
 
-from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Terms
-from attnscope.views.grid import Grid, grid
-from attnscope.views.heads import (
-    AlignedTexts,
-    Described,
-    DistanceMap,
-    HeadDistances,
-    HeadMap,
-    Ranked,
-    Ranking,
-    head_map,
-)
-from attnscope.views.heatmap import SCALES, HeadPair, HeadRow, Heatmap, Measured, Scale, heatmap
-from attnscope.views.table import Table
-from attnscope.views.token import Bars, Overlay, TokenView, rank_places, token_view
-
-__all__ = [
-    "SCALES",
-    "Bars",
-    "Described",
-    "Drawable",
-    "Grid",
-    "HeadMap",
-    "Heatmap",
-    "Measured",
-    "Overlay",
-    "Ranked",
-    "Ranking",
-    "Scale",
-    "TokenView",
-    "View",
-    "grid",
-    "head_map",
-    "heatmap",
-    "rank_places",
-    "token_view",
-]
+from attnscope.views.charts import *
+from attnscope.views.grid import *
+from attnscope.views.heads import *
+from attnscope.views.heatmap import *
+from attnscope.views.table import *
+from attnscope.views.token import *
 
 View: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | HeadPair"

@@ -15,7 +15,7 @@ from attnscope.views.table import Titled
 
 CELLS = 48  # rows and columns of a thumbnail, at most
 SCALE_ENDS = {"row": EACH_ROW, "head": "each head's largest"}  # what full colour stands for, in words
-FEW = 0.1  # if fewer than this share of the heads has a cell above ``FAINT``, each head gets its own scale
+FEW_HEADS = 0.1  # if fewer than this share of the heads has a cell above ``FAINT``, each gets its own scale
 
 
 QUARTER, DARK = 0.25, 0.01
@@ -125,7 +125,7 @@ class Grid(Titled):
             return self.scale
         tops = [_largest(layer).ravel() for layer in self.layers]
         clear = np.concatenate([np.zeros(0), *tops]) > FAINT  # [head]
-        return "head" if clear.size and clear.mean() < FEW else "fixed"
+        return "head" if clear.size and clear.mean() < FEW_HEADS else "fixed"
 
     @cached_property
     def top(self) -> float:

@@ -14,7 +14,7 @@ from attnscope.questions.ablate import ablate
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.render.page.page import graph_page
-from attnscope.views.charts import GraphEdge, GraphNode, LayerGraph
+from attnscope.views import GraphEdge, GraphNode, LayerGraph
 
 TEXT = "The cat sat on the mat"
 OTHER = ["--with-text", "The dog sat on the mat"]

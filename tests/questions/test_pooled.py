@@ -17,7 +17,7 @@ from attnscope.questions.head import one_head
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from attnscope.views.grid import CELLS
+from attnscope.views import CELLS
 from tests.models.folders import eager, gpt2
 
 TOKENS, LONG = 700, 600

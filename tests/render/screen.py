@@ -13,8 +13,8 @@ from attnscope.axes import Place, Weights, weights
 from attnscope.render.colour import STEPS, table
 from attnscope.render.terminal import PrintedView, View, lines
 from attnscope.render.terminal.surface import TONES, Surface, clusters
+from attnscope.views import HeadPair, Parting, head_pair
 from attnscope.views.heads import AlignedTexts, DistanceMap, HeadDistances, distance_map
-from attnscope.views.heatmap import HeadPair, Parting, head_pair
 
 
 def printed(

@@ -18,10 +18,8 @@ from attnscope.models import load
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
 from attnscope.text import visible
-from attnscope.views import grid, head_map, heatmap, rank_places, token_view
-from attnscope.views.grid import thumbnail_levels
-from attnscope.views.heads import joint_difference, maps_by_kind, number
-from attnscope.views.heatmap import head_row
+from attnscope.views import grid, head_row, heatmap, rank_places, thumbnail_levels, token_view
+from attnscope.views.heads import head_map, joint_difference, maps_by_kind, number
 from tests.axes.oracle import hide_special, merge_words
 from tests.render.screen import bare, pixels, printed
 

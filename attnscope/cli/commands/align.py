@@ -169,7 +169,7 @@ def _print_words(result: SpokenText) -> None:
 
     from attnscope.render.terminal import print_view
     from attnscope.text import visible
-    from attnscope.views.table import Table
+    from attnscope.views import Table
 
     console = Console(highlight=False)
     longest = min(LONGEST, max((len(word.text) for word in result.words), default=0))

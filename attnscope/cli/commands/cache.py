@@ -34,7 +34,7 @@ def cache(asked: CacheOptions) -> None:
     from attnscope.private import VARIABLE
     from attnscope.render.terminal import print_view
     from attnscope.storage.cache import cache_folder, clear_passes, list_passes
-    from attnscope.views.table import Column, Table
+    from attnscope.views import Column, Table
 
     folder = cache_folder()
     if folder is None:

@@ -13,7 +13,7 @@ from attnscope.cli.source import read_source
 from attnscope.plugins import GROUPS, load_plugins
 
 if TYPE_CHECKING:
-    from attnscope.views.table import Table
+    from attnscope.views import Table
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -39,7 +39,7 @@ class AuditOptions(Group):
 
 def plugins_table() -> Table:
     """The installed plugins, what each adds, and what is wrong with it."""
-    from attnscope.views.table import Column, Table
+    from attnscope.views import Column, Table
 
     found = [each for group in GROUPS for each in load_plugins(group)]
     rows = [(each.group, each.name, each.package, each.fault or "loaded") for each in found]
@@ -106,7 +106,7 @@ def info(
     from attnscope.questions.audit import audit
     from attnscope.questions.copying import measure_copying, of_copying
     from attnscope.questions.info import describe_model, of_survey, survey_model
-    from attnscope.views.table import Column, Table
+    from attnscope.views import Column, Table
 
     given = read_source(source, model)
     with given.reading(cached=False, predicting=asked.copying) as (loaded, prepared):

@@ -50,7 +50,7 @@ def loss(asked: LossOptions) -> None:
     from attnscope.questions.answer import Answer
     from attnscope.questions.loss import measure_loss
     from attnscope.training.data import Lines
-    from attnscope.views.table import Column, Table
+    from attnscope.views import Column, Table
 
     if asked.name in BUNDLED or is_encoder_folder(Path(asked.name)):
         mean, of, vocabulary = _ours(asked)

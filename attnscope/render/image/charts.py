@@ -14,9 +14,8 @@ from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import BELOW, GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
 from attnscope.render.overlay import blend, full_light, resize
 from attnscope.text import clean, round_short
+from attnscope.views import Bar, Bars, HeadMap, Overlay, TokenView
 from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Term, Terms
-from attnscope.views.heads import HeadMap
-from attnscope.views.token import Bar, Bars, Overlay, TokenView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,12 +25,9 @@ from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import Style
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
-from attnscope.views import Drawable
+from attnscope.views import Drawable, Grid, HeadPair, HeadRow, Heatmap, TokenView
 from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Terms
-from attnscope.views.grid import Grid
 from attnscope.views.heads import DistanceMap, HeadDistances, HeadMap
-from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
-from attnscope.views.token import TokenView
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -13,9 +13,8 @@ from attnscope.axes import Array
 from attnscope.render.colour import DIVERGING, choose_map, is_light, steps, table
 from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import GREY, NORMAL, POINT, QUIET, ROOM, SMALL, Style
+from attnscope.views import DistanceMap, HeadDistances, HeadMap, HeadPair, HeadRow, Heatmap
 from attnscope.views.grid import Grid, thumbnail_levels
-from attnscope.views.heads import DistanceMap, HeadDistances, HeadMap
-from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

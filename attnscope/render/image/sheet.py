@@ -19,8 +19,7 @@ from attnscope.errors import SelectionError
 from attnscope.render.colour import STEPS, table
 from attnscope.render.wrapping import balance_lines, fill_lines
 from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, title_words
-from attnscope.views import Drawable
-from attnscope.views.heatmap import Measured
+from attnscope.views import Drawable, Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,10 +25,7 @@ from attnscope.render.image.draw import drawing, encode
 from attnscope.render.overlay import DIMMED, GLOW
 from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
-from attnscope.views import Described, Drawable
-from attnscope.views.charts import LayerGraph
-from attnscope.views.heatmap import FAINT, FEW
-from attnscope.views.token import Scene
+from attnscope.views import FAINT, FEW, Described, Drawable, LayerGraph, Scene
 
 if TYPE_CHECKING:
     from attnscope.questions.layers import AllHeads

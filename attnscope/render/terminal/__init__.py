@@ -20,13 +20,8 @@ from rich.segment import Segment, Segments
 
 from attnscope.render.terminal import charts, grid, heatmap
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, strip_end
-from attnscope.views import View
-from attnscope.views.charts import Curves, Stack, Terms
-from attnscope.views.grid import Grid
+from attnscope.views import Curves, Grid, HeadPair, HeadRow, Heatmap, Stack, Table, Terms, TokenView, View
 from attnscope.views.heads import AlignedTexts, DistanceMap, HeadMap, Ranking
-from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
-from attnscope.views.table import Table
-from attnscope.views.token import TokenView
 
 TEXT_OF = itemgetter(0)  # a segment's text; called ten thousand times per frame
 

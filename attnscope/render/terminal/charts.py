@@ -21,10 +21,8 @@ from attnscope.render.overlay import blend, full_light, resize
 from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import clean, isolate, round_short, visible
+from attnscope.views import BREAK, AlignedTexts, Bars, Cell, Overlay, Ranking, Step, Table, TokenView
 from attnscope.views.charts import Curves, MovedWords, Stack, Term, Terms
-from attnscope.views.heads import AlignedTexts, Ranking, Step
-from attnscope.views.table import BREAK, Cell, Table
-from attnscope.views.token import Bars, Overlay, TokenView
 
 INDENT = 2  # least columns before a command; indented like a head's reason if there is room
 

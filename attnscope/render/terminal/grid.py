@@ -15,7 +15,7 @@ from rich.segment import Segment
 from attnscope.axes import Array
 from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, TONES, Line, Palette, Surface
-from attnscope.views.grid import CELLS, Grid, thumbnail_levels
+from attnscope.views import CELLS, Grid, thumbnail_levels
 
 SCREEN = 48  # lines for all heads without a screen
 CLEAR = 5  # columns and half-lines at which a thumbnail shows most of its detail

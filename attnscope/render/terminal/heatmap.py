@@ -27,8 +27,7 @@ from attnscope.render.terminal.surface import (
     Surface,
 )
 from attnscope.text import isolate
-from attnscope.views.heads import DistanceMap, HeadMap
-from attnscope.views.heatmap import HeadPair, HeadRow, Heatmap
+from attnscope.views import DistanceMap, HeadMap, HeadPair, HeadRow, Heatmap
 
 NUMBERED = 4  # columns of a cell with its number
 

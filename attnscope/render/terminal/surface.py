@@ -21,7 +21,7 @@ from attnscope.axes import Array
 from attnscope.render.colour import STEPS, choose_map, is_light, table, terminal_colours
 from attnscope.render.wrapping import balance_lines, fill_lines
 from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes
-from attnscope.views.heatmap import Measured
+from attnscope.views import Measured
 
 JOINER = "\u200d"
 

@@ -25,9 +25,7 @@ from attnscope.render.image import sheet as fonts
 from attnscope.render.image.draw import encode_png
 from attnscope.render.image.maps import MASKED, _beside_dots, _overlap, mosaic
 from attnscope.render.image.sheet import LABEL_COLUMN, READABLE, ROW, labels
-from attnscope.views import Measured, grid, head_map, heatmap, token_view
-from attnscope.views.charts import Curve, Curves, Stack
-from attnscope.views.heatmap import head_row
+from attnscope.views import Curve, Curves, Measured, Stack, grid, head_map, head_row, heatmap, token_view
 from tests.render.screen import all_heads, bare, distance_table, pair, random_head, tokens
 
 

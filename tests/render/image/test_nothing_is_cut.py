@@ -15,11 +15,9 @@ from attnscope.cli.deliver import dress
 from attnscope.cli.options import PrintedOptions
 from attnscope.errors import OutputError
 from attnscope.render.image import Album, draw, drawing, save_image
-from attnscope.views import Measured, TokenView, grid, head_map, heatmap, token_view
+from attnscope.views import Measured, Overlay, TokenView, grid, head_row, heatmap, token_view
 from attnscope.views.charts import Curve, Curves, Stack
-from attnscope.views.heads import DistanceMap, distance_map
-from attnscope.views.heatmap import head_row
-from attnscope.views.token import Overlay
+from attnscope.views.heads import DistanceMap, distance_map, head_map
 from tests.render.screen import all_heads, bare, pair, random_head, tokens
 
 WIDTHS = (1, 2, 3.3, 7, 10)

@@ -13,7 +13,7 @@ from PIL import Image
 from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED, places, weights
 from attnscope.render.page.page import LOSSLESS, SIDE, Page, data_uri
-from attnscope.views.token import Scene, SceneRegion
+from attnscope.views import Scene, SceneRegion
 from tests.render.page.browser import MARKS, write_page
 from tests.render.page.test_page import content
 

@@ -18,8 +18,7 @@ from attnscope.errors import SelectionError
 from attnscope.render.pixels import print_views
 from attnscope.render.terminal import PrintedView, lines
 from attnscope.render.terminal.surface import Surface
-from attnscope.views import Measured, Ranked, Ranking, grid, head_map, heatmap, token_view
-from attnscope.views.heads import distance_map
+from attnscope.views import Measured, Ranked, Ranking, distance_map, grid, head_map, heatmap, token_view
 from tests.render.screen import (
     aligned,
     all_heads,

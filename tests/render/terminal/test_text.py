@@ -28,7 +28,7 @@ from attnscope.render.terminal.surface import (
 )
 from attnscope.render.wrapping import balance_lines
 from attnscope.text import isolate, isolate_lines, isolate_quotes, visible
-from attnscope.views.table import Column, Table
+from attnscope.views import Column, Table
 from tests.render.test_colour import linear
 
 

@@ -15,23 +15,28 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError, OutputError, SelectionError
+from attnscope.measures import DEFAULT, MEASURES
+from attnscope.questions.answer import Answer
+from attnscope.questions.check import Verdict, claim
+from attnscope.questions.head import OneHead, of_head, one_head
+from attnscope.questions.layers import all_heads, whole_layers
+from attnscope.questions.overview import of_overview, overview
+from attnscope.questions.selection import Selection, head_of
+from attnscope.questions.stats import Stats, measure_heads, of_stats
+from attnscope.questions.token import of_token, one_token
+from attnscope.storage.files import write_whole
+from attnscope.views import Ranking
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # questions that load torch are imported when they are asked
     from matplotlib.axes import Axes
     from rich.console import Console
 
     from attnscope.axes import Array
-    from attnscope.models.inputs import ModelInput
+    from attnscope.models import Model, ModelInput
     from attnscope.models.kept import TracedModel
-    from attnscope.models.model import Model
     from attnscope.models.request import InputRequest
-    from attnscope.questions.answer import Answer
     from attnscope.questions.cause import How
-    from attnscope.questions.check import Verdict
-    from attnscope.questions.head import OneHead
     from attnscope.questions.patching import What
-    from attnscope.questions.selection import Selection
-    from attnscope.questions.stats import Stats
 
 
 class Display:
@@ -102,8 +107,6 @@ class Drawing(Display):
 
     def _repr_html_(self) -> str | None:
         """All images stacked, and the heads worth a look; ``None`` if a single image is all."""
-        from attnscope.views import Ranking
-
         rankings = [view for view in self._answer.views if isinstance(view, Ranking)]
         if len(self._images) == 1 and not rankings:
             return None
@@ -163,9 +166,6 @@ class FigureTable(Drawing):
     """The figures of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
 
     def __init__(self, measured: Stats) -> None:
-        from attnscope.measures import MEASURES
-        from attnscope.questions.stats import of_stats
-
         taken = {name for head in measured.heads for name in head.figures}
         names = [name for name in MEASURES if name in taken]
         super().__init__(of_stats(measured, measured.heads, names, None))
@@ -202,8 +202,6 @@ class HeadsPage(Display):
 
     def save(self, path: str | Path) -> None:
         """Write the page. Raises ``OutputError``."""
-        from attnscope.storage.files import write_whole
-
         write_whole(path, self.html.encode())
 
     def __repr__(self) -> str:
@@ -229,8 +227,6 @@ def _html_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _select(head: Head | str | None = None, **asked: Any) -> Selection:
     """The selection; a head by ``Head`` or as text. Raises ``SelectionError``."""
-    from attnscope.questions.selection import Selection, head_of
-
     if head is not None and not isinstance(head, (Head, str)):
         raise SelectionError(f"{head!r} is not a head: write its address, like 'L2H1'")
     return Selection(None if head is None else head_of(head), **asked)
@@ -238,8 +234,6 @@ def _select(head: Head | str | None = None, **asked: Any) -> Selection:
 
 def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
     """One head, or several."""
-    from attnscope.questions.selection import head_of
-
     return [head_of(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
 
 
@@ -303,8 +297,6 @@ class Run(Display):
         self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
     ) -> Drawing:
         """Every head as a thumbnail, and those most worth a look."""
-        from attnscope.questions.overview import of_overview, overview
-
         result = overview(*self._given, _select(words=words, hide_special=hide_special))
         return Drawing(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
 
@@ -319,8 +311,6 @@ class Run(Display):
         cmap: str | None = None,
     ) -> HeadDrawing:
         """One head by its address, ``"L2H1"`` or ``"cross L0H3"``; cells below ``min_weight`` are hidden."""
-        from attnscope.questions.head import of_head, one_head
-
         asked = _select(head=head, words=words, hide_special=hide_special, scale=scale, min_weight=min_weight)
         result = one_head(*self._given, asked)
         return HeadDrawing(of_head(result), result, self._pass.weights(result.figures.address), cmap)
@@ -335,16 +325,11 @@ class Run(Display):
         cmap: str | None = None,
     ) -> Drawing:
         """What a token looks at and which tokens look at it, in one head or on average over all."""
-        from attnscope.questions.token import of_token, one_token
-
         asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
         return Drawing(of_token(one_token(*self._given, asked)), cmap)
 
     def stats(self, measures: Sequence[str] | None = None) -> FigureTable:
         """The figures of every head, ordered by the role's lift; ``measures`` alone take less time."""
-        from attnscope.measures import DEFAULT
-        from attnscope.questions.stats import measure_heads
-
         names = DEFAULT if measures is None else tuple(dict.fromkeys(measures))
         measured = measure_heads(*self._given, _select(), names=names)
         return FigureTable(replace(measured, heads=tuple(measured.meeting(()))))
@@ -484,10 +469,6 @@ class Run(Display):
 
     def check(self, *claims: str) -> tuple[Verdict, ...]:
         """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
-        from attnscope.measures import DEFAULT
-        from attnscope.questions.check import claim
-        from attnscope.questions.stats import measure_heads
-
         _need_texts(claims, "a claim, like 'L2H1.previous > 0.9'")
         asked = [claim(each) for each in claims]
         names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
@@ -503,7 +484,6 @@ class Run(Display):
         cmap: str | None = None,
     ) -> HeadsPage:
         """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden."""
-        from attnscope.questions.layers import all_heads
         from attnscope.render.page.page import page_of
 
         asked = _select(words=words, hide_special=hide_special, min_weight=min_weight)
@@ -513,7 +493,6 @@ class Run(Display):
     def save(self, path: str | Path) -> None:
         """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...)."""
         from attnscope.models.keeping import keep_trace
-        from attnscope.questions.layers import all_heads, whole_layers
         from attnscope.render.image import FORMATS
         from attnscope.render.page.page import PAGE, save_page
         from attnscope.storage.arrays import FORMATS as DATA

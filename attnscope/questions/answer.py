@@ -1,16 +1,18 @@
-"""An answer: its views, and its numbers as plain data for JSON."""
+"""An answer: its views, its numbers as plain data for JSON, and the JSON Schema of these."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from attnscope.axes import Array
-from attnscope.records import plain
+from attnscope.records import PRINTED, Meaning, plain, schema, shaped
 from attnscope.views import Drawable, View
 
 if TYPE_CHECKING:
@@ -18,11 +20,6 @@ if TYPE_CHECKING:
 
 
 VERSION = 1  # raised by any release that removes a field from an answer, or changes its meaning
-
-
-def name_schema(command: str) -> str:
-    """The name of a command's ``--json`` schema, with its version."""
-    return f"urn:attnscope:{command}:{VERSION}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,3 +55,45 @@ def csv_rows(entries: Iterable[object], names: Sequence[str]) -> Iterator[tuple[
     """A header and a row an entry; ``head.layer`` is a column ``layer``."""
     yield tuple(name.rpartition(".")[2] for name in names)
     yield from map(attrgetter(*names), entries)
+
+
+UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")
+"""The commands that never show weighed attention."""
+
+OF_TEXT = {"where": shaped(str, Meaning("the place of the text in its corpus (--jsonl); else absent"))}
+
+WEIGHED = {
+    "weigh": shaped(str, Meaning("what the weights are weighed by (--weigh); absent where they are not")),
+    "target": shaped(
+        str, Meaning("the prediction that a gradient is of (--target); absent where none was named")
+    ),
+}
+
+
+def name_schema(command: str) -> str:
+    """The name of a command's ``--json`` schema, with its version."""
+    return f"urn:attnscope:{command}:{VERSION}"
+
+
+def printed_records() -> dict[str, list[Any]]:
+    """The records that each command may print with ``--json``; imports every question."""
+    for module in iter_modules([str(Path(__file__).parent)]):
+        import_module(f"attnscope.questions.{module.name}")
+    return dict(sorted(PRINTED.items()))
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """The schema of what a command prints with ``--json``."""
+    name = name_schema(command)
+    first = {"schema": {"const": name, "description": "the name of this schema, and its version behind it"}}
+    more = ({} if command in UNWEIGHED else WEIGHED) | (OF_TEXT if command == "stats" else {})
+    shapes = [
+        shape | {"properties": first | shape["properties"] | more, "required": ["schema", *shape["required"]]}
+        for shape in map(schema, printed_records()[command])
+    ]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": name,
+        "title": f"attnscope {command} --json",
+        **(shapes[0] if len(shapes) == 1 else {"anyOf": shapes}),
+    }

@@ -1,15 +1,18 @@
-"""Every head in full: whole layers, for a page or for other programs."""
+"""Every head in full: whole layers, for a page or for other programs, and the manifest of an export."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from attnscope.attention import Head
+from attnscope import __version__
+from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import Coarsen, RowObserver, SharedRows
@@ -22,6 +25,8 @@ from attnscope.questions.head import head_picture, pick_head, readings_of
 from attnscope.questions.scene import find_scene, pictures_of
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import lay_over
+from attnscope.records import Meaning, Notes, Parts, record
+from attnscope.storage.trace.layout import About
 from attnscope.views import Described, Grid, Heatmap, Scene, TokenView, grid, place_of, token_view
 
 if TYPE_CHECKING:
@@ -239,3 +244,97 @@ def by_layer(heads: Iterable[HeadFigures]) -> dict[tuple[str, int], tuple[HeadFi
         place = head.site.kind, head.site.layer
         figures[place] = (*figures.get(place, ()), head)
     return figures
+
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")
+"""Packages on which the bytes of an export may depend; the manifest has their versions."""
+
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
+AxisText = Annotated[int | None, Meaning("its place in texts; null where the axis is no text")]
+
+
+@record("a text")
+class ExportedText:
+    """The tokens of a text."""
+
+    tokens: Annotated[tuple[str, ...], Meaning("its tokens")]
+    ids: Annotated[tuple[int, ...], Meaning("their numbers", shape=INTEGERS)]
+
+
+@record("the axes of a kind")
+class ExportedAxes:
+    """Which texts the rows and columns of a kind of attention are."""
+
+    queries: AxisText
+    keys: AxisText
+
+
+@record("a file")
+class ExportedFile:
+    """A file, and the head or the layer that it shows, if only one."""
+
+    name: Annotated[str, Meaning("its name")]
+    bytes: Annotated[int, Meaning("its size")]
+    sha256: Annotated[str, Meaning("its checksum")]
+    kind: Annotated[str | None, Meaning("where a model has several", optional=True, shape=Kind)] = None
+    layer: Annotated[int | None, Meaning("the layer that it shows", optional=True, shape=int)] = None
+    head: Annotated[int | None, Meaning("the head that it shows", optional=True, shape=int)] = None
+
+
+@record("the manifest of an export", "export")
+class Manifest:
+    """Everything in an export, and where it comes from, without anything that differs from run to run."""
+
+    attnscope: Annotated[str, Meaning("the release that wrote it")]
+    command: Annotated[str | None, Meaning("what was typed")]
+    weigh: Annotated[str | None, Meaning("what the weights are weighed by", optional=True)]
+    model: Annotated[About, Meaning("the model")]
+    versions: Annotated[Mapping[str, str], Meaning("of what the bytes may depend on")]
+    texts: Annotated[tuple[ExportedText, ...], Meaning("the texts on the axes")]
+    kinds: Annotated[Mapping[Kind, ExportedAxes], Meaning("by kind of attention")]
+    record: Annotated[Record, Parts(sites="every attention call")]
+    notes: Notes
+    warnings: Annotated[tuple[str, ...], Meaning("what to know about the pictures")]
+    files: Annotated[tuple[ExportedFile, ...], Meaning("every file")]
+
+
+def write_down(
+    model: Model,
+    prepared: ModelInput,
+    layers: WholeLayers,
+    command: str | None,
+    warnings: tuple[str, ...],
+    files: tuple[ExportedFile, ...],
+) -> Manifest:
+    """The manifest of whole layers that were written to files."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from attnscope.models.keeping import describe_model
+
+    texts: dict[ExportedText, int] = {}
+
+    def number(axis: Axis) -> int | None:
+        tokens = [token for token in axis if isinstance(token, Token)]
+        text = ExportedText(tuple(token.text for token in tokens), tuple(token.id for token in tokens))
+        return texts.setdefault(text, len(texts)) if tokens else None
+
+    kinds = {
+        kind: ExportedAxes(*map(number, axes)) for kind, axes in prepared.axes.items() if kind in layers.kinds
+    }
+    versions = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[library] = version(library)
+    return Manifest(
+        attnscope=__version__,
+        command=command,
+        weigh=None if model.weigh == "raw" else model.weigh,
+        model=describe_model(model),
+        versions=versions,
+        texts=tuple(texts),
+        kinds=kinds,
+        record=layers.record,
+        notes=layers.notes,
+        warnings=warnings,
+        files=files,
+    )

@@ -15,8 +15,7 @@ from attnscope.axes import Weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
-from attnscope.questions.layers import AllHeads, WholeLayers, all_heads
-from attnscope.questions.manifest import ExportedFile, write_down
+from attnscope.questions.layers import AllHeads, ExportedFile, WholeLayers, all_heads, write_down
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import number_ranges
 from attnscope.questions.token import SeenToken, see_token

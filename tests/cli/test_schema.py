@@ -7,8 +7,7 @@ import jsonschema
 import pytest
 
 from attnscope.cli.commands import NAMES, find_command
-from attnscope.questions.answer import VERSION
-from attnscope.questions.schemas import ANSWERS
+from attnscope.questions.answer import VERSION, printed_records
 from tests.models.folders import t5
 from tests.models.images import picture, vision
 
@@ -90,7 +89,7 @@ def test_images_and_pairs_too(run, tmp_path):
     validate(run("info", folder, "--json"), "info", run)
 
 
-@pytest.mark.parametrize("command", ANSWERS)
+@pytest.mark.parametrize("command", printed_records())
 def test_every_field_is_described_and_the_version_told(run, command):
     schema = schema_of(command, run)
     assert schema["$id"] == f"urn:attnscope:{command}:{VERSION}"
@@ -109,7 +108,7 @@ def test_every_field_is_described_and_the_version_told(run, command):
 
 def test_every_command_with_json_has_a_schema():
     with_json = {name for name in NAMES if any("--json" in word.names for word in find_command(name).words)}
-    assert with_json == set(ANSWERS)
+    assert with_json == set(printed_records())
 
 
 def test_an_audit_that_finds_what_mixes_tokens_too(run, tmp_path):

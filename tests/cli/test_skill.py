@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.cli.commands import find_command
 from attnscope.cli.commands.skill import SKILL
-from attnscope.questions.schemas import ANSWERS, schema_of
+from attnscope.questions.answer import printed_records, schema_of
 
 TEXT = "The cat sat on the mat."
 ROWS = [
@@ -37,7 +37,7 @@ def test_each_command_of_the_skill_has_its_options_and_its_fields(command, told)
             known = {option for parameter in find_command(name).params for option in parameter.opts}
             assert {word.strip("[]") for word in words if re.match(r"\[?--?\w", word)} <= known
     name = re.search(r"`(\w+)", command)[1]
-    have = fields(schema_of(name)) | {"NAME", "query", "key"} if name in ANSWERS else set()
+    have = fields(schema_of(name)) | {"NAME", "query", "key"} if name in printed_records() else set()
     for each in re.findall(r"`([^`]+)`", told):
         assert set(re.findall(r"\w+", each)) <= have, f"{name} has no {each}"
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import attnscope
-from attnscope.notebook.server import make_server
+from attnscope.cli.commands.mcp import make_server
 
 mcp = pytest.importorskip("mcp")
 

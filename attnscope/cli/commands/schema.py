@@ -26,7 +26,8 @@ def schema(asked: SchemaOptions) -> None:
     attnscope schema show
     attnscope schema stats
     """
-    from attnscope.questions.schemas import ANSWERS, schema_of
+    from attnscope.questions.answer import printed_records, schema_of
 
-    refuse(asked.of not in ANSWERS, "COMMAND", f"{asked.of!r} has no schema: there are {', '.join(ANSWERS)}")
+    known = printed_records()
+    refuse(asked.of not in known, "COMMAND", f"{asked.of!r} has no schema: there are {', '.join(known)}")
     print_plain(schema_of(asked.of), indent=2 if sys.stdout.isatty() else None)

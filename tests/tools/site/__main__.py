@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import attnscope
 from attnscope.measures import MEASURES, explain
 from attnscope.notebook.run import Run
-from attnscope.questions.schemas import ANSWERS, schema_of
+from attnscope.questions.answer import printed_records, schema_of
 from tests.tools.readme import ROOT
 
 CONFIG, WORKER = (Path(__file__).with_name(name) for name in ("mkdocs.yml", "iframe-worker.js"))
@@ -131,7 +131,7 @@ def _described(name: str, what: object, mark: str) -> Iterator[str]:
 def schemas() -> Iterator[str]:
     """What each command prints with ``--json``."""
     yield "# JSON\n\nWhat `attnscope schema COMMAND` prints.\n"
-    for command in ANSWERS:
+    for command in printed_records():
         shape = json.dumps(schema_of(command), indent=1, ensure_ascii=False)
         yield f"## {command}\n\n```json\n{shape}\n```\n"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnscope.capture.known_passes import KnownPasses
-    from attnscope.capture.observers import CoarseMap, Coarsen, Keep, Kept, RowSum, RowSums
+    from attnscope.capture.observers import Coarsen, Keep, Kept, RowSums
     from attnscope.capture.record import (
         FUSED,
         Failure,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FUSED",
-    "CoarseMap",
     "Coarsen",
     "Failure",
     "Keep",
@@ -35,7 +34,6 @@ __all__ = [
     "Observer",
     "Record",
     "Replay",
-    "RowSum",
     "RowSums",
     "SiteRecord",
     "Steps",
@@ -44,7 +42,7 @@ __all__ = [
 
 _HOMES = {
     "known_passes": ("KnownPasses",),
-    "observers": ("CoarseMap", "Coarsen", "Keep", "Kept", "RowSum", "RowSums"),
+    "observers": ("Coarsen", "Keep", "Kept", "RowSums"),
     "recorder": ("recording",),
     "record": ("FUSED", "Failure", "LayerWithoutAttention", "Observer", "Record", "Replay", "SiteRecord"),
     "rows.steps": ("Steps",),

@@ -77,8 +77,10 @@ class SharedRows:
         readings = [reading for each in self.observers if (reading := each.begin(attention)) is not None]
         if not readings:
             return
-        step = max(1, min(reading.step for reading in readings))
-        for start, stop in _blocks(len(attention.queries), readings, step):
+        wanted: set[int] = set()
+        for reading in readings:
+            wanted.update(range(len(attention.queries)) if reading.wanted is None else reading.wanted)
+        for start, stop in _blocks(sorted(wanted), max(1, min(reading.step for reading in readings))):
             rows, allowed = attention.rows(start, stop), attention.allowed(start, stop)
             for reading in readings:
                 reading.add(rows, allowed, start)
@@ -91,16 +93,10 @@ def rows_at_a_time(attention: Attention, weights: int) -> int:
     return max(1, weights // max(1, attention.batch * attention.heads * len(attention.keys)))
 
 
-def _blocks(size: int, readings: Sequence[Reading], step: int) -> Iterator[tuple[int, int]]:
-    """Begins and ends of blocks that contain all wanted rows, and few others."""
-    wanted: set[int] = set()
-    for reading in readings:
-        if reading.wanted is None:
-            yield from ((start, min(size, start + step)) for start in range(0, size, step))
-            return
-        wanted.update(reading.wanted)
-    start = last = min(wanted, default=0)
-    for row in sorted(wanted):
+def _blocks(wanted: Sequence[int], step: int) -> Iterator[tuple[int, int]]:
+    """Begins and ends of blocks that contain all wanted rows, which ascend, and few others."""
+    start = last = wanted[0] if wanted else 0
+    for row in wanted:
         if row - last > NEAR or row - start >= step:
             yield start, last + 1
             start = row
@@ -377,45 +373,22 @@ class Keep:
         self.maps.append(Kept(attention.site, heads, weights.detach().clone(), allowed, *axes))
 
 
-@dataclass(frozen=True)
-class RowSum:
-    """The smallest and the largest row sum of one attention call, over its rows with an open key.
+@dataclass(eq=False)
+class RowSums:
+    """The smallest and the largest row sum of every call, over its rows with an open key, read in blocks.
 
     Less than 1: the rest went to a sink without a token. Not 1 and no sink: the model scales its weights
     after the softmax.
     """
 
-    site: Site
-    low: float
-    high: float
+    ranges: dict[Site, tuple[float, float]] = field(default_factory=dict)
 
-
-@dataclass(eq=False)
-class RowSums(RowObserver):
-    """Records the range of row sums of every call in ``sums``; computes all rows once, in blocks."""
-
-    sums: list[RowSum] = field(default_factory=list)
-
-    def begin(self, attention: Attention) -> _Sums:
-        """Begin to read a call."""
-        return _Sums(self.sums, attention.site, rows_at_a_time(attention, BLOCK))
-
-
-@dataclass(eq=False)
-class _Sums:
-    sums: list[RowSum]
-    site: Site
-    step: int
-    wanted: None = None
-    low: float = inf
-    high: float = -inf
-
-    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
-        sums = rows.float().sum(-1)  # [batch, head, row]
-        alive = allowed.any(-1).expand_as(sums)
-        if bool(alive.any()):
-            self.low = min(self.low, float(sums[alive].min()))
-            self.high = max(self.high, float(sums[alive].max()))
-
-    def end(self) -> None:
-        self.sums.append(RowSum(self.site, self.low, self.high))
+    def observe(self, attention: Attention) -> None:
+        """Read the rows of one call."""
+        low, high = inf, -inf
+        for start, stop in _blocks(range(len(attention.queries)), rows_at_a_time(attention, BLOCK)):
+            sums = attention.rows(start, stop).float().sum(-1)  # [batch, head, row]
+            sums = sums[attention.allowed(start, stop).any(-1).expand_as(sums)]
+            if len(sums):
+                low, high = min(low, float(sums.min())), max(high, float(sums.max()))
+        self.ranges[attention.site] = low, high

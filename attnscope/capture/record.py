@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Protocol
 
 from attnscope.attention import Attention, Site, Source
@@ -82,24 +82,13 @@ class SiteRecord:
     @staticmethod
     def of(attention: Attention, step: int = 0) -> SiteRecord:
         """The record of one attention call."""
-        same = [
-            "site",
-            "source",
-            "kernel",
-            "batch",
-            "heads",
-            "key_heads",
-            "offset",
-            "window",
-            "refusal",
-            "difference",
-        ]
+        same = {each.name for each in fields(SiteRecord)} - {"queries", "keys", "step", "dtype"}
         return SiteRecord(
             step=step,
             queries=len(attention.queries),
             keys=len(attention.keys),
             dtype=str(attention.dtype).removeprefix("torch."),
-            **{name: getattr(attention, name) for name in (*same, "refusal", "difference")},
+            **{name: getattr(attention, name) for name in same},
         )
 
 

@@ -277,10 +277,8 @@ def survey_model(model: Model, prepared: ModelInput) -> Survey:
     reported = {kind: _reported_weights(outputs, kind) for kind in OWN_NAMES}
     sums, compared = RowSums(), _Compared(reported, prepared.lead)
     record = model.run(prepared, [sums, compared])
-    ranges = {row_sum.site: row_sum for row_sum in sums.sums}
     sightings = [
-        Sighting(site, ranges[site.site].low, ranges[site.site].high, *compared.verdict(site.site))
-        for site in record.sites
+        Sighting(site, *sums.ranges[site.site], *compared.verdict(site.site)) for site in record.sites
     ]
     return Survey(
         tuple(sightings),

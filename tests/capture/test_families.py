@@ -103,7 +103,6 @@ EXACT = {
 }
 LAID_OUT = {
     "longformer": "windows, the global token in front",
-    "pegasus_x": "the blocks of the others",
     "swin": "the windows, blocks or chosen queries by themselves",
     "t5gemma2": "the keys of one of two sequences",
     "wavlm": "the mean over the heads",

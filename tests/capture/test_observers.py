@@ -10,7 +10,7 @@ import torch
 
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
-from attnscope.capture import Coarsen, Keep, RowSums, observers, recording
+from attnscope.capture import Coarsen, Keep, observers, recording
 from attnscope.capture.observers import Rows, Sample, SharedRows, cells
 from attnscope.capture.recorder import AttentionMode
 from attnscope.models import load
@@ -230,14 +230,13 @@ def test_weights_that_are_no_numbers_count_as_none_and_are_counted():
 def test_observers_of_blocks_of_other_sizes_read_each_row_once(monkeypatch):
     monkeypatch.setattr(observers, "BLOCK", 3 * 24 * 5)
     seen = attention()
-    sums, coarsen, sample = RowSums(), Coarsen(cells(7)), Sample(lambda _: Rows([[1], [22]]))
-    SharedRows([sums, coarsen, sample]).observe(seen)
+    coarsen, sample = Coarsen(cells(7)), Sample(lambda _: Rows([[1], [22]]))
+    SharedRows([coarsen, sample]).observe(seen)
     assert seen.read.read == [(0, 5), (5, 10), (10, 15), (15, 20), (20, 24)]
     alone = Coarsen(cells(7))
     alone.observe(attention())
     assert torch.allclose(coarsen.maps[0].values, alone.maps[0].values, atol=1e-7)
     assert torch.equal(sample.maps[0].values, seen.read.weights[:, :, [1, 22]])
-    assert (sums.sums[0].low, sums.sums[0].high) == pytest.approx((1, 1), abs=1e-5)
 
 
 def test_heads_that_are_not_meant_are_not_computed():

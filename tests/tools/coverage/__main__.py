@@ -74,6 +74,7 @@ KNOWN = {
     "mt5": rounding("2.8e-5", "6.2e-14"),
     "muse_spark": rounding("1.4e-5", "1.6e-6", LEFT),
     "paligemma": OPEN,
+    "pegasus_x": "its blocks and its global tokens are named, not shown",
     "phi4_multimodal_vision": f"{CAUSAL}, and torch's kernel does likewise with unit values",
     "pop2piano": rounding("1.0e-5", "2.4e-14"),
     "reformer": "its chunks of keys are not followed: named, not shown",

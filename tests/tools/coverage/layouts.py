@@ -25,12 +25,6 @@ def layouts(weights: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
     if len(shape) == 4 and shape[:3] == weights.shape[:3] and shape[3] < keys:
         yield "the keys of one of two sequences", weights[..., : shape[3]]
         yield "the keys of one of two sequences", weights[..., -shape[3] :]
-    if len(shape) == 4 and shape[:2] == weights.shape[:2] and shape[3] == keys and shape[2] < queries:
-        yield "the rows of the global tokens", weights[:, :, : shape[2]]
-    if len(shape) == 5 and shape[:2] == weights.shape[:2]:
-        first = keys - shape[2] * shape[3]  # global tokens, which come before the others
-        if queries == keys and shape[4] == first + shape[3]:
-            yield "the blocks of the others", _blocks(weights, first, shape[3])
     if len(shape) == 4 and shape[:2] == weights.shape[:2] and shape[2] <= queries == keys:
         if shape[3] == 1:
             yield "the rows of the global token", weights[:, :, :1, : shape[2]].mT
@@ -38,16 +32,6 @@ def layouts(weights: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
             yield "windows, the global token in front", _windows(weights, shape[3] - 2)[:, :, : shape[2]]
         if shape[3] % 2 == 1:
             yield "windows", _band(weights, shape[3] - 1)[:, :, : shape[2]]
-
-
-def _blocks(weights: Tensor, first: int, size: int) -> Tensor:
-    """-> [batch, head, block, query, global + key]"""
-    rows = weights[:, :, first:].unflatten(2, (-1, size))  # [batch, head, block, query, key]
-    blocks = [
-        torch.cat([rows[:, :, n, :, :first], rows[:, :, n, :, first + n * size : first + (n + 1) * size]], -1)
-        for n in range(rows.shape[2])
-    ]
-    return torch.stack(blocks, 2)
 
 
 def _band(weights: Tensor, reach: int) -> Tensor:

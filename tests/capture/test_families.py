@@ -7,7 +7,7 @@ from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks.softmax import Trails
 from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
-from tests.tools.coverage.attempt import attempt
+from tests.tools.coverage.compare import attempt
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

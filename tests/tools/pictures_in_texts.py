@@ -193,19 +193,9 @@ def say(work: Callable[[], str]) -> str:
         return f"fails: {type(error).__name__}: {first_line(error)[:60]}"
 
 
-def work(kind: str) -> Row:
-    """What becomes of one type."""
-    try:
-        return {"row": check(kind)}
-    except Exception as error:  # a row of the table, not the end of it
-        note = f"fails: {type(error).__name__}: {first_line(error)[:60]}"
-        return {"row": [kind, "**open**", note, *[""] * 4]}
-
-
 def write(rows: list[Row]) -> str:
     """The table, and how many there are of each verdict."""
-    failed = {"row": ["", "**open**", *[""] * 5]}
-    listed = sorted([row["name"], *(failed | row)["row"][1:]] for row in rows)
+    listed = sorted(row.get("row") or [row["name"], "**open**", row["note"], *[""] * 4] for row in rows)
     verdicts = Counter(row[1] for row in listed)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     made = "Made by `python -m tests.tools.pictures_in_texts`; its docstring says what is asked."
@@ -218,7 +208,7 @@ def main() -> None:
     can_import_torchvision()
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as types
 
-    survey("pictures_in_texts", lambda: types, work, write, seconds=600)
+    survey("pictures_in_texts", lambda: types, lambda kind: {"row": check(kind)}, write, seconds=600)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import json
 import os
 import resource
 import signal
+import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +29,8 @@ def survey(
 ) -> None:
     """Parse the command line, ``work`` on the names that are given, or on all that have no row yet.
 
-    Rows stay in a file of JSON lines, so that parts add up. Of a child that does not end well the row is
-    ``note`` alone.
+    Rows stay in a file of JSON lines, so that parts add up. Of work or a child that does not end well the row
+    is ``note`` alone.
     """
     parser = argparse.ArgumentParser(prog=f"python -m tests.tools.{tool}")
     parser.add_argument("names", nargs="*")
@@ -49,13 +51,33 @@ def survey(
     rows = {row["name"]: row for row in map(json.loads, lines)}
     for name in options.names or [name for name in names() if name not in rows]:
         start = time.monotonic()
-        said, status = in_a_fork(lambda name=name: json.dumps(work(name)), options.seconds, memory)
+        said, status = in_a_fork(lambda name=name: json.dumps(_row(work, name)), options.seconds, memory)
         note = f"the process ended with status {status} (time or memory)"
         rows[name] = {"name": name} | (json.loads(said) if said else {"note": note})
         print(f"{time.monotonic() - start:5.1f}s {json.dumps(rows[name])}", flush=True)
         options.results.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()), "utf-8")
     if options.table:
         options.table.write_text(table(list(rows.values())), "utf-8")
+
+
+def _row(work: Callable[[str], Row], name: str) -> Row:
+    try:
+        return work(name)
+    except Exception as error:  # a row of the table, not the end of it
+        return {"note": told(error)}
+
+
+def first_line(error: BaseException) -> str:
+    """Its type, and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
+
+
+def told(error: BaseException) -> str:
+    """Its first line and its place; with ``-v`` all of it is printed, too."""
+    if "-v" in sys.argv:
+        traceback.print_exception(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{first_line(error)} [{Path(frame.filename).name}:{frame.lineno}]"
 
 
 def in_a_fork(work: Callable[[], str], seconds: int, memory: int) -> tuple[str, int]:

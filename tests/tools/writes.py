@@ -10,14 +10,15 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
 from attnscope.capture import recording
 from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
-from tests.tools.coverage.attempt import accepted, first_line
 from tests.tools.coverage.feed import feedings
-from tests.tools.coverage.recipes import RECIPES, Recipe
+from tests.tools.coverage.recipes import RECIPES, Recipe, accepted
 from tests.tools.coverage.shrink import build, small_config
-from tests.tools.survey import Row, grid, section, survey
+from tests.tools.survey import Row, first_line, grid, section, survey
 
 AT, NEAR = 5, 1e-4
 CHANGES = {"reformer": {"is_decoder": True}}
@@ -39,10 +40,9 @@ likeliest token, within {NEAR:g} of the sum of their sizes.
 """
 
 
-def built(model_type: str, name: str) -> tuple[Any, Any]:
+def built(model_type: str) -> tuple[Any, Any]:
     """A tiny causal model and inputs that it runs on; or None, and why not."""
-    import transformers
-
+    name = CLASSES[model_type] if isinstance(CLASSES[model_type], str) else CLASSES[model_type][0]
     recipe, failures = RECIPES.get(model_type, Recipe()), list[str]()
     changes = recipe.changes | CHANGES.get(model_type, {})
     for factor in recipe.factors:
@@ -81,10 +81,10 @@ def follow(model: Any, given: dict[str, Any]) -> tuple[Effects, float]:
         return sum_parts(stream, stream.walk(seed)), float(logits[0, chosen].detach())
 
 
-def try_type(model_type: str, name: str) -> tuple[str, str]:
+def try_type(model_type: str) -> tuple[str, str]:
     """What became of one type: built or not, followed or not, and a sentence."""
     torch.manual_seed(0)
-    model, given = built(model_type, name)
+    model, given = built(model_type)
     if model is None:
         return "not built", given
     with torch.no_grad():
@@ -109,10 +109,10 @@ def try_type(model_type: str, name: str) -> tuple[str, str]:
 
 def table(rows: list[Row]) -> str:
     """Counts, the types that are followed, and the others with their reasons."""
-    ended = {"what": "not built"}  # a child that took too much
     kinds: dict[str, dict[str, str]] = defaultdict(dict)
     for row in rows:
-        kinds[(ended | row)["what"]][row["name"]] = row.get("why", row.get("note"))
+        what, why = row.get("said") or ("not followed", row["note"])
+        kinds[what][row["name"]] = why
     followed, lost = kinds["followed"], kinds["not followed"]
     ran = len(rows) - len(kinds["not built"])
     sums = len(followed) + len(kinds["no heads"])
@@ -143,19 +143,5 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Try the types that are named, or all."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
-
-    def work(name: str) -> Row:
-        try:
-            what, why = try_type(name, classes[name] if isinstance(classes[name], str) else classes[name][0])
-        except Exception as error:
-            what, why = "not followed", first_line(error)
-        return {"what": what, "why": why}
-
-    survey("writes", lambda: sorted(classes), work, table)
-
-
 if __name__ == "__main__":
-    main()
+    survey("writes", lambda: sorted(CLASSES), lambda name: {"said": try_type(name)}, table)

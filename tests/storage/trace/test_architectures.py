@@ -18,7 +18,7 @@ from attnscope.questions.token import one_token
 from attnscope.storage.trace import write_trace
 from attnscope.storage.trace.layout import allowed_of, pack_mask, traced_rows, unpack_rows
 from tests.capture.tiny import FAMILIES, inputs
-from tests.tools.coverage.attempt import make
+from tests.tools.coverage.recipes import make
 
 # ALiBi of two makes, one key head for all, windows in some layers, windows of images in a batch, chunks
 # that are put at their keys; an image in front of a text; layers without attention; an old encoder

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
-from tests.tools.coverage.attempt import attempt
-from tests.tools.coverage.compare import Result
+from tests.tools.coverage.compare import Result, attempt
 from tests.tools.survey import Row, grid, section, survey
 
 HEAD = """# Architectures that are captured exactly

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tests.tools.coverage.feed import LENGTH, image, noise, numbers, texts
-from tests.tools.coverage.shrink import RESNET
+from tests.tools.coverage.feed import LENGTH, feedings, image, noise, numbers, texts
+from tests.tools.coverage.shrink import RESNET, build, model_class, small_config
+from tests.tools.survey import told
 
 Feed: TypeAlias = "Callable[[Any], dict[str, Any]]"
 
@@ -461,3 +462,37 @@ MIXED: dict[str, Recipe] = {  # a text beside something else, or images together
 }
 
 RECIPES: dict[str, Recipe] = TEXT | VISION | SOUND | MIXED
+
+
+def make(
+    model_type: str, failures: list[str], built: Callable[[Any], object] = id
+) -> tuple[Any, Any, dict[str, Any]] | None:
+    """A tiny model of a type, its config, and inputs that it runs on; what stood in the way is added.
+
+    ``built`` is told of each model that could be built, whether it runs or not.
+    """
+    recipe = RECIPES.get(model_type, Recipe())
+    for factor in recipe.factors:
+        try:
+            config = small_config(model_type, factor, recipe.layers, recipe.changes)
+            model = build(model_class(model_type, config, recipe.model), config, recipe.gain)
+            built(model)
+            given = accepted(model, [recipe.inputs(model)] if recipe.inputs else feedings(model), failures)
+        except Exception as error:
+            failures.append(told(error))
+            continue
+        if given is not None:
+            return model, config, given
+    return None
+
+
+def accepted(model: Any, several: list[dict[str, Any]], failures: list[str]) -> dict[str, Any] | None:
+    """The first of several inputs that the model runs on."""
+    for given in several:
+        try:
+            with torch.inference_mode():
+                model(**given)
+            return given
+        except Exception as error:
+            failures.append(told(error))
+    return None

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attnscope.attention import Attention
 from attnscope.capture import Keep, Kept, Record, SiteRecord, recording
-from tests.tools.coverage.compare import same
-from tests.tools.coverage.layouts import same_rows
-from tests.tools.libraries.placed import is_placed
-from tests.tools.libraries.units import EACH, Units
+from tests.tools.coverage.compare import same, same_rows
+from tests.tools.survey import Row
 
 CLOSE = 1e-5
 ORDERED_OTHERWISE = frozenset({"timm hiera_tiny_224", "timm nest_tiny"})
@@ -28,30 +29,20 @@ GAIN = 1.5
 """Of the size of what goes into a linear layer, in what comes out of it."""
 TEXTS = 2
 """Texts, or pictures, that each model is given."""
-
-
-@dataclass
-class Checked:
-    """What became of one model, by kinds of maps (heads, queries, keys).
-
-    ``exact``: the map is what torch's function weighed with, as it is. ``laid``: its rows are those, put at
-    their true places, which the module's answer to a change of a token shows, or cannot (``unplaced``).
-    ``proved``: no function of torch shows its weights, and weights @ values are the output. ``named``: layers
-    without a map, with the reason. ``parts``: maps of windows, frames or heads, said to be parts. ``wrong``.
-    """
-
-    name: str
-    identical: bool | None = None
-    sites: int = 0
-    exact: int = 0
-    laid: int = 0
-    unplaced: int = 0
-    proved: int = 0
-    parts: int = 0
-    named: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
-    note: str = ""
+EACH = 2
+"""Maps of one shape that are compared: layers are alike."""
+TRIED = 3
+"""Tokens that are changed."""
+SEEN = 1e-3
+"""The weight from which a change must be seen."""
+VERDICTS = {
+    "exact": "exact",
+    "laid": "placed",
+    "unplaced": "rows exact, places not told",
+    "proved": "proved by weights @ values alone",
+    "parts": "parts, said to be parts",
+}
+"""What a map may be, and its name in the table; anything else is wrong."""
 
 
 class Some:
@@ -73,9 +64,13 @@ class Some:
         self._seen += 1
 
 
-def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]) -> Checked:
-    """Run a model plainly, observed, and under the oracle, and compare."""
-    checked, some, units = Checked(name), Some(), Units()
+def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]) -> Row:
+    """Run a model plainly, observed, and under the oracle, and compare.
+
+    The row counts maps by verdict. ``named``: layers without a map, with the reason. ``wrong``: maps that are
+    none of ``VERDICTS``. ``missed``: modules that called a kernel and have neither a map nor a name.
+    """
+    some, units = Some(), Units()
     sharpen(model)
     with torch.inference_mode():
         torch.manual_seed(3)
@@ -86,9 +81,8 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
         torch.manual_seed(3)
         with units.watch(model):
             model(*arguments, **inputs)
-    checked.identical, checked.sites = same(plain, output), len(record.sites)
-    checked.named = list(dict.fromkeys(layer.reason for layer in record.without_attention))
     parts = any("a map is of one part" in note for note in record.notes)
+    verdicts, wrong = Counter[str](), list[str]()
     for number, kept in some.kept.items():
         site = record.sites[number]
         verdict = judge(kept, site, units, parts)
@@ -97,15 +91,18 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
             placed = is_placed(model, arguments, inputs, kept) if square else None
             untold = placed is None or name in ORDERED_OTHERWISE
             verdict = "laid" if placed else "unplaced" if untold else "misplaced"
-        if hasattr(checked, verdict):
-            setattr(checked, verdict, getattr(checked, verdict) + 1)
-        else:
+        verdicts[verdict] += 1
+        if verdict not in VERDICTS:
             shape = f"{site.batch} × {site.heads} × {site.queries} × {site.keys}"
-            checked.wrong.append(
-                f"{site.site.name} ({site.kernel}, {shape}, offset {site.offset}): {verdict}"
-            )
-    checked.missed = missing(units, record)
-    return checked
+            wrong.append(f"{site.site.name} ({site.kernel}, {shape}, offset {site.offset}): {verdict}")
+    return {
+        "identical": same(plain, output),
+        "sites": len(record.sites),
+        "maps": verdicts,
+        "named": list(dict.fromkeys(layer.reason for layer in record.without_attention)),
+        "wrong": wrong,
+        "missed": missing(units, record),
+    }
 
 
 @torch.no_grad()
@@ -161,3 +158,161 @@ def missing(units: Units, record: Record) -> list[str]:
         for owner in units.owners
         if not any(f"{owner}.".startswith(f"{name}.") or f"{name}.".startswith(f"{owner}.") for name in said)
     )
+
+
+class Units(TorchFunctionMode):
+    """Weights of all kernels, recomputed by a plain softmax in float64, and the results of all softmaxes.
+
+    ``kernels`` are those of ``scaled_dot_product_attention`` and ``multi_head_attention_forward``, laid out
+    as their queries; ``softmaxes`` whatever a softmax returned, attention or not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Tensor] = []
+        self.softmaxes: list[Tensor] = []
+        self.owners: set[str] = set()  # the paths of the modules that called kernels
+        self._names: list[str] = []
+        self._counts: Counter[Any] = Counter()
+
+    @contextmanager
+    def watch(self, model: nn.Module) -> Iterator[None]:
+        """Keep what runs in a model while the block runs."""
+        handles = []
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, path=path: self._names.append(path)))
+            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        with self:
+            yield
+        for handle in handles:
+            handle.remove()
+
+    def _leave(self) -> None:
+        self._names.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` and keep what it weighed with."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            self._own()
+            keys = (args[1] if len(args) > 1 else kwargs["key"]).shape
+            self._keep(self.kernels, lambda: plain_weights(*args, **kwargs), (result.shape, keys))
+        elif name == "multi_head_attention_forward":
+            self._own()
+            asked = kwargs | {"need_weights": True, "average_attn_weights": False}
+            self._keep(self.kernels, lambda: func(*args, **asked)[1], (result[0].shape, args[1].shape))
+        elif name in ("softmax", "_softmax") and isinstance(result, Tensor) and result.ndim >= 3:
+            self._keep(self.softmaxes, lambda: result.detach().clone(), result.shape)
+        return result
+
+    def _own(self) -> None:
+        self.owners |= set(self._names[-1:])
+
+    def _keep(self, kept: list[Tensor], make: Callable[[], Tensor], shape: object) -> None:
+        self._counts[shape] += 1
+        if self._counts[shape] <= EACH:
+            kept.append(make())
+
+
+@torch.no_grad()
+def plain_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The weights of one call, by the formula in torch's documentation.  -> [..., query, key]"""
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scores = query.double() @ key.double().mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return F.softmax(scores, -1).nan_to_num().float()
+
+
+def is_placed(model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any], kept: Kept) -> bool | None:
+    """Whether a change of token j moves just the rows that give j a weight, in some module around the map.
+
+    None where no module around it is given states of so many tokens, or all of them mix otherwise as well.
+    """
+    parts = kept.site.name.split(".")
+    paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    given: dict[str, tuple[Any, Any]] = {}
+    handles = [
+        model.get_submodule(path).register_forward_pre_hook(_noting(path, given), with_kwargs=True)
+        for path in paths
+    ]
+    with torch.inference_mode():
+        model(*arguments, **inputs)
+        for handle in handles:
+            handle.remove()
+        said: list[bool] = []
+        for path in paths:
+            answer = _agrees(model.get_submodule(path), *given[path], kept) if path in given else None
+            if answer:
+                return True
+            said += [] if answer is None else [answer]
+    return False if said else None
+
+
+def _noting(path: str, given: dict[str, tuple[Any, Any]]) -> Any:
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given.setdefault(path, (args, kwargs))
+
+    return note
+
+
+def _agrees(module: nn.Module, args: Any, kwargs: Any, kept: Kept) -> bool | None:
+    """Whether one module moves as the map says; None where its states have other axes, or more moves."""
+    count = kept.weights.shape[-1]
+    if not args or not isinstance(args[0], Tensor):
+        return None
+    before, states = module(*args, **kwargs), args[0]
+    laid = [_tokens(each, count) for each in (states, before)]
+    if laid[0] is None or laid[1] is None:
+        return None
+    weights = kept.weights[0].amax(0)  # [query, key]
+    torch.manual_seed(5)
+    mixes = False
+    for token in range(0, count, max(1, count // TRIED)):
+        changed = states.clone(memory_format=torch.contiguous_format)
+        view = _tokens(changed, count, view=True)
+        assert view is not None
+        view[0, token] += torch.randn(view.shape[-1])
+        after = _tokens(module(changed, *args[1:], **kwargs), count)
+        if after is None or after.shape != laid[1].shape:
+            return None
+        moved = (after - laid[1])[0].abs().amax(-1) > 1e-6 * float(laid[1].abs().amax())
+        open_ = weights[:, token] > 0
+        open_[token] = True
+        if not bool(moved[weights[:, token] > SEEN].all()):
+            return False
+        mixes |= bool((moved & ~open_).any())
+    return None if mixes else True
+
+
+def _tokens(states: Any, count: int, view: bool = False) -> Tensor | None:
+    """States as [text, token, channel], if they have so many tokens, and if they can be viewed so."""
+    if isinstance(states, (tuple, list)) and states:
+        states = states[0]
+    if not isinstance(states, Tensor) or not states.is_floating_point() or states.shape[0] != 2:
+        return None
+    if states.ndim == 3 and states.shape[1] == count:
+        return states
+    if states.ndim != 4 or (view and not states.is_contiguous()):
+        return None
+    if states.shape[1] * states.shape[2] == count:
+        return states.flatten(1, 2)
+    return states.flatten(2).mT if states.shape[2] * states.shape[3] == count else None

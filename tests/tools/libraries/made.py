@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
+import transformers as hf
 from torch import nn
 
 Given: TypeAlias = "tuple[nn.Module, tuple[Any, ...], dict[str, Any]]"
 Make: TypeAlias = Callable[[], Given]
-
-
-def all_models() -> dict[str, Make]:
-    """Every model by its library and name; libraries that are not installed have none."""
-    from tests.tools.libraries.others import (
-        diffusers,
-        litgpt,
-        peft,
-        sentence_transformers,
-        speechbrain,
-        torchao,
-    )
-
-    made: dict[str, Make] = {}
-    for library in (
-        timm,
-        torchvision,
-        open_clip,
-        diffusers,
-        x_transformers,
-        vit_pytorch,
-        sentence_transformers,
-        speechbrain,
-        litgpt,
-        peft,
-        torchao,
-    ):
-        try:
-            made |= {f"{library.__name__.replace('_', '-')} {name}": make for name, make in library().items()}
-        except (ImportError, OSError) as error:
-            print(f"{library.__name__} is left out: {error}")
-    return made
 
 
 def ids(length: int = 12) -> torch.Tensor:
@@ -76,33 +46,29 @@ def timm() -> dict[str, Make]:
     for name in library.list_models():
         files.setdefault(library.models._registry._model_to_module[name], []).append(name)
 
-    def make(name: str) -> Make:
-        def built() -> Given:
-            for part in (2, 1):
-                try:
-                    with torch.device("meta"):
-                        count = sum(each.numel() for each in library.create_model(name).parameters())
-                    if count > LARGEST:
-                        raise LookupError(f"it has {count:,} parameters")
-                    size = library.get_pretrained_cfg(name).input_size[-1] // part
-                    options = {"img_size": size} if part > 1 else {}
-                    model = library.create_model(name, pretrained=False, num_classes=5, **options).eval()
-                    picture = torch.randn(2, 3, size, size)
-                    with torch.inference_mode():
-                        model(picture)
-                    return model, (picture,), {}
-                except (TypeError, AssertionError, RuntimeError, ValueError, IndexError):
-                    if part == 1:
-                        raise
-            raise AssertionError
-
-        return built
+    def make(name: str, part: int = 2) -> Given:
+        with torch.device("meta"):
+            count = sum(each.numel() for each in library.create_model(name).parameters())
+        if count > LARGEST:
+            raise LookupError(f"it has {count:,} parameters")
+        size = library.get_pretrained_cfg(name).input_size[-1] // part
+        options = {"img_size": size} if part > 1 else {}
+        try:
+            model = library.create_model(name, pretrained=False, num_classes=5, **options).eval()
+            picture = torch.randn(2, 3, size, size)
+            with torch.inference_mode():
+                model(picture)
+            return model, (picture,), {}
+        except (TypeError, AssertionError, RuntimeError, ValueError, IndexError):
+            if part == 1:
+                raise
+            return make(name, 1)
 
     smallest = {}
     for file, names in sorted(files.items()):
         if file not in WITHOUT_ATTENTION:
             name = min([name for name in names if any(word in name for word in SMALL)] or names, key=len)
-            smallest[name] = make(name)
+            smallest[name] = partial(make, name)
     return smallest
 
 
@@ -128,17 +94,14 @@ def open_clip() -> dict[str, Make]:
     """CLIP with both its towers, and CoCa."""
     library = import_module("open_clip")
 
-    def make(name: str, **options: Any) -> Make:
-        def built() -> Given:
-            model = library.create_model(name, pretrained=None, load_weights=False, **options)
-            size = model.visual.image_size
-            size = size if isinstance(size, int) else size[0]
-            return model, (torch.randn(2, 3, size, size), torch.randint(1, 99, (2, 77))), {}
+    def make(name: str, **options: Any) -> Given:
+        model = library.create_model(name, pretrained=None, load_weights=False, **options)
+        size = model.visual.image_size
+        size = size if isinstance(size, int) else size[0]
+        return model, (torch.randn(2, 3, size, size), ids(77)), {}
 
-        return built
-
-    return {"ViT-B-32": make("ViT-B-32"), "ViT-B-32 custom": make("ViT-B-32", force_custom_text=True),
-            "coca_ViT-B-32": make("coca_ViT-B-32")}  # fmt: skip
+    made = {name: partial(make, name) for name in ("ViT-B-32", "coca_ViT-B-32")}
+    return made | {"ViT-B-32 custom": partial(make, "ViT-B-32", force_custom_text=True)}
 
 
 def x_transformers() -> dict[str, Make]:
@@ -167,13 +130,10 @@ def x_transformers() -> dict[str, Make]:
         "selective": {"attn_selective": True},
     }
 
-    def make(kind: str, **settings: Any) -> Make:
-        def built() -> Given:
-            layers = getattr(library, kind)(dim=32, depth=2, heads=4, attn_dim_head=8, **settings)
-            model = library.TransformerWrapper(num_tokens=99, max_seq_len=32, attn_layers=layers)
-            return model, (ids(),), {}
-
-        return built
+    def make(kind: str, **settings: Any) -> Given:
+        layers = getattr(library, kind)(dim=32, depth=2, heads=4, attn_dim_head=8, **settings)
+        model = library.TransformerWrapper(num_tokens=99, max_seq_len=32, attn_layers=layers)
+        return model, (ids(),), {}
 
     def translator() -> Given:
         side = {"num_tokens": 99, "depth": 2, "heads": 4, "max_seq_len": 32}
@@ -181,8 +141,8 @@ def x_transformers() -> dict[str, Make]:
         model = library.XTransformer(dim=32, tie_token_emb=False, **names)
         return model, (ids(), ids(9)), {}
 
-    made = {name: make("Decoder", **settings) for name, settings in options.items()}
-    return made | {"encoder": make("Encoder"), "encoder and decoder": translator}
+    made = {name: partial(make, "Decoder", **settings) for name, settings in options.items()}
+    return made | {"encoder": partial(make, "Encoder"), "encoder and decoder": translator}
 
 
 def vit_pytorch() -> dict[str, Make]:
@@ -225,14 +185,184 @@ def vit_pytorch() -> dict[str, Make]:
                             "heads": (2, 2), "mlp_mult": 2}),
     }  # fmt: skip
 
-    def make(module: str, name: str, settings: dict[str, Any]) -> Make:
-        def built() -> Given:
-            settled = {key: value for key, value in settings.items() if value is not None}
-            model = getattr(import_module(f"vit_pytorch.{module}"), name)(**settled)
-            size = 32 if "image_size" in settings and module != "levit" else 64
-            return model, (torch.randn(2, 3, size, size),), {}
-
-        return built
+    def make(module: str, name: str, settings: dict[str, Any]) -> Given:
+        settled = {key: value for key, value in settings.items() if value is not None}
+        model = getattr(import_module(f"vit_pytorch.{module}"), name)(**settled)
+        size = 32 if "image_size" in settings and module != "levit" else 64
+        return model, (torch.randn(2, 3, size, size),), {}
 
     import_module("vit_pytorch")
-    return {module: make(module, *settings) for module, settings in names.items()}
+    return {module: partial(make, module, *settings) for module, settings in names.items()}
+
+
+HEADS = {"attention_head_dim": 8, "num_attention_heads": 4}
+TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+STATES = {"sample_size": 8, "in_channels": 4, "patch_size": 2, "num_layers": 2, **HEADS}
+
+
+def diffusers() -> dict[str, Make]:
+    """A U-Net with each way to attend that it offers, and the transformers."""
+    library = import_module("diffusers")
+    processors = import_module("diffusers.models.attention_processor")
+    steps, latents = torch.tensor([3, 3]), (2, 4, 8, 8)
+
+    def unet(change: Any = lambda model: None) -> Given:
+        blocks = {"layers_per_block": 1, "block_out_channels": (32, 32), "norm_num_groups": 8}
+        blocks["down_block_types"] = ("DownBlock2D", "CrossAttnDownBlock2D")
+        blocks["up_block_types"] = ("CrossAttnUpBlock2D", "UpBlock2D")
+        model = library.UNet2DConditionModel(
+            sample_size=8, cross_attention_dim=16, attention_head_dim=8, **blocks
+        )
+        change(model)
+        return model, (torch.randn(latents), torch.tensor(3), torch.randn(2, 5, 16)), {}
+
+    def dit() -> Given:
+        model = library.DiTTransformer2DModel(**STATES, num_embeds_ada_norm=10, out_channels=4)
+        return model, (torch.randn(latents),), {"timestep": steps, "class_labels": torch.tensor([1, 2])}
+
+    def pixart() -> Given:
+        sizes = {"cross_attention_dim": 32, "caption_channels": 16, "out_channels": 8}
+        model = library.PixArtTransformer2DModel(**STATES, **sizes, use_additional_conditions=False)
+        conditions = {"resolution": None, "aspect_ratio": None}
+        given = {"encoder_hidden_states": torch.randn(2, 5, 16), "timestep": steps}
+        return model, (torch.randn(latents),), given | {"added_cond_kwargs": conditions}
+
+    def sd3() -> Given:
+        sizes = {"joint_attention_dim": 32, "caption_projection_dim": 32, "pooled_projection_dim": 64}
+        model = library.SD3Transformer2DModel(**STATES, **sizes, out_channels=4)
+        given = {"encoder_hidden_states": torch.randn(2, 5, 32), "pooled_projections": torch.randn(2, 64)}
+        return model, (), {"hidden_states": torch.randn(latents), "timestep": steps, **given}
+
+    def flux() -> Given:
+        sizes = {"patch_size": 1, "in_channels": 4, "num_layers": 1, "num_single_layers": 1}
+        sizes |= {"attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 32}
+        sizes |= {"pooled_projection_dim": 32, "guidance_embeds": True}
+        model = library.FluxTransformer2DModel(**sizes, axes_dims_rope=[4, 4, 8])
+        given = {"encoder_hidden_states": torch.randn(2, 6, 32), "pooled_projections": torch.randn(2, 32)}
+        places = {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3)}
+        times = {"timestep": torch.ones(2), "guidance": torch.ones(2)}
+        return model, (), {"hidden_states": torch.randn(2, 16, 4), **given, **places, **times}
+
+    return {
+        "UNet": unet,
+        "UNet, sliced": lambda: unet(lambda model: model.set_attention_slice(1)),
+        "UNet, plain": lambda: unet(lambda model: model.set_attn_processor(processors.AttnProcessor())),
+        "DiT": dit,
+        "PixArt": pixart,
+        "SD3": sd3,
+        "Flux": flux,
+    }
+
+
+def sentence_transformers() -> dict[str, Make]:
+    """A pooled encoder, built from parts."""
+    import_module("sentence_transformers")
+
+    def built() -> Given:
+        from sentence_transformers.models import Pooling
+
+        config = hf.BertConfig(**TEXT, intermediate_size=32)
+
+        class Encoder(nn.Module):
+            """What the library's own Transformer module does, without a folder to read from."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.auto_model, self.pooling = hf.BertModel(config), Pooling(32)
+
+            def forward(self, features: dict[str, Any]) -> Any:
+                states = self.auto_model(**features)[0]
+                return self.pooling(features | {"token_embeddings": states})["sentence_embedding"]
+
+        mask = torch.ones(2, 12, dtype=torch.long)
+        mask[0, 8:] = 0
+        return Encoder(), ({"input_ids": ids(), "attention_mask": mask},), {}
+
+    return {"BERT": built}
+
+
+def speechbrain() -> dict[str, Make]:
+    """Its encoders."""
+    transformer = import_module("speechbrain.lobes.models.transformer.Transformer")
+    conformer = import_module("speechbrain.lobes.models.transformer.Conformer")
+    attention = import_module("speechbrain.nnet.attention")
+
+    def make(kind: str, build: Any) -> Given:
+        model, states = build(attention_type=kind), torch.randn(2, 12, 32)
+        placed = kind == "RelPosMHAXL"
+        return model, (states,), {"pos_embs": attention.RelPosEncXL(32)(states)} if placed else {}
+
+    encoder = partial(transformer.TransformerEncoder, 2, 4, 64, d_model=32)
+    conform = partial(conformer.ConformerEncoder, 2, 32, 64, 4, kernel_size=3)
+    return {
+        "encoder": partial(make, "regularMHA", encoder),
+        "relative positions": partial(make, "RelPosMHAXL", encoder),
+        "hypermixing": partial(make, "hypermixing", encoder),
+        "Conformer": partial(make, "RelPosMHAXL", conform),
+    }
+
+
+def litgpt() -> dict[str, Make]:
+    """Its GPT with key heads of its own number, and with a window."""
+    model = import_module("litgpt.model")
+    sizes = {"block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 99}
+    sizes["padded_vocab_size"] = 99
+
+    def make(**settings: Any) -> Make:
+        return lambda: (model.GPT(model.Config(**sizes, **settings)), (ids(),), {})
+
+    capped = {"attention_logit_softcapping": 20.0, "attention_scores_scalar": 8}
+    return {
+        "GPT": make(),
+        "key heads": make(n_query_groups=2),
+        "window": make(sliding_window_size=4, sliding_window_layer_placing="interleaved"),
+        "soft cap": make(**capped),
+    }
+
+
+def _llama() -> Any:
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT, intermediate_size=64, num_key_value_heads=2))
+
+
+def peft() -> dict[str, Make]:
+    """Adapters around a Llama: low rank, learned scales, and a prefix, that is keys of no token."""
+    library = import_module("peft")
+
+    def make(config: Any) -> Make:
+        return lambda: (library.get_peft_model(_llama(), config()), (), {"input_ids": ids()})
+
+    words = {"task_type": "CAUSAL_LM"}
+    return {
+        "LoRA": make(lambda: library.LoraConfig(**words, target_modules=["q_proj", "v_proj"])),
+        "IA3": make(lambda: library.IA3Config(**words)),
+        "prefix": make(lambda: library.PrefixTuningConfig(**words, num_virtual_tokens=3)),
+        "prompt": make(lambda: library.PromptTuningConfig(**words, num_virtual_tokens=3)),
+        "Llama adapter": make(lambda: library.AdaptionPromptConfig(**words, adapter_len=3, adapter_layers=2)),
+    }
+
+
+def torchao() -> dict[str, Make]:
+    """A Llama whose weights are of 8 bits."""
+    library = import_module("torchao.quantization")
+
+    def built() -> Given:
+        model = _llama().eval()
+        library.quantize_(model, library.Int8WeightOnlyConfig())
+        return model, (), {"input_ids": ids()}
+
+    return {"8 bits": built}
+
+
+LIBRARIES = (timm, torchvision, open_clip, diffusers, x_transformers, vit_pytorch, sentence_transformers)
+LIBRARIES += (speechbrain, litgpt, peft, torchao)
+
+
+def all_models() -> dict[str, Make]:
+    """Every model by its library and name; libraries that are not installed have none."""
+    made: dict[str, Make] = {}
+    for library in LIBRARIES:
+        try:
+            made |= {f"{library.__name__.replace('_', '-')} {name}": make for name, make in library().items()}
+        except (ImportError, OSError) as error:
+            print(f"{library.__name__} is left out: {error}")
+    return made

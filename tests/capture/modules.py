@@ -108,15 +108,16 @@ class ListedHeads(nn.Module):
 
 
 class ListedLayers(nn.Module):
-    """A module list of single-head layers, one after the other."""
+    """A module list of single-head layers, one after the other, or lists of them in a list."""
 
-    def __init__(self, size=16, layers=3):
+    def __init__(self, size=16, layers=3, stages=0):
         super().__init__()
-        self.layers = nn.ModuleList(Head(size, size) for _ in range(layers))
+        lists = [nn.ModuleList(Head(size, size) for _ in range(layers)) for _ in range(stages or 1)]
+        self.layers = nn.ModuleList(lists) if stages else lists[0]
 
     def forward(self, x):
         kept = []
-        for layer in self.layers:
+        for layer in (part for part in self.modules() if isinstance(part, Head)):
             x, weights = layer(x)
             kept.append(weights)
         return x, kept
@@ -141,78 +142,6 @@ class SequenceFirst(nn.Module):
         return self.out(mixed.reshape(length, batch, size)), weights.permute(2, 3, 0, 1)
 
 
-class BatchTimesHead(nn.Module):
-    """Weights [batch·head, query, key], queries from one sequence, keys and values from another."""
-
-    def __init__(self, size=16, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
-
-    def split(self, x):
-        batch, length, _ = x.shape
-        return x.view(batch, length, self.heads, -1).transpose(1, 2).flatten(0, 1)
-
-    def forward(self, x, context):
-        q, k, v = self.split(self.q(x)), self.split(self.k(context)), self.split(self.v(context))
-        weights = torch.softmax(torch.baddbmm(torch.zeros(1), q, k.mT, beta=0, alpha=0.5), dim=-1)
-        mixed = torch.bmm(weights, v).unflatten(0, (-1, self.heads))
-        return mixed.transpose(1, 2).flatten(2), weights.unflatten(0, (-1, self.heads))
-
-
-class Additive(nn.Module):
-    """Additive attention: one output of a linear layer scores a pair."""
-
-    def __init__(self, size=16):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
-        self.score = nn.Linear(size, 1)
-
-    def forward(self, x, context):
-        pairs = torch.tanh(self.q(x)[:, :, None] + self.k(context)[:, None])  # [batch, query, key, size]
-        weights = self.score(pairs).squeeze(-1).softmax(-1)
-        return torch.bmm(weights, self.v(context)), weights[:, None]
-
-
-class Twice(nn.Module):
-    """One set of weights over two halves of the values, by two calls of torch's kernel."""
-
-    def __init__(self, size=16, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(size, 3 * size)
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return [F.scaled_dot_product_attention(q, k, half) for half in v.chunk(2, -1)]
-
-
-class NotAttention(nn.Module):
-    """Softmaxes that are none.
-
-    A router's, a soft mixture over parameters, an output head's, the kernels of a dynamic convolution.
-    """
-
-    def __init__(self, size=16, experts=4):
-        super().__init__()
-        self.router = nn.Linear(size, experts)
-        self.experts = nn.ModuleList(nn.Linear(size, size) for _ in range(experts))
-        self.prototypes = nn.Parameter(torch.randn(experts, size))
-        self.head = nn.Linear(size, 9)
-
-    def forward(self, x):
-        gates = self.router(x).softmax(-1)
-        best, chosen = gates.topk(2, dim=-1)
-        for index, expert in enumerate(self.experts):
-            share = (best * (chosen == index)).sum(-1, keepdim=True)
-            x = x + share * expert(x)
-        x = x + F.softmax(self.router(x), -1) @ self.prototypes
-        x = x + F.softmax(x, dim=-1) * x
-        kernels = (self.router(x) * 2).view(-1, 4, 1).softmax(1)
-        x = x + torch.bmm(x.unsqueeze(-1).expand(-1, -1, -1, 4).flatten(0, 1), kernels).view(x.shape)
-        return self.head(x).softmax(-1)
-
-
 class GroupedByAxis(nn.Module):
     """Grouped-query attention with an axis for the group, written with einsum or with matmul."""
 
@@ -234,50 +163,3 @@ class GroupedByAxis(nn.Module):
         else:
             mixed = weights @ v.unsqueeze(2)
         return mixed, weights.flatten(1, 2)
-
-
-class Blocked(nn.Module):
-    """Attention within blocks of a sequence, written with dots in the equation or with matmul."""
-
-    def __init__(self, spelling, size=16, heads=4, block=3):
-        super().__init__()
-        self.spelling, self.heads, self.block = spelling, heads, block
-        self.qkv = nn.Linear(size, 3 * size)
-
-    def forward(self, x):
-        batch, length, _ = x.shape
-        shape = (batch, length // self.block, self.block, self.heads, -1)
-        q, k, v = (t.reshape(shape) for t in self.qkv(x).chunk(3, -1))
-        weights = torch.einsum("...qhd,...khd->...hqk", q, k).softmax(-1)  # [batch, block, head, query, key]
-        if self.spelling == "einsum":
-            mixed = torch.einsum("...hqk,...khd->...qhd", weights, v)
-        else:
-            mixed = weights @ v.transpose(2, 3)
-        return mixed, weights.flatten(0, 1)
-
-
-class HeadedBlocks(Blocked):
-    """The same blocks, the heads before them: [batch, head, block, query, key]."""
-
-    def forward(self, x):
-        batch, length, _ = x.shape
-        shape = (batch, length // self.block, self.block, self.heads, -1)
-        q, k, v = (t.reshape(shape).permute(0, 3, 1, 2, 4) for t in self.qkv(x).chunk(3, -1))
-        weights = (q @ k.mT).softmax(-1)
-        return weights @ v, weights.transpose(1, 2).flatten(0, 1)
-
-
-class NestedLists(nn.Module):
-    """Stages of blocks in lists of lists, one head a block."""
-
-    def __init__(self, size=16):
-        super().__init__()
-        self.stages = nn.ModuleList(nn.ModuleList(Head(size, size) for _ in range(2)) for _ in range(2))
-
-    def forward(self, x):
-        kept = []
-        for stage in self.stages:
-            for block in stage:
-                x, weights = block(x)
-                kept.append(weights)
-        return x, kept

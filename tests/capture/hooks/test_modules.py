@@ -1,5 +1,8 @@
 """Attention in modules of any make, found without a change to them."""
 
+from dataclasses import asdict
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -17,124 +20,141 @@ def observe(module, *given, heads=range(4), **options):
     return record, keep.maps, output
 
 
+class BatchTimesHead(nn.Module):
+    """Weights [batch·head, query, key], queries from one sequence, keys and values from another."""
+
+    def __init__(self, size=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
+
+    def split(self, x):
+        batch, length, _ = x.shape
+        return x.view(batch, length, self.heads, -1).transpose(1, 2).flatten(0, 1)
+
+    def forward(self, x, context):
+        q, k, v = self.split(self.q(x)), self.split(self.k(context)), self.split(self.v(context))
+        weights = torch.softmax(torch.baddbmm(torch.zeros(1), q, k.mT, beta=0, alpha=0.5), dim=-1)
+        mixed = torch.bmm(weights, v).unflatten(0, (-1, self.heads))
+        return mixed.transpose(1, 2).flatten(2), weights.unflatten(0, (-1, self.heads))
+
+
+class NotAttention(nn.Module):
+    """Softmaxes that are none.
+
+    A router's, a soft mixture over parameters, an output head's, the kernels of a dynamic convolution.
+    """
+
+    def __init__(self, size=16, experts=4):
+        super().__init__()
+        self.router = nn.Linear(size, experts)
+        self.experts = nn.ModuleList(nn.Linear(size, size) for _ in range(experts))
+        self.prototypes = nn.Parameter(torch.randn(experts, size))
+        self.head = nn.Linear(size, 9)
+
+    def forward(self, x):
+        gates = self.router(x).softmax(-1)
+        best, chosen = gates.topk(2, dim=-1)
+        for index, expert in enumerate(self.experts):
+            share = (best * (chosen == index)).sum(-1, keepdim=True)
+            x = x + share * expert(x)
+        x = x + torch.softmax(self.router(x), -1) @ self.prototypes
+        x = x + torch.softmax(x, dim=-1) * x
+        kernels = (self.router(x) * 2).view(-1, 4, 1).softmax(1)
+        x = x + torch.bmm(x.unsqueeze(-1).expand(-1, -1, -1, 4).flatten(0, 1), kernels).view(x.shape)
+        return self.head(x).softmax(-1)
+
+
+class Blocked(nn.Module):
+    """Attention within two blocks of a sequence, written with dots in the equation or with matmul."""
+
+    def __init__(self, spelling):
+        super().__init__()
+        self.spelling, self.heads, self.qkv = spelling, 4, nn.Linear(16, 48)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        shape = (batch, 2, 3, self.heads, -1)
+        q, k, v = (t.reshape(shape) for t in self.qkv(x).chunk(3, -1))
+        weights = torch.einsum("...qhd,...khd->...hqk", q, k).softmax(-1)  # [batch, block, head, query, key]
+        if self.spelling == "einsum":
+            mixed = torch.einsum("...hqk,...khd->...qhd", weights, v)
+        else:
+            mixed = weights @ v.transpose(2, 3)
+        first, second = weights.unbind(1)
+        whole = weights.new_zeros(batch, self.heads, length, length)
+        whole[..., :3, :3], whole[..., 3:, 3:] = first, second
+        return mixed, whole
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("call", modules.SOFTMAXES)
-def test_every_way_to_call_softmax_is_seen(call):
-    mask = torch.ones(5, 5).tril().bool()
-    record, (kept,), (_, weights) = observe(
-        modules.Softmaxed(modules.SOFTMAXES[call]), torch.randn(2, 5, 16), mask
-    )
-    assert torch.equal(kept.weights, weights)
-    assert torch.equal(kept.allowed.expand(2, 4, 5, 5), mask.expand(2, 4, 5, 5))
-    assert (record.sites[0].source, record.sites[0].site.kind) == ("softmax", "decoder")
-    assert record.sites[0].site.name == ""
+def noise(*shapes):
+    return [torch.randn(shape) for shape in shapes]
 
 
-def test_a_fused_causal_block():
-    record, (kept,), (_, weights) = observe(modules.Fused(), torch.randn(2, 5, 16))
-    torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
-    assert (record.sites[0].kernel, record.sites[0].site.kind) == ("sdpa", "decoder")
+PAST = torch.ones(5, 5).tril().bool()
+CAUSAL, FOUR = {"kind": "decoder", "offset": 0}, {"kind": "encoder", "batch": 2, "heads": 4}
+BETWEEN = {"kind": "cross", "offset": None, "queries": 5, "keys": 7}
+SOFTMAXED = [partial(modules.Softmaxed, call) for call in modules.SOFTMAXES.values()]
+WRITTEN = [  # a module, its inputs, and what the record says
+    *((made, [*noise((2, 5, 16)), PAST], CAUSAL | {"source": "softmax", "name": ""}) for made in SOFTMAXED),
+    (modules.Fused, noise((2, 5, 16)), CAUSAL | {"kernel": "sdpa"}),
+    (modules.ListedHeads, noise((2, 5, 16)), FOUR | {"name": "heads"}),
+    *((modules.SequenceFirst, [*noise((5, n, 16)), PAST], CAUSAL | {"batch": n}) for n in (1, 2, 5)),
+    *((BatchTimesHead, noise((n, 5, 16), (n, 7, 16)), BETWEEN | {"batch": n}) for n in (1, 2, 5)),
+    *((partial(modules.GroupedByAxis, how), noise((2, 6, 16)), FOUR) for how in ("einsum", "matmul")),
+    *((partial(Blocked, how), noise((2, 6, 16)), FOUR) for how in ("einsum", "matmul")),
+]
 
 
-def test_listed_heads_are_the_heads_of_one_layer():
-    record, (kept,), (_, weights) = observe(nn.Sequential(modules.ListedHeads()), torch.randn(2, 5, 16))
-    assert torch.equal(kept.weights, weights)
+@pytest.mark.parametrize(("made", "given", "expected"), WRITTEN)
+def test_what_people_write_is_shown_exactly(made, given, expected):
+    record, (kept,), (_, weights) = observe(made(), *given)
     (site,) = record.sites
-    assert (site.site.name, site.heads, site.site.kind) == ("0.heads", 4, "encoder")
+    assert expected.items() <= (asdict(site) | asdict(site.site)).items()
+    torch.testing.assert_close(kept.weights, weights, atol=0 if site.source == "softmax" else 1e-6, rtol=0)
+    assert torch.equal(kept.allowed.expand_as(weights), weights > 0)
 
 
-@pytest.mark.parametrize(("made", "layers"), [(modules.ListedLayers, 3), (modules.NestedLists, 4)])
-def test_listed_layers_of_one_head_stay_layers(made, layers):
-    record, maps, (_, weights) = observe(made(), torch.randn(2, 5, 16), heads=[0])
+@pytest.mark.parametrize(("stages", "layers"), [(0, 3), (2, 4)])
+def test_listed_layers_of_one_head_stay_layers(stages, layers):
+    module = modules.ListedLayers(layers=layers // (stages or 1), stages=stages)
+    record, maps, (_, weights) = observe(module, torch.randn(2, 5, 16), heads=[0])
     assert [site.site.layer for site in record.sites] == list(range(layers))
     for kept, own in zip(maps, weights, strict=True):
         assert torch.equal(kept.weights[:, 0], own)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 5])
-def test_scores_that_put_the_batch_last(batch):
-    mask = torch.ones(5, 5).tril().bool()
-    _, (kept,), (_, weights) = observe(modules.SequenceFirst(), torch.randn(5, batch, 16), mask)
-    assert torch.equal(kept.weights, weights)
-    assert torch.equal(kept.allowed.expand(batch, 4, 5, 5), mask.expand(batch, 4, 5, 5))
-
-
-@pytest.mark.parametrize("batch", [1, 2, 5])
-def test_batch_times_head_from_one_sequence_to_another(batch):
-    given = torch.randn(batch, 5, 16), torch.randn(batch, 7, 16)
-    record, (kept,), (_, weights) = observe(modules.BatchTimesHead(), *given)
-    assert torch.equal(kept.weights, weights)
-    (site,) = record.sites
-    assert (site.site.kind, site.offset, site.queries, site.keys) == ("cross", None, 5, 7)
-
-
-@pytest.mark.parametrize("spelling", ["einsum", "matmul"])
-def test_five_axes_are_groups_of_heads(spelling):
-    record, (kept,), (_, weights) = observe(modules.GroupedByAxis(spelling), torch.randn(2, 6, 16))
-    assert torch.equal(kept.weights, weights)
-    assert (record.sites[0].batch, record.sites[0].heads) == (2, 4)
-
-
-@pytest.mark.parametrize("spelling", ["einsum", "matmul"])
-@pytest.mark.parametrize("made", [modules.Blocked, modules.HeadedBlocks])
-def test_five_axes_are_blocks_of_text_at_their_places(made, spelling):
-    record, (kept,), (_, weights) = observe(made(spelling), torch.randn(2, 6, 16))
-    first, second = weights.unflatten(0, (2, 2)).unbind(1)
-    expected = torch.zeros(2, 4, 6, 6)
-    expected[..., :3, :3], expected[..., 3:, 3:] = first, second
-    assert torch.equal(kept.weights, expected)
-    assert torch.equal(kept.allowed.expand_as(expected), expected > 0)
-    assert (record.sites[0].batch, record.sites[0].heads) == (2, 4)
-
-
-def test_additive_attention_scores_by_a_linear_layer():
-    given = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
-    record, (kept,), (_, weights) = observe(modules.Additive(), *given, heads=[0])
-    assert torch.equal(kept.weights, weights)
-    assert record.sites[0].site.kind == "cross"
-
-
-def test_the_same_weights_over_two_halves_of_the_values_are_one_map():
-    record, *_ = observe(modules.Twice(), torch.randn(2, 5, 16))
-    assert len(record.sites) == 1
-
-
 def test_routers_and_output_heads_are_no_attention():
-    record, *_ = observe(modules.NotAttention(), torch.randn(2, 5, 16))
+    record, *_ = observe(NotAttention(), torch.randn(2, 5, 16))
     assert record.sites == []
 
 
-def mha_options():
-    """Options of nn.MultiheadAttention, and how it is called."""
-    causal = nn.Transformer.generate_square_subsequent_mask(5)
-    ragged = torch.zeros(2, 5, dtype=torch.bool)
-    ragged[0, 3:] = True
-    yield "plain", {}, {}
-    yield "no weights asked", {}, {"need_weights": False}
-    yield "bias_k and zero key", {"add_bias_kv": True, "add_zero_attn": True}, {}
-    yield "no bias", {"bias": False}, {}
-    yield "causal", {}, {"attn_mask": causal}
-    yield "causal by hint", {}, {"attn_mask": causal, "is_causal": True, "need_weights": False}
-    yield "boolean mask", {}, {"attn_mask": causal < 0}
-    yield "a mask a head", {}, {"attn_mask": torch.randn(8, 5, 5)}
-    yield "padding", {}, {"key_padding_mask": ragged}
-    yield (
-        "padding, causal, extra keys",
-        {"add_bias_kv": True},
-        {"key_padding_mask": ragged, "attn_mask": causal < 0},
-    )
-    yield "averaged", {}, {"average_attn_weights": True}
+MASK = nn.Transformer.generate_square_subsequent_mask(5)
+RAGGED = torch.arange(5) >= torch.tensor([[3], [5]])
+MULTIHEAD = {  # options of nn.MultiheadAttention, and how it is called
+    "plain": ({}, {}),
+    "no weights asked": ({}, {"need_weights": False}),
+    "bias_k and zero key": ({"add_bias_kv": True, "add_zero_attn": True}, {}),
+    "no bias": ({"bias": False}, {}),
+    "causal": ({}, {"attn_mask": MASK}),
+    "causal by hint": ({}, {"attn_mask": MASK, "is_causal": True, "need_weights": False}),
+    "boolean mask": ({}, {"attn_mask": MASK < 0}),
+    "a mask a head": ({}, {"attn_mask": torch.randn(8, 5, 5)}),
+    "padding": ({}, {"key_padding_mask": RAGGED}),
+    "padding, extra keys": ({"add_bias_kv": True}, {"key_padding_mask": RAGGED, "attn_mask": MASK < 0}),
+    "averaged": ({}, {"average_attn_weights": True}),
+}
 
 
-@pytest.mark.parametrize(
-    ("made", "called"), [case[1:] for case in mha_options()], ids=[c[0] for c in mha_options()]
-)
+@pytest.mark.parametrize("name", MULTIHEAD)
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_multihead_attention_of_torch(made, called, batch_first):
+def test_multihead_attention_of_torch(name, batch_first):
+    made, called = MULTIHEAD[name]
     layer = nn.MultiheadAttention(16, 4, batch_first=batch_first, **made).eval()
     x = torch.randn(2, 5, 16) if batch_first else torch.randn(5, 2, 16)
     asked = {**called, "need_weights": True, "average_attn_weights": False}

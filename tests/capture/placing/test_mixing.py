@@ -6,9 +6,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import recording
+from attnscope.capture.lineage.layout import SAMPLED
 from attnscope.capture.placing import mixing as why
 from attnscope.capture.rows.capture import MAPPED
-from tests.capture.placing.ways import COUNT, EACH, SIZE, TEXTS, Stream, attend, decay, observe, run_a_sum
+from tests.capture.placing.ways import (
+    COUNT,
+    EACH,
+    HEADS,
+    SIZE,
+    TEXTS,
+    Stream,
+    attend,
+    decay,
+    observe,
+    run_a_sum,
+)
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -29,6 +41,26 @@ def test_pooling_by_a_product_is_one_row_over_all_tokens_that_stands_at_none(way
     (site,) = record.sites
     assert (site.site.kind, site.batch, site.queries, site.keys, site.offset) == ("cross", 2, 1, COUNT, None)
     torch.testing.assert_close(kept.weights, module.seen)
+
+
+SAMPLE = torch.tensor([1, 3, 4, 6])
+
+
+def sample_queries(self, q, k, v):
+    return self.keep((q[:, :, SAMPLE] @ k.mT).softmax(-1)) @ v
+
+
+def sample_rows(self, q, k, v):
+    """Rows are sampled behind the softmax (adaptive token sampling)."""
+    rows = (q @ k.mT).softmax(-1).gather(2, SAMPLE[:, None].expand(TEXTS, HEADS, -1, COUNT))
+    return self.keep(rows) @ v
+
+
+@pytest.mark.parametrize("way", [sample_queries, sample_rows])
+def test_rows_that_few_positions_ask_are_said_to_stand_at_these(way):
+    record, (kept,) = observe(nn.Sequential(module := Stream(way)))
+    torch.testing.assert_close(kept.weights, module.kept[-1], atol=1e-6, rtol=0)
+    assert record.notes == [SAMPLED.format(names="0")]
 
 
 def mix_heads(self, q, k, v):

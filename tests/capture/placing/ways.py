@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import Keep, recording
+from attnscope.capture.lineage.layout import JOINED
 from attnscope.capture.placing import mixing as why
 from attnscope.capture.placing.without_attention import POOLED
 from attnscope.capture.rows.capture import MAPPED
@@ -21,7 +22,9 @@ class Stream(nn.Module):
         self.qkv, self.out, self.way = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE), way
         self.shorter, self.table = nn.Linear(COUNT, 3, bias=False), nn.Parameter(torch.randn(HEADS, EACH))
         self.one, self.many, self.both = nn.Linear(EACH, 1), nn.Linear(EACH, 3), nn.Linear(2 * EACH, EACH)
-        self.dense = nn.Linear(EACH, COUNT)
+        self.dense, self.mixing = nn.Linear(EACH, COUNT), nn.Parameter(torch.randn(5, COUNT))
+        self.static = nn.Parameter(torch.randn(HEADS, COUNT, COUNT))
+        self.distances = nn.Parameter(torch.randn(2 * COUNT, EACH))
         self.kept = []
 
     def forward(self, x):
@@ -229,22 +232,10 @@ def by_the_kernel(self, q, k, v):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=past)
 
 
-def one_head_after_another(self, q, k, v):
-    rows = [(q[:, head] @ k[:, head].mT).softmax(-1) for head in range(HEADS)]
-    self.keep(torch.stack(rows, 1))
-    return torch.stack([row @ v[:, head] for head, row in enumerate(rows)], 1)
-
-
 def queries_in_chunks(self, q, k, v):
     rows = [(part @ k.mT).softmax(-1) for part in q.split(3, 2)]
     self.keep(torch.cat(rows, 2))
     return torch.cat([row @ v for row in rows], 2)
-
-
-def texts_and_heads_in_one_axis(self, q, k, v):
-    weights = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).softmax(-1)
-    self.keep(weights.unflatten(0, (TEXTS, HEADS)))
-    return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (TEXTS, HEADS))
 
 
 def positions_first(self, q, k, v):
@@ -254,21 +245,94 @@ def positions_first(self, q, k, v):
     return torch.einsum("ijbh,jbhd->bhid", weights, v)
 
 
+NEAR = (torch.arange(COUNT)[:, None] + torch.tensor([-1, 0, 1])) % COUNT  # three neighbours, round a circle
+DISTANCES = torch.arange(COUNT)[:, None] - torch.arange(COUNT) + COUNT
+
+
+def put(weights, places):
+    """[text, head, query, slot] at the keys that each slot is -> [text, head, query, key]"""
+    return torch.zeros(TEXTS, HEADS, COUNT, COUNT).scatter(-1, places.expand_as(weights), weights)
+
+
 def among_neighbours(self, q, k, v):
-    """Keys and values of three neighbours, round a circle, lie beside each other."""
-    places = (torch.arange(COUNT)[:, None] + torch.tensor([-1, 0, 1])) % COUNT
-    weights = (q[:, :, :, None] @ k[:, :, places].mT).softmax(-1)  # [text, head, query, 1, slot]
-    self.keep(
-        torch.zeros(TEXTS, HEADS, COUNT, COUNT).scatter(
-            -1, places.expand(TEXTS, HEADS, -1, -1), weights[..., 0, :]
-        )
-    )
-    return (weights @ v[:, :, places])[..., 0, :]
+    """Keys and values of three neighbours lie beside each other."""
+    weights = (q[:, :, :, None] @ k[:, :, NEAR].mT).softmax(-1)  # [text, head, query, 1, slot]
+    self.keep(put(weights[..., 0, :], NEAR))
+    return (weights @ v[:, :, NEAR])[..., 0, :]
+
+
+def among_gathered_neighbours(self, q, k, v):
+    places = NEAR.flatten()[:, None].expand(TEXTS, HEADS, -1, EACH)
+    keys, values = (part.gather(2, places).unflatten(2, (COUNT, 3)) for part in (k, v))
+    weights = (q[:, :, :, None] @ keys.mT).softmax(-1)  # [text, head, query, 1, slot]
+    self.keep(put(weights[..., 0, :], NEAR))
+    return (weights @ values)[..., 0, :]
+
+
+def by_queries_that_each_head_samples(self, q, k, v):
+    """The longest queries of each head ask, all others take the mean (ProbSparse attention of Informer)."""
+    asked = q.norm(dim=-1).topk(5).indices[..., None]  # [text, head, sampled, 1]
+    weights = (q.gather(2, asked.expand(-1, -1, -1, EACH)) @ k.mT).softmax(-1)
+    full = torch.zeros(TEXTS, HEADS, COUNT, COUNT).scatter(2, asked.expand(-1, -1, -1, COUNT), weights)
+    self.keep(full[:, :, int(asked.min()) : int(asked.max()) + 1])
+    mixed = v.mean(2, keepdim=True).expand(-1, -1, COUNT, -1)
+    return mixed.scatter(2, asked.expand(-1, -1, -1, EACH), weights @ v)
+
+
+def to_mixed_keys(self, q, k, v):
+    """Five keys, each a sum of all (Linformer): they stand at no token."""
+    return self.keep((q @ (self.mixing @ k).mT).softmax(-1)) @ (self.mixing @ v)
+
+
+def with_values_of_distances(self, q, k, v):
+    """Beside the values, each distance has one that was learned."""
+    weights = self.keep((q @ k.mT).softmax(-1))
+    return weights @ v + torch.einsum("bhij,ije->bhie", weights, self.distances[DISTANCES])
+
+
+def with_values_of_distances_first(self, q, k, v):
+    """The same in the layout of other libraries: a product for each query."""
+    weights = self.keep((q @ k.mT).softmax(-1))
+    rows = weights.permute(2, 0, 1, 3).reshape(COUNT, TEXTS * HEADS, COUNT) @ self.distances[DISTANCES]
+    return rows.view(COUNT, TEXTS, HEADS, EACH).permute(1, 2, 0, 3) + weights @ v
+
+
+def by_learned_weights(self, q, k, v):
+    """Weights that are alike in all texts (a random synthesizer)."""
+    weights = self.static.softmax(-1)
+    self.keep(weights.expand(TEXTS, -1, -1, -1))
+    return weights @ v
+
+
+def by_learned_weights_and_an_einsum(self, q, k, v):
+    weights = self.static.softmax(-1)
+    self.keep(weights.expand(TEXTS, -1, -1, -1))
+    return torch.einsum("hij,bhje->bhie", weights, v)
+
+
+def by_parts_of_the_keys(self, q, k, v):
+    """Softmaxes over some keys each, joined by their sums, as in attention over several machines."""
+    parts = [q @ part.mT for part in k.split(3, 2)]
+    share = torch.stack([part.logsumexp(-1, keepdim=True) for part in parts]).softmax(0)
+    mixed = [part.softmax(-1) @ of for part, of in zip(parts, v.split(3, 2), strict=True)]
+    return (torch.stack(mixed) * share).sum(0)
+
+
+def among_neighbours_and_some_for_all(self, q, k, v):
+    """One softmax over three neighbours and two keys that all ask: two products."""
+    near = [torch.stack([part.roll(step, 2) for step in (1, 0, -1)], 3) for part in (k, v)]
+    scores = torch.cat([torch.einsum("bhie,bhije->bhij", q, near[0]), q @ k[:, :, :2].mT], -1)
+    weights = scores.softmax(-1)
+    return torch.einsum("bhij,bhije->bhie", weights[..., :3], near[1]) + weights[..., 3:] @ v[:, :, :2]
 
 
 SHOWN = [
-    *(attend, by_the_kernel, one_head_after_another, queries_in_chunks, texts_and_heads_in_one_axis),
-    *(positions_first, among_neighbours, by_one_vector, by_a_vector_of_each_head, by_pairs_side_by_side),
+    *(attend, by_the_kernel, queries_in_chunks, positions_first, among_neighbours),
+    *(by_one_vector, by_a_vector_of_each_head, by_pairs_side_by_side),
+]
+PLACED = [  # tried at one place in a model alone
+    *(among_gathered_neighbours, by_queries_that_each_head_samples, to_mixed_keys, with_values_of_distances),
+    *(with_values_of_distances_first, by_learned_weights, by_learned_weights_and_an_einsum),
 ]
 
 NAMED = [
@@ -282,6 +346,7 @@ NAMED = [
     *((weigh(scored), POOLED) for scored in (choose_the_highest, one_mean_for_all_heads)),
     *((way, POOLED) for way in (pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row)),
     *((way, POOLED) for way in (weigh_by_a_layer, weigh_by_a_layer_over_pairs)),
+    *((way, JOINED) for way in (by_parts_of_the_keys, among_neighbours_and_some_for_all)),
     (mapped(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), MAPPED),
     (mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v), MAPPED),
     (mapped(F.scaled_dot_product_attention), MAPPED),

@@ -1,4 +1,4 @@
-"""Layers without attention are named, with what they hold instead."""
+"""Layers without attention are named, with what they hold instead; the others keep their numbers."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import transformers as hf
 from torch import nn
 
 from attnscope.capture import Keep, RowSums, recording
+from tests.capture.placing.ways import COUNT, SIZE, TALK, Nested, Stream, attend, talk
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -63,35 +64,6 @@ def test_a_model_that_attends_everywhere_has_no_layer_without_attention():
         assert record_of(family.build(), **inputs(family.inputs)).without_attention == []
 
 
-def test_an_unknown_mixer_is_named_by_its_class():
-    class Averaging(nn.Module):
-        def forward(self, x):
-            return x.mean(1, keepdim=True).expand_as(x)
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.mixer, self.norm = Averaging(), nn.LayerNorm(8)
-
-        def forward(self, x):
-            return self.norm(self.mixer(x))
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(Layer() for _ in range(2))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    record = record_of(Model(), torch.randn(1, 5, 8))
-    assert {layer.reason for layer in record.without_attention} == {
-        "no softmax in it weighed values (Averaging)"
-    }
-
-
 def test_row_sums_show_the_sink_that_no_token_owns():
     sums = RowSums()
     keep = Keep(lambda site: range(4))
@@ -114,48 +86,115 @@ def test_row_sums_are_one_without_a_sink():
     assert [pytest.approx((1, 1), abs=1e-5)] * 3 == list(sums.ranges.values())
 
 
-class FeedForward(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+class Averaging(nn.Module):
+    def forward(self, x):
+        return x.mean(1, keepdim=True).expand_as(x)
 
 
 class Convolution(nn.Module):
     def __init__(self):
         super().__init__()
-        self.mix = nn.Conv1d(8, 8, 3, padding=1)
+        self.mix = nn.Conv1d(SIZE, SIZE, 3, padding=1)
 
     def forward(self, x):
         return self.mix(x.mT).mT
 
 
-class SelfAttention(nn.Module):
-    def forward(self, x):
-        return nn.functional.scaled_dot_product_attention(x, x, x)
+class FeedForward(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, SIZE))
 
 
-class Alternating(nn.Module):
-    """Attention and feed-forward networks by turns, each in a list with its norm, as in x-transformers."""
+class Layer(nn.Module):
+    """Attention, or the mean of all tokens in its place."""
 
-    def __init__(self, *blocks):
+    def __init__(self, attends=True):
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([nn.LayerNorm(8), block]) for block in blocks)
+        self.attends, self.attn, self.average = attends, Stream(attend), Averaging()
 
     def forward(self, x):
-        for norm, block in self.layers:
-            x = x + block(norm(x))
+        return x + self.attn(x) if self.attends else self.average(x)
+
+
+class Stacks(nn.Module):
+    """Two stacks: talking heads in a Sequential, plain ones in a module list."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Stream(talk(TALK[0], behind=True)) for _ in range(3)))
+        self.last = nn.ModuleList(Stream(attend) for _ in range(2))
+
+    def forward(self, x):
+        x = self.blocks(x)
+        for block in self.last:
+            x = block(x)
         return x
 
 
-def test_feed_forward_networks_between_lists_of_attention_are_no_layers():
-    model = Alternating(SelfAttention(), FeedForward(), SelfAttention(), FeedForward()).eval()
-    with torch.inference_mode(), recording(model) as record:
-        model(torch.randn(2, 5, 8))
-    assert [site.site.layer for site in record.sites] == [0, 1]
-    assert record.without_attention == []
+class Attributes(nn.Module):
+    """Three layers of one make as attributes; the one in the middle does not attend."""
+
+    def __init__(self):
+        super().__init__()
+        self.block_a, self.block_b, self.block_c = Layer(), Layer(False), Layer()
+        self.norm, self.head = nn.LayerNorm(SIZE), nn.Linear(SIZE, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.block_c(self.block_b(self.block_a(x)))))
 
 
-def test_another_mixer_between_lists_of_attention_is_a_layer():
-    model = Alternating(SelfAttention(), Convolution(), SelfAttention(), FeedForward()).eval()
-    with torch.inference_mode(), recording(model) as record:
-        model(torch.randn(2, 5, 8))
-    assert [layer.name for layer in record.without_attention] == ["layers.1"]
+def by_turns(*blocks):
+    """Blocks, each in a list with its norm."""
+    return Nested(*([nn.LayerNorm(SIZE), block] for block in blocks))
+
+
+TWO = [("layers.0.1", 0), ("layers.2.1", 1)]
+LAYERS = {  # a model, the modules that attend with their layers, and the layers that are named
+    "feed-forward networks between lists": (
+        lambda: by_turns(Stream(attend), FeedForward(), Stream(attend), FeedForward()),
+        TWO,
+        [],
+    ),
+    "another mixer between lists": (
+        lambda: by_turns(Stream(attend), Convolution(), Stream(attend), FeedForward()),
+        TWO,
+        [("layers.1", 1)],
+    ),
+    "feed-forward networks in lists": (
+        lambda: Nested(*([Stream(attend), nn.Linear(SIZE, SIZE)] for _ in range(2))),
+        [("layers.0.0", 0), ("layers.1.0", 1)],
+        [],
+    ),
+    "two stacks": (
+        Stacks,
+        [("last.0", 0), ("last.1", 1)],
+        [(f"blocks.{layer}", layer) for layer in range(3)],
+    ),
+    "attributes": (Attributes, [("block_a.attn", 0), ("block_c.attn", 1)], [("block_b", 1)]),
+    "a sequential": (
+        lambda: nn.Sequential(Layer(), Layer(False), Layer(), nn.LayerNorm(SIZE)),
+        [("0.attn", 0), ("2.attn", 2)],
+        [("1", 1)],
+    ),
+    "a sequential in another": (
+        lambda: nn.Sequential(nn.Linear(SIZE, SIZE), nn.Sequential(Layer(), Layer(False))),
+        [("1.0.attn", 0)],
+        [("1.1", 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_keep_their_numbers_and_those_that_do_not_attend_are_named(name):
+    made, attending, named = LAYERS[name]
+    record = record_of(made(), torch.randn(2, COUNT, SIZE))
+    assert [(site.site.name, site.site.layer) for site in record.sites] == attending
+    assert [(layer.name, layer.layer) for layer in record.without_attention] == named
+
+
+def test_an_unknown_mixer_is_named_by_its_class():
+    model = Nested(*([Averaging(), nn.LayerNorm(SIZE)] for _ in range(2)))
+    record = record_of(model, torch.randn(2, COUNT, SIZE))
+    assert {layer.reason for layer in record.without_attention} == {
+        "no softmax in it weighed values (Averaging)"
+    }

@@ -9,18 +9,8 @@ from attnscope.capture import recording
 from attnscope.capture.lineage.layout import SAMPLED
 from attnscope.capture.placing import mixing as why
 from attnscope.capture.rows.capture import MAPPED
-from tests.capture.placing.ways import (
-    COUNT,
-    EACH,
-    HEADS,
-    SIZE,
-    TEXTS,
-    Stream,
-    attend,
-    decay,
-    observe,
-    run_a_sum,
-)
+from tests.capture.placing import ways
+from tests.capture.placing.ways import COUNT, EACH, HEADS, SIZE, TEXTS, Nested, Stream, attend, observe
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -106,22 +96,8 @@ def test_powers_of_a_graph_weigh_no_values():
     assert (record.sites, record.without_attention) == ([], [])
 
 
-class Layers(nn.Module):
-    """Layers in a list, and what each of them adds to the states, one after another."""
-
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList(Stream(way) for way in ways) for ways in layers)
-
-    def forward(self, x):
-        for layer in self.layers:
-            for part in layer:
-                x = x + part(x)
-        return x
-
-
 def test_each_layer_of_a_list_is_named_by_its_own_way():
-    record, _ = observe(Layers([attend], [decay], [run_a_sum]))
+    record, _ = observe(Nested([Stream(attend)], [Stream(ways.decay)], [Stream(ways.run_a_sum)]))
     assert [site.site.name for site in record.sites] == ["layers.0.0"]
     assert [(layer.name, layer.layer, layer.reason) for layer in record.without_attention] == [
         ("layers.1.0", 1, why.NO_SOFTMAX),
@@ -130,7 +106,7 @@ def test_each_layer_of_a_list_is_named_by_its_own_way():
 
 
 def test_what_mixes_beside_attention_in_one_layer_is_a_note_and_no_layer_without():
-    record, _ = observe(Layers([attend, decay], [attend, decay]))
+    record, _ = observe(Nested(*([Stream(attend), Stream(ways.decay)] for _ in range(2))))
     assert [site.site.name for site in record.sites] == ["layers.0.0", "layers.1.0"]
     assert not record.without_attention
     (note,) = record.notes
@@ -158,7 +134,7 @@ class LinearAttention(Stream):
 
 
 def test_the_name_of_a_class_comes_before_what_it_was_seen_to_do():
-    record, _ = observe(nn.Sequential(LinearAttention(run_a_sum)))
+    record, _ = observe(nn.Sequential(LinearAttention(ways.run_a_sum)))
     assert [layer.reason for layer in record.without_attention] == ["linear attention (LinearAttention)"]
 
 

@@ -8,7 +8,7 @@ from attnscope.capture import Keep, recording
 from attnscope.capture.lineage.layout import JOINED
 from attnscope.capture.placing import mixing as why
 from attnscope.capture.placing.without_attention import POOLED
-from attnscope.capture.rows.capture import MAPPED
+from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING
 
 TEXTS, SIZE, HEADS, COUNT = 2, 16, 4, 7
 EACH = SIZE // HEADS
@@ -25,6 +25,7 @@ class Stream(nn.Module):
         self.dense, self.mixing = nn.Linear(EACH, COUNT), nn.Parameter(torch.randn(5, COUNT))
         self.static = nn.Parameter(torch.randn(HEADS, COUNT, COUNT))
         self.distances = nn.Parameter(torch.randn(2 * COUNT, EACH))
+        self.line, self.conv = nn.Linear(HEADS, HEADS), nn.Conv2d(HEADS, HEADS, 1)
         self.kept = []
 
     def forward(self, x):
@@ -36,6 +37,20 @@ class Stream(nn.Module):
         """The weights, [text, head, query, key], which a recording must show."""
         self.kept.append(weights)
         return weights
+
+
+class Nested(nn.Module):
+    """Lists in a list, as in x-transformers."""
+
+    def __init__(self, *lists):
+        super().__init__()
+        self.layers = nn.ModuleList(map(nn.ModuleList, lists))
+
+    def forward(self, x):
+        for layer in self.layers:
+            for part in layer:
+                x = x + part(x)
+        return x
 
 
 def weigh(scored):
@@ -202,6 +217,32 @@ def weigh_by_a_layer_over_pairs(self, q, k, v):
     return self.many(torch.tanh(pairs)).softmax(3)[..., 0] @ v
 
 
+def mix_by_a_layer(self, weights):
+    return self.line(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def mix_by_a_convolution(self, weights):
+    return self.conv(weights)
+
+
+def mix_by_an_einsum(self, weights):
+    return torch.einsum("bhij,hg->bgij", weights, self.table)
+
+
+def talk(mix, behind):
+    """Attention whose heads a learned layer mixes, before the softmax or behind it (talking heads)."""
+
+    def way(self, q, k, v):
+        if behind:
+            return mix(self, (q @ k.mT).softmax(-1)) @ v
+        return self.keep(mix(self, q @ k.mT).softmax(-1)) @ v
+
+    return way
+
+
+TALK = [mix_by_a_layer, mix_by_a_convolution, mix_by_an_einsum]
+
+
 def mapped(attend):
     """Attention inside of ``torch.vmap``, over its texts and heads."""
     return lambda self, q, k, v: torch.vmap(torch.vmap(attend))(q, k, v)
@@ -333,19 +374,21 @@ SHOWN = [
 PLACED = [  # tried at one place in a model alone
     *(among_gathered_neighbours, by_queries_that_each_head_samples, to_mixed_keys, with_values_of_distances),
     *(with_values_of_distances_first, by_learned_weights, by_learned_weights_and_an_einsum),
+    *(talk(mix, behind=False) for mix in TALK),
 ]
 
 NAMED = [
     *((weigh(scored), why.NO_SOFTMAX) for scored in SCORED),
     *((way, why.NO_SOFTMAX) for way in (divide_late, go_online(3), go_online(1), one_pair_after_another)),
     *((way, why.NO_SOFTMAX) for way in (lie_transposed, shared_keys, decay)),
-    (subtract, "some of its weights are negative when they meet the values: no distribution over keys"),
+    (subtract, SIGNED),
     *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
     (run_a_sum, why.RUNNING),
     *((way, why.LAYER) for way in (shorten, take)),
     *((weigh(scored), POOLED) for scored in (choose_the_highest, one_mean_for_all_heads)),
     *((way, POOLED) for way in (pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row)),
     *((way, POOLED) for way in (weigh_by_a_layer, weigh_by_a_layer_over_pairs)),
+    *((talk(mix, behind=True), TALKING) for mix in TALK),
     *((way, JOINED) for way in (by_parts_of_the_keys, among_neighbours_and_some_for_all)),
     (mapped(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), MAPPED),
     (mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v), MAPPED),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from attnscope.attention import Kind, Token
 from attnscope.capture import KnownPasses
@@ -20,9 +20,8 @@ from attnscope.models.text.tokens import read_unknown, say_unknown
 from attnscope.questions.processes import Processes, in_order, together, workers
 from attnscope.questions.selection import Selection
 from attnscope.records import read
-from attnscope.storage.corpus import CorpusText, TextSource
+from attnscope.storage.corpus import Corpus, CorpusText
 from attnscope.storage.files import fingerprint, read_checkpoint, write_checkpoint
-from attnscope.storage.gold import GoldText
 
 NAMED = 3  # places of omitted texts that a note names
 
@@ -112,9 +111,6 @@ WINDOW_CHARACTERS = 1 << 20
 BATCH_TOKENS = 4096  # tokens per pass: enough to keep the processor busy, few enough for its caches
 
 
-Item = TypeVar("Item", CorpusText, GoldText)
-
-
 class Batch(NamedTuple):
     """Texts of one length: what the model reads, and the tokens of the queries and keys of each text."""
 
@@ -125,9 +121,9 @@ class Batch(NamedTuple):
     numbers: Sequence[int] = ()  # of the texts that were put into batches
 
 
-def windows(entries: Iterable[Item]) -> Iterator[list[Item]]:
+def windows(entries: Iterable[CorpusText]) -> Iterator[list[CorpusText]]:
     """Split a stream of texts into windows."""
-    window: list[Item] = []
+    window: list[CorpusText] = []
     characters = 0
     for entry in entries:
         window.append(entry)
@@ -180,20 +176,20 @@ ROUND = 4  # batches per process after which several processes combine their sum
 EVERY = 20.0  # seconds after which the sums are saved again, once the running batches have ended
 
 
-class ReadText(NamedTuple, Generic[Item]):
+class ReadText(NamedTuple):
     """A text, as the model reads it, and its number in the corpus from 1."""
 
-    entry: Item
+    entry: CorpusText
     prepared: ModelInput
     number: int
 
 
 @dataclass
-class CorpusWork(ABC, Generic[Item]):
+class CorpusWork(ABC):
     """One pass over many texts: what all batches share, and the sums so far in ``total``."""
 
     model: Model
-    source: TextSource[Item]
+    source: Corpus
     selection: Selection
     run: CorpusRun
     total: Any
@@ -208,12 +204,13 @@ class CorpusWork(ABC, Generic[Item]):
     def add(self, share: Any) -> None:
         """Add it, in the order of the batches, whatever the number of processes."""
 
-    def inputs(self, entries: Sequence[Item]) -> list[tuple[str, ...]]:
+    def inputs(self, entries: Sequence[CorpusText]) -> list[tuple[str, ...]]:
         """The model's input for each text."""
         return [(entry.text,) for entry in entries]
 
-    def ask(self, texts: Sequence[ReadText[Item]]) -> Any:
+    def ask(self, texts: Sequence[ReadText]) -> Any:
         """The work on a batch, determined in the order of the batches before any of them runs."""
+        return None
 
     def walk(self, asked: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
         """Put every text through the model once, resuming from a checkpoint if there is one.
@@ -258,7 +255,7 @@ class CorpusWork(ABC, Generic[Item]):
                 "delete it, or name another file"
             ) from None
 
-    def _window(self, window: list[Item], processes: Processes) -> Iterator[Progress]:
+    def _window(self, window: list[CorpusText], processes: Processes) -> Iterator[Progress]:
         """Do this process's share of a window; yields how to go on whenever the sums have more batches."""
         progress, begun = self.progress, replace(self.progress)
         read = list(self._read(window, processes))
@@ -298,7 +295,7 @@ class CorpusWork(ABC, Generic[Item]):
         progress.done, progress.batches = window[-1].done, 0
         yield progress
 
-    def _read(self, window: Sequence[Item], processes: Processes) -> Iterator[ReadText[Item]]:
+    def _read(self, window: Sequence[CorpusText], processes: Processes) -> Iterator[ReadText]:
         """The texts of a window as the model reads them, without unreadable ones."""
         inputs = self.inputs([entry for entry in window if not entry.fault])
         limit = Limit(self.run.max_tokens, self.run.truncate)

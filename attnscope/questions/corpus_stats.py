@@ -25,7 +25,7 @@ from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
 from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions
-from attnscope.storage.corpus import Corpus, CorpusText
+from attnscope.storage.corpus import Corpus
 
 
 @dataclass
@@ -109,7 +109,7 @@ def corpus_stats(
 _Share = tuple[Totals, int, int, Sequence[str]]  # sums, calls of the fused pass, of all, and notes
 
 
-class _StatsWork(CorpusWork[CorpusText]):
+class _StatsWork(CorpusWork):
     importance: bool
     ablation: Way | None
     exact_kernel: bool

@@ -27,7 +27,8 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, list_some, selected_sites
 from attnscope.records import ADDRESS, Meaning, Notes, plain, record
 from attnscope.registry import nearest_name
-from attnscope.storage.gold import GoldFile, GoldText
+from attnscope.storage.corpus import CorpusText
+from attnscope.storage.gold import GoldFile
 from attnscope.text import round_short
 from attnscope.views import Column, Table
 
@@ -162,11 +163,11 @@ def find_gold(
 _Share = tuple[GoldSums, set[Kind], int]  # sums, kinds that are not over the tokens, the number of lost pairs
 
 
-class _GoldWork(CorpusWork[GoldText]):
+class _GoldWork(CorpusWork):
     source: GoldFile
     relations: tuple[str, ...]
 
-    def inputs(self, entries: Sequence[GoldText]) -> list[tuple[str, ...]]:
+    def inputs(self, entries: Sequence[CorpusText]) -> list[tuple[str, ...]]:
         """The text, and its target if there is one."""
         targets = sum(gold.target is not None for gold in entries)
         if 0 < targets < len(entries):
@@ -175,7 +176,7 @@ class _GoldWork(CorpusWork[GoldText]):
             )
         return [(gold.text,) if gold.target is None else (gold.text, gold.target) for gold in entries]
 
-    def ask(self, texts: Sequence[ReadText[GoldText]]) -> dict[Kind, GoldQuestions]:
+    def ask(self, texts: Sequence[ReadText]) -> dict[Kind, GoldQuestions]:
         """The questions about a batch."""
         if texts[0].entry.target is not None and "cross" not in texts[0].prepared.axes:
             raise InputError(f"{self.model.name} is not an encoder-decoder: it reads no text and its target")
@@ -202,7 +203,7 @@ class _GoldWork(CorpusWork[GoldText]):
         self.total.skipped |= skipped
         self.total.lost += lost
 
-    def _meant(self, text: ReadText[GoldText]) -> ReadText[GoldText]:
+    def _meant(self, text: ReadText) -> ReadText:
         """The text with the requested pairs; nsubj includes nsubj:pass."""
         if not self.relations:
             return text
@@ -210,7 +211,7 @@ class _GoldWork(CorpusWork[GoldText]):
         meant = {each for each in labels if {each, each.partition(":")[0]} & set(self.relations)}
         self.total.others |= labels - meant
         pairs = tuple(pair for pair in text.entry.pairs if pair.label in meant)
-        return text._replace(entry=replace(text.entry, pairs=pairs))
+        return text._replace(entry=text.entry._replace(pairs=pairs))
 
 
 def _nothing(work: _GoldWork) -> str:

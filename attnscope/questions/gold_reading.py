@@ -21,7 +21,8 @@ from attnscope.questions.corpus import ReadText
 from attnscope.questions.scene import locate_tokens
 from attnscope.questions.selection import Selection
 from attnscope.records import read
-from attnscope.storage.gold import GoldFile, GoldPair, GoldText, Span
+from attnscope.storage.corpus import GoldPair, Span
+from attnscope.storage.gold import GoldFile
 
 REACH = 100  # most words of a fixed offset that is tried as a baseline
 COUNTS = 4 + 2 * REACH + 1  # numbers of a slot that are the same for all heads
@@ -255,9 +256,7 @@ class GoldQuestions:
         return _Tables(self)
 
 
-def ask_batch(
-    texts: Sequence[ReadText[GoldText]], file: GoldFile, total: GoldTotals
-) -> dict[Kind, GoldQuestions]:
+def ask_batch(texts: Sequence[ReadText], file: GoldFile, total: GoldTotals) -> dict[Kind, GoldQuestions]:
     """The questions about a batch, by kind of attention: within a text, or from a target to its text."""
     first = texts[0].prepared.axes
     kinds: dict[Kind, GoldQuestions] = {}

@@ -9,47 +9,105 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from attnscope.errors import InputError
-from attnscope.storage.files import LONGEST, parse_json, read_lines
+from attnscope.storage.files import LONGEST, Line, parse_json, read_lines
 
 HASHED = 1 << 20  # bytes at the beginning of a file that, with its size, are its fingerprint
 FEW = 20  # most fields of a line that a message names
 ROWS = 1024  # rows of a Parquet file that are read together
 
+Span: TypeAlias = tuple[int, int]  # the first character of a text, and the one after the last
 
-Text_co = TypeVar("Text_co", covariant=True)
+
+class GoldPair(NamedTuple):
+    """Words that should look at words, by number; any of ``right`` is a right answer.
+
+    ``sure`` is False for a link between translations that annotators marked as possible.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    label: str
+    sure: bool = True
 
 
 class CorpusText(NamedTuple):
-    """One text, or the reason why it cannot be read."""
+    """One text, or the reason why it cannot be read; in a file of questions, with its words and pairs.
+
+    With a ``target``, its translation, the left words of the pairs are the target's and the right words the
+    text's; otherwise both are the text's.
+    """
 
     where: str  # its place ("line 17")
     text: str
-    fault: str  # empty for a readable text
-    done: int  # how much of the corpus's ``size`` has been read
+    fault: str = ""  # empty for a readable text
+    done: int = 0  # how much of the corpus's ``size`` has been read
+    words: tuple[Span, ...] = ()
+    pairs: tuple[GoldPair, ...] = ()
+    target: str | None = None
+    target_words: tuple[Span, ...] = ()
 
 
-class TextSource(ABC, Generic[Text_co]):
+class Corpus(ABC):
     """Texts in a fixed order. ``name`` is for people, ``size`` counts bytes, rows, files or texts."""
 
     name: str
     size: int
 
-    @abstractmethod
-    def entries(self) -> Iterator[Text_co]:
+    def entries(self) -> Iterator[CorpusText]:
         """The texts one by one, the same on every call; blank lines are skipped."""
+        for where, done, content in self.contents():
+            try:
+                yield self.read(content)._replace(where=where, done=done)
+            except ValueError as error:
+                yield CorpusText(where, "", str(error), done)
+
+    @abstractmethod
+    def contents(self) -> Iterator[tuple[str, int, Any]]:
+        """The place of each text, how much has been read after it, and what ``read`` makes a text of."""
+
+    def read(self, content: Any) -> CorpusText:
+        """One text. Raises ``ValueError`` that says what is wrong with it."""
+        return CorpusText("", require_text(content).strip("\n"))
 
     @abstractmethod
     def fingerprint(self) -> str:
         """Identifies these texts and how they are read."""
 
 
-Corpus: TypeAlias = TextSource[CorpusText]
+def require_text(value: object) -> str:
+    """Any value that a file holds as a text. Raises ``ValueError`` if it is none."""
+    if not isinstance(value, str):
+        raise ValueError(f"it holds {type(value).__name__}, not text")
+    if not value.strip():
+        raise ValueError("the text is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    return value
 
 
-class _File(TextSource[CorpusText]):
+def full_lines(path: Path) -> Iterator[tuple[str, int, Line]]:
+    """The lines of a file that are not blank, each with its place."""
+    for line in read_lines(path):
+        if line.fault or line.text.strip():
+            yield f"line {line.number:,}", line.done, line
+
+
+def read_object(line: Line) -> Any:
+    """The JSON of a line. Raises ``ValueError``."""
+    if line.fault:
+        raise ValueError(line.fault)
+    try:
+        return parse_json(line.text)
+    except ValueError:
+        raise ValueError("it is not JSON") from None
+
+
+class _File(Corpus):
     def __init__(self, path: Path, field: str | None) -> None:
         self.path, self.field = path, field
         self.name, self.size = str(path), path.stat().st_size
@@ -62,23 +120,20 @@ class _File(TextSource[CorpusText]):
 class _Lines(_File):
     """One text per line: the line itself, or a field of its JSON object."""
 
-    def entries(self) -> Iterator[CorpusText]:
-        for line in read_lines(self.path):
-            where, text = f"line {line.number:,}", line.text.strip()
-            if line.fault or (text and self.field is None):
-                yield CorpusText(where, text, line.fault, line.done)
-            elif text:
-                try:
-                    fields = parse_json(text)
-                except ValueError:
-                    yield CorpusText(where, "", "it is not JSON", line.done)
-                    continue
-                fields = fields if isinstance(fields, dict) else {}
-                has = f": it has {', '.join(islice(fields, FEW))}" if fields else ""
-                if self.field in fields:
-                    yield _entry(where, fields[self.field], line.done)
-                else:
-                    yield CorpusText(where, "", f"no field {self.field!r}{has}", line.done)
+    def contents(self) -> Iterator[tuple[str, int, Line]]:
+        return full_lines(self.path)
+
+    def read(self, content: Line) -> CorpusText:
+        if self.field is None:
+            if content.fault:
+                raise ValueError(content.fault)
+            return CorpusText("", content.text.strip())
+        fields = read_object(content)
+        fields = fields if isinstance(fields, dict) else {}
+        if self.field not in fields:
+            has = f": it has {', '.join(islice(fields, FEW))}" if fields else ""
+            raise ValueError(f"no field {self.field!r}{has}")
+        return super().read(fields[self.field])
 
 
 class _Parquet(_File):
@@ -99,14 +154,13 @@ class _Parquet(_File):
             raise InputError(f"{path} has no column {field!r}: name one with --field, of {', '.join(names)}")
         self.size = self.file.metadata.num_rows
 
-    def entries(self) -> Iterator[CorpusText]:
+    def contents(self) -> Iterator[tuple[str, int, object]]:
         batches = self.file.iter_batches(batch_size=ROWS, columns=[self.field])
         texts = (text for rows in batches for text in rows.column(0).to_pylist())
-        for number, text in enumerate(texts, 1):
-            yield _entry(f"row {number:,}", text, number)
+        return ((f"row {number:,}", number, text) for number, text in enumerate(texts, 1))
 
 
-class _Folder(TextSource[CorpusText]):
+class _Folder(Corpus):
     """A folder with one text in every .txt file, also in folders inside it."""
 
     def __init__(self, path: Path) -> None:
@@ -116,36 +170,35 @@ class _Folder(TextSource[CorpusText]):
         if not self.files:
             raise InputError(f"the folder {path} holds no .txt file")
 
-    def entries(self) -> Iterator[CorpusText]:
-        for number, file in enumerate(self.files, 1):
-            where = str(file.relative_to(self.path))
-            try:
-                with file.open("rb") as opened:
-                    content = opened.read(LONGEST + 1)
-                if len(content) > LONGEST:
-                    yield CorpusText(where, "", f"it has more than {LONGEST:,} bytes", number)
-                    continue
-                yield _entry(where, content.decode("utf-8-sig"), number)
-            except UnicodeDecodeError as error:
-                yield CorpusText(where, "", f"byte {error.start:,} is not UTF-8 text", number)
-            except OSError as error:
-                yield CorpusText(where, "", f"it cannot be read: {error.strerror}", number)
+    def contents(self) -> Iterator[tuple[str, int, Path]]:
+        return ((str(file.relative_to(self.path)), done, file) for done, file in enumerate(self.files, 1))
+
+    def read(self, content: Path) -> CorpusText:
+        try:
+            with content.open("rb") as opened:
+                written = opened.read(LONGEST + 1)
+            if len(written) > LONGEST:
+                raise ValueError(f"it has more than {LONGEST:,} bytes")
+            return super().read(written.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"byte {error.start:,} is not UTF-8 text") from None
+        except OSError as error:
+            raise ValueError(f"it cannot be read: {error.strerror}") from None
 
     def fingerprint(self) -> str:
         listed = [(str(file.relative_to(self.path)), file.stat().st_size) for file in self.files]
         return _hash(json.dumps(listed).encode())
 
 
-class ListedTexts(TextSource[CorpusText]):
+class ListedTexts(Corpus):
     """Texts that are already in memory."""
 
     def __init__(self, texts: Sequence[str], name: str = "the list") -> None:
         self.name, self.texts, self.size = name, texts, len(texts)
 
-    def entries(self) -> Iterator[CorpusText]:
-        """One entry per text."""
-        for number, text in enumerate(self.texts, 1):
-            yield _entry(f"text {number:,}", text, number)
+    def contents(self) -> Iterator[tuple[str, int, str]]:
+        """The texts with their numbers."""
+        return ((f"text {number:,}", number, text) for number, text in enumerate(self.texts, 1))
 
     def fingerprint(self) -> str:
         """A hash of all texts."""
@@ -174,19 +227,6 @@ def read_corpus(path: str | Path, field: str | None = "text") -> Corpus:
     raise InputError(
         f"cannot tell what texts {path} holds: a corpus is a .txt, .jsonl or .parquet file, or a folder"
     )
-
-
-def _entry(where: str, text: object, done: int) -> CorpusText:
-    """An entry from whatever value a file holds as a text."""
-    if not isinstance(text, str):
-        return CorpusText(where, "", f"it holds {type(text).__name__}, not text", done)
-    if not text.strip():
-        return CorpusText(where, "", "the text is empty", done)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return CorpusText(where, "", "it holds half a character (a lone surrogate)", done)
-    return CorpusText(where, text.strip("\n"), "", done)
 
 
 def _hash(content: bytes) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, pairwise, zip_longest
 from operator import itemgetter
@@ -14,47 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from attnscope.errors import InputError
-from attnscope.storage.corpus import TextSource
-from attnscope.storage.files import Line, hash_file, parse_json, read_lines
+from attnscope.storage.corpus import Corpus, CorpusText, GoldPair, Span, full_lines, read_object, require_text
+from attnscope.storage.files import Line, hash_file, read_lines
 from attnscope.text import MOST_CHARACTERS, read_number
-
-Span: TypeAlias = tuple[int, int]  # the first character of a text, and the one after the last
 
 LONGEST_LABEL = 60
 
 
-class GoldPair(NamedTuple):
-    """Words that should look at words, by number; any of ``right`` is a right answer.
-
-    ``sure`` is False for a link between translations that annotators marked as possible.
-    """
-
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-    label: str
-    sure: bool = True
-
-
-@dataclass(frozen=True)
-class GoldText:
-    """A ``CorpusText`` with its words and pairs.
-
-    With a ``target``, its translation, the left words of the pairs are the target's and the right words the
-    text's; otherwise both are the text's.
-    """
-
-    where: str
-    text: str
-    words: tuple[Span, ...] = ()
-    pairs: tuple[GoldPair, ...] = ()
-    done: int = 0
-    target: str | None = None
-    target_words: tuple[Span, ...] = ()
-    fault: str = ""
-
-
 @dataclass
-class GoldFile(TextSource[GoldText]):
+class GoldFile(Corpus):
     """A file of texts with pairs. ``ways`` names the directions asked: left to right, and back.
 
     ``links`` says that the pairs are a full alignment of two texts, which has an error rate.
@@ -144,35 +112,28 @@ COREFERENCE = "coreference"
 LONGEST = 2000  # most words of a sentence
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """A sentence without pairs, and the head (-1: the root) and relation of each word.
+class Sentence(NamedTuple):
+    """The lines of a sentence, and what those before it say."""
 
-    ``mentions`` come from the Entity column; ``opens`` says that the sentence begins a document.
-    """
-
-    gold: GoldText
-    opens: bool
-    heads: tuple[int, ...] = ()
-    relations: tuple[str, ...] = ()
-    mentions: tuple[Mention, ...] = ()
+    lines: Sequence[Line]
+    opens: bool  # whether it begins a document
+    entity: int  # where an entity's name stands among its parts
 
 
-def _read_sentence(lines: Sequence[Line], where: str, opens: bool, entity: int, done: int) -> Sentence:
-    try:
-        table = _columns(lines)
-        text, words = _spell(table)
-        rows = [row for row in table if row[0].isdecimal()]
-        numbers = [read_number(row[HEAD]) for row in rows]
-        heads = tuple(number - 1 for number in numbers if number is not None and number <= len(rows))
-        if len(heads) < len(rows):
-            bad = next(row[0] for row, n in zip(rows, numbers, strict=True) if n is None or n > len(rows))
-            raise ValueError(f"word {bad} has no head among the {len(rows):,} words of its sentence")
-        relations = tuple(clean_label(row[RELATION]) for row in rows)
-        mentions = tuple(read_mentions([_misc(row).get("Entity", "") for row in rows], heads, entity))
-    except ValueError as error:
-        return Sentence(GoldText(where, "", done=done, fault=str(error)), opens)
-    return Sentence(GoldText(where, text, words, done=done), opens, heads, relations, mentions)
+def _read_sentence(sentence: Sentence) -> tuple[CorpusText, Sequence[Mention]]:
+    """A sentence with its dependency relations, and the mentions from its Entity column."""
+    table = _columns(sentence.lines)
+    text, words = _spell(table)
+    rows = [row for row in table if row[0].isdecimal()]
+    heads, pairs = list[int](), list[GoldPair]()
+    for word, row in enumerate(rows):
+        number, label = read_number(row[HEAD]), clean_label(row[RELATION])
+        if number is None or number > len(rows):
+            raise ValueError(f"word {row[0]} has no head among the {len(rows):,} words of its sentence")
+        heads.append(number - 1)
+        pairs += [GoldPair((word,), (number - 1,), label)] if number else []
+    mentions = read_mentions([_misc(row).get("Entity", "") for row in rows], heads, sentence.entity)
+    return CorpusText("", text, words=words, pairs=tuple(pairs)), mentions
 
 
 def _columns(lines: Sequence[Line]) -> list[list[str]]:
@@ -197,20 +158,8 @@ class Conllu(GoldFile):
 
     coreference: bool = False
 
-    def entries(self) -> Iterator[GoldText]:
-        """One entry per sentence; with coreference, up to ``WORDS`` words of a document."""
-        if self.coreference:
-            yield from _documents(self.sentences())
-        for sentence in self.sentences() if not self.coreference else ():
-            pairs = tuple(
-                GoldPair((word,), (head,), relation)
-                for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True))
-                if head >= 0
-            )
-            yield replace(sentence.gold, pairs=pairs)
-
-    def sentences(self) -> Iterator[Sentence]:
-        """The sentences; unreadable ones with their fault."""
+    def contents(self) -> Iterator[tuple[str, int, Sentence]]:
+        """The sentences."""
         lines: list[Line] = []
         first, size, done, entity, opens = 1, 0, 0, 0, False
         for line in chain(read_lines(self.path), [Line(0, "", 0)]):  # an empty line ends a sentence
@@ -227,8 +176,32 @@ class Conllu(GoldFile):
                     size += len(line.text)
             else:
                 if lines:
-                    yield _read_sentence(lines, f"line {first:,}", opens, entity, done)
+                    yield f"line {first:,}", done, Sentence(lines, opens, entity)
                 lines, first, size, opens = [], line.number + 1, 0, False
+
+    def read(self, content: Sentence) -> CorpusText:
+        """One sentence with its dependency relations."""
+        return _read_sentence(content)[0]
+
+    def entries(self) -> Iterator[CorpusText]:
+        """One entry per sentence; with coreference, up to ``WORDS`` words of a document."""
+        if not self.coreference:
+            yield from super().entries()
+            return
+        together: list[tuple[CorpusText, Sequence[Mention]]] = []
+        for where, done, sentence in self.contents():
+            try:
+                gold, mentions = _read_sentence(sentence)
+            except ValueError as error:
+                yield CorpusText(where, "", str(error), done)
+                continue
+            size = len(gold.words) + sum(len(each.words) for each, _ in together)
+            if together and (sentence.opens or size > WORDS):
+                yield _join(together)
+                together = []
+            together.append((gold._replace(where=where, done=done), mentions))
+        if together:
+            yield _join(together)
 
 
 def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
@@ -268,37 +241,22 @@ def _misc(row: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _documents(sentences: Iterator[Sentence]) -> Iterator[GoldText]:
-    """Join neighbouring sentences of a document, with a pair for each mention and the earlier ones."""
-    together: list[Sentence] = []
-    for sentence in sentences:
-        if sentence.gold.fault:
-            yield sentence.gold
-            continue
-        size = sum(len(each.gold.words) for each in (*together, sentence))
-        if together and (sentence.opens or size > WORDS):
-            yield _join(together)
-            together = []
-        together.append(sentence)
-    if together:
-        yield _join(together)
-
-
-def _join(sentences: list[Sentence]) -> GoldText:
-    text, words = "", list[Span]()
+def _join(sentences: Sequence[tuple[CorpusText, Sequence[Mention]]]) -> CorpusText:
+    """Sentences as one text, with a pair for each mention and the earlier ones."""
+    text, words, pairs = "", list[Span](), list[GoldPair]()
     earlier: dict[str, list[int]] = {}
-    pairs = []
-    for sentence in sentences:
+    for gold, mentions in sentences:
         text += " " if text else ""
         before = len(words)
-        words += [(start + len(text), stop + len(text)) for start, stop in sentence.gold.words]
-        text += sentence.gold.text
-        for entity, place in sentence.mentions:
+        words += [(start + len(text), stop + len(text)) for start, stop in gold.words]
+        text += gold.text
+        for entity, place in mentions:
             word, known = before + place, earlier.setdefault(entity, [])
             if word not in known:
                 pairs += [GoldPair((word,), tuple(known), COREFERENCE)] if known else []
                 known.append(word)
-    return GoldText(sentences[0].gold.where, text, tuple(words), tuple(pairs), sentences[-1].gold.done)
+    first, last = sentences[0][0], sentences[-1][0]
+    return CorpusText(first.where, text, "", last.done, tuple(words), tuple(pairs))
 
 
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
@@ -314,58 +272,36 @@ class JsonLines(GoldFile):
     ``[first, one after the last]``.
     """
 
-    def entries(self) -> Iterator[GoldText]:
-        """One text per line."""
-        for line in read_lines(self.path):
-            where = f"line {line.number:,}"
-            if line.fault or line.text.strip():
-                try:
-                    yield _read_object(line, where)
-                except ValueError as error:
-                    yield GoldText(where, "", done=line.done, fault=str(error))
+    def contents(self) -> Iterator[tuple[str, int, Line]]:
+        """The lines."""
+        return full_lines(self.path)
 
-
-def _read_object(line: Line, where: str) -> GoldText:
-    if line.fault:
-        raise ValueError(line.fault)
-    try:
-        fields = parse_json(line.text)
-    except ValueError:
-        raise ValueError("it is not JSON") from None
-    if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
-        raise ValueError(f"write {EXAMPLE}")
-    text = _as_text(fields.get("text"))
-    target = None if fields.get("target") is None else _as_text(fields["target"])
-    spans = words_of(text)
-    left_text, left_spans = (text, spans) if target is None else (target, words_of(target))
-    lefts, rights, labels = list[Span](), list[Span](), list[str]()
-    for pair in fields["pairs"]:
-        if not isinstance(pair, list) or len(pair) not in (2, 3):
-            raise ValueError("a pair is [from, to] or [from, to, label]")
-        left, right, label = (*pair, UNNAMED)[:3]
-        if not isinstance(label, str):
-            raise ValueError("the label of a pair is a text")
-        lefts.append(_span(left, left_text, left_spans))
-        rights.append(_span(right, text, spans))
-        labels.append(clean_label(label))
-    words = _cut(text, rights if target is not None else [*lefts, *rights])
-    target_words = () if target is None else _cut(target, lefts)
-    found = (
-        [_inside(left, target_words or words) for left in lefts],
-        [_inside(right, words) for right in rights],
-    )
-    pairs = tuple(map(GoldPair, *found, labels))
-    return GoldText(where, text, words, pairs, line.done, target, target_words)
-
-
-def _as_text(given: Any) -> str:
-    if not isinstance(given, str) or not given.strip():
-        raise ValueError("a text is missing or empty")
-    try:
-        given.encode()
-    except UnicodeEncodeError:
-        raise ValueError("it holds half a character (a lone surrogate)") from None
-    return given
+    def read(self, content: Line) -> CorpusText:
+        """One line."""
+        fields = read_object(content)
+        if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
+            raise ValueError(f"write {EXAMPLE}")
+        text = require_text(fields.get("text"))
+        target = None if fields.get("target") is None else require_text(fields["target"])
+        spans = words_of(text)
+        left_text, left_spans = (text, spans) if target is None else (target, words_of(target))
+        lefts, rights, labels = list[Span](), list[Span](), list[str]()
+        for pair in fields["pairs"]:
+            if not isinstance(pair, list) or len(pair) not in (2, 3):
+                raise ValueError("a pair is [from, to] or [from, to, label]")
+            left, right, label = (*pair, UNNAMED)[:3]
+            if not isinstance(label, str):
+                raise ValueError("the label of a pair is a text")
+            lefts.append(_span(left, left_text, left_spans))
+            rights.append(_span(right, text, spans))
+            labels.append(clean_label(label))
+        words = _cut(text, rights if target is not None else [*lefts, *rights])
+        target_words = () if target is None else _cut(target, lefts)
+        found = (
+            [_inside(left, target_words or words) for left in lefts],
+            [_inside(right, words) for right in rights],
+        )
+        return CorpusText("", text, "", 0, words, tuple(map(GoldPair, *found, labels)), target, target_words)
 
 
 def _span(given: Any, text: str, spans: Sequence[Span]) -> Span:
@@ -412,43 +348,40 @@ class Pharaoh(GoldFile):
         super().__post_init__()
         self.files.append(self.alignments)
 
-    def entries(self) -> Iterator[GoldText]:
-        """One pair of texts per line."""
-        lines = zip_longest(read_lines(self.path), read_lines(self.alignments), fillvalue=Line(0, "", 0))
-        for line, links in lines:
-            where = f"line {line.number or links.number:,}"
-            fault = line.fault or links.fault
-            if not line.number or not links.number:
-                both = self.path, self.alignments
-                short, long = both if links.number else both[::-1]
-                fault = f"{short} ends before {long}: each text needs its line of links"
-            if not fault and (line.text.strip() or links.text.strip()):
-                try:
-                    yield _read(line.text, links.text, where, line.done)
-                except ValueError as error:
-                    fault = str(error)
-            if fault:
-                yield GoldText(where, "", done=line.done, fault=fault)
-            if not line.number or not links.number:
+    def contents(self) -> Iterator[tuple[str, int, tuple[Line, Line]]]:
+        """Each line with its links."""
+        none = Line(0, "", 0)
+        for both in zip_longest(read_lines(self.path), read_lines(self.alignments), fillvalue=none):
+            line, links = both
+            if not (line.number and links.number) or any(each.fault or each.text.strip() for each in both):
+                yield f"line {line.number or links.number:,}", line.done, both
+            if not (line.number and links.number):
                 return
 
-
-def _read(line: str, links: str, where: str, done: int) -> GoldText:
-    source, _, target = (part.strip() for part in line.partition(BETWEEN))
-    if not source or not target or BETWEEN in target:
-        raise ValueError(f"write source {BETWEEN} target")
-    words, target_words = words_of(source), words_of(target)
-    pairs = []
-    for link in links.split():
-        match = LINK.fullmatch(link)
-        if match is None:
-            raise ValueError(f"{link[:20]!r} is not a link: write 0-0, or 0?0 for a possible one")
-        one, other = int(match[1]), int(match[3])
-        if one >= len(words) or other >= len(target_words):
-            both = f"{len(words):,} source and {len(target_words):,} target words"
-            raise ValueError(f"the link {link} is outside of {both}")
-        pairs.append(GoldPair((other,), (one,), ALIGNED, match[2] == "-"))
-    return GoldText(where, source, words, tuple(pairs), done, target, target_words)
+    def read(self, content: tuple[Line, Line]) -> CorpusText:
+        """One pair of texts."""
+        line, links = content
+        if not (line.number and links.number):
+            both = self.path, self.alignments
+            short, long = both if links.number else both[::-1]
+            raise ValueError(f"{short} ends before {long}: each text needs its line of links")
+        if line.fault or links.fault:
+            raise ValueError(line.fault or links.fault)
+        source, _, target = (part.strip() for part in line.text.partition(BETWEEN))
+        if not source or not target or BETWEEN in target:
+            raise ValueError(f"write source {BETWEEN} target")
+        words, target_words = words_of(source), words_of(target)
+        pairs = []
+        for link in links.text.split():
+            match = LINK.fullmatch(link)
+            if match is None:
+                raise ValueError(f"{link[:20]!r} is not a link: write 0-0, or 0?0 for a possible one")
+            one, other = int(match[1]), int(match[3])
+            if one >= len(words) or other >= len(target_words):
+                counts = f"{len(words):,} source and {len(target_words):,} target words"
+                raise ValueError(f"the link {link} is outside of {counts}")
+            pairs.append(GoldPair((other,), (one,), ALIGNED, match[2] == "-"))
+        return CorpusText("", source, "", 0, words, tuple(pairs), target, target_words)
 
 
 def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool = False) -> GoldFile:

@@ -162,7 +162,7 @@ def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fau
         ("{", "not JSON"),
         ("[1]", 'write {"text"'),
         ('{"text": "a cat"}', 'write {"text"'),
-        ('{"text": "", "pairs": []}', "missing or empty"),
+        ('{"text": "", "pairs": []}', "the text is empty"),
         ('{"text": "\\ud800", "pairs": []}', "half a character"),
         ('{"text": "a cat", "pairs": [[0]]}', "a pair is"),
         ('{"text": "a cat", "pairs": [[0, 2]]}', "2 is no place in its text: name one of the words 0 to 1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -51,6 +51,11 @@ class Question:
     def __str__(self) -> str:
         return f"{self.left.text} -> {self.right.text}"
 
+    @property
+    def step(self) -> int | None:
+        """How many tokens each key is from its row, where one side is such a number."""
+        return self.right.step if self.left.step is None else -self.left.step
+
 
 def parse_questions(text: str) -> tuple[Question, ...]:
     """``it -> cat``, or both ways: ``it <-> cat``. Raises ``SelectionError`` for what is not a question."""
@@ -88,11 +93,11 @@ class ResolvedQuestion:
     @classmethod
     def of(cls, question: Question, queries: Axis, keys: Axis) -> ResolvedQuestion | None:
         """``None`` if one of the parts does not exist."""
-        left, right, step = question.left.tokens(queries), question.right.tokens(keys), question.right.step
+        left, right, step = question.left.tokens(queries), question.right.tokens(keys), question.step
         if question.left.step is not None:  # each key is asked about from the same distance
             far, length = question.left.step, len(queries)
             moved = (tuple(at + far for at in group if 0 <= at + far < length) for group in right)
-            left, right, step = tuple(group for group in moved if group), (), -far
+            left, right = tuple(group for group in moved if group), ()
         if not left or not (right or step is not None):
             return None
         rows: dict[int, float] = {}
@@ -129,18 +134,26 @@ class HeadScore:
 
 @dataclass(eq=False)
 class QuestionSums:
-    """The sums of one call's rows, for one question."""
+    """The sums of the rows of one call that a question is about."""
 
-    question: int
     site: Site
     asked: ResolvedQuestion
+    step: int  # rows that are read at a time
     sums: Tensor  # [weight | baseline | rank, head]
     share: float = 0.0  # of the rows in the sums
     rows: int = 0
 
-    def add(self, weights: Tensor, allowed: Tensor, start: int) -> None:
+    @property
+    def wanted(self) -> Sequence[int]:
+        """The rows that it is about."""
+        return list(self.asked.rows)
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         """Add rows of the call, [batch, head, row, key], from row ``start`` on."""
-        count = weights.shape[2]
+        weights, count = rows, rows.shape[2]
         mine = [row for row in range(start, start + count) if row in self.asked.rows]
         if not mine:
             return
@@ -287,17 +300,18 @@ def find_heads(
     answer has no heads, and a note says why. Raises ``SelectionError`` if no question has an answer.
     """
     selection = selection or Selection()
-    observer, fused = _Questions(tuple(questions)), None
+    observers, fused = [_Asked(question) for question in questions], None
     if asks_all_rows(questions) and model.weigh == "raw":
-        steps = [-(each.left.step or 0) if each.right.step is None else each.right.step for each in questions]
-        keys: dict[str, Callable[[Tensor], Tensor]] = {str(step): partial(torch.add, step) for step in steps}
-        fused = FusedPass(Request(at=keys, heavier=True))
-    record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
+        steps = Request(
+            at={str(each.step): partial(torch.add, each.step) for each in questions}, heavier=True
+        )
+        fused = FusedPass(steps)
+    record = model.run(prepared, [SharedRows(observers, selection.heads)], fused)
     chosen = sentences.selected_sites(record, selection)
     numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
     answers = []
-    for place, question in enumerate(questions):
-        sums = [each for each in observer.sums if each.question == place]
+    for question, observer in zip(questions, observers, strict=True):
+        sums = observer.sums
         heads = [score for each in sums for score in each.heads(numbers[each.site])]
         heads.sort(key=lambda score: (isnan(score.weight), -score.weight, score.head))
         notes = _notes(question, sums) if heads else [explain_nothing(question, prepared, list(numbers))]
@@ -311,58 +325,32 @@ def find_heads(
 def asks_all_rows(questions: Sequence[Question]) -> bool:
     """Whether every row of a text is asked about one key: then the fused pass can answer."""
     return all(
-        one.everything and other.step is not None
-        for left, right in ((each.left, each.right) for each in questions)
-        for one, other in ((left, right) if left.step is None else (right, left),)
+        each.step is not None and (each.left.everything or each.right.everything) for each in questions
     )
 
 
 @dataclass(eq=False)
-class _Questions(RowObserver):
-    """Observer: asks all questions of every call, of the rows that they are about."""
+class _Asked(RowObserver):
+    """Observer: asks a question of every call, of the rows that it is about."""
 
-    questions: tuple[Question, ...]
+    question: Question
     sums: list[QuestionSums] = field(default_factory=list)
-    resolved: list[tuple[tuple[Axis, Axis], list[ResolvedQuestion | None]]] = field(default_factory=list)
+    resolved: list[tuple[tuple[Axis, Axis], ResolvedQuestion | None]] = field(default_factory=list)
 
-    def begin(self, attention: Attention) -> _QuestionRows | None:
-        axes = attention.queries, attention.keys
-        # looked up once, for all calls with the same axes
-        resolved = next((resolved for known, resolved in self.resolved if known == axes), None)
-        if resolved is None:
-            resolved = [ResolvedQuestion.of(question, *axes) for question in self.questions]
-            self.resolved.append((axes, resolved))
-        asked = [
-            QuestionSums(number, attention.site, each, torch.zeros(3, attention.heads, dtype=torch.float64))
-            for number, each in enumerate(resolved)
-            if each is not None
-        ]
-        self.sums += asked
-        known = attention.statistics
-        if isinstance(known, Statistics) and all(str(each.asked.step) in known.heavier for each in asked):
-            for each in asked:
-                each.add_statistics(known)
+    def begin(self, attention: Attention) -> QuestionSums | None:
+        axes, known = (attention.queries, attention.keys), attention.statistics
+        if not any(axes == before for before, _ in self.resolved):  # once for all calls with the same axes
+            self.resolved.append((axes, ResolvedQuestion.of(self.question, *axes)))
+        asked = next(resolved for before, resolved in self.resolved if axes == before)
+        if asked is None:
             return None
-        return _QuestionRows(asked, rows_at_a_time(attention, BLOCK)) if asked else None
-
-
-@dataclass(frozen=True, eq=False)
-class _QuestionRows:
-    """The rows that the questions about one call need."""
-
-    asked: Sequence[QuestionSums]
-    step: int
-
-    @property
-    def wanted(self) -> Sequence[int]:
-        return sorted({row for each in self.asked for row in each.asked.rows})
-
-    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
-        for each in self.asked:
-            each.add(rows, allowed, start)
-
-    def end(self) -> None:
-        """Nothing is left to do."""
+        sums = torch.zeros(3, attention.heads, dtype=torch.float64)
+        made = QuestionSums(attention.site, asked, rows_at_a_time(attention, BLOCK), sums)
+        self.sums.append(made)
+        if not isinstance(known, Statistics) or str(asked.step) not in known.heavier:
+            return made
+        made.add_statistics(known)
+        return None
 
 
 def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:

@@ -20,9 +20,8 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.check import Verdict, claim
 from attnscope.questions.head import OneHead, of_head, one_head
 from attnscope.questions.layers import all_heads, whole_layers
-from attnscope.questions.overview import of_overview, overview
 from attnscope.questions.selection import Selection, head_of
-from attnscope.questions.stats import Stats, measure_heads, of_stats
+from attnscope.questions.stats import Stats, measure_heads, of_overview, of_stats, overview
 from attnscope.questions.token import of_token, one_token
 from attnscope.storage.files import write_whole
 from attnscope.views import Ranking

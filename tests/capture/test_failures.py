@@ -269,8 +269,8 @@ def test_a_block_that_ends_by_an_exception_says_nothing_of_its_own(model):
 def test_commands_say_it_in_their_own_way_alone():
     from attnscope.errors import ModelError
     from attnscope.models import load
-    from attnscope.questions.overview import overview
     from attnscope.questions.selection import Selection
+    from attnscope.questions.stats import overview
 
     linear = load("torch.nn:Identity")
     with warnings.catch_warnings():

@@ -16,8 +16,8 @@ from attnscope.capture.recorder import AttentionMode
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import overview
 from attnscope.questions.token import one_token
 
 

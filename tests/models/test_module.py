@@ -18,9 +18,8 @@ from attnscope.models.request import InputRequest
 from attnscope.questions.composition import find_feeds
 from attnscope.questions.head import one_head
 from attnscope.questions.logits import direct_effects
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads
+from attnscope.questions.stats import measure_heads, overview
 from attnscope.storage.tensors import read_tensors
 from tests.models.folders import gpt2, minilm
 

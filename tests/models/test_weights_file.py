@@ -13,8 +13,8 @@ from attnscope.models import load
 from attnscope.models.kept import WeightsFile
 from attnscope.questions.head import one_head, pick_head
 from attnscope.questions.layers import whole_layers
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import overview
 from attnscope.questions.token import one_token
 from tests.models.folders import gpt2, t5
 

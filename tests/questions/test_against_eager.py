@@ -10,9 +10,8 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions.head import one_head, several_heads
 from attnscope.questions.layers import all_heads, whole_layers
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads
+from attnscope.questions.stats import measure_heads, overview
 from attnscope.questions.token import one_token
 from tests.axes.oracle import hide_special, merge_words, pool
 from tests.models.folders import eager as run_eager

@@ -11,9 +11,8 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import whole_layers
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads
+from attnscope.questions.stats import measure_heads, overview
 from attnscope.questions.token import one_token, see_token
 from tests.models import images
 from tests.models.folders import eager

@@ -14,9 +14,8 @@ from attnscope.models.inputs import Limit
 from attnscope.models.kept import WeightsFile
 from attnscope.models.module import wrap_module
 from attnscope.questions.head import one_head
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads
+from attnscope.questions.stats import measure_heads, overview
 from attnscope.views import CELLS
 from tests.models.folders import eager, gpt2
 

@@ -107,8 +107,8 @@ def main() -> None:
         from attnscope.cli.deliver import save_pictures
         from attnscope.cli.options import PrintedOptions
         from attnscope.models import load
-        from attnscope.questions.overview import of_overview, overview
         from attnscope.questions.selection import Selection
+        from attnscope.questions.stats import of_overview, overview
 
         model = load("own")
         seen = overview(model, model.prepare("The cat sat on the mat because it was tired."), Selection())

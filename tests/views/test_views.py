@@ -15,8 +15,8 @@ from attnscope.attention import Head, Token
 from attnscope.axes import Place, places, weights
 from attnscope.errors import SelectionError
 from attnscope.models import load
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import overview
 from attnscope.text import visible
 from attnscope.views import grid, head_row, heatmap, rank_places, thumbnail_levels, token_view
 from attnscope.views.heads import head_map, joint_difference, maps_by_kind, number

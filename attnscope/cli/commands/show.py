@@ -124,7 +124,7 @@ def show(
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import of_head, of_heads, one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
-    from attnscope.questions.overview import of_overview, overview
+    from attnscope.questions.stats import of_overview, overview
     from attnscope.questions.token import of_token, one_token
 
     exact, saving = output.exact_kernel, output.out is not None

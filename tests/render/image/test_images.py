@@ -17,8 +17,8 @@ from attnscope.axes import places, weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import load
 from attnscope.questions.head import one_head
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import overview
 from attnscope.render.colour import steps, table
 from attnscope.render.image import FORMATS, drawing, encode, save_image
 from attnscope.render.image import sheet as fonts

@@ -12,8 +12,8 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.keeping import keep_trace
 from attnscope.models.served import open_file
 from attnscope.questions.head import one_head
-from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import overview
 from attnscope.questions.token import one_token
 from attnscope.storage.trace import write_trace
 from attnscope.storage.trace.layout import allowed_of, pack_mask, traced_rows, unpack_rows

@@ -229,7 +229,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="attack-") as made:
         place = Path(made)
         make_bases(place)
-        libraries = ("matplotlib.figure", "matplotlib.backends.backend_svg", "attnscope.questions.overview")
+        libraries = ("matplotlib.figure", "matplotlib.backends.backend_svg", "attnscope.questions.stats")
         for library in (*libraries, "rich.table"):
             import_module(library)  # before the forks, so that each of them is quick
         print("| kind | cases | answers | sentences | wrong | longest |\n|---|---|---|---|---|---|")

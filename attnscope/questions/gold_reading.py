@@ -18,7 +18,7 @@ from attnscope.capture.observers import rows_at_a_time
 from attnscope.errors import InputError
 from attnscope.measures.measurement import read_site
 from attnscope.questions.corpus import ReadText
-from attnscope.questions.scene import locate_tokens
+from attnscope.questions.parts import locate_tokens
 from attnscope.questions.selection import Selection
 from attnscope.records import read
 from attnscope.storage.corpus import GoldPair, Span

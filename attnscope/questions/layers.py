@@ -22,9 +22,8 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.questions import sentences
 from attnscope.questions.head import head_picture, pick_head, readings_of
-from attnscope.questions.scene import find_scene, pictures_of
 from attnscope.questions.selection import Selection
-from attnscope.questions.token import lay_over
+from attnscope.questions.token import find_scene, lay_over, pictures_of
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.storage.trace.layout import About
 from attnscope.views import Described, Grid, Heatmap, Scene, TokenView, grid, place_of, token_view

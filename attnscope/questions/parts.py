@@ -17,7 +17,6 @@ from attnscope.limits import OutOfTime, deadline
 from attnscope.measures.block import all_punctuation
 from attnscope.models.inputs import ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END
-from attnscope.questions.scene import locate_tokens
 from attnscope.records import Meaning, record
 from attnscope.storage.trace.layout import DOCUMENT, Message
 from attnscope.text import MOST_CHARACTERS, read_number
@@ -190,6 +189,36 @@ def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
 def _known(text: str) -> str:
     """The text's own part of a token, without the mark for unknown tokens."""
     return UNKNOWN_END.sub("", text.strip())
+
+
+SPACE = re.compile(r"\s*")
+
+NEAR = 16  # characters that may separate a token from the next, per token not found
+
+
+def locate_tokens(tokens: Sequence[Token], text: str) -> list[tuple[int, int] | None]:
+    """The characters that each token covers: ``None`` for a special one, none if not found.
+
+    Tokens are searched for in order, near the end of the last one, and farther the more were not found
+    since: a tokenizer drops spaces, changes some letters, and marks unknown words after their text.
+    """
+    places: list[tuple[int, int] | None] = []
+    at = near = 0
+    for token in tokens:
+        if token.special:
+            places.append(None)
+            continue
+        spelled = token.text.strip()
+        at = SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        near += NEAR + len(spelled)
+        begin = at
+        for piece in filter(None, dict.fromkeys((spelled, spelled.partition(" ")[0]))):
+            place = text.find(piece, at, at + near)
+            if place >= 0:
+                begin, at, near = place, place + len(piece), 0
+                break
+        places.append((begin, at))
+    return places
 
 
 CUTS = {

@@ -25,7 +25,7 @@ from attnscope.questions.cause import Intervention, average_effects
 from attnscope.questions.head import OneHead, head_picture, one_head
 from attnscope.questions.intervention import naming
 from attnscope.questions.logits import LayerPrediction, Lens, Writes
-from attnscope.questions.scene import locate_tokens
+from attnscope.questions.parts import locate_tokens
 from attnscope.questions.selection import Selection
 
 SLOT = re.compile(r"\{(\w+)\}")

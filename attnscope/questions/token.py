@@ -1,15 +1,15 @@
-"""What a token looks at, and which tokens look at it; tokens by the names that users give them."""
+"""What a token looks at, and what looks at it; tokens by their names, and the picture or sound behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.attention import Attention, Head, Site
-from attnscope.axes import Array, Coarsening, Place
+from attnscope.attention import Attention, Head, Site, Token
+from attnscope.axes import HEARD, Array, Coarsening, Place
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import Axes, CoarseMap, Coarsen, SharedRows
 from attnscope.errors import SelectionError
@@ -17,11 +17,12 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
+from attnscope.questions.head import loudness
 from attnscope.questions.parts import place_names
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
 from attnscope.text import read_number
-from attnscope.views import Bars, Edges, Overlay, TokenView, describe_box, rank_places
+from attnscope.views import Bars, Edges, Overlay, Scene, SceneRegion, TokenView, describe_box, rank_places
 
 
 def find_place(places: Sequence[Place], wanted: str) -> int:
@@ -80,6 +81,67 @@ def lay_over(
 def boxes_of(pictures: Sequence[Picture]) -> Mapping[int, Edges]:
     """The part of its picture that each token stands for, by id; frames that share a token share its part."""
     return {id_: edges for picture in pictures for id_, edges in picture.boxes.items()}
+
+
+BETWEEN = 0.03  # pixels between pictures, as a share of the largest
+
+
+def pictures_of(prepared: ModelInput) -> tuple[Picture, ...]:
+    """The pictures that were read, or the spectrogram of a sound, whose patches are its moments."""
+    heard = prepared.heard
+    if heard is None or heard.bands is None:
+        return prepared.pictures
+    shown = heard.bands[::-1, : heard.frames]  # [band, frame], low frequencies at the bottom, loud ones white
+    grey = np.rint(255 * loudness(shown)).astype(np.uint8)
+    tokens = tuple(Token("", HEARD + frame) for frame in range(heard.frames))
+    return (Picture(np.repeat(grey[..., None], 3, -1), (1, heard.frames), tokens),)
+
+
+def find_scene(prepared: ModelInput) -> Scene | None:
+    """All pictures side by side, or the spectrogram; ``None`` for a text, and a sound without bands."""
+    pictures = pictures_of(prepared)
+    if not pictures:
+        return None
+    across = int(np.ceil(np.sqrt(len(pictures))))
+    tall, wide = (max(picture.pixels.shape[axis] for picture in pictures) for axis in (0, 1))
+    gap = max(1, round(BETWEEN * max(tall, wide))) if len(pictures) > 1 else 0
+    down = -(-len(pictures) // across)
+    whole = np.zeros((down * (tall + gap) - gap, across * (wide + gap) - gap, 3), np.uint8)
+    parts: dict[int, SceneRegion] = {}
+    for number, picture in enumerate(pictures):
+        row, column = divmod(number, across)
+        top, left = row * (tall + gap), column * (wide + gap)
+        rows, columns = picture.pixels.shape[:2]
+        whole[top : top + rows, left : left + columns] = picture.pixels
+        for id_, part in _parts(picture):
+            parts[id_] = SceneRegion(
+                (left + part.left * columns) / whole.shape[1],
+                (top + part.top * rows) / whole.shape[0],
+                (left + part.right * columns) / whole.shape[1],
+                (top + part.bottom * rows) / whole.shape[0],
+                part.fine,
+            )
+    return Scene(whole, parts, heard=prepared.heard is not None)
+
+
+def _parts(picture: Picture) -> Iterator[tuple[int, SceneRegion]]:
+    """The part of each token, by the boxes of the tokens or by the grid."""
+    finest = [token.id for token in picture.tokens if not token.special]
+    if not picture.boxes and picture.grid is not None:
+        rows, columns = picture.grid
+        for number, id_ in enumerate(finest):
+            row, column = divmod(number, columns)
+            yield id_, SceneRegion(column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)
+        return
+    first, last = np.zeros(2), np.array(picture.pixels.shape[1::-1])  # of what the boxes are in
+    if finest:  # which tile it
+        boxes = np.array([picture.boxes[id_] for id_ in finest])
+        first, last = boxes[:, :2].min(0), boxes[:, 2:].max(0)
+    for id_, box in picture.boxes.items():
+        shares = (np.array(box).reshape(2, 2) - first) / (last - first)
+        left, top, right, bottom = np.clip(shares, 0, 1).ravel().tolist()
+        if left < right and top < bottom:
+            yield id_, SceneRegion(left, top, right, bottom, not finest or id_ in finest)
 
 
 TOP, SPARE = 10, 3  # tokens listed on each side, and as many more if those are all

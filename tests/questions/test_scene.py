@@ -10,7 +10,7 @@ from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput, Picture
-from attnscope.questions.scene import find_scene
+from attnscope.questions.token import find_scene
 from tests.models import images, speech
 from tests.models.vision_language import vision_language
 

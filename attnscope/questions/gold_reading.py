@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,20 +29,17 @@ REACH = 100  # most words of a fixed offset that is tried as a baseline
 COUNTS = 4 + 2 * REACH + 1  # numbers of a slot that are the same for all heads
 
 
-class SlotSums(NamedTuple):
-    """The sums of one slot of a site, all float64.
+class SlotSums:
+    """The sums of one slot of a site, from a row of its table.
 
     ``right`` and ``weight`` hold, by head, sums over texts of each text's sum, its square, and its product
     with the text's count.
     """
 
-    asked: float  # questions
-    asked_squared: float  # over texts, the square of their number
-    texts: float  # with any question
-    even: float  # the weight on even attention
-    offsets: Tensor  # [distance], the answers at each
-    right: Tensor  # [sum | square | product, head]
-    weight: Tensor  # [sum | square | product, head]
+    def __init__(self, row: Tensor) -> None:
+        self.asked, self.asked_squared, self.texts, self.even = row[:4].tolist()  # squared by text
+        self.offsets = row[4:COUNTS]  # [distance], the answers at each
+        self.right, self.weight = row[COUNTS:].view(2, 3, -1)  # [sum | square | product, head] each
 
     def ratios(self, sums: Tensor) -> list[tuple[float, float | None]]:
         """The mean of ``right`` or ``weight`` by head, and its standard error if there are several texts.
@@ -65,10 +63,7 @@ class SiteSums:
 
     def of(self, slot: int, halves: Sequence[int]) -> SlotSums:
         """The sums of one slot over one half of the corpus, or both."""
-        row = self.table[[HALVES * slot + half for half in halves]].sum(0)
-        asked, squared, texts, even = row[:4].tolist()
-        right, weight = row[COUNTS:].view(2, 3, -1)
-        return SlotSums(asked, squared, texts, even, row[4:COUNTS], right, weight)
+        return SlotSums(self.table[[HALVES * slot + half for half in halves]].sum(0))
 
 
 GoldSums: TypeAlias = dict[Site, SiteSums]
@@ -155,9 +150,14 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
     A piece without characters, which the text spells otherwise or not at all, joins the piece of its word
     before it, or else after it.
     """
-    starts = [start for start, _ in words]
-    places = locate_tokens(tokens, text)
-    found = [None if place is None else _word(place, words, starts) for place in places]
+    found: list[int | None] = []
+    for place in locate_tokens(tokens, text):
+        start, stop = place or (0, 0)
+        first = max(0, bisect_right(words, start, key=itemgetter(0)) - 1)
+        near = range(first, bisect_left(words, stop, key=itemgetter(0)))
+        shared = {number: min(words[number][1], stop) - max(words[number][0], start) for number in near}
+        best = max(near, key=shared.__getitem__, default=None)  # the first of several
+        found.append(best if best is not None and shared[best] > 0 else None)
     pieces = [
         None if token.special or token.word is None else (token.segment, token.word) for token in tokens
     ]
@@ -171,14 +171,6 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
     special = frozenset(number_of[name] for name, token in zip(names, tokens, strict=True) if token.special)
     of_word = {name: number for name, number in number_of.items() if name >= 0}
     return Grouping(groups, of_word, special, len(number_of))
-
-
-def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | None:
-    """The word with most of a token's characters, the first of several."""
-    near = range(max(0, bisect_right(starts, place[0]) - 1), bisect_left(starts, place[1]))
-    shared = {number: min(words[number][1], place[1]) - max(words[number][0], place[0]) for number in near}
-    best = max(near, key=lambda number: shared[number], default=None)
-    return best if best is not None and shared[best] > 0 else None
 
 
 @dataclass(eq=False)

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.cli.command import refuse
 from attnscope.cli.options import CorpusOptions, SourceOptions, TextsOptions
-from attnscope.cli.waiting import Draw, progress_bar, stop, warn
+from attnscope.cli.waiting import progress_bar, stop, warn
 from attnscope.errors import InputError
 from attnscope.text import visible
 
@@ -96,27 +95,39 @@ def measure_corpus(
 
     corpus = open_corpus(asked, chat=source.chat)
     model = load()
-    with corpus_run(source, corpus.size, asked.limit, asked.strict, asked.checkpoint) as run:
+    with corpus_run(source, asked, corpus.size) as run:
         return corpus_stats(model, corpus, selection, names=names, run=run, **more)
 
 
 @contextmanager
-def corpus_run(
-    source: SourceOptions, size: int, limit: int | None, strict: bool, checkpoint: Path | None
-) -> Iterator[CorpusRun]:
-    """The settings of a corpus run, with a progress bar; Ctrl-C says how to resume."""
+def corpus_run(source: SourceOptions, asked: Any, size: int) -> Iterator[CorpusRun]:
+    """The settings of a run, with a bar and tokens per second on a terminal; Ctrl-C says how to resume.
+
+    ``asked`` are options with a ``limit``, ``strict`` and a ``checkpoint``.
+    """
     from attnscope.questions.corpus import CorpusRun
 
-    how = {name: getattr(source, name) for name in ("max_tokens", "truncate", "chat")}
+    start, before = time.monotonic(), list[int]()  # the tokens that an earlier run read, in a checkpoint
     with progress_bar() as draw:
+
+        def watch(progress: Progress) -> None:
+            if draw is None:
+                return
+            before.append(progress.tokens)
+            pace = (progress.tokens - before[0]) / max(time.monotonic() - start, 1e-9)
+            done = max(progress.done / max(size, 1), progress.texts / asked.limit if asked.limit else 0)
+            draw(done, f"{progress.texts:,} texts  {progress.tokens:,} tokens  {pace:,.0f} tokens/s")
+
         try:
-            watch = watch_progress(size, limit, draw)
             yield CorpusRun(
-                limit=limit, strict=strict, checkpoint=checkpoint, report=reporter(), watch=watch, **how
+                **{name: getattr(source, name) for name in ("max_tokens", "truncate", "chat")},
+                **{name: getattr(asked, name) for name in ("limit", "strict", "checkpoint")},
+                report=reporter(),
+                watch=watch,
             )
         except KeyboardInterrupt:
-            resumed = f"the same command resumes from {checkpoint}"
-            stop("give --checkpoint FILE to resume" if checkpoint is None else resumed)
+            resumed = f"the same command resumes from {asked.checkpoint}"
+            stop("give --checkpoint FILE to resume" if asked.checkpoint is None else resumed)
 
 
 def reporter() -> Callable[[str], None]:
@@ -131,19 +142,3 @@ def reporter() -> Callable[[str], None]:
             warn("more texts are skipped, counted but not listed")
 
     return report
-
-
-def watch_progress(size: int, limit: int | None, draw: Draw | None) -> Callable[[Progress], None]:
-    """Draws the progress of a corpus, with tokens per second; nothing without a terminal."""
-    start = time.monotonic()
-    before: list[int] = []  # the tokens that an earlier run read, in a checkpoint
-
-    def watch(progress: Progress) -> None:
-        if draw is None:
-            return
-        before.append(progress.tokens)
-        pace = (progress.tokens - before[0]) / max(time.monotonic() - start, 1e-9)
-        done = max(progress.done / max(size, 1), progress.texts / limit if limit else 0)
-        draw(done, f"{progress.texts:,} texts  {progress.tokens:,} tokens  {pace:,.0f} tokens/s")
-
-    return watch

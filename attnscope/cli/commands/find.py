@@ -81,7 +81,7 @@ def answer_gold(
             raise InputError(RETIRED["sounds in --gold"])
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
-    with corpus_run(source, file.size, gold.limit, gold.strict, gold.checkpoint) as run:
+    with corpus_run(source, gold, file.size) as run:
         result = find_gold(
             loaded, file, select(attention), relations=relations, held_out=gold.held_out, run=run
         )

@@ -169,11 +169,6 @@ class _GoldWork(CorpusWork):
 
     def inputs(self, entries: Sequence[CorpusText]) -> list[tuple[str, ...]]:
         """The text, and its target if there is one."""
-        targets = sum(gold.target is not None for gold in entries)
-        if 0 < targets < len(entries):
-            raise InputError(
-                f"{self.source.name} has texts with and without a target: split it into two files"
-            )
         return [(gold.text,) if gold.target is None else (gold.text, gold.target) for gold in entries]
 
     def ask(self, texts: Sequence[ReadText]) -> dict[Kind, GoldQuestions]:

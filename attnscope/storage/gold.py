@@ -263,10 +263,11 @@ EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
 
 LONGEST_SIDE = 400  # most characters of one side of a pair: a phrase, not a text
 UNNAMED = "all"  # the label of an unlabelled pair
+BETWEEN = "|||"
 
 
 class JsonLines(GoldFile):
-    """One object per line: ``text``, ``pairs`` of from, to and a label, and for translations a ``target``.
+    """One object per line: ``text``, and ``pairs`` of from, to and a label.
 
     From and to are each the number of a word (words are separated by spaces, from 0) or the characters
     ``[first, one after the last]``.
@@ -281,27 +282,24 @@ class JsonLines(GoldFile):
         fields = read_object(content)
         if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
             raise ValueError(f"write {EXAMPLE}")
+        if fields.get("target") is not None:
+            raise ValueError(f"a target was retired: write source {BETWEEN} target, with --alignments")
         text = require_text(fields.get("text"))
-        target = None if fields.get("target") is None else require_text(fields["target"])
-        spans = words_of(text)
-        left_text, left_spans = (text, spans) if target is None else (target, words_of(target))
-        lefts, rights, labels = list[Span](), list[Span](), list[str]()
+        spans, sides, labels = words_of(text), list[Span](), list[str]()  # two sides of each label
         for pair in fields["pairs"]:
             if not isinstance(pair, list) or len(pair) not in (2, 3):
                 raise ValueError("a pair is [from, to] or [from, to, label]")
             left, right, label = (*pair, UNNAMED)[:3]
             if not isinstance(label, str):
                 raise ValueError("the label of a pair is a text")
-            lefts.append(_span(left, left_text, left_spans))
-            rights.append(_span(right, text, spans))
+            sides += [_span(left, text, spans), _span(right, text, spans)]
             labels.append(clean_label(label))
-        words = _cut(text, rights if target is not None else [*lefts, *rights])
-        target_words = () if target is None else _cut(target, lefts)
-        found = (
-            [_inside(left, target_words or words) for left in lefts],
-            [_inside(right, words) for right in rights],
-        )
-        return CorpusText("", text, "", 0, words, tuple(map(GoldPair, *found, labels)), target, target_words)
+        words = _cut(text, sides)  # none crosses an edge of a side
+        found = [
+            tuple(range(*(bisect_left(words, edge, key=itemgetter(0)) for edge in side))) for side in sides
+        ]
+        pairs = tuple(map(GoldPair, found[::2], found[1::2], labels))
+        return CorpusText("", text, words=words, pairs=pairs)
 
 
 def _span(given: Any, text: str, spans: Sequence[Span]) -> Span:
@@ -328,13 +326,7 @@ def _cut(text: str, spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(words)
 
 
-def _inside(span: Span, words: Sequence[Span]) -> tuple[int, ...]:
-    """The words inside a span; none crosses its edges."""
-    return tuple(range(*(bisect_left(words, edge, key=itemgetter(0)) for edge in span)))
-
-
 LINK = re.compile(r"(\d{1,6})([-?p])(\d{1,6})", re.ASCII)
-BETWEEN = "|||"
 ALIGNED = "aligned"
 
 

@@ -24,7 +24,7 @@ class GoldOptions(Group):
         "Questions with their answers: a treebank (.conllu), JSON lines (.jsonl), or lines of "
         "'source ||| target' with --alignments. A JSON line is "
         '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}: from, to, label; words are numbered from 0, '
-        'or characters: [4, 7]. With a "target", a translation, from is a word of that.'
+        "or characters: [4, 7]."
     )
     alignments: Path | None = option(
         "With --gold: alignments in Pharaoh format, one line per pair: 0-0 1-2, source first; 2?3 is a "

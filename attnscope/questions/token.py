@@ -1,4 +1,4 @@
-"""What a token looks at, and what looks at it; tokens by their names, and the picture or sound behind them."""
+"""What a token looks at, and what looks at it; names of tokens, and the picture or sound behind them."""
 
 from __future__ import annotations
 

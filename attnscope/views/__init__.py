@@ -9,11 +9,8 @@ A view is built once by its function and drawn by any surface of ``attnscope.ren
 from typing import TypeAlias
 
 from attnscope.views.charts import *
-from attnscope.views.grid import *
 from attnscope.views.heads import *
-from attnscope.views.heatmap import *
-from attnscope.views.table import *
-from attnscope.views.token import *
+from attnscope.views.maps import *
 
 View: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | HeadPair"

@@ -11,8 +11,7 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights
-from attnscope.views.heatmap import Measured
-from attnscope.views.table import Titled
+from attnscope.views.maps import Measured, Titled
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from attnscope.render.colour import DIVERGING, choose_map, is_light, steps, tabl
 from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import GREY, NORMAL, POINT, QUIET, ROOM, SMALL, Style
 from attnscope.views import DistanceMap, HeadDistances, HeadMap, HeadPair, HeadRow, Heatmap
-from attnscope.views.grid import Grid, thumbnail_levels
+from attnscope.views.maps import Grid, thumbnail_levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

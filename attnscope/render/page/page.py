@@ -247,8 +247,6 @@ class Page:
     def _layers(self, kind: str, place: int, layers: Layers, code: Code) -> Iterator[dict[str, Any]]:
         """The layers as plain data, one in memory at a time; their weights go to the heads."""
         for number, weights in layers:
-            if weights.values.ndim != 3:
-                raise ValueError(f"a page shows heads [head, query, key], not {weights.values.shape}")
             codes = code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
             for head, one in enumerate(codes):
                 self._heads[f"w{place}-{number}-{head}"] = pack(one), int(codes.shape[-1])

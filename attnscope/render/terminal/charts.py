@@ -21,8 +21,8 @@ from attnscope.render.overlay import blend, full_light, resize
 from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import clean, isolate, round_short, visible
-from attnscope.views import BREAK, AlignedTexts, Bars, Cell, Overlay, Ranking, Step, Table, TokenView
-from attnscope.views.charts import Curves, MovedWords, Stack, Term, Terms
+from attnscope.views import AlignedTexts, Bars, Overlay, Ranking, Step, Table, TokenView, mean_known
+from attnscope.views.charts import BREAK, Cell, Curves, MovedWords, Stack, Term, Terms
 
 INDENT = 2  # least columns before a command; indented like a head's reason if there is room
 
@@ -182,7 +182,8 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     ends = [_ends(values) for _, values in lines]
     room = surface.width - label - max(map(len, ends)) - 2
     merged = -(-(len(view.edges) - 1) // max(room, 1))
-    lines = [(name, _merge(values, merged)) for name, values in lines]
+    starts = range(0, len(view.edges) - 1, merged)
+    lines = [(name, tuple(mean_known(values[at : at + merged]) for at in starts)) for name, values in lines]
     count = len(lines[0][1])
     each = max(1, min(WIDEST, room // count))
     style = surface.bar_style()
@@ -199,12 +200,6 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     yield []
     said = f"a full mark is {round_short(top)} {view.unit}; behind: the first, the last, and the largest"
     yield from surface.footing((said,))
-
-
-def _merge(values: Sequence[float | None], count: int) -> tuple[float | None, ...]:
-    groups = (values[start : start + count] for start in range(0, len(values), count))
-    known = [[value for value in group if value is not None] for group in groups]
-    return tuple(sum(group) / len(group) if group else None for group in known)
 
 
 def _ends(values: Sequence[float | None]) -> str:

@@ -22,7 +22,6 @@ from textual.widgets import Footer, Static
 from attnscope.errors import AttnscopeError
 from attnscope.questions.layers import AllHeads
 from attnscope.render.colour import OFFERED, SEQUENTIAL
-from attnscope.render.image import save_image
 from attnscope.render.terminal import PrintedView
 from attnscope.render.terminal.charts import patch_under
 from attnscope.render.terminal.heatmap import token_at
@@ -308,6 +307,8 @@ class Browser(App[None]):
 
     def action_save(self) -> None:
         """Save the current view as PNG, under an unused name."""
+        from attnscope.render.image import save_image
+
         kind, layer, head = self.head
         led = f"{kind}-" if len(self.kinds) > 1 else ""
         view: Drawable

@@ -6,9 +6,11 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
 
 LONGEST = 1000  # most characters of a token's label
 LONGEST_SENTENCE = 500  # most characters of a printed error
@@ -21,6 +23,7 @@ LARGEST = 10**MOST_DIGITS - 1  # the largest number of that many digits
 LARGEST_SEED = 2**64 - 1  # the largest seed: any number of 64 bits, as torch takes it
 
 ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: keeps right-to-left text from moving its neighbours
+FINEST = 0.5  # how much narrower a line of a title must become to be tried: half a column or letter
 _JOINERS = "\u200c\u200d"  # joiners shape letters and emoji; harmless inside a text
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Categories of Unicode: control, format, surrogate and private characters, line and paragraph separators."""
@@ -146,13 +149,7 @@ def isolate_quotes(title: str) -> str:
 
 def title_words(title: str) -> list[str]:
     """The words of a title; a dot between two parts stays with the word before it."""
-    words: list[str] = []
-    for word in title.split():
-        if word == "·" and words:
-            words[-1] += " ·"
-        else:
-            words.append(word)
-    return words
+    return re.findall(r"\S+(?: ·(?!\S))*", " ".join(title.split()))
 
 
 def isolate_lines(lines: Iterable[str]) -> list[str]:
@@ -163,6 +160,46 @@ def isolate_lines(lines: Iterable[str]) -> list[str]:
         open_ = line.rfind(ISOLATE) > line.rfind(END)
         done.append(f"{line}{END if open_ else ''}")
     return done
+
+
+Measure: TypeAlias = Callable[[str], float]  # how wide a text is
+
+
+def fill_lines(items: Sequence[str], room: float, gap: str, measure: Measure) -> list[str]:
+    """Items side by side in lines, as many as fit; an item longer than a line has one to itself."""
+    space = measure(gap)
+    lines: list[list[str]] = []
+    left = -1.0
+    for item in items:
+        wide = measure(item)
+        if lines and space + wide <= left:
+            lines[-1].append(item)
+            left -= space + wide
+        else:
+            lines.append([item])
+            left = room - wide
+    return [gap.join(line) for line in lines]
+
+
+def balance_lines(text: str, room: float, measure: Measure, words: Sequence[str] | None = None) -> list[str]:
+    """A text in as few even lines as possible, broken between parts if that costs no line, or words."""
+    measure = cache(measure)
+    items, gap = title_words(text) if words is None else words, " "
+    lines = fill_lines(items, room, gap, measure)
+    parts = text.split(" · ")
+    if max(map(measure, parts)) <= room:
+        in_parts = fill_lines(parts, room, " · ", measure)
+        if len(in_parts) <= len(lines):
+            items, gap, lines = parts, " · ", in_parts
+    low, high = max(map(measure, items), default=0.0), room
+    while len(lines) > 1 and high - low > FINEST:
+        middle = (low + high) / 2
+        narrower = fill_lines(items, middle, gap, measure)
+        if len(narrower) == len(lines):
+            lines, high = narrower, middle
+        else:
+            low = middle
+    return [line.removesuffix(" ·") for line in lines]
 
 
 def per_cent(share: float) -> str:

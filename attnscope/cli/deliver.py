@@ -56,7 +56,7 @@ def deliver(
     elif out is None:
         from rich.console import Console
 
-        from attnscope.render.pixels import print_views
+        from attnscope.render.terminal import print_views
 
         console = Console(highlight=False)
         views: Any = answer.views
@@ -97,7 +97,7 @@ def latex_of(answer: Answer) -> str:
 
 def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     """Write a page, or all numbers."""
-    from attnscope.render.page.page import PAGE, save_page
+    from attnscope.render.page import PAGE, save_page
     from attnscope.storage import arrays
     from attnscope.storage.files import write_whole
     from attnscope.views import LayerGraph
@@ -112,7 +112,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     elif answer.heads is not None:
         save_page(answer.heads(), out, picture.cmap)
     elif isinstance(view, LayerGraph):
-        from attnscope.render.page.page import graph_page
+        from attnscope.render.page import graph_page
 
         write_whole(out, graph_page(dress(view, picture), picture.cmap).encode())
     else:

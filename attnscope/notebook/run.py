@@ -97,7 +97,7 @@ class Drawing(Display):
         return images
 
     def __repr__(self) -> str:
-        from attnscope.render.pixels import print_views
+        from attnscope.render.terminal import print_views
 
         return as_text(lambda console: print_views(self._answer.views, console, plain=True))
 
@@ -483,7 +483,7 @@ class Run(Display):
         cmap: str | None = None,
     ) -> HeadsPage:
         """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden."""
-        from attnscope.render.page.page import page_of
+        from attnscope.render.page import page_of
 
         asked = _select(words=words, hide_special=hide_special, min_weight=min_weight)
         heads = all_heads(*self._given, asked)
@@ -493,7 +493,7 @@ class Run(Display):
         """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...)."""
         from attnscope.models.keeping import keep_trace
         from attnscope.render.image import FORMATS
-        from attnscope.render.page.page import PAGE, save_page
+        from attnscope.render.page import PAGE, save_page
         from attnscope.storage.arrays import FORMATS as DATA
         from attnscope.storage.trace import SUFFIX, write_trace
 

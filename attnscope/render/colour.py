@@ -1,4 +1,4 @@
-"""Colour maps: two of our own, safe for colour-blind readers, and all of matplotlib's.
+"""Colour maps: two of our own, safe for colour-blind readers, and all of matplotlib's; pictures lit by them.
 
 Ours are a few anchors in OKLab (Ottosson 2020, "A perceptual color space for image processing"), in which
 equal steps look equal. Lightness is linear from end to end, so that a map reads in grey, in print, and
@@ -134,3 +134,32 @@ def choose_map(asked: str | None, *, signed: bool) -> str:
             f"end, such as {SEQUENTIAL} or viridis"
         )
     return name
+
+
+DIMMED = 0.3  # the share of a picture's brightness that a patch without attention keeps
+GLOW = 0.3  # the share of the colour map's brightness that full attention adds, to show on dark patches
+
+
+def blend(pixels: Array, levels: Array, cmap: str) -> Array:
+    """A picture under levels from 0 to 1.  [row, column, 3], [row, column] -> [row, column, 3], uint8"""
+    glow = table(cmap)[np.rint(levels * (STEPS - 1)).astype(int)]  # [row, column, 3]
+    level = levels[..., None]
+    own = pixels * (DIMMED + (1 - DIMMED) * level)
+    shown: Array = np.clip(np.rint(own * (1 - GLOW * level) + glow * GLOW * level), 0, 255).astype(np.uint8)
+    return shown
+
+
+def resize(field: Array, rows: int, columns: int) -> Array:
+    """A picture or map at another size: averaged or repeated.  [row, column, ...] -> [rows, columns, ...]"""
+    for axis, size in enumerate((rows, columns)):
+        edges = np.linspace(0, field.shape[axis], size + 1)
+        starts = np.minimum(edges[:-1].astype(int), field.shape[axis] - 1)
+        stops = np.maximum(np.ceil(edges[1:] - 1e-9).astype(int), starts + 1)
+        if size >= field.shape[axis]:
+            middles = np.minimum(((edges[:-1] + edges[1:]) / 2).astype(int), field.shape[axis] - 1)
+            field = np.take(field, middles, axis)
+        else:
+            sums = np.cumsum(np.insert(field.astype(np.float64), 0, 0, axis), axis)
+            counts = (stops - starts).reshape([-1 if axis == i else 1 for i in range(field.ndim)])
+            field = (np.take(sums, stops, axis) - np.take(sums, starts, axis)) / counts
+    return field

@@ -22,7 +22,7 @@ from attnscope.questions.token import SeenToken, see_token
 from attnscope.records import plain
 from attnscope.render.image import DPI, Album
 from attnscope.render.image.sheet import families
-from attnscope.render.page.page import PAGE, save_page
+from attnscope.render.page import PAGE, save_page
 from attnscope.storage import folder as kept
 from attnscope.storage.files import fingerprint
 from attnscope.views import Drawable

@@ -41,6 +41,11 @@ class Overlay:
         return tuple((verb, weights) for verb, weights in both if weights is not None)
 
 
+def full_light(shown: Sequence[Overlay]) -> float:
+    """The largest weight of all maps over all pictures, so that they can be compared."""
+    return max((float(weights.max(initial=0)) for each in shown for _, weights in each.maps), default=0.0)
+
+
 class SceneRegion(NamedTuple):
     """The part of a picture behind a token, in shares of its size; ``fine`` unless finer parts overlap it."""
 

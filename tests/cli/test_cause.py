@@ -13,7 +13,7 @@ from attnscope.models import load
 from attnscope.questions.ablate import ablate
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from attnscope.render.page.page import graph_page
+from attnscope.render.page import graph_page
 from attnscope.views import GraphEdge, GraphNode, LayerGraph
 
 TEXT = "The cat sat on the mat"

@@ -15,7 +15,7 @@ from attnscope.capture import Keep
 from attnscope.models import load
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
-from attnscope.render.overlay import blend, resize
+from attnscope.render.colour import blend, resize
 from attnscope.render.terminal import print_view
 from tests.models import hearing, images, speech
 from tests.models.vision_language import vision_language

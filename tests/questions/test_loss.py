@@ -10,7 +10,7 @@ from attnscope.models.targets import TURNS
 from attnscope.questions.head import one_head
 from attnscope.questions.loss import token_losses
 from attnscope.questions.selection import Selection
-from attnscope.render.image.draw import drawing
+from attnscope.render.image import drawing
 from tests.models.folders import made_once, minilm
 from tests.questions.intervention.shapes import saved
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
+from rich.text import Text
 
 from attnscope.errors import OutputError
-from attnscope.render import pixels
+from attnscope.render import terminal as pixels
 from attnscope.render.image import drawing, encode
-from attnscope.views import Ranking, heatmap
+from attnscope.views import Ranked, Ranking, heatmap
 from tests.render.screen import random_head
 
 VIEW = heatmap(random_head(6), title="L0H1")
@@ -68,9 +69,12 @@ def test_sixels_are_no_taller_than_the_screen():
     assert told.count("\n") <= target.height - 2
 
 
-def test_what_is_text_stays_text():
-    assert pixels.has_pixels(VIEW)
-    assert not pixels.has_pixels(Ranking(()))
+def test_what_is_text_stays_text(terminal):
+    screen = console()
+    pixels.print_views([VIEW, Ranking((Ranked("L0H1", "why"),))], screen, "kitty")
+    picture, text = screen.file.getvalue().split("\n\n")
+    assert picture.startswith("\x1b_G")
+    assert Text.from_ansi(text).plain.split() == ["L0H1", "why"]
 
 
 def test_a_command_in_a_pipe_prints_the_same_whatever_is_asked_for(capsys, monkeypatch):
@@ -83,9 +87,6 @@ def test_a_command_in_a_pipe_prints_the_same_whatever_is_asked_for(capsys, monke
             main()
         told.append(capsys.readouterr().out)
     assert told[0] == told[1].replace(" --graphics auto", "") == told[2].replace(" --graphics sixel", "")
-
-
-VIEW = heatmap(random_head(6), title="L0H1")
 
 
 def drawn():

@@ -8,6 +8,304 @@ The same view gives the same bytes: no dates, fixed ids, matplotlib's own defaul
 style. Token text is literal (no formulas), and characters that no font has are reported.
 """
 
-from attnscope.render.image.draw import DPI, FORMATS, Album, drawing, encode, save_image
+from __future__ import annotations
 
-__all__ = ["DPI", "FORMATS", "Album", "drawing", "encode", "save_image"]
+import io
+import struct
+import warnings as python_warnings
+import zlib
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Annotation, Text
+from PIL.PngImagePlugin import putchunk
+
+from attnscope.axes import Place
+from attnscope.errors import OutputError
+from attnscope.render.colour import choose_map
+from attnscope.render.image import charts, maps
+from attnscope.render.image import sheet as paper
+from attnscope.render.image.sheet import Style
+from attnscope.storage.files import write_whole
+from attnscope.storage.folder import PICTURES
+from attnscope.views import Drawable, Grid, HeadPair, HeadRow, Heatmap, TokenView
+from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Terms
+from attnscope.views.heads import DistanceMap, HeadDistances, HeadMap
+
+
+def fit_width(figure: Figure, width: float) -> None:
+    """Scale a figure to a width in inches, including letters, lines and dots; the height follows."""
+    wide, tall = figure.get_size_inches()
+    share = width / wide
+    if abs(share - 1) < 1e-6:
+        return
+    figure.set_size_inches(width, tall * share)
+    ticks: set[int] = set()
+    for side in (side for axes in figure.axes for side in (axes.xaxis, axes.yaxis) if side.get_visible()):
+        labels = side.get_ticklabels()
+        ticks |= set(map(id, labels))
+        if labels:  # hooks that run while drawing replace these values
+            side.set_tick_params(labelsize=labels[0].get_fontsize() * share, pad=3 * share)
+    for artist in figure.findobj():
+        if isinstance(artist, Text) and id(artist) not in ticks:
+            artist.set_fontsize(artist.get_fontsize() * share)
+        if isinstance(artist, Annotation):
+            across, up = artist.xyann
+            artist.xyann = (across * share, up * share)
+        elif isinstance(artist, Line2D):
+            artist.set(linewidth=artist.get_linewidth() * share, markersize=artist.get_markersize() * share)
+        elif isinstance(artist, Patch):
+            artist.set_linewidth(artist.get_linewidth() * share)
+        elif isinstance(artist, PathCollection):
+            artist.set_sizes(artist.get_sizes() * share**2)
+
+
+DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
+    Heatmap: maps.heatmap_figure,
+    Grid: maps.grid_figure,
+    TokenView: charts.token_figure,
+    HeadMap: maps.head_map_figure,
+    DistanceMap: maps.distance_figure,
+    HeadDistances: maps.distances_figure,
+    HeadPair: maps.pair_figure,
+    HeadRow: maps.row_figure,
+    Terms: charts.terms_figure,
+    Curves: charts.curves_figure,
+    Stack: charts.stack_figure,
+    SoundMap: charts.sound_map_figure,
+    LayerGraph: charts.graph_figure,
+}
+"""The drawing function of each view."""
+
+FORMATS = PICTURES
+
+DPI = 150  # default dots per inch of a PNG
+
+METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""No dates and versions, so that bytes are reproducible."""
+
+SETTINGS = {
+    "text.parse_math": False,
+    "svg.hashsalt": "attnscope",
+    "pdf.fonttype": 42,  # letters stay text, and fonts are TrueType for publishers that refuse type 3
+    "axes.formatter.use_locale": False,
+}
+
+
+def save_image(
+    view: Drawable,
+    path: str | Path,
+    *,
+    dpi: float = DPI,
+    cmap: str | None = None,
+    width: float | None = None,
+    font: str | None = None,
+    annotate: bool = False,
+) -> list[str]:
+    """Write a view as an image in the format that the suffix names; returns warnings.
+
+    ``width`` is the width of the whole picture in inches (default: whatever is readable), ``font`` a
+    preferred family; ``annotate`` writes the weights into the cells of one head. The file appears whole
+    or not at all. Raises ``OutputError`` for an unknown suffix or a path that cannot be written to,
+    ``SelectionError`` for an unknown colour map or font.
+    """
+    path = Path(path)
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        named = f"{path.suffix!r} is not an image format" if path.suffix else "its name has no suffix"
+        raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
+    with drawing(view, cmap=cmap, width=width, font=font, annotate=annotate) as (figure, warnings):
+        write_whole(path, encode(figure, form, dpi))
+    return warnings
+
+
+def encode(figure: Figure, form: str, dpi: float = DPI) -> bytes:
+    """The bytes of a figure in one of ``FORMATS``; the same for the same figure."""
+    if form == "png":
+        canvas: Any = figure.canvas
+        figure.set_dpi(dpi)
+        canvas.draw()
+        return encode_png(canvas, dpi)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form, dpi=max(dpi, 300), metadata=METADATA[form])
+    return buffer.getvalue()
+
+
+def encode_png(canvas: Any, dpi: float) -> bytes:
+    """A canvas as a PNG without transparency or dates, so that bytes are reproducible.
+
+    Rows of a picture mostly repeat the row above, so each is written as the difference from it, PNG's
+    filter 2. PIL tries all five filters on each row, which takes three times as long and packs no better.
+    """
+    pixels = np.asarray(canvas.buffer_rgba())  # [row, column, channel]
+    height, width = pixels.shape[:2]
+    rows = np.full((height, 1 + 3 * width), 2, np.uint8)  # the filter's number, then the differences
+    for channel in range(3):
+        rows[0, 1 + channel :: 3] = pixels[0, :, channel]
+        np.subtract(pixels[1:, :, channel], pixels[:-1, :, channel], out=rows[1:, 1 + channel :: 3])
+    dots = round(dpi / 0.0254)  # dots per metre
+    buffer = io.BytesIO(b"\x89PNG\r\n\x1a\n")
+    buffer.seek(0, io.SEEK_END)
+    putchunk(buffer, b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0))  # 8 bits, RGB
+    putchunk(buffer, b"pHYs", struct.pack(">2IB", dots, dots, 1))
+    putchunk(buffer, b"IDAT", zlib.compress(rows.data, 1))
+    putchunk(buffer, b"IEND", b"")
+    return buffer.getvalue()
+
+
+@contextmanager
+def drawing(
+    view: Drawable,
+    *,
+    cmap: str | None = None,
+    width: float | None = None,
+    font: str | None = None,
+    annotate: bool = False,
+) -> Iterator[tuple[Figure, list[str]]]:
+    """The figure of a view, to be saved in the block, where settings are matplotlib's own; and warnings."""
+    fonts, warnings = paper.families(texts_of(view), font)
+    with settings(fonts):
+        figure = figure_of(view, replace(style_of(view, cmap, width), annotate=annotate))
+        if annotate and not any(text.get_gid() == maps.WEIGHT for axes in figure.axes for text in axes.texts):
+            warnings.append("no weights are written: that needs one head of few tokens in a large picture")
+        yield figure, warnings
+
+
+@contextmanager
+def settings(fonts: list[str]) -> Iterator[None]:
+    """matplotlib's own defaults with ours and these fonts; the user's settings return afterwards."""
+    with matplotlib.rc_context(), python_warnings.catch_warnings():
+        python_warnings.filterwarnings("ignore", "Glyph .* missing from")  # reported once, by script
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(SETTINGS | {"font.family": fonts})
+        yield
+
+
+def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
+    """How a view is to be drawn. Raises ``SelectionError`` for an unknown colour map."""
+    signed = isinstance(view, (Terms, LayerGraph)) or getattr(view, "signed", False)
+    return Style(width, choose_map(cmap, signed=signed))
+
+
+def texts_of(part: Any) -> Iterator[str]:
+    """Every text that a view, or a part of one, may show."""
+    if isinstance(part, (str, Place)):
+        yield part if isinstance(part, str) else part.label
+    elif isinstance(part, (tuple, list)):
+        yield from chain.from_iterable(map(texts_of, part))
+    elif is_dataclass(part):
+        yield from chain.from_iterable(texts_of(getattr(part, each.name)) for each in fields(part))
+
+
+def figure_of(view: Drawable, style: Style) -> Figure:
+    """A view as a figure, as wide as the style says; call and save it inside ``settings``."""
+    figure = DRAWN[type(view)](view, style)
+    if style.width is not None:
+        fit_width(figure, style.width)
+    return figure
+
+
+SHEETS = 6  # cached sheets: heads of one text differ in their notes, too
+
+
+@dataclass(eq=False)
+class Album:
+    """Saves many heads like ``save_image``, to the same bytes, but draws in full only one of each look.
+
+    Heads of one text differ only in cells, title, readings, notes and the ends of their scale. Labels,
+    frame and colour bar of a PNG are drawn for the first one and copied for the others.
+    """
+
+    dpi: float = DPI
+    cmap: str | None = None
+    width: float | None = None
+    font: str | None = None
+    _sheets: deque[SharedSheet] = field(default_factory=partial(deque, maxlen=SHEETS), repr=False)
+
+    def save(self, view: Drawable, path: str | Path) -> list[str]:
+        """Write one view as an image; returns warnings. Raises what ``save_image`` raises."""
+        if not isinstance(view, Heatmap) or Path(path).suffix.lower() != ".png":
+            return save_image(view, path, dpi=self.dpi, cmap=self.cmap, width=self.width, font=self.font)
+        fonts, warnings = paper.families(texts_of(view), self.font)
+        style = style_of(view, self.cmap, self.width)
+        with settings(fonts):
+            looks = _looks(view, style, fonts)
+            shared = next((each for each in self._sheets if each.fits(view, looks)), None)
+            if shared is None:
+                shared = SharedSheet(view, style, looks, self.dpi)
+                self._sheets.append(shared)
+            write_whole(path, shared.png(view))
+        return warnings
+
+
+def _looks(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
+    """What two heads must have in common to share a sheet, besides their line counts."""
+    told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
+    looks = (view.scale == "row", view.signed, bool(view.masked.any()), style, fonts, view.written, told)
+    return (view.weights.queries, view.weights.keys, *looks)
+
+
+class SharedSheet:
+    """A drawn heatmap whose cells, title, readings, notes and scale ends can be exchanged."""
+
+    def __init__(self, view: Heatmap, style: Style, looks: Hashable, dpi: float) -> None:
+        self.figure = figure_of(view, style)
+        self.figure.set_dpi(dpi)
+        # inches of a sheet before it was fitted to the requested width
+        known = [(float(text.get_fontsize()), text.get_gid()) for text in self.figure.texts]
+        shrunk = [size / paper.SIZES[gid] for size, gid in known if gid in paper.SIZES]
+        self._wide = float(self.figure.get_figwidth()) / (shrunk[0] if shrunk else 1.0)
+        self._looks, self._lines = looks, self._count_lines(view)
+        axes, changing = self.figure.axes[0], (paper.TITLE, paper.SUBTITLE, paper.NOTES, paper.VALUE)
+        self._image = axes.images[0]
+        beside = self.figure.axes[-1].texts  # of the colour bar
+        self._texts = [*(text for text in self.figure.texts if text.get_gid() in changing), *beside]
+        self._changing: list[Artist] = [self._image, *axes.spines.values(), *self._texts]
+        canvas: Any = self.figure.canvas
+        for artist in self._changing:
+            artist.set_visible(False)
+        canvas.draw()
+        self._ground = canvas.copy_from_bbox(self.figure.bbox)
+        for artist in self._changing:
+            artist.set_visible(True)
+
+    def fits(self, view: Heatmap, looks: Hashable) -> bool:
+        """Whether everything else of a head would look the same here."""
+        return self._looks == looks and self._lines == self._count_lines(view)
+
+    def png(self, view: Heatmap) -> bytes:
+        """The image of a fitting head, identical to that of ``save_image``."""
+        values, ends = (reading.texts[0] for reading in view.readings), maps.scale_ticks(view)
+        told = [*self._blocks(view), *values, *(text for _, text in ends)]
+        for artist, text in zip(self._texts, told, strict=True):
+            artist.set_text(text)
+        self._image.set_clim(*((0, 1) if view.scale == "row" else view.limits))
+        canvas: Any = self.figure.canvas
+        canvas.restore_region(self._ground)
+        self._image.set_data(maps.image_values(view))
+        for changed in self._changing:
+            self.figure.draw_artist(changed)
+        return encode_png(canvas, self.figure.dpi)
+
+    def _blocks(self, view: Heatmap) -> list[str]:
+        """The existing ones of title, subtitle and notes, in lines."""
+        title = paper.wrap_title(view.title, paper.LARGE, self._wide)
+        subtitle = paper.wrap_title(view.subtitle, paper.BELOW, self._wide)
+        notes = "\n".join(paper.note_lines(maps.notes_below(view), self._wide))
+        return [block for block in (title, subtitle, notes) if block]
+
+    def _count_lines(self, view: Heatmap) -> Hashable:
+        return bool(view.title), bool(view.subtitle), [block.count("\n") for block in self._blocks(view)]

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from attnscope.axes import Array
-from attnscope.render.colour import STEPS, is_light, table
+from attnscope.render.colour import STEPS, blend, is_light, resize, table
 from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import BELOW, GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
-from attnscope.render.overlay import blend, full_light, resize
 from attnscope.text import clean, round_short
-from attnscope.views import Bar, Bars, HeadMap, Overlay, TokenView
-from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Term, Terms
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+from attnscope.views import Bar, Bars, Curves, HeadMap, LayerGraph, Overlay, SoundMap, Stack, Term, Terms
+from attnscope.views.charts import TokenView, full_light
 
 SIDE = 2.8  # inches of a picture's width
 LEAST = 1.5  # below, the title does not fit; narrower pictures are scaled down as a whole
@@ -77,8 +75,6 @@ def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: f
         pixels = blend(pixels, levels, style.cmap)
     axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")
     if number and shown.patch is not None:  # a frame around the patch itself
-        from matplotlib.patches import Rectangle
-
         tall, wide = np.array(pixels.shape[:2]) / shown.maps[0][1].shape  # of a patch
         row, column = shown.patch
         corner = (column * wide - 0.5, row * tall - 0.5)
@@ -178,8 +174,6 @@ def curves_figure(view: Curves, style: Style) -> Figure:
 
 def _lines_figure(view: Curves, style: Style) -> Figure:
     """All curves on one axis, in different colours and dashes, with a legend."""
-    from matplotlib.lines import Line2D
-
     right = paper.room([curve.head for curve in view.curves], SMALL) + 0.5
     width = WIDE if style.width is None else max(style.width - 0.7 - right, NARROWEST)
     drawn = paper.sheet(view, width, TALL_LINES, (0.7, right, 0.05, 0.52), notes=view.notes)
@@ -361,8 +355,6 @@ BEND = 0.18  # of an edge that crosses columns
 
 def graph_figure(view: LayerGraph, style: Style) -> Figure:
     """Nodes as boxes with their roles below, edges as wide as what they carry, coloured by its sign."""
-    from matplotlib.patches import FancyArrowPatch
-
     places, columns = view.places(), [node.column for node in view.nodes]
     last, tallest = max(columns), max(map(columns.count, columns))
     drawn = paper.sheet(view, ASIDE * last or ASIDE, DOWN * tallest + 0.35, (0.65, 0.65, 0.1, 0.1))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from attnscope.axes import Array
 from attnscope.render.colour import DIVERGING, choose_map, is_light, steps, table
@@ -15,11 +19,6 @@ from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import GREY, NORMAL, POINT, QUIET, ROOM, SMALL, Style
 from attnscope.views import DistanceMap, HeadDistances, HeadMap, HeadPair, HeadRow, Heatmap
 from attnscope.views.maps import Grid, thumbnail_levels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 WRITTEN = 0.1  # inches of a cell that can show its weight as text
 SHORT, LONGEST = 6, 12  # letters of a unit beside its number, and of a line of a longer one
@@ -283,8 +282,6 @@ def grid_figure(view: Grid, style: Style) -> Figure:
 
 
 def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:
-    from matplotlib.collections import LineCollection
-
     tall, wide, gap = sizes
     numbers, lines = view.numbers, []
     for layer in view.layers:
@@ -367,8 +364,6 @@ def _label_room(view: DistanceMap) -> float:
 
 def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, style: Style) -> None:
     """Cells, a frame around each group, names where they fit, and the colour bar."""
-    from matplotlib.patches import Rectangle
-
     paper.paint(axes, view.nearness(), style.cmap, (0, 1))
     across, down = width / len(view.columns), height / len(view.rows)
     size = float(np.clip(down * 72 * 0.85, 4.0, SMALL))

@@ -10,22 +10,32 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+from matplotlib.transforms import ScaledTranslation
 
 from attnscope.axes import Array, Place
 from attnscope.errors import SelectionError
 from attnscope.render.colour import STEPS, table
-from attnscope.render.wrapping import balance_lines, fill_lines
-from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, title_words
+from attnscope.text import (
+    balance_lines,
+    clean,
+    fill_lines,
+    is_framed,
+    isolate,
+    isolate_lines,
+    isolate_quotes,
+    title_words,
+)
 from attnscope.views import Drawable, Measured
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.transforms import Transform
-
 
 BASE = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
 SHAPING = (3, 11)  # the matplotlib release that shapes text (joins letters, right to left)
@@ -41,11 +51,9 @@ INVISIBLE = "\u200c\u200d\ufe0e\ufe0f"
 
 def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], list[str]]:
     """Font families that together cover ``texts``, ``font`` first; a warning per missing script."""
-    from matplotlib.font_manager import findfont
-
     wanted = set("".join(texts)) - set(INVISIBLE)
     chosen = [BASE]
-    missing = wanted - _characters(findfont(BASE))
+    missing = wanted - _characters(font_manager.findfont(BASE))
     if font is not None:
         if font not in _font_files():
             raise SelectionError(f"no font {font!r} is installed: name a family, such as {BASE!r}")
@@ -62,8 +70,6 @@ def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], 
 @cache
 def _font_files() -> dict[str, str]:
     """The upright, regular file of each family that matplotlib can draw with."""
-    from matplotlib import font_manager
-
     manager = font_manager.fontManager
     known = {entry.fname for entry in manager.ttflist}
     for path in sorted(set(font_manager.findSystemFonts()) - known):
@@ -81,8 +87,6 @@ def _font_files() -> dict[str, str]:
 @cache
 def _characters(path: str) -> frozenset[str]:
     """The characters that a font file has outlines for; empty for bitmap fonts."""
-    from matplotlib.ft2font import FT2Font
-
     try:
         face = FT2Font(path)
     except (OSError, RuntimeError):
@@ -108,14 +112,10 @@ def _lacks(missing: set[str]) -> list[str]:
 
 def sets_letters() -> bool:
     """Whether matplotlib shapes text: joins letters and sets right to left."""
-    import matplotlib
-
     return matplotlib.__version_info__ >= SHAPING
 
 
 def _note_unjoined_letters(wanted: set[str]) -> list[str]:
-    import matplotlib
-
     turned = {script(c) for c in wanted if unicodedata.bidirectional(c) in ("R", "AL")}
     return [
         f"{name} letters stand unjoined and from left to right: matplotlib {matplotlib.__version__} "
@@ -162,9 +162,8 @@ def is_double_width(character: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _advance(character: str, families: tuple[str, ...]) -> float:
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    glyphs = get_font(findfont(FontProperties(family=list(families))))
+    chosen = font_manager.FontProperties(family=list(families))
+    glyphs = font_manager.get_font(font_manager.findfont(chosen))
     glyphs.set_size(100, 72)
     return float(glyphs.load_char(ord(character)).linearHoriAdvance / 65536 / 100)
 
@@ -200,8 +199,6 @@ def _room(size: float, width: float, bold: bool) -> float:
 
 
 def _width(text: str) -> float:
-    import matplotlib
-
     font = tuple(matplotlib.rcParams["font.family"])
     return sum(_advance(one, font) if ord(one) < KNOWN or one in MARKS else em(one) for one in text)
 
@@ -309,9 +306,6 @@ def sheet(
     ``margins`` are those of the field: left, right, top and bottom. ``title`` and ``notes`` replace the
     view's own.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     left, right, above, below = margins
     full = max(left + width + right, 3.2)
     title, subtitle = wrap_title(title or view.title, LARGE, full), wrap_title(view.subtitle, BELOW, full)
@@ -356,8 +350,6 @@ def note_lines(notes: Sequence[str], width: float) -> list[str]:
 
 def paint(axes: Axes, values: Array, cmap: str, limits: tuple[float, float], **options: Any) -> None:
     """Draw values as cells on a colour map, sharp and filling the axes; masked cells stay transparent."""
-    from matplotlib.colors import ListedColormap
-
     clear = (0.0, 0.0, 0.0, 0.0)
     colours = ListedColormap(table(cmap) / 255.0, name=f"attnscope-{cmap}").with_extremes(bad=clear)
     shown: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"} | options
@@ -487,10 +479,8 @@ def beside(
         axes.text(float(right), y, text, transform=transform, **look)
 
 
-def _shift(axes: Axes, x: float, y: float) -> Transform:
+def _shift(axes: Axes, x: float, y: float) -> ScaledTranslation:
     """An offset in points, as a share of the figure, so that it scales with it."""
-    from matplotlib.transforms import ScaledTranslation
-
     figure: Any = axes.figure
     wide, tall = figure.get_size_inches()
     return ScaledTranslation(x * POINT / wide, y * POINT / tall, figure.transFigure)

@@ -1,1 +1,396 @@
-"""The interactive HTML page of all heads, and that of a graph."""
+"""Pages in one file: of all heads, with weights in eight bits and the scripts that draw them; of a graph."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.attention import Head
+from attnscope.axes import Array, Place, Weights, shrink
+from attnscope.errors import OutputError
+from attnscope.render.colour import DIMMED, GLOW, OFFERED, choose_map, table
+from attnscope.storage.files import write_whole
+from attnscope.text import clean, isolate_quotes, round_short
+from attnscope.views import FAINT, FEW, Described, Drawable, LayerGraph, Scene
+
+if TYPE_CHECKING:
+    from attnscope.questions.layers import AllHeads
+
+PAGE = ".html"  # the suffix of a page
+
+LARGEST, MASKED = 254, 255  # the byte of the largest weight, and that of a masked cell
+
+POWER = 1.5
+"""Bytes stand for weights ** (1 / POWER): small weights keep more digits than in equal steps, and a page of
+many small weights still compresses well (squares would take half as much space again)."""
+
+PLAIN, UP = b"\0", b"\1"
+"""How a head's rows are stored: as they are, or as differences from the row above (mod 256)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell.
+
+    ``top`` is 1, or the largest weight if that is larger. Weights below ``min_weight`` have the bytes
+    below ``shown``.
+    """
+
+    top: float = 1.0
+    min_weight: float = 0.0
+
+    @property
+    def shown(self) -> int:
+        """The first byte that is not hidden."""
+        return math.ceil(LARGEST * math.pow(min(self.min_weight / self.top, 1.0), 1 / POWER))
+
+    def bytes_of(self, values: Array, allowed: Array) -> Array:
+        """The nearest bytes, NaNs masked; ``ValueError`` for weights beyond 0 to ``top``."""
+        known = np.isfinite(values) & allowed
+        shares = np.where(known, values, 0) / self.top
+        if shares.min(initial=0) < -1e-6 or shares.max(initial=0) > 1 + 1e-6:
+            raise ValueError(f"weights of a page lie between 0 and {self.top:g}")
+        codes = np.round(LARGEST * np.clip(shares, 0, 1) ** (1 / POWER)).astype(np.uint8)
+        if self.min_weight:  # rounding neither hides nor shows a weight
+            faint = values < self.min_weight
+            codes = np.where(faint, np.minimum(codes, self.shown - 1), np.maximum(codes, self.shown))
+        return np.where(known, codes, np.uint8(MASKED))
+
+    def error(self, weight: float) -> float:
+        """The largest rounding error: half a step of a byte, or a full step if some are hidden."""
+        step = (1.0 if self.min_weight else 0.5) / LARGEST
+        root = (weight / self.top) ** (1 / POWER)
+        return float(self.top * ((root + step) ** POWER - root**POWER))
+
+
+def pack(codes: Array) -> str:
+    """One head's bytes as base64 of a raw deflate stream.  [query, key]
+
+    Rows are stored in the form with the lower entropy, which compresses better. Looking for runs of one
+    byte only (Z_RLE) is many times faster here than looking for all repetitions, and smaller: other
+    repetitions among weights are coincidence.
+    """
+    rises = np.diff(codes, axis=0, prepend=np.uint8(0))
+
+    def bits(option: tuple[bytes, Array]) -> float:  # the entropy of single bytes, times their number
+        counts = np.bincount(option[1].ravel(), minlength=256)
+        present = counts[counts > 0]
+        return float((present * np.log2(codes.size / present)).sum())
+
+    way, chosen = min(((PLAIN, codes), (UP, rises)), key=bits)
+    deflate = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
+    raw = deflate.compress(way + np.ascontiguousarray(chosen).tobytes()) + deflate.flush()
+    return base64.b64encode(raw).decode()
+
+
+def unpack(text: str, rows: int, columns: int) -> Array:
+    """The bytes of a head.  -> [query, key]"""
+    raw = zlib.decompress(base64.b64decode(text), wbits=-15)
+    codes = np.frombuffer(raw, np.uint8, offset=1).reshape(rows, columns)
+    return codes if raw[:1] == PLAIN else np.cumsum(codes, axis=0, dtype=np.uint8)
+
+
+SIDE = 640  # most pixels of a picture's longer side
+LOSSLESS = 1 << 18  # most bytes of a PNG; larger ones become JPEG
+HEARD = (1024, 128)  # most frames and bands of a spectrogram
+
+
+def data_uri(scene: Scene) -> tuple[str, int, int]:
+    """The pixels re-encoded, so that nothing else of the file gets into the page; and their size."""
+    from PIL import Image
+
+    image = Image.fromarray(scene.pixels)
+    if scene.heard:
+        size = min(image.width, HEARD[0]), min(image.height, HEARD[1])
+        image = image.resize(size, Image.Resampling.BOX)
+    else:
+        image.thumbnail((SIDE, SIDE))
+    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 90})):
+        target = io.BytesIO()
+        image.save(target, kind, **options)
+        if target.tell() <= LOSSLESS:
+            break
+    return f"data:image/{kind};base64,{base64.b64encode(target.getvalue()).decode()}", *image.size
+
+
+THUMBNAIL = 32  # rows and columns of a thumbnail in the overview
+
+Layers = Iterable[tuple[int, Weights]]
+Words = Mapping[tuple[str, int], Sequence[Described]]  # the text about each head, by kind and layer
+
+
+@dataclass(eq=False)
+class Page:
+    """A page of all heads. ``kinds`` maps "encoder", "decoder" or "cross" to layers, ``[head, query, key]``.
+
+    Layers may come from a generator; one is in memory at a time. ``top`` is the largest weight, 1 for weights
+    that sum to 1. By kind and layer, ``proofs`` are sentences on the weights and ``described`` texts about
+    each head. The page opens at the first head of ``worth``, or at the first of all. ``written`` is the
+    number of the first generated token, ``scene`` a picture or a sound behind tokens. Cells of a head's map
+    below ``min_weight`` are hidden.
+    """
+
+    kinds: Mapping[str, Layers]
+    title: str
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+    cmap: str | None = None
+    top: float = 1.0
+    proofs: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    described: Words = field(default_factory=dict)
+    worth: Sequence[Head] = ()
+    written: int | None = None
+    scene: Scene | None = None
+    min_weight: float = 0.0
+    _heads: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)  # packed, and its keys
+    _axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict, init=False)
+
+    def text(self) -> str:
+        """The page as text. Raises ``ValueError`` for weights that are negative or above ``top``."""
+        chosen, top = choose_map(self.cmap, signed=False), max(self.top, 1.0)
+        code = Code(top, self.min_weight)
+        kinds = [
+            {"kind": kind, "layers": list(self._layers(kind, number, layers, code))}
+            for number, (kind, layers) in enumerate(self.kinds.items())
+        ]
+        names = list(self.kinds)
+        places = [(names.index(head.kind or names[0]), head.layer, head.head) for head in self.worth]
+        worth_a_look = [place for place in places if "w{}-{}-{}".format(*place) in self._heads]
+        read = (reading for heads in self.described.values() for head in heads for reading in head.readings)
+        content = {
+            "title": isolate_quotes(clean(self.title)),
+            "subtitle": isolate_quotes(clean(self.subtitle)),
+            "notes": [
+                *map(clean, self.notes),
+                f"weights are stored in 8 bits: off by at most {code.error(top):.2g}, by "
+                f"{code.error(0.01 * top):.1g} near {0.01 * top:g}",
+            ],
+            "top": top,
+            "power": POWER,
+            "faint": [FAINT, FEW],
+            "hidden": [self.min_weight, code.shown],
+            "axes": self._label_axes(),
+            "scene": self._picture(),
+            "kinds": kinds,
+            "worth": worth_a_look,
+            "written": self.written,
+            "meanings": {each.name: clean(each.meaning) for each in read},
+            "cmap": chosen,
+            "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
+        }
+        stored = {name: _stored("plain", name, packed) for name, (packed, _) in self._heads.items()}
+        opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(stored), "")
+        first = stored.pop(opened, "")
+        if opened:  # unpacked if small, so that it can be drawn at once
+            packed, columns = self._heads[opened]
+            codes = unpack(packed, -1, columns)
+            if codes.size <= AT_ONCE:
+                first = _stored("bytes", opened, base64.b64encode(codes.tobytes()).decode())
+        return _assemble(self.title, content, first, "\n".join(stored.values()))
+
+    def _label_axes(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "queries": self._labels(queries),
+                "keys": self._labels(keys),
+                "square": queries == keys,
+                "second": _second(queries) if queries == keys else None,
+                "words": self.scene is not None  # those beside the parts of a picture
+                and any(not place.special and not self.scene.ids_of(place) for place in keys),
+            }
+            for queries, keys in self._axes
+        ]
+
+    def _labels(self, places: Sequence[Place]) -> list[list[Any]]:
+        """Text, number, whether it joins the text before; its parts of the scene."""
+        numbers = {id_: number for number, id_ in enumerate(self.scene.parts)} if self.scene else {}
+
+        def parts_of(place: Place) -> list[int] | None:
+            ids = self.scene.ids_of(place) if self.scene else ()
+            return [numbers[id_] for id_ in ids] if ids or not place.heard else None  # padding has none
+
+        return [
+            [
+                place.label,
+                place.start,
+                int(before is not None and None is not place.word == before.word),
+                *([parts_of(place)] if self.scene else []),
+            ]
+            for before, place in zip((None, *places), places, strict=False)
+        ]
+
+    def _picture(self) -> dict[str, Any] | None:
+        """The scene as plain data: left, top, right and bottom of each part, and whether it is fine."""
+        if self.scene is None:
+            return None
+        uri, across, down = data_uri(self.scene)
+        parts = [
+            [*(round(edge, 4) for edge in part[:4]), int(part.fine)] for part in self.scene.parts.values()
+        ]
+        light = {"dimmed": DIMMED, "glow": GLOW}
+        return {"image": uri, "size": [across, down], "heard": self.scene.heard, "parts": parts, **light}
+
+    def _layers(self, kind: str, place: int, layers: Layers, code: Code) -> Iterator[dict[str, Any]]:
+        """The layers as plain data, one in memory at a time; their weights go to the heads."""
+        for number, weights in layers:
+            codes = code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
+            for head, one in enumerate(codes):
+                self._heads[f"w{place}-{number}-{head}"] = pack(one), int(codes.shape[-1])
+            values = np.where(np.isfinite(weights.values), weights.values, 0)
+            pooled, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
+            pooled = np.clip(pooled, 0, code.top)  # summed groups of keys may exceed the largest weight
+            small = code.bytes_of(pooled, np.broadcast_to(allowed, pooled.shape))
+            yield {
+                "layer": number,
+                "heads": len(codes),
+                "axes": self._axes.setdefault((weights.queries, weights.keys), len(self._axes)),
+                "small": [*small.shape[1:], base64.b64encode(small.tobytes()).decode()],
+                "about": [_describe(head) for head in self.described.get((kind, number), ())],
+                "proof": clean(self.proofs.get((kind, number), "")),
+            }
+
+
+def _second(places: Sequence[Place]) -> int | None:
+    """Where the second text of a pair begins, after the separator."""
+    return next((i for i, place in enumerate(places) if place.word is not None and place.word[0] == 1), None)
+
+
+def _describe(head: Described) -> list[Any]:
+    readings = []
+    for each in head.readings:
+        baseline = "" if each.baseline is None else round_short(each.baseline)
+        unit = "" if each.unit == "share" else each.unit
+        readings.append([each.name, f"{each.value:.2f}", baseline, unit])
+    return [clean(head.role), clean(head.sentence), readings]
+
+
+SCRIPTS = (
+    "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "side.js",
+    "columns.js", "scene.js", "vector.js", "save.js", "app.js", "listen.js",
+)  # fmt: skip
+
+AT_ONCE = 512 * 512  # up to this many weights are stored unpacked, a third of a megabyte
+
+
+def save_page(heads: AllHeads, path: Path, cmap: str | None = None) -> None:
+    """Write all heads as a page. Raises ``OutputError`` for a path that cannot be written to."""
+    write_whole(path, page_of(heads, cmap).encode())
+
+
+def page_of(heads: AllHeads, cmap: str | None = None) -> str:
+    """All heads as a page. Raises ``OutputError`` for values that cannot be weights."""
+    layers = heads.layers
+    if layers.least < 0:
+        raise OutputError(
+            "a page shows weights from 0 up, and there are negative ones; save a picture or .npz"
+        )
+    page = Page(
+        layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, layers.top, layers.proofs,
+        heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,
+    )  # fmt: skip
+    return page.text()
+
+
+def _stored(form: str, name: str, text: str) -> str:
+    return f'<script type="text/{form}" id="{name}">{text}</script>'
+
+
+def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> str:
+    """The template filled with style, script and data; nothing else may run or be loaded."""
+    own = files(__package__)
+    style = (own / "page.css").read_text("utf-8")
+    script = "\n".join((own / name).read_text("utf-8") for name in SCRIPTS)
+    pictures = "img-src data:; " if content["scene"] else ""
+    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
+    allowed = f"script-src {content_hash(script)}; style-src {content_hash(style)}"
+    parts = {
+        "TITLE": html.escape(isolate_quotes(clean(title))),
+        "POLICY": f"default-src 'none'; {pictures}{allowed}",
+        "STYLE": style,
+        "DATA": data,
+        "FIRST": first,  # before the script, which can draw it at once
+        "OTHERS": others,
+        "SCRIPT": script,
+    }
+    whole = ""
+    for piece in (own / "page.html").read_text("utf-8").split("@@"):
+        whole += parts.get(piece, piece)
+    return whole
+
+
+def content_hash(text: str) -> str:
+    """The SHA-256 by which a page's policy allows a script or a style."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+SHARP = 85  # dots per inch of a node's map
+
+
+def graph_page(view: LayerGraph, cmap: str | None = None) -> str:
+    """The page as text, with embedded pictures. It follows the reader's light or dark theme."""
+    bare = replace(view, title="", subtitle="", notes=())
+    style = (files(__package__) / "graph.css").read_text("utf-8")
+    policy = f"default-src 'none'; img-src data:; style-src {content_hash(style)}"
+    title, notes = _escape(view.title), "".join(f"<li>{_escape(note)}</li>" for note in view.notes)
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title><style>{style}</style></head><body>",
+        f'<header><h1>{title}</h1><p class="quiet">{_escape(view.subtitle)}</p></header><main>',
+        f"<section>{_image(bare, 'svg', 'the circuit by layers', cmap)}</section>",
+        *_edges(view),
+        *_nodes(view, cmap),
+        "</main>",
+        f"<footer><ul class='quiet'>{notes}</ul></footer>" if notes else "",
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _escape(text: str) -> str:
+    return html.escape(clean(text))
+
+
+def _image(view: Drawable, form: str, told: str, cmap: str | None) -> str:
+    from attnscope.render.image import drawing, encode
+
+    with drawing(view, cmap=cmap) as (figure, _):
+        data = base64.b64encode(encode(figure, form, SHARP)).decode()
+    kind = {"svg": "svg+xml"}.get(form, form)
+    return f"<img alt='{_escape(told)}' src='data:image/{kind};base64,{data}'>"
+
+
+def _edges(view: LayerGraph) -> Iterator[str]:
+    yield "<section class='edges'><h2>edges</h2><table><tr class='quiet'>"
+    yield "".join(f"<th scope='col'>{each}</th>" for each in ("from", "to", "effect", "way")) + "</tr>"
+    for edge in view.edges:
+        cells = "".join(f"<td>{_escape(each)}</td>" for each in (edge.source, edge.target))
+        yield f"<tr>{cells}<td class='number'>{edge.effect:+.3f}</td><td>{_escape(edge.way)}</td></tr>"
+    yield "</table></section>"
+
+
+def _nodes(view: LayerGraph, cmap: str | None) -> Iterator[str]:
+    """Each head with its effect and its role, and its map on the first text."""
+    for node in view.nodes:
+        if node.effect is None:
+            continue
+        yield f"<section><h2>{_escape(node.name)} <small>{node.effect:+.3f} {_escape(node.role)}</small></h2>"
+        if node.map is not None:
+            bare = replace(node.map, title="", subtitle="", notes=(), readings=())
+            yield _image(bare, "png", f"the map of {node.name}", cmap)
+        yield "</section>"

@@ -1,4 +1,4 @@
-"""Views in a terminal, as rich renderables: truecolor or 256 colours, or shades without any colour.
+"""Views in a terminal, as rich renderables: truecolor or 256 colours, or shades without any; or as pixels.
 
     print_view(view)                                  # to standard output
     console.print(PrintedView(view, cmap="viridis"))      # anywhere that rich prints
@@ -10,14 +10,21 @@ colours, or on request, shades and numbers carry the values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import base64
+import io
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from operator import itemgetter
+from typing import Any, Literal, TypeAlias
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
 from rich.segment import Segment, Segments
 
+from attnscope.errors import OutputError
 from attnscope.render.terminal import charts, grid, heatmap
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, strip_end
 from attnscope.views import Curves, Grid, HeadPair, HeadRow, Heatmap, Stack, Table, Terms, TokenView, View
@@ -108,3 +115,96 @@ def print_view(
     printed = PrintedView(view, cmap, plain, height=height)
     console.print(printed, crop=False)
     return 0 if height is None else sum(each == Segment.line() for each in console.render(printed))
+
+
+Way: TypeAlias = Literal["auto", "kitty", "sixel", "cells"]
+"""How pixels reach a terminal; ``cells`` means coloured characters instead."""
+
+LIBRARY = "textual_image"
+
+DOTS = 150  # dots per inch of a picture in a terminal
+CELL = 8  # approximate width of a cell in pixels; it is twice as tall
+
+BRIEF, SPACIOUS = 1, 5
+"""Lines left for the heads worth a look, and how many of them earn an empty line before."""
+
+CHUNK = 4096  # most letters of a kitty command
+
+
+def choose_way(asked: Way, console: Console) -> Way:
+    """The method to use: ``cells`` in a pipe, without colour, and if a terminal does not answer."""
+    if asked == "cells" or not sys.stdout.isatty() or not console.is_terminal or console.no_color:
+        return "cells"
+    if asked == "sixel" and find_spec(LIBRARY) is None:
+        raise OutputError(f"--graphics {asked} needs textual-image: pip install 'attnscope[graphics]'")
+    return ask_terminal() if asked == "auto" else asked
+
+
+@cache
+def ask_terminal() -> Way:
+    """Query the terminal's abilities; its answer comes by standard input."""
+    if find_spec(LIBRARY) is None or sys.__stdin__ is None or not sys.__stdin__.isatty():
+        return "cells"
+    from textual_image import renderable
+
+    known: dict[type, Way] = {renderable.SixelImage: "sixel", renderable.TGPImage: "kitty"}
+    return known.get(renderable.Image, "cells")
+
+
+def print_views(
+    views: Iterable[View],
+    console: Console,
+    asked: Way = "cells",
+    *,
+    cmap: str | None = None,
+    plain: bool = False,
+) -> None:
+    """Print views with an empty line between them, as pixels where requested and possible."""
+    way = "cells" if plain else choose_way(asked, console)
+    drawable: Container[type] = ()  # others are text
+    if way != "cells":
+        from attnscope.render.image import DRAWN as drawable
+    views = list(views)
+    grids = [view for view in views if isinstance(view, Grid) and not view.large]
+    fits = console.is_terminal and way == "cells" and bool(grids)
+    left = console.height - 1  # the prompt takes a line
+    for number, view in enumerate(views):
+        if number and not (fits and left < SPACIOUS):
+            console.print()
+            left -= 1
+        height = None
+        if fits and isinstance(view, Grid):
+            height = (left - BRIEF) // len(grids)
+            grids = grids[1:]
+        elif fits and isinstance(view, Ranking):
+            height = max(left, 1)
+        if type(view) in drawable:
+            print_pixels(view, console, way, cmap)
+        else:
+            left -= print_view(view, console, cmap=cmap, plain=plain, height=height)
+
+
+def print_pixels(view: Any, console: Console, way: Way, cmap: str | None) -> None:
+    """Draw a view as an image, as large as the screen allows."""
+    from PIL import Image
+
+    from attnscope.render.image import drawing, encode
+
+    with drawing(view, cmap=cmap) as (figure, _):
+        drawn = encode(figure, "png", DOTS)
+    image = Image.open(io.BytesIO(drawn))
+    if way == "sixel":
+        from textual_image.renderable import SixelImage
+
+        shown = SixelImage(image, width="auto", height="auto")
+        console.print(shown, height=max(console.height - 2, 1))  # no more than a screen: pixels do not scroll
+        return
+    # kitty's protocol draws at the cursor; the library's Unicode placeholders work in kitty alone
+    tallest = 2 * (console.height - 2) * image.width // image.height  # columns at which it is a screen tall
+    columns = max(min(console.width, image.width // CELL, tallest), 1)
+    data = base64.b64encode(drawn).decode()
+    for start in range(0, len(data), CHUNK):
+        placed = f"a=T,f=100,q=2,c={columns}," if start == 0 else ""
+        more = int(start + CHUNK < len(data))
+        console.file.write(f"\x1b_G{placed}m={more};{data[start : start + CHUNK]}\x1b\\")
+    console.file.write("\n")

@@ -16,13 +16,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnscope.axes import Array
-from attnscope.render.colour import SEQUENTIAL
-from attnscope.render.overlay import blend, full_light, resize
+from attnscope.render.colour import SEQUENTIAL, blend, resize
 from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import clean, isolate, round_short, visible
 from attnscope.views import AlignedTexts, Bars, Overlay, Ranking, Step, Table, TokenView, mean_known
-from attnscope.views.charts import BREAK, Cell, Curves, MovedWords, Stack, Term, Terms
+from attnscope.views.charts import BREAK, Cell, Curves, MovedWords, Stack, Term, Terms, full_light
 
 INDENT = 2  # least columns before a command; indented like a head's reason if there is room
 

@@ -19,8 +19,7 @@ from rich.style import Style
 
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, choose_map, is_light, table, terminal_colours
-from attnscope.render.wrapping import balance_lines, fill_lines
-from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes
+from attnscope.text import balance_lines, clean, fill_lines, is_framed, isolate, isolate_lines, isolate_quotes
 from attnscope.views import Measured
 
 JOINER = "\u200d"

@@ -20,9 +20,8 @@ from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import overview
 from attnscope.render.colour import steps, table
-from attnscope.render.image import FORMATS, drawing, encode, save_image
+from attnscope.render.image import FORMATS, drawing, encode, encode_png, save_image
 from attnscope.render.image import sheet as fonts
-from attnscope.render.image.draw import encode_png
 from attnscope.render.image.maps import MASKED, _beside_dots, _overlap, mosaic
 from attnscope.render.image.sheet import LABEL_COLUMN, READABLE, ROW, labels
 from attnscope.views import Curve, Curves, Measured, Stack, grid, head_map, head_row, heatmap, token_view

@@ -14,7 +14,8 @@ from attnscope.axes import weights
 from attnscope.cli.deliver import dress
 from attnscope.cli.options import PrintedOptions
 from attnscope.errors import OutputError
-from attnscope.render.image import Album, draw, drawing, save_image
+from attnscope.render import image as draw
+from attnscope.render.image import Album, drawing, save_image
 from attnscope.views import Measured, Overlay, TokenView, grid, head_row, heatmap, token_view
 from attnscope.views.charts import Curve, Curves, Stack
 from attnscope.views.heads import DistanceMap, distance_map, head_map

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from attnscope.render.page.page import LARGEST, MASKED, POWER, Code, Page
+from attnscope.render.page import LARGEST, MASKED, POWER, Code, Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -10,7 +10,7 @@ import pytest
 
 from attnscope.axes import shrink, weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import UP, Code, pack
+from attnscope.render.page import UP, Code, pack
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
 

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from attnscope.axes import weights
 from attnscope.errors import SelectionError
-from attnscope.render.page.page import MASKED, Code, Page, pack, unpack
+from attnscope.render.page import MASKED, Code, Page, pack, unpack
 from tests.render.page.browser import weights_of
 from tests.render.screen import random_head, tokens
 
@@ -171,7 +171,7 @@ def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> Non
     from attnscope.models import load
     from attnscope.questions.layers import all_heads
     from attnscope.questions.selection import Selection
-    from attnscope.render.page.page import page_of
+    from attnscope.render.page import page_of
 
     model = load("own")
     heads = all_heads(model, model.prepare("The cat sat on the mat."), Selection())

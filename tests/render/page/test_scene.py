@@ -12,7 +12,7 @@ from PIL import Image
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED, places, weights
-from attnscope.render.page.page import LOSSLESS, SIDE, Page, data_uri
+from attnscope.render.page import LOSSLESS, SIDE, Page, data_uri
 from attnscope.views import Scene, SceneRegion
 from tests.render.page.browser import MARKS, write_page
 from tests.render.page.test_page import content
@@ -99,7 +99,7 @@ class TestPage:
         assert page.text("lit") == told
 
     def test_light_is_that_of_the_other_pictures(self, opened):
-        from attnscope.render.overlay import blend
+        from attnscope.render.colour import blend
         from attnscope.views import Overlay
 
         page = opened("text")

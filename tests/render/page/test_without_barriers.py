@@ -14,7 +14,7 @@ from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.render.colour import _lab
-from attnscope.render.page.page import save_page
+from attnscope.render.page import save_page
 from tests.render.page.browser import MARKS, browser, write_page
 from tests.render.screen import tokens
 from tests.render.test_colour import BLIND, linear

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from attnscope.axes import weights
 from attnscope.errors import SelectionError
-from attnscope.render.pixels import print_views
-from attnscope.render.terminal import PrintedView, lines
+from attnscope.render.terminal import PrintedView, lines, print_views
 from attnscope.render.terminal.surface import Surface
 from attnscope.views import Measured, Ranked, Ranking, distance_map, grid, head_map, heatmap, token_view
 from tests.render.screen import (

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from attnscope.render.colour import OFFERED, TWO_SIDED
-from attnscope.render.pixels import print_views
+from attnscope.render.terminal import print_views
 from attnscope.render.terminal.charts import MOST_ROWS
 from attnscope.render.terminal.surface import (
     TONES,
@@ -26,8 +26,7 @@ from attnscope.render.terminal.surface import (
     upright,
     wrap_text,
 )
-from attnscope.render.wrapping import balance_lines
-from attnscope.text import isolate, isolate_lines, isolate_quotes, visible
+from attnscope.text import balance_lines, isolate, isolate_lines, isolate_quotes, visible
 from attnscope.views import Column, Table
 from tests.render.test_colour import linear
 

@@ -29,7 +29,7 @@ from attnscope.cli import main as attnscope
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
-from attnscope.render.page.page import Page, save_page
+from attnscope.render.page import Page, save_page
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.gallery.plates import TEXTS, Plate, plates
 

@@ -2,24 +2,40 @@
 
 import json
 import random
+import shutil
+from dataclasses import asdict
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 
-from attnscope.capture import Keep
+from attnscope.attention import Token
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
+from attnscope.models.request import read_chat
 from attnscope.questions.find import parse_questions
-from attnscope.questions.parts import Span, cut_text, read_marks, read_parts, segments, spans_of
+from attnscope.questions.parts import (
+    Span,
+    cut_text,
+    read_marks,
+    read_parts,
+    segments,
+    spans_of,
+    spans_of_roles,
+)
 from attnscope.questions.selection import Selection
-from attnscope.questions.spans import of_spans, span_maps
+from attnscope.questions.spans import of_spans, span_maps, written_looks
 from attnscope.questions.stats import measure_heads
+from attnscope.storage.trace.layout import Message
 from tests.models import folders
+from tests.models.images import picture
+from tests.models.vision_language import vision_language
 
 TEXT = 'The cat sat on the mat. It was tired because it ran.\n\n"Who slept?" he said! The cat did.'
 
@@ -30,6 +46,12 @@ def looks_of(name, way="sentence", selection=None):
     prepared = model.prepare(TEXT)
     spans = spans_of(prepared.tokens, TEXT, cut_text(TEXT, way))
     return prepared, spans, span_maps(model, prepared, spans, selection)
+
+
+def rows_of(model, prepared):
+    """The rows of every head.  -> [head, query, key]"""
+    heads = 8 if model.name == "own" else 4
+    return np.concatenate([kept.weights[0].double().numpy() for kept in folders.maps(model, prepared, heads)])
 
 
 def test_sentences_begin_where_one_ends_and_a_capital_or_a_quote_follows():
@@ -70,9 +92,7 @@ def test_the_texts_of_a_pair_are_parts():
 @pytest.mark.parametrize("name", ["own", "own-causal"])
 def test_weights_and_baselines_equal_brute_force(name):
     prepared, spans, seen = looks_of(name)
-    keep = Keep(lambda site: range(8 if name == "own" else 4))
-    load(name).run(prepared, [keep])
-    rows = np.concatenate([kept.weights[0].double().numpy() for kept in keep.maps])  # [head, query, key]
+    rows = rows_of(load(name), prepared)
     size = len(prepared.tokens)
     even = np.tril(np.ones((size, size))) if name == "own-causal" else np.ones((size, size))
     even /= even.sum(1, keepdims=True)
@@ -229,3 +249,267 @@ def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_docume
         looks = [{each.head: each.weight for each in seen.pair(question)[0].heads} for question in questions]
         right += int(np.argmax([sum(look[head] for head in heads) for look in looks])) == place
     assert right >= 95
+
+
+KING = "The king was old. The king said that he would"
+
+
+def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head():
+    model = load("own-causal")
+    prompt = model.prepare(KING)
+    prepared = model.generate(prompt, 8)
+    start, size = prepared.written, len(prepared.tokens)
+    assert size - start == 8
+    parts = spans_of(prepared.tokens[:start], KING, cut_text(KING, "sentence"))
+    cut = (*parts, Span("written", start, size))
+    seen = written_looks(model, prepared, cut)
+    rows = rows_of(model, prepared)
+    for number, part in enumerate(cut):
+        expected = rows[:, start:, part.start : part.stop].sum(-1)
+        np.testing.assert_allclose(seen.shares[:, :, number], expected, atol=1e-6)
+    for head, own in zip(seen.heads, rows, strict=True):
+        means = [(own[at, :start].mean(), own[at, start : at + 1].mean()) for at in range(start, size)]
+        expected = np.mean([old / (old + new) for old, new in means])
+        assert seen.lookback[head] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(InputError, match="wrote nothing"):
+        written_looks(model, prompt, parts)
+
+
+MESSAGES = [
+    Message("system", "You are a cat."),
+    Message("user", "Who slept?"),
+    Message("tool", "the  mat"),
+    Message("assistant", "A cat."),
+    Message("user", "Who slept?"),
+]
+SAID = [asdict(message) for message in MESSAGES]
+
+
+def test_messages_are_parts_by_their_roles():
+    chat = "<s> You are a cat . <u> Who slept ? <t> the mat <a> A cat . <u> Who slept ? </s>"
+    words = chat.split()
+    tokens = [Token(word, number, word.startswith("<")) for number, word in enumerate(words)]
+    spans = spans_of_roles(tokens, MESSAGES)
+    said = {span.name: " ".join(words[span.start : span.stop]) for span in spans}
+    assert {name: text for name, text in said.items() if "template" not in name} == {
+        "system": "You are a cat .",
+        "user": "Who slept ?",
+        "tool": "the mat",
+        "assistant": "A cat .",
+        "user#2": "Who slept ?",
+    }
+    assert (spans[0].start, spans[-1].stop) == (0, len(tokens))
+    with pytest.raises(InputError, match="the user's message cannot be found"):
+        spans_of_roles(tokens[:8], MESSAGES)
+
+
+def test_a_chat_is_one_message_or_all_of_them_as_json():
+    for text in ("Hello", "[1] is a note [2]", '{"quoted" is a word'):
+        assert read_chat(text) == ([{"role": "user", "content": text}], {})
+    assert read_chat(json.dumps(SAID)) == (SAID, {})
+    assert read_chat("Hello", "Be kind.")[0][0] == {"role": "system", "content": "Be kind."}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[{"role": "user"}]', "each with a role and a content"),
+        ('{"messages": [{"role": "user", "content": "Who', "was cut or is damaged"),
+        ('[{"role": "user", "content": "Who slept?"},', "was cut or is damaged"),
+        ('{"prompt": "Who slept?", "response": "A cat."}', "needs a list of messages, it has 'prompt'"),
+        ('{"messages": "Who slept?"}', "needs a list of messages"),
+        ('{"messages": []}', "each with a role and a content"),
+        ('[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]', "not a text"),
+    ],
+)
+def test_a_damaged_line_of_a_log_is_not_taken_for_a_message(text, sentence):
+    with pytest.raises(InputError, match=sentence):
+        read_chat(text)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chat")
+    folder = folders.gpt2(path, n_positions=256)
+    with_template(
+        path,
+        "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    )
+    return folder
+
+
+def with_template(folder, begin):
+    """Put a template before that of a folder's tokenizer."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"chat_template": begin + config.get("chat_template", "")}))
+
+
+def test_roles_come_from_the_chat_template(run, chat):
+    ran = run("spans", json.dumps(SAID), "-m", chat, "--chat", "--by", "role", "--generate", "3", "--json")
+    parts = [part["name"] for part in json.loads(ran.out)["parts"] if "template" not in part["name"]]
+    assert parts[:5] == ["system", "user", "tool", "assistant", "user#2"]
+    asked = ("spans", "Who slept?", "-m", chat)
+    system = ("--chat", "--system", "You are a cat.")
+    assert "user -> system" in run(*asked, *system, "--by", "role", "--pair", "user -> system").out
+    assert run(*asked, "--by", "role").code == 2
+    assert run(*asked, "--chat").code == 2
+
+
+SERVED = [
+    {"messages": SAID[:2], "response": "A cat."},
+    {"messages": SAID[:2], "answer": {"choices": [{"message": {"role": "assistant", "content": "A cat."}}]}},
+    {"messages": SAID[:2], "choices": [{"message": {"role": "assistant", "content": "A cat."}}]},
+    {"messages": [*SAID[:2], {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]}]},
+]
+
+
+@pytest.mark.parametrize("line", SERVED, ids=["text", "served", "choices", "parts"])
+def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path, line):
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"messages": SAID[:1]}) + "\n" + json.dumps(line) + "\n")
+    asked = ("-f", log, "--line", "2", "--chat", "-m", chat)
+    answer = json.loads(run("spans", *asked, "--by", "role", "--written", "--json").out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(chat, attn_implementation="eager").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(chat)
+    said = [*SAID[:2], {"role": "assistant", "content": "A cat."}]
+    prompt = tokenizer(tokenizer.apply_chat_template(said[:2], tokenize=False, add_generation_prompt=True))
+    whole = tokenizer(tokenizer.apply_chat_template(said, tokenize=False), return_tensors="pt").input_ids
+    start, size = len(prompt.input_ids), whole.shape[1]
+    with torch.no_grad():
+        maps = model(whole, output_attentions=True).attentions
+    for head in answer["heads"]:
+        rows = maps[head["layer"]][0, head["head"]].double().numpy()
+        means = [(rows[at, :start].mean(), rows[at, start : at + 1].mean()) for at in range(start, size)]
+        assert head["lookback"] == pytest.approx(np.mean([old / (old + new) for old, new in means]), abs=1e-5)
+        for number, at in enumerate(range(start, size)):
+            assert head["shares"][number][-1] == pytest.approx(rows[at, start:].sum(), abs=1e-5)
+    assert [name for name in answer["parts"] if "template" not in name] == ["system", "user", "assistant"]
+    token = run("show", *asked, "--token", "A")
+    assert token.code == 0, token.err
+    bare = run("spans", "-f", log, "--line", "1", "--chat", "-m", chat, "--by", "role", "--written")
+    assert (bare.code, "wrote nothing" in bare.err) == (2, True)
+
+
+def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
+    log = tmp_path / "log.jsonl"
+    lines = (*SERVED[:3], {"text": "no chat"}, ["broken"])
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + json.dumps(SERVED[0])[:-30])
+    ran = run("stats", "--texts", log, "--chat", "-m", chat, "--json")
+    answer = json.loads(ran.out)
+    asked = ("--chat", "-m", chat, "--json")
+    read = [json.loads(run("stats", "-f", log, "--line", n, *asked).out)["heads"] for n in "123"]
+    for many, *ones in zip(answer["heads"], *read, strict=True):
+        assert len({(each["layer"], each["head"]) for each in (many, *ones)}) == 1
+        figures = [each["figures"]["entropy"] for each in ones]
+        rows = sum(each["rows"] for each in figures)
+        mean = sum(each["value"] * each["rows"] for each in figures) / rows
+        assert many["figures"]["entropy"]["value"] == pytest.approx(mean, abs=1e-6)
+        assert many["figures"]["entropy"]["texts"] == 3
+    assert all(f"skipped line {number}" in ran.err for number in (4, 5, 6))
+    assert run("show", "-f", log, "--line", "6", "--chat", "-m", chat).code == 2
+
+
+def test_tools_and_documents_reach_the_template(run, chat, tmp_path):
+    folder = tmp_path / "tools"
+    shutil.copytree(chat, folder)
+    with_template(
+        folder,
+        "{% for t in tools or [] %}tool {{ t['name'] }} {% endfor %}"
+        "{% for d in documents or [] %}document {{ d['text'] }} {% endfor %}",
+    )
+    line = {"messages": SAID[:2], "tools": [{"name": "weather"}], "documents": [{"text": "the mat"}]}
+    spelled = "".join(token.text for token in load(str(folder)).prepare_chat(json.dumps(line)).tokens)
+    assert "toolweatherdocumentthemat" in spelled.replace(" ", "")
+    log, documents = tmp_path / "log.jsonl", [{"text": "Who slept?"}, {"title": "no text"}]
+    log.write_text(json.dumps(line | {"documents": documents, "response": "A cat."}))
+    asked = ("spans", "-f", log, "--line", "1", "--chat", "-m", folder, "--by", "role", "--written")
+    parts = [part for part in json.loads(run(*asked, "--json").out)["parts"] if "template" not in part]
+    assert parts == ["document", "system", "user", "assistant"]  # the user asks what the document says
+
+
+def test_written_tokens_are_drawn_and_printed(run, monkeypatch):
+    asked = ("spans", KING, "-m", "own-causal", "--generate", "6", "--written")
+    for width in (50, 80, 160):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = run(*asked).out.splitlines()
+        assert max(map(len, lines)) <= width
+    assert any(line.startswith("A [CLS]") for line in lines)
+    assert "lookback ratio" in "\n".join(lines)
+    numbers = json.loads(run(*asked, "--json").out)
+    assert numbers["parts"][-1] == "written"
+    for head in numbers["heads"]:
+        assert np.array(head["shares"]).sum(-1) == pytest.approx(np.ones(6), abs=1e-5)
+        assert 0 < head["lookback"] < 1
+    assert run(*asked[:4], "--written").code == 2
+
+
+def test_a_file_names_parts_by_their_characters(run, tmp_path):
+    file = tmp_path / "parts.json"
+    file.write_text(json.dumps({"fact": [0, 16], "rest of it": [18, 45]}))
+    numbers = json.loads(run("spans", KING, "-m", "own-causal", "--by", file, "--json").out)
+    assert [part["name"] for part in numbers["parts"]] == ["[CLS]", "fact", "rest 2", "rest of it", "[SEP]"]
+    assert read_parts('{"b": [5, 9], "a": [9, 12]}') == (("", 0), ("b", 5), ("a", 9), ("", 12))
+    swapped, shared = '{"a": [5, 3]}', '{"a": [0, 5], "b": [3, 9]}'
+    for wrong in ("no", "[]", "{}", swapped, shared, '{"a": 1}', '{"a": ["x", "y"]}'):
+        with pytest.raises(InputError, match="a file of parts is JSON"):
+            read_parts(wrong)
+
+
+@pytest.mark.slow
+def test_parts_of_a_long_text_equal_brute_force(tmp_path, request):
+    size = 32_768 if request.config.getoption("whole") else 8_192
+    folder = folders.gpt2(tmp_path, n_positions=size, n_layer=1, n_head=1, n_embd=8)
+    model = load(folder)
+    text = "The cat sat on the mat because it was tired. " * (size // 5)
+    prepared = model.prepare(text, limit=Limit(size, truncate=True))
+    assert len(prepared.tokens) == size
+    random = np.random.default_rng(0)
+    edges = [0, 1, 2, *sorted(random.choice(np.arange(3, size), 9, replace=False).tolist()), size]
+    cut = [Span(str(number), *each) for number, each in enumerate(pairwise(edges))]
+    seen = span_maps(model, prepared, cut)
+    assert "1 of 1 calls ran as a fused pass" in seen.notes[0]
+    eager = transformers.AutoModel.from_pretrained(folder).eval()
+    block = eager.h[0]
+    with torch.inference_mode():
+        states = block.ln_1(eager.wte(prepared.inputs["input_ids"]) + eager.wpe(torch.arange(size)))
+        query, key, _ = block.attn.c_attn(states)[0].double().split(8, -1)
+    rows = np.zeros((len(cut), len(cut)))
+    even = np.zeros_like(rows)
+    for number, span in enumerate(cut):
+        for start in range(span.start, span.stop, 1024):
+            stop = min(start + 1024, span.stop)
+            scores = query[start:stop] @ key.T / 8**0.5
+            ahead = torch.arange(size) > torch.arange(start, stop)[:, None]
+            weights = scores.masked_fill(ahead, float("-inf")).softmax(-1).numpy()
+            share = (~ahead).double().numpy() / np.arange(start + 1, stop + 1)[:, None]
+            rows[number] += np.add.reduceat(weights, edges[:-1], axis=-1).sum(0) / (span.stop - span.start)
+            even[number] += np.add.reduceat(share, edges[:-1], axis=-1).sum(0) / (span.stop - span.start)
+    np.testing.assert_allclose(seen.weights[0], rows, atol=1e-6)
+    np.testing.assert_allclose(seen.baseline[0], even, atol=1e-6)
+    np.testing.assert_allclose(seen.weights.sum(-1), 1, atol=1e-6)
+
+
+def test_an_image_and_its_text_are_parts(run, tmp_path):
+    folder = vision_language(tmp_path / "llava", "llava")
+    image = picture(tmp_path / "picture.png")
+    asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--by", "modality")
+    numbers = json.loads(run(*asked, "--json").out)
+    sizes = {part["name"]: part["stop"] - part["start"] for part in numbers["parts"]}
+    assert "image#2" not in sizes
+    assert "text" in sizes
+    for head in numbers["heads"]:
+        assert np.array(head["weights"]).sum(-1) == pytest.approx(np.ones(len(sizes)), abs=1e-5)
+    assert sizes["image"] == 16  # 4 × 4 patches
+    assert "text -> image" in run(*asked, "--pair", "text -> image").out
+    assert run(*asked[:5], "-m", folder).code == 2
+
+
+def test_the_tiles_of_a_picture_are_one_part_and_two_pictures_are_two(run, tmp_path):
+    folder = vision_language(tmp_path / "idefics3", "idefics3")
+    image = picture(tmp_path / "picture.png")
+    given = ("what is on the mat ?", "--image", image, "--image", image, "-m", folder)
+    parts = json.loads(run("spans", *given, "--by", "modality", "--json").out)["parts"]
+    names = [part["name"] for part in parts if not part["name"].startswith("<")]
+    assert names == ["image 1", "image 2", "text"]

@@ -29,7 +29,6 @@ class Figure:
 
     @derived("texts that had such rows", name="texts", optional=True, shape=int)
     def texts_of_error(self) -> int | None:
-        """Over how many texts the error is taken."""
         return None if self.error is None else self.texts
 
     @property

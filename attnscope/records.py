@@ -8,9 +8,8 @@
         @derived("how far it moved")
         def moved(self) -> float: ...
 
-``plain`` turns a record into data for JSON, ``schema`` gives the JSON Schema of that data, ``flat`` a
-table row, and ``read`` turns data from outside back into a record, with checks. Fields without a meaning
-exist only in Python.
+``plain`` turns a record into data for JSON, ``schema`` gives the JSON Schema of that data, and ``read``
+turns data from outside back into a record, with checks. Fields without a meaning exist only in Python.
 """
 
 from __future__ import annotations
@@ -109,10 +108,10 @@ class Derived(property):
 
 
 def derived(text: str, **options: Any) -> Callable[[Callable[[Any], Value]], Value]:
-    """Make a method a property that appears in data beside the fields; ``text`` is its meaning."""
+    """Make a method a property that appears in data beside the fields, where ``text`` says what it holds."""
 
     def make(method: Callable[[Any], Value]) -> Any:
-        made = Derived(method)
+        made = Derived(method, doc=text)
         made.meaning = Meaning(text, **options)
         return made
 
@@ -212,17 +211,6 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
             found = getattr(found, name)
         if not (meaning.optional and found is None):
             yield meaning.name or way[-1], (meaning.plain or plain)(found)
-
-
-def flat(value: Any, before: str = "") -> dict[str, Any]:
-    """A record as one table row: parts of inner records are named ``inner_part``, lists are left out."""
-    row: dict[str, Any] = {}
-    for name, each in (value if isinstance(value, dict) else plain(value)).items():
-        if isinstance(each, dict):
-            row |= flat(each, f"{before}{name}_")
-        elif not isinstance(each, list):
-            row[before + name] = each
-    return row
 
 
 def csv_rows(records: Iterable[Any]) -> Iterator[Sequence[object]]:

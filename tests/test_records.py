@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Head
-from attnscope.records import NUMBER, Meaning, Parts, derived, flat, plain, read, record, schema
+from attnscope.records import NUMBER, Meaning, Parts, derived, plain, read, record, schema
 
 
 @record("a figure")
@@ -75,17 +75,6 @@ def test_every_field_of_a_schema_says_what_it_holds():
     assert described["double"]["description"] == "twice its layer"
     assert described["weights"]["description"] == "[query, key]"
     assert "error" not in schema(Figure)["required"]
-
-
-def test_a_row_of_a_table_names_the_parts_of_inner_records_and_leaves_lists_out():
-    assert flat(ONE) == {
-        "head": "L1H2",
-        "layer": 1,
-        "kind": "encoder",
-        "figures_entropy_value": 0.5,
-        "note": None,
-        "double": 2,
-    }
 
 
 @pytest.mark.parametrize(

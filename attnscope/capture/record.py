@@ -71,7 +71,6 @@ class SiteRecord:
 
     @derived("why weights × values were not compared; null where they were")
     def unproved(self) -> str | None:
-        """Why the weights were compared with nothing; None if they were."""
         return UNPROVED[self.source] if self.difference is None else None
 
     @property

@@ -10,19 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope import models
 from attnscope.errors import InputError
+from attnscope.models.kept import TracedModel
+from attnscope.models.labels import place_images
+from attnscope.models.request import InputRequest
+from attnscope.models.served import open_file
 from attnscope.notebook.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from attnscope.models import Model
-
 
 class Reader:
     """A model that reads each text in a pass kept as a ``Run``; ``predicting`` loads its output head, too."""
 
-    def __init__(self, model: Model, predicting: Callable[[], Model] | None = None) -> None:
+    def __init__(self, model: models.Model, predicting: Callable[[], models.Model] | None = None) -> None:
         self._model, self._predicting = model, predicting
 
     @property
@@ -39,7 +42,7 @@ class Reader:
         return f"<{self.name}: read(text) shows what its attention does>"
 
     @contextmanager
-    def predicting(self) -> Iterator[Model]:
+    def predicting(self) -> Iterator[models.Model]:
         """The model with its output head, in eval mode while the block runs."""
         if self._predicting is not None:
             self._model, self._predicting = self._predicting(), None
@@ -72,8 +75,6 @@ class Reader:
         up to that many generated tokens.
         """
         from attnscope.models.keeping import keep_trace
-        from attnscope.models.kept import TracedModel
-        from attnscope.models.request import InputRequest
 
         model, files = self._model, image if video is None else video
         tensors = text if isinstance(text, Mapping) else None
@@ -124,10 +125,8 @@ def load(
     ``device_map="auto"`` runs one that is larger than memory, layer by layer from the disk. Code in a
     model's folder runs only with ``trust_remote_code``. Raises ``ModelError``.
     """
-    from attnscope.models import load as load_model
-
     again = partial(
-        load_model,
+        models.load,
         name,
         device=device,
         device_map=device_map,
@@ -156,8 +155,6 @@ def wrap(
 
 def open(path: str | Path) -> Run:
     """A run from a file: a ``.trace``, or weights saved by any tool. Raises ``InputError``."""
-    from attnscope.models.served import open_file
-
     return Run(open_file(path))
 
 
@@ -182,7 +179,6 @@ def record(
     """
     from attnscope.capture import recording
     from attnscope.models.keeping import RecordedPasses, axes_of_texts
-    from attnscope.models.labels import place_images
 
     run, held, axes, images = Run(), RecordedPasses(), axes_of_texts(tokens), images or {}
     known = {name: image for name, image in images.items() if not isinstance(image, list)}

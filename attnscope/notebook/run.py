@@ -13,27 +13,33 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.console import Console
+
 from attnscope.attention import Head
+from attnscope.axes import Array
 from attnscope.errors import AttnscopeError, InputError, OutputError, SelectionError
 from attnscope.measures import DEFAULT, MEASURES
+from attnscope.models import Model, ModelInput
+from attnscope.models.kept import TracedModel
+from attnscope.models.request import InputRequest
 from attnscope.questions.answer import Answer
 from attnscope.questions.check import Verdict, claim
 from attnscope.questions.head import OneHead, of_head, one_head
 from attnscope.questions.layers import all_heads, whole_layers
+from attnscope.questions.parts import cut_input
 from attnscope.questions.selection import Selection, head_of
 from attnscope.questions.stats import Stats, measure_heads, of_overview, of_stats, overview
 from attnscope.questions.token import of_token, one_token
+from attnscope.render.page import PAGE, page_of, save_page
+from attnscope.render.terminal import print_views
+from attnscope.storage.arrays import FORMATS as DATA
 from attnscope.storage.files import write_whole
+from attnscope.storage.trace import SUFFIX, write_trace
 from attnscope.views import Ranking
 
-if TYPE_CHECKING:  # questions that load torch are imported when they are asked
+if TYPE_CHECKING:  # what loads torch or matplotlib is imported when it is asked
     from matplotlib.axes import Axes
-    from rich.console import Console
 
-    from attnscope.axes import Array
-    from attnscope.models import Model, ModelInput
-    from attnscope.models.kept import TracedModel
-    from attnscope.models.request import InputRequest
     from attnscope.questions.cause import How
     from attnscope.questions.patching import What
 
@@ -97,8 +103,6 @@ class Drawing(Display):
         return images
 
     def __repr__(self) -> str:
-        from attnscope.render.terminal import print_views
-
         return as_text(lambda console: print_views(self._answer.views, console, plain=True))
 
     def _repr_png_(self) -> bytes | None:
@@ -131,12 +135,11 @@ class HeadDrawing(Drawing):
 
     def plot(self, ax: Axes | None = None, *, cmap: str | None = None) -> Axes:
         """Draw the heatmap on the given axes, or on the current ones, and return them."""
+        import matplotlib.pyplot as plt
+
         from attnscope.render.image.maps import draw_heatmap
 
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            ax = plt.gca()
+        ax = plt.gca() if ax is None else ax
         draw_heatmap(self._view, ax, cmap or self._cmap)
         return ax
 
@@ -151,8 +154,6 @@ def _pandas() -> Any:
 
 def as_text(draw: Callable[[Console], object]) -> str:
     """The drawing on a console as wide as the terminal, also in Jupyter."""
-    from rich.console import Console
-
     file, width = io.StringIO(), shutil.get_terminal_size((100, 24)).columns
     draw(Console(file=file, width=width, highlight=False, force_jupyter=False, color_system=None))
     return file.getvalue().rstrip("\n")
@@ -441,7 +442,6 @@ class Run(Display):
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
     ) -> Drawing:
         """Attention between parts of the text: sentence, line, paragraph, segment, or role of a chat."""
-        from attnscope.questions.parts import cut_input
         from attnscope.questions.spans import of_spans, span_maps
 
         kept, prepared = self._given
@@ -483,8 +483,6 @@ class Run(Display):
         cmap: str | None = None,
     ) -> HeadsPage:
         """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden."""
-        from attnscope.render.page import page_of
-
         asked = _select(words=words, hide_special=hide_special, min_weight=min_weight)
         heads = all_heads(*self._given, asked)
         return HeadsPage(page_of(heads, cmap), heads.layers.title)
@@ -493,9 +491,6 @@ class Run(Display):
         """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...)."""
         from attnscope.models.keeping import keep_trace
         from attnscope.render.image import FORMATS
-        from attnscope.render.page import PAGE, save_page
-        from attnscope.storage.arrays import FORMATS as DATA
-        from attnscope.storage.trace import SUFFIX, write_trace
 
         path, kept = Path(path), self._pass
         suffix = path.suffix.lower()

@@ -12,17 +12,23 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from attnscope.attention import Token
+from attnscope.capture import recording
+from attnscope.capture.hooks.functions import original
 from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.measures import MEASURES, HeadFigures, Measurement
+from attnscope.models.module import wrap_module
+from attnscope.notebook.reader import at_rest
 from attnscope.notebook.run import Display, Drawing
+from attnscope.questions.corpus import CorpusRun
+from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.processes import joined_processes
 from attnscope.questions.stats import Condition, parse_conditions
+from attnscope.questions.track import Track, courses_of, figures_of, of_track
+from attnscope.storage.corpus import Corpus, ListedTexts, read_corpus
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from attnscope.measures import HeadFigures, Measurement
-    from attnscope.questions.track import Track
-    from attnscope.storage.corpus import Corpus
 
 MEASURED = ("entropy", "confidence", "first", "previous", "self")
 
@@ -67,9 +73,6 @@ class TrainingLog(Display):
 
     def __post_init__(self) -> None:
         """Refuse invalid settings before anything runs."""
-        from attnscope.measures import MEASURES
-        from attnscope.storage.corpus import ListedTexts, read_corpus
-
         if self.every < 1:
             raise AttnscopeError(f"every is {self.every}: watch one of 1 pass or more")
         self._conditions = [parse_conditions(part) for part in self.alarm.split(" or ")] if self.alarm else []
@@ -84,15 +87,11 @@ class TrainingLog(Display):
     @property
     def track(self) -> Track:
         """Every measure of every head over the steps. Raises ``AttnscopeError`` before the first one."""
-        from attnscope.questions.track import courses_of
-
         if not self.figures:
             raise AttnscopeError("no step was watched yet")
         return courses_of(self.figures, self.measures, tuple(self.notes), "steps of training")
 
     def _drawing(self) -> Drawing:
-        from attnscope.questions.track import of_track
-
         return Drawing(of_track(self.track))
 
     def frame(self) -> Any:
@@ -117,10 +116,6 @@ class TrainingLog(Display):
     @contextmanager
     def measuring(self, model: nn.Module, batch: object) -> Iterator[None]:
         """Measure the step: the probe texts before the block, or the model's attention inside it."""
-        from attnscope.attention import Token
-        from attnscope.capture import recording
-        from attnscope.measures import Measurement
-
         self._last = self.step
         if joined_processes().count > 1:
             _require_whole_heads(model)
@@ -146,8 +141,6 @@ class TrainingLog(Display):
 
     def _conclude(self, found: Measurement | Sequence[HeadFigures], notes: Sequence[str]) -> None:
         """Combine the measurements of all processes; the first one stores them, and says whether all stop."""
-        from attnscope.measures import Measurement
-
         processes = joined_processes()
         if isinstance(found, Measurement):
             _, *others = processes.gather(found.state()) or [None]
@@ -161,8 +154,6 @@ class TrainingLog(Display):
 
     def _add(self, heads: Sequence[HeadFigures], notes: Sequence[str]) -> None:
         """Store, write and report the figures of the step, and raise alarms."""
-        from attnscope.questions.track import figures_of
-
         self.figures[self.step] = [figures_of(head, self.measures) for head in heads]
         self.notes += [note for note in notes if note not in self.notes]
         alarms = [f"step {self.step:,}: {each}" for each in self._find_alarms(heads)]
@@ -293,12 +284,6 @@ def _probe(
     """The figures of probe texts in eval mode, which every process reads (FSDP); all is restored after it."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
-
-    from attnscope.capture.hooks.functions import original
-    from attnscope.models.module import wrap_module
-    from attnscope.notebook.reader import at_rest
-    from attnscope.questions.corpus import CorpusRun
-    from attnscope.questions.corpus_stats import corpus_stats
 
     if tokenizer is None:
         raise InputError("texts need a tokenizer: give tokenizer=, or ids by hand to a batch of your own")

@@ -166,13 +166,11 @@ class TextComparison:
 
     @derived("tokens that belong together; null where a text has none")
     def tokens(self) -> tuple[tuple[str | None, str | None], ...]:
-        """Both texts, side by side."""
         texts = ([None if each is None else each.text for each in step] for step in self.aligned.steps)
         return tuple((one, other) for one, other in texts)
 
     @derived("how much each head changes", name="heads")
     def changes(self) -> tuple[HeadChange, ...]:
-        """Every head, in the order of ``heads``."""
         return tuple(map(HeadChange, self.heads, self.change.tolist(), self.error.tolist()))
 
     @property
@@ -326,7 +324,8 @@ def compare_models(
     if any((text.heads, text.others) != (first.heads, first.others) for text in results):
         raise SelectionError("the texts use different layers: compare the models on one text at a time")
     mean = compare.average_distances(results)
-    notes = [f"from {model.title} to {other.title}", *model.notes, *other.notes, *mean.notes]
+    notes = [f"from {model.title} to {other.title}", *model.notes, *other.notes]
+    notes += [note for text in results for note in text.notes]
     alike, matched = first.heads == first.others, f"{len(first.heads)} heads matched with {len(first.others)}"
     what = "drift of each head" if alike else matched
     one, quoted = len(texts) == 1, f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
@@ -345,7 +344,7 @@ def compare_models(
         texts=len(texts),
         stability=mean.stability,
         title=f"{what} · {model.title} and {other.title} · {kind_title(first.kind)}",
-        subtitle=f"{quoted}{mean.of:,} {units} compared" if one else f"mean over {len(texts):,} texts",
+        subtitle=f"{quoted}{mean.rows.of:,} {units} compared" if one else f"mean over {len(texts):,} texts",
         notes=(*dict.fromkeys(notes), *mean.certainty),
     )
 

@@ -6,7 +6,6 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -25,15 +24,13 @@ from attnscope.models.huggingface.sounds import SpeechModel
 from attnscope.models.inputs import Heard, SoundPart
 from attnscope.models.text.tokens import BROKEN, Vocabulary
 from attnscope.questions.head import loudness
-from attnscope.records import Meaning, Parts, record
+from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.storage.sound import read_sound
 from attnscope.text import visible
 from attnscope.views import Column, SoundMap, Table
 
 MARK = "▁"  # word-start marks of vocabulary entries whose decoded text has lost the space
-WIDTH = 7  # frames of the median filter, by default
-
-WIDEST = 99
+WIDTH, WIDEST = 7, 99  # frames of the median filter: by default, and at most
 
 Begin = Annotated[float, Meaning("when it begins, in seconds")]
 End = Annotated[float, Meaning("when it ends")]
@@ -79,7 +76,7 @@ class SpokenText:
     title: str
     begin: Annotated[float, Meaning("the second of the file from which the sound is heard")]
     seconds: Annotated[float, Meaning("the second up to which it is heard")]
-    notes: Annotated[tuple[str, ...], Meaning("what to know about the model, the text and the answer")]
+    notes: Notes
     picture: SoundMap | None = None  # of one window aligned by cross-attention
 
 
@@ -123,14 +120,13 @@ class CrossRows(NamedTuple):
     weights: Tensor  # [head, row, frame], float32
     layers: int
     first: int  # row
-    frames: int  # with padding
 
 
-def require_speech(model: Model, prepared: ModelInput) -> SpeechModel:
-    """The speech model, unwrapped if it is weighed. Raises ``InputError``."""
+def require_speech(model: Model, prepared: ModelInput) -> tuple[SpeechModel, Heard]:
+    """The speech model, unwrapped if it is weighed, and the sound. Raises ``InputError``."""
     inner = getattr(model, "model", model)
     if isinstance(inner, SpeechModel) and "cross" in prepared.axes and prepared.heard is not None:
-        return inner
+        return inner, prepared.heard
     raise InputError(
         f"{model.name} aligns no words by its heads: that takes a speech-to-text model, such as Whisper"
     )
@@ -142,14 +138,15 @@ def spoken_tokens(prepared: ModelInput) -> tuple[Token, ...]:
     return () if isinstance(axis, range) else axis
 
 
-def read_cross(model: Model, prepared: ModelInput, heads: Sequence[Head] | None) -> CrossRows:
-    """Run the model; read ``heads``, by default those in the upper half of the layers, or all."""
-    spoken, keys = spoken_tokens(prepared), prepared.axes["cross"][1]
+def read_cross(
+    model: Model, prepared: ModelInput, heard: Heard, heads: Sequence[Head] | None = None
+) -> CrossRows:
+    """Run the model; read ``heads``, those in the upper half of the layers if they are none, or else all."""
+    spoken = spoken_tokens(prepared)
     wanted = [Head(head.layer, head.head) for head in heads or ()]
     count = next((number for number, token in enumerate(spoken) if not token.special), len(spoken))
     if count == len(spoken):
         raise InputError("the transcript is empty: give one, or leave it out and the model transcribes")
-    assert prepared.heard is not None
     chosen: dict[Site, list[int]] = {}
 
     def choose(site: Site, heads: int) -> list[int] | None:
@@ -160,7 +157,7 @@ def read_cross(model: Model, prepared: ModelInput, heads: Sequence[Head] | None)
     record = model.run(prepared, [SharedRows([rows], choose)])
     layers = 1 + max(site.site.layer for site in record.sites if site.site.kind == "cross")
     found = {
-        Head(kept.site.layer, head): each[:, : prepared.heard.frames].cpu()
+        Head(kept.site.layer, head): each[:, : heard.frames].cpu()
         for kept in rows.maps
         for head, each in zip(chosen[kept.site], kept.values[0], strict=True)
     }
@@ -169,22 +166,20 @@ def read_cross(model: Model, prepared: ModelInput, heads: Sequence[Head] | None)
             raise SelectionError(f"no cross-attention head {head.name}: this model has layers 0-{layers - 1}")
     upper = heads is not None and not heads
     mine = tuple(wanted or (head for head in found if not upper or head.layer >= layers // 2))
-    return CrossRows(mine, torch.stack([found[head] for head in mine]), layers, count - 1, len(keys))
+    return CrossRows(mine, torch.stack([found[head] for head in mine]), layers, count - 1)
 
 
 def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) -> SpokenText:
     """When each word is said, by ``heads``, or those that the model names, or half of all heads."""
-    speech = require_speech(model, prepared)
+    speech, heard = require_speech(model, prepared)
     way = "the heads that are named"
     if not heads:
         heads, way = speech.alignment_heads, "the alignment heads that the model names"
-    result = read_cross(model, prepared, heads)
+    result = read_cross(model, prepared, heard, heads)
     if not heads:
         half, last = result.layers // 2, result.layers - 1
         layers = f"layer {last}" if half == last else f"layers {half}-{last}"
         way = f"all heads of {layers}, as the model names no alignment heads"
-    heard = prepared.heard
-    assert heard is not None
     smooth = smooth_mean(result.weights, getattr(model.module.config, "median_filter_width", WIDTH))
     frames = first_columns(-smooth.astype("float64"))
     times = [round(heard.begin + int(frame) * heard.seconds, 6) for frame in frames]
@@ -192,8 +187,8 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     sure = _probabilities(speech, prepared, result.first)
     tokens = tuple(map(SpokenToken, spoken, times, times[1:], sure))  # a row attends to the token after it
     words = _without_pauses(join_words(tokens, speech.reader.vocabulary), heard)
-    spoken_text = _spoken_text(model, prepared, tokens, words, result.heads, way)
-    return replace(spoken_text, picture=_draw(spoken_text, heard, smooth[:-1], frames))
+    text = _spoken_text(model, prepared, heard, tokens, words, way, result.heads)
+    return replace(text, picture=_draw(text, heard, smooth[:-1], frames))
 
 
 def _probabilities(speech: SpeechModel, prepared: ModelInput, first: int) -> list[float | None]:
@@ -227,13 +222,12 @@ def _without_pauses(words: tuple[SpokenWord, ...], heard: Heard) -> tuple[Spoken
 def _spoken_text(
     model: Model,
     prepared: ModelInput,
+    heard: Heard,
     tokens: tuple[SpokenToken, ...],
     words: tuple[SpokenWord, ...],
-    heads: tuple[Head, ...],
     way: str,
+    heads: tuple[Head, ...] = (),
 ) -> SpokenText:
-    heard = prepared.heard
-    assert heard is not None
     end = heard.begin + heard.frames * heard.seconds
     notes = (*model.notes, *prepared.notes)
     return SpokenText(tokens, words, heads, way, model.title, heard.begin, end, notes)
@@ -261,11 +255,10 @@ def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> Sou
 
 def rank_monotone(model: Model, prepared: ModelInput) -> MonotoneHeads:
     """All heads by how much of their attention follows the sound monotonically, largest first."""
-    require_speech(model, prepared)
-    result = read_cross(model, prepared, None)
+    result = read_cross(model, prepared, require_speech(model, prepared)[1])
     rows, frames = result.weights.shape[1:]
     shares = (most_on_way(result.weights.numpy()) / rows).tolist()
-    baseline = (rows + frames - 1) / (rows * result.frames)
+    baseline = (rows + frames - 1) / (rows * len(prepared.axes["cross"][1]))  # keys, with padding
     ranked = sorted(zip(result.heads, shares, strict=True), key=lambda each: -each[1])
     return MonotoneHeads(tuple(MonotoneHead(head, share, baseline) for head, share in ranked))
 
@@ -335,7 +328,7 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
     words = _join(pieces)
     if not words:
         raise InputError(f"nothing is said, as {model.name} hears it: its CTC head reads no letter")
-    return _spoken_text(model, prepared, tuple(tokens), words, (), way)
+    return _spoken_text(model, prepared, heard, tuple(tokens), words, way)
 
 
 # words
@@ -367,16 +360,12 @@ def _join(pieces: Sequence[tuple[str, bool, list[SpokenToken]]]) -> tuple[Spoken
             words.append((text, [*tokens]))
         else:
             words[-1] = words[-1][0] + text, words[-1][1] + tokens
-    return tuple(
-        SpokenWord(text.strip(), tokens[0].begin, tokens[-1].end, _mean([one.confidence for one in tokens]))
-        for text, tokens in words
-        if text.strip()
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    spoken = []
+    for text, tokens in words:
+        known = [one.confidence for one in tokens if one.confidence is not None]
+        sure = sum(known) / len(known) if known else None
+        spoken.append(SpokenWord(text.strip(), tokens[0].begin, tokens[-1].end, sure))
+    return tuple(word for word in spoken if word.text)
 
 
 def is_wide(text: str) -> bool:
@@ -412,37 +401,29 @@ def align_windows(
     assert isinstance(model, SpeechModel)
     asked = part or SoundPart()
     begin, end = asked.begin, asked.begin + read_sound(path, asked.begin, asked.end).seconds
-    heard: list[SpokenText] = []
+    windows: list[SpokenText] = []
+    tokens: list[SpokenToken] = []
+    words: list[SpokenWord] = []
+    notes: dict[str, None] = dict.fromkeys(model.notes)
     while begin < end:
         stop = following = min(begin + model.at_once, end)
         sound = model.prepare_audio(path, part=SoundPart(begin, stop))
         prepared = write(sound)
         if not all(token.special for token in spoken_tokens(prepared)):
-            result = align_words(model, prepared, heads)
-            result = replace(result, notes=(*model.notes, *sound.notes))  # the words show what was generated
+            windows.append(result := align_words(model, prepared, heads))
+            notes |= dict.fromkeys(sound.notes)  # not of what was written: the words show it
             last = result.words[-1].begin if result.words else stop
-            if stop < end and last > begin + model.at_once / 2:
-                following = last
-                words = tuple(word for word in result.words if word.begin < last)
-                tokens = tuple(one for one in result.tokens if one.begin < last)
-                result = replace(result, words=words, tokens=tokens)
-            heard.append(result)
+            cut = stop < end and last > begin + model.at_once / 2
+            following = last if cut else stop
+            tokens += [one for one in result.tokens if one.begin < last or not cut]
+            words += [word for word in result.words if word.begin < last or not cut]
         begin = following
-    if not heard:
+    if not windows:
         raise InputError(f"no speech in {path}, as {model.name} hears it")
-    notes = dict.fromkeys(note for each in heard for note in each.notes)
-    return replace(
-        heard[0],
-        tokens=tuple(one for each in heard for one in each.tokens),
-        words=tuple(word for each in heard for word in each.words),
-        seconds=end,
-        notes=(
-            *notes,
-            f"the model wrote {sum(len(each.tokens) for each in heard):,} tokens",
-            f"heard {model.at_once:g} seconds at once, in {len(heard)} windows: each begins with the last "
-            "word of the one before it",
-        ),
-    )
+    notes[f"the model wrote {len(tokens):,} tokens"] = None
+    whole = f"heard {model.at_once:g} seconds at once, in {len(windows)} windows: each begins with the last "
+    notes[f"{whole}word of the one before it"] = None
+    return replace(windows[0], tokens=tuple(tokens), words=tuple(words), seconds=end, notes=tuple(notes))
 
 
 # for other programs
@@ -450,23 +431,16 @@ def align_windows(
 
 def write_srt(result: SpokenText) -> str:
     """Subtitles of one word each."""
-    return "\n".join(f"{number}\n{block}" for number, block in enumerate(_blocks(result, ",", visible), 1))
+    return "\n".join(
+        f"{number}\n{_clock(word.begin)} --> {_clock(word.end)}\n{visible(word.text)}\n"
+        for number, word in enumerate(result.words, 1)
+    )
 
 
-def write_vtt(result: SpokenText) -> str:
-    """The same for web pages, where a text must not look like markup."""
-    return "\n".join(("WEBVTT\n", *_blocks(result, ".", lambda text: escape(visible(text), quote=False))))
-
-
-def _blocks(result: SpokenText, point: str, spell: Callable[[str], str]) -> Iterator[str]:
-    for word in result.words:
-        yield f"{_clock(word.begin, point)} --> {_clock(word.end, point)}\n{spell(word.text)}\n"
-
-
-def _clock(seconds: float, point: str) -> str:
+def _clock(seconds: float) -> str:
     """``01:02:03,450``"""
     minutes, rest = divmod(round(seconds * 1000), 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02},{rest % 1000:03}"
 
 
 HEAD_OF_TEXTGRID = """File type = "ooTextFile"
@@ -519,4 +493,4 @@ def _intervals(words: Sequence[SpokenWord], seconds: float) -> Iterator[SpokenWo
         yield SpokenWord(held, at, seconds)
 
 
-WRITERS = {"srt": write_srt, "vtt": write_vtt, "textgrid": write_textgrid}
+WRITERS = {"srt": write_srt, "textgrid": write_textgrid}

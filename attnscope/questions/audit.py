@@ -53,22 +53,22 @@ class Perturbation:
 
     def changed(self, prepared: ModelInput) -> ModelInput:
         """The same input with another token at this place."""
-        given = {name: field.clone() for name, field in _fields(prepared).items() if name == self.input}
-        self._change(given[self.input], prepared)
-        inputs = {name: given.get(name, field) for name, field in prepared.inputs.items()}
-        arguments = tuple(given.get(at, field) for at, field in enumerate(prepared.arguments))
-        return replace(prepared, inputs=inputs, arguments=arguments)
-
-    def _change(self, field: Tensor, prepared: ModelInput) -> None:
+        field = _fields(prepared)[self.input].clone()
         if self.pieces:
             places = [slice(None) if size <= SMALL else self.at for size in field.shape]
             places[-1] = slice(None) if self.states else places[-1]
             top = float(field.abs().amax())
             field[tuple(places)] = top + 1 - field[tuple(places)]  # not shifted, which a norm would undo
-            return
-        before = _ids(field)[0, self.at].clone()
-        others = [ids for ids in _ids(field)[0, _ordinary(field, prepared)] if not torch.equal(ids, before)]
-        _ids(field)[:, self.at] = others[len(others) // 2] if others else (before - 1).abs()
+        else:
+            ids = _ids(field)
+            before = ids[0, self.at].clone()
+            others = [each for each in ids[0, _ordinary(field, prepared)] if not torch.equal(each, before)]
+            ids[:, self.at] = others[len(others) // 2] if others else (before - 1).abs()
+        if isinstance(self.input, str):
+            return replace(prepared, inputs={**prepared.inputs, self.input: field})
+        arguments = [*prepared.arguments]
+        arguments[self.input] = field
+        return replace(prepared, arguments=tuple(arguments))
 
 
 def choose_perturbations(prepared: ModelInput) -> list[Perturbation]:
@@ -111,7 +111,6 @@ def _ordinary(field: Tensor, prepared: ModelInput) -> list[int]:
 
 MOST = 8  # most tokens of an input that are changed
 
-
 MISSED = "attention that was not captured"
 BETWEEN_CHANNELS = "attention from channel to channel"
 
@@ -141,18 +140,8 @@ STEPS = (
 CLASSES = ((r"merg|downsampl|pool", "pooling"), (r"scaler", "a normalization over tokens"))
 """Fragments of class names, beside those of layers without attention."""
 
-NO_MIXING = ELEMENTWISE | {
-    "__get__",
-    "__iadd__",
-    "add_",
-    "__isub__",
-    "sub_",
-    "relu",
-    "gelu",
-    "silu",
-    "sigmoid",
-}
-"""Functions that only move numbers."""
+INERT = ELEMENTWISE | {"__get__", "__iadd__", "add_", "__isub__", "sub_", "relu", "gelu", "silu", "sigmoid"}
+"""Functions that mix no tokens by themselves."""
 
 
 @record("a module")
@@ -163,26 +152,6 @@ class Mixer:
     type: Annotated[str, Meaning("its Python class")]
     layer: Annotated[int | None, Meaning("the number in its path, if there is just one")]
     way: Annotated[str | None, Meaning("by what it mixes tokens, where that is known")]
-
-
-def describe_mixers(mixers: Sequence[Mixer], held: int) -> tuple[str, ...]:
-    """What mixes tokens beside ``held`` captured calls, in words, equal modules together."""
-    sorts: dict[tuple[str, str, str | None], list[Mixer]] = {}
-    for mixer in mixers:
-        sorts.setdefault((pattern(mixer.path), mixer.type, mixer.way), []).append(mixer)
-    sentences = []
-    for (path, kind, way), alike in sorts.items():
-        layers = {mixer.layer for mixer in alike if mixer.layer is not None}
-        where = f"{path or 'the model itself'} ({kind})"
-        if layers:
-            where = f"layer{'s' * (len(layers) > 1)} {number_ranges(layers)}, {where},"
-        many = len(alike) > 1
-        verb = "mix" if many else "mixes"
-        sentences.append(f"{where} {verb} tokens {f'by {way}' if way else 'in a way of its own'} as well")
-    missed = sum(mixer.way == MISSED for mixer in mixers)
-    if missed:
-        sentences.append(f"{missed:,} of {missed + held:,} attention calls were not captured")
-    return tuple(sentences)
 
 
 def name_mixers(
@@ -204,7 +173,7 @@ def name_mixers(
         return bool(path) and not any(name == path or is_inside(name, path) for name in attending)
 
     def only_adds(path: str) -> bool:
-        return any(is_inside(other, path) for other in paths) and functions.get(path, set()) <= NO_MIXING
+        return any(is_inside(other, path) for other in paths) and functions.get(path, set()) <= INERT
 
     named: dict[str, Mixer] = {}
     for path in paths:
@@ -229,11 +198,6 @@ def name_mixers(
             layer = numbers[0] if len(numbers) == 1 else None
             named[whole] = Mixer(whole, name, layer, next(iter(ways), None))
     return tuple(named.values())
-
-
-def only_choose(mixed: Collection[str]) -> bool:
-    """Whether functions that mixed tokens only selected among them."""
-    return all(_ways({name}, (*FUNCTIONS, *STEPS)) == [A_CHOICE] for name in mixed)
 
 
 def _tell(ran: set[str], mixed: set[str]) -> list[str]:
@@ -273,7 +237,6 @@ class Audit:
 
     @derived("calls whose output was frozen")
     def held(self) -> tuple[FrozenCall, ...]:
-        """The frozen attention calls."""
         return tuple(map(FrozenCall, self.sites))
 
     @derived("whether it is")
@@ -283,11 +246,24 @@ class Audit:
 
     @derived("the same in words")
     def sentences(self) -> tuple[str, ...]:
-        """The answer in plain words."""
         calls = f"{len(self.sites):,} attention call{'s' * (len(self.sites) != 1)}"
         if self.complete:
             return (f"all mixing between tokens goes through the attention that is shown: {calls}",)
-        return describe_mixers(self.mixers, len(self.sites))
+        groups: dict[tuple[str, str, str | None], list[Mixer]] = {}  # equal modules together
+        for mixer in self.mixers:
+            groups.setdefault((pattern(mixer.path), mixer.type, mixer.way), []).append(mixer)
+        sentences = []
+        for (path, kind, way), alike in groups.items():
+            layers = {mixer.layer for mixer in alike if mixer.layer is not None}
+            where = f"{path or 'the model itself'} ({kind})"
+            if layers:
+                where = f"layer{'s' * (len(layers) > 1)} {number_ranges(layers)}, {where},"
+            verb = "mix" if len(alike) > 1 else "mixes"
+            sentences.append(f"{where} {verb} tokens {f'by {way}' if way else 'in a way of its own'} as well")
+        missed = sum(mixer.way == MISSED for mixer in self.mixers)
+        if missed:
+            sentences.append(f"{missed:,} of {missed + len(self.sites):,} attention calls were not captured")
+        return tuple(sentences)
 
 
 def audit(model: Model, prepared: ModelInput) -> Audit:
@@ -351,8 +327,9 @@ class Search:
         new = mixing - self.held
         new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
         if undone := {path for path in new if self._is_undone(path)}:
-            found = self.find_functions(undone, setup)
-            self._sorting |= {path for path, by in found.items() if only_choose(by)}
+            for path, names in self.find_functions(undone, setup).items():
+                if all(_ways({name}, (*FUNCTIONS, *STEPS)) == [A_CHOICE] for name in names):
+                    self._sorting.add(path)
             new -= self._sorting
         self.mixers = dict.fromkeys(new | (mixing & self.held), setup) | self.mixers
         self.held = self.held | {path for path in self.paths if pattern(path) in map(pattern, new)}
@@ -393,20 +370,17 @@ class Search:
         """One pass per perturbation, or for some rows of the calls; returns the footprints of the tokens."""
         self.first.begin()
         passes = dict(enumerate(each.changed(self.prepared) for each in self.perturbations))
-        if setup.fresh:
-            passes = dict.fromkeys(self._rows(setup.fresh), self.prepared)
+        if setup.fresh:  # neighbours, and rows 2, 4, 8 ... further on, of the calls' results
+            results = (tensor for call in setup.fresh for tensor in find_tensors(self.first.calls[call][1]))
+            longest = max((size for result in results for size in result.shape), default=0)
+            rows = (0, *(2**power for power in range(MOST - 1)))
+            passes = {row: self.prepared for row in rows if row < longest}
         footprints = []
         for number, prepared in passes.items():
             freeze = Freeze(self.module, self.first, setup.held, setup.fresh, number, steps)
             self._run(prepared, freeze)
             footprints.append(freeze.footprint)
         return footprints
-
-    def _rows(self, calls: Collection[CallKey]) -> list[int]:
-        """Neighbours, and rows 2, 4, 8 ... further on, of the calls' results."""
-        results = (tensor for call in calls for tensor in find_tensors(self.first.calls[call][1]))
-        longest = max((size for result in results for size in result.shape), default=0)
-        return [row for row in (0, *(2**power for power in range(MOST - 1))) if row < longest]
 
     def _run(self, prepared: ModelInput, freeze: Freeze) -> tuple[Site, ...]:
         model = self.model

@@ -40,7 +40,7 @@ from attnscope.questions.intervention import (
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
-from attnscope.records import Meaning, Notes, csv_rows, record
+from attnscope.records import Meaning, Notes, csv_rows, derived, record
 from attnscope.views import Column, Curve, Curves, Drawable, Table, head_map
 
 LISTED = 10  # heads that are listed; the map and the numbers have all of them
@@ -73,7 +73,12 @@ class LimitedHead:
     retrieval: Annotated[
         float | None, Meaning("how often a query head of it looks most at the needle's token; null without")
     ]
-    role: Annotated[str | None, Meaning("retrieval, streaming, or null")]
+
+    @derived("retrieval, streaming, or null")
+    def role(self) -> str | None:
+        if self.retrieval is not None and self.retrieval >= RETRIEVES:
+            return "retrieval"
+        return "streaming" if 1 - self.missed >= STREAMS else None
 
 
 @record("some heads unlimited")
@@ -232,7 +237,13 @@ def cachecost(
     missed = _by_key_head(measured, query_heads, lambda each: 1 - each[window] - each["no_key"], fmean)
     needles = [_plant(model, max(long, key=lambda text: len(text.tokens)), depth) for depth in depths]
     probes = [_predicting(model, each, last=NEEDLE // 2) for each in needles]
-    retrieval = _retrieval(model, needles, query_heads)
+    sought = Measurement(("retrieval",))
+    for needle in needles:
+        end = max(place for place, token in enumerate(needle.tokens) if not token.special)
+        measuring_pass(
+            model, needle, sought, Selection(), [needle.tokens], rows=range(end - NEEDLE // 2, end)
+        )
+    retrieval = _by_key_head(sought, query_heads, lambda each: each["retrieval"], max)
     ranked = sorted(rises, key=lambda head: -rises[head])
     count, mean = len(ranked), fmean(len(text.tokens) for text in long)
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
@@ -275,14 +286,7 @@ def cachecost(
         texts=len(long),
         tokens=len(total),
         heads=tuple(
-            LimitedHead(
-                *head,
-                rises[head] / len(total),
-                missed[head],
-                retrieval.get(head),
-                _role(missed[head], retrieval.get(head)),
-            )
-            for head in ranked
+            LimitedHead(*head, rises[head] / len(total), missed[head], retrieval.get(head)) for head in ranked
         ),
         pattern=tuple(
             tuple(max(rises[head], 0.0) / top for head in listed if head.layer == layer)
@@ -332,24 +336,6 @@ def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
         tokens[at : at + NEEDLE] = needle
         ids[0, at : at + NEEDLE] = torch.tensor([token.id for token in needle])
     return replace(copied, tokens=tuple(tokens), axes=text_axes(tuple(tokens)))
-
-
-def _retrieval(
-    model: Model, needles: Sequence[ModelInput], query_heads: Mapping[KeyHead, tuple[int, range]]
-) -> dict[KeyHead, float]:
-    """How often a query head of each looks most at the needle's next token."""
-    measured = Measurement(("retrieval",))
-    for needle in needles:
-        end = max(place for place, token in enumerate(needle.tokens) if not token.special)
-        rows = range(end - NEEDLE // 2, end)
-        measuring_pass(model, needle, measured, Selection(), [needle.tokens], rows=rows)
-    return _by_key_head(measured, query_heads, lambda each: each["retrieval"], max)
-
-
-def _role(missed: float, retrieval: float | None) -> str | None:
-    if retrieval is not None and retrieval >= RETRIEVES:
-        return "retrieval"
-    return "streaming" if 1 - missed >= STREAMS else None
 
 
 def of_cachecost(result: CacheCost) -> Answer:

@@ -134,7 +134,6 @@ class Checked:
 
     @derived("whether every claim holds and no figure changed")
     def holds(self) -> bool:
-        """Whether all claims hold and nothing changed."""
         return all(verdict.holds for verdict in self.claims) and not self.changes
 
 

@@ -105,27 +105,19 @@ class Comparison:
     error: Errors  # [head, head]
     groups: Annotated[comparison.Groups, Parts(silhouette="how well the groups are apart")]
     plane: Annotated[comparison.Plane, Meaning("the heads as points")]
-    rows: int
-    of: int
     texts: TextCount
     stability: Stability
     title: str
     subtitle: str
     notes: Notes
-
-    @derived("rows that were compared", name="rows")
-    def row_count(self) -> RowCount:
-        """How many rows were compared."""
-        return RowCount(self.rows, self.of)
+    rows: Annotated[RowCount, Meaning("rows that were compared")]
 
     @derived("heads that are alike", name="groups")
     def alike(self) -> tuple[tuple[Head, ...], ...]:
-        """The heads of each group."""
         return tuple(tuple(self.heads[head] for head in group) for group in self.groups.members)
 
     @derived("the pairs that are most alike")
     def nearest(self) -> tuple[PairDistance, ...]:
-        """The pairs of most similar heads, nearest first."""
         rows, columns = np.triu_indices(len(self.heads), 1)
         first = np.argsort(self.distances[rows, columns], kind="stable")[:NEAREST]
         return tuple(self.pair(int(rows[number]), int(columns[number])) for number in first)
@@ -284,6 +276,7 @@ def compare_all_heads(
     if len({text.heads for text in results}) > 1:
         raise SelectionError("the texts run through different layers: compare them one by one")
     mean = average_distances(results)
+    notes = dict.fromkeys([*model.notes, *(note for text in results for note in text.notes)])
     named = name_pass(model, given[0]) if len(given) == 1 else model.title
     return Comparison(
         kind=first.kind,
@@ -293,12 +286,11 @@ def compare_all_heads(
         groups=comparison.group_heads(mean.distances),
         plane=comparison.embed_in_plane(mean.distances),
         rows=mean.rows,
-        of=mean.of,
         texts=len(given),
         stability=mean.stability,
         title=f"{len(first.heads)} heads compared · {named} · {kind_title(first.kind)}",
         subtitle=first.ran if len(given) == 1 else f"mean over {len(given):,} texts",
-        notes=(*dict.fromkeys([*model.notes, *mean.notes]), *mean.certainty),
+        notes=(*notes, *mean.certainty),
     )
 
 
@@ -325,24 +317,20 @@ class MeanDistances(NamedTuple):
 
     distances: NDArray[np.float64]
     error: NDArray[np.float64]
-    rows: int
-    of: int
     stability: float | None
-    notes: list[str]
+    rows: RowCount
     certainty: tuple[str, ...]
 
 
 def average_distances(texts: Sequence[TextDistances]) -> MeanDistances:
     """Average what is known of each text."""
-    average = comparison.average_over_texts([text.spread.mean for text in texts]) if len(texts) > 1 else None
-    one = texts[0]
-    distances = one.spread.mean if average is None else average.mean
-    error = one.spread.error(one.of) if average is None else average.error
-    rows, of = sum(text.spread.rows for text in texts), sum(text.of for text in texts)
-    stability = None if average is None else average.stability
-    notes = [note for text in texts for note in text.notes]
-    certainty = tuple(note_certainty(rows, of, error, stability))
-    return MeanDistances(distances, error, rows, of, stability, notes, certainty)
+    spread, stability = texts[0].spread, None
+    mean, error = spread.mean, spread.error(texts[0].of)
+    if len(texts) > 1:
+        mean, error, stability = comparison.average_over_texts([text.spread.mean for text in texts])
+    rows = RowCount(sum(text.spread.rows for text in texts), sum(text.of for text in texts))
+    certainty = note_certainty(rows.compared, rows.of, error, stability)
+    return MeanDistances(mean, error, stability, rows, tuple(certainty))
 
 
 def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextDistances:
@@ -429,8 +417,6 @@ class HeadComparison:
     heads: Annotated[tuple[Head, Head], Meaning("the two heads")]
     distance: Annotated[float, Meaning(NATS)]
     error: Annotated[float, Meaning("its standard error")]
-    rows: tuple[int, ...]
-    by_row: NDArray[np.float32]  # [row]
     weights: Annotated[
         tuple[Weights, Weights],
         Meaning("[head, query, key]; null where masked", shape=tuple[MASKED, MASKED], plain=_rounded_values),
@@ -442,20 +428,14 @@ class HeadComparison:
             notes="what to know about the model, the text and the answer",
         ),
     ]
-
-    @derived("every row", name="rows")
-    def row_distances(self) -> tuple[RowDistance, ...]:
-        """The distance of the heads in each row."""
-        return tuple(map(RowDistance, self.rows, self.by_row.tolist()))
+    rows: Annotated[tuple[RowDistance, ...], Meaning("every row")]
 
     @derived("the rows' texts")
     def queries(self) -> tuple[str, ...]:
-        """The texts of the rows."""
         return tuple(place.text for place in self.weights[0].queries)
 
     @derived("the columns' texts")
     def keys(self) -> tuple[str, ...]:
-        """The texts of the columns."""
         return tuple(place.text for place in self.weights[0].keys)
 
 
@@ -524,8 +504,8 @@ def compare_two_heads(
         subtitle=f"{distance:.3f} nats apart, of {LARGEST_DISTANCE:.3f} at most",
         notes=tuple(dict.fromkeys(notes)),
     )
-    starts = tuple(queries.places[row].start for row in positions)
-    return HeadComparison(kind, heads, distance, error, starts, apart.numpy(), (one_map, other_map), view)
+    by_row = tuple(map(RowDistance, (queries.places[row].start for row in positions), apart.tolist()))
+    return HeadComparison(kind, heads, distance, error, (one_map, other_map), view, by_row)
 
 
 def of_two_heads(result: HeadComparison) -> Answer:
@@ -535,8 +515,8 @@ def of_two_heads(result: HeadComparison) -> Answer:
         one, other = (weights.values for weights in result.weights)
         return {
             "heads": addresses(result.heads),
-            "rows": np.array(result.rows),
-            "by_row": result.by_row,
+            "rows": np.array([each.row for each in result.rows]),
+            "by_row": np.array([each.distance for each in result.rows], np.float32),
             "one": one,
             "other": other,
             "difference": one - other,
@@ -545,7 +525,7 @@ def of_two_heads(result: HeadComparison) -> Answer:
         }
 
     return Answer(
-        (result.view,), {"pair": result.view}, lambda: result, lambda: csv_rows(result.row_distances), arrays
+        (result.view,), {"pair": result.view}, lambda: result, lambda: csv_rows(result.rows), arrays
     )
 
 

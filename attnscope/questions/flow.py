@@ -136,7 +136,6 @@ class Flow:
 
     @derived("every layer, from the first")
     def layers(self) -> tuple[FlowMap, ...]:
-        """Every map with its labels."""
         return tuple(
             FlowMap(
                 kind,

@@ -90,22 +90,18 @@ class OneHead:
 
     @derived("what to know about the model, the text and the answer")
     def notes(self) -> tuple[str, ...]:
-        """The notes of its picture."""
         return self.heatmap.notes
 
     @derived("the rows' texts")
     def queries(self) -> list[str]:
-        """The labels of the rows."""
         return [place.text for place in self.heatmap.weights.queries]
 
     @derived("the columns' texts")
     def keys(self) -> list[str]:
-        """The labels of the columns."""
         return [place.text for place in self.heatmap.weights.keys]
 
     @derived("[query, key], rounded to 7 digits; null where masked or hidden")
     def weights(self) -> list[list[float | None]]:
-        """Its weights as shown."""
         blank = self.heatmap.masked | self.heatmap.hidden
         return [
             [None if empty else round(float(value), 7) for value, empty in zip(*row, strict=True)]
@@ -114,7 +110,6 @@ class OneHead:
 
     @derived("[query, key], true where --min-weight hides a weight", optional=True)
     def hidden(self) -> list[list[bool]] | None:
-        """Which of its weights are hidden, if any."""
         return self.heatmap.hidden.tolist() if self.heatmap.min_weight else None
 
 
@@ -127,7 +122,6 @@ class SeveralHeads:
 
     @derived("what to know about the model, the text and the answer")
     def notes(self) -> tuple[str, ...]:
-        """The notes of the picture."""
         return self.view.notes
 
 

@@ -255,7 +255,6 @@ class Sighting:
 
     @derived("the smallest and the largest sum of a row")
     def row_sums(self) -> tuple[float, float]:
-        """The range of its rows' sums."""
         return self.low, self.high
 
 
@@ -367,7 +366,7 @@ def of_survey(result: Survey, title: str = "") -> Answer:
         tuple(Column(name, long="fold" if name == COLUMNS[2] else "keep") for name in COLUMNS),
         tuple((number_ranges(layers), *cells) for cells, layers in rows.items()),
         title=title,
-        notes=(*_without(result), *_notes(result), *result.notes),
+        notes=(*_notes(result), *result.notes),
         edge=True,
     )
     return Answer((table,), {}, lambda: result)
@@ -387,18 +386,12 @@ def _cells(sighting: Sighting) -> tuple[Cell, ...]:
     )
 
 
-def _without(result: Survey) -> list[str]:
-    """The layers without attention, grouped by reason."""
-    reasons: dict[str, list[int]] = {}
-    for layer in result.without_attention:
-        reasons.setdefault(layer.reason, []).append(layer.layer)
-    return [
-        f"no attention in layers {number_ranges(set(layers))}: {reason}" for reason, layers in reasons.items()
-    ]
-
-
 def _notes(result: Survey) -> list[str]:
-    notes = []
+    """The layers without attention by reason, and what is odd about calls."""
+    reasons: dict[str, set[int]] = {}
+    for without in result.without_attention:
+        reasons.setdefault(without.reason, set()).add(without.layer)
+    notes = [f"no attention in layers {number_ranges(these)}: {why}" for why, these in reasons.items()]
     if any(sighting.site.key_heads != sighting.site.heads for sighting in result.sightings):
         notes.append("heads: query heads / key-value heads")
     faults: dict[tuple[str, str], set[int]] = {}

@@ -101,17 +101,14 @@ class Writes:
 
     @derived("every head")
     def heads(self) -> list[HeadEffect]:
-        """What each head adds."""
         return [HeadEffect(*each, self.errors.get(each[0])) for each in self.effects.heads.items()]
 
     @derived("what each layer adds beside its attention")
     def feed_forward(self) -> list[LayerEffect]:
-        """What each layer adds beside its attention."""
         return [LayerEffect(*each) for each in sorted(self.effects.feed_forward.items())]
 
     @derived("other modules that mix tokens")
     def mixers(self) -> list[ModuleEffect]:
-        """What other modules that mix tokens add."""
         return [ModuleEffect(*where, effect) for where, effect in sorted(self.effects.mixers.items())]
 
 

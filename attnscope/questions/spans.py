@@ -55,7 +55,6 @@ class SpanMaps:
 
     @derived("every head", name="heads")
     def by_head(self) -> tuple[HeadSpans, ...]:
-        """The same by head."""
         return tuple(map(HeadSpans, self.heads, self.weights, self.baseline))
 
     def pair(self, question: Question) -> tuple[QuestionResult, ...]:
@@ -253,7 +252,6 @@ class WrittenAttention:
 
     @derived("every head", name="heads")
     def by_head(self) -> tuple[HeadLookback, ...]:
-        """The same by head."""
         return tuple(map(HeadLookback, self.heads, self.lookback.values(), self.shares))
 
     def stack(self, which: str) -> Stack:

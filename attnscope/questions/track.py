@@ -141,7 +141,21 @@ def courses_of(
     steps = tuple(found)
     which = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {min(steps):,} to {max(steps):,}"
     title = f"{counted(len(steps), 'checkpoint')} · {which} · {title}"
-    return Track(tuple(map(str, steps)), steps, tuple(_courses(found, measures)), (*changed, *notes), title)
+    several = len({kind for heads in layouts for _, kind in heads}) > 1
+    tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
+    courses = []
+    for measure in measures:
+        every = []
+        for kind, name in dict.fromkeys(key for table in tables for key in table):
+            rows = [table.get((kind, name), {}) for table in tables]
+            pairs = [row.get("figures", {}).get(measure, (None, None)) for row in rows]
+            values, baseline = (tuple(pair[side] for pair in pairs) for side in (0, 1))
+            if any(value is not None for value in values):
+                layer = next(row["layer"] for row in rows if row)
+                appears, label = _appears(values, baseline, steps), f"{kind} {name}" if several else name
+                every.append(Course(measure, label, layer, values, baseline, appears))
+        courses += sorted(every, key=lambda course: -abs(course.change))
+    return Track(tuple(map(str, steps)), steps, tuple(courses), (*changed, *notes), title)
 
 
 def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
@@ -170,25 +184,6 @@ def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]
         if not fits or not figures:
             raise InputError(f"{path} is of other texts, measures or heads: name another file")
     return known
-
-
-def _courses(found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str]) -> Iterator[Course]:
-    several = len({each["kind"] for heads in found.values() for each in heads}) > 1
-    tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
-    heads = dict.fromkeys(key for table in tables for key in table)
-    for measure in measures:
-        courses = []
-        for kind, name in heads:
-            rows = [table.get((kind, name), {}) for table in tables]
-            pairs = [row.get("figures", {}).get(measure, (None, None)) for row in rows]
-            values, baseline = (tuple(pair[side] for pair in pairs) for side in (0, 1))
-            if any(value is not None for value in values):
-                layer = next(row["layer"] for row in rows if row)
-                label = f"{kind} {name}" if several else name
-                courses.append(
-                    Course(measure, label, layer, values, baseline, _appears(values, baseline, tuple(found)))
-                )
-        yield from sorted(courses, key=lambda course: -abs(course.change))
 
 
 def _appears(values: Figures, baseline: Figures, steps: Sequence[int]) -> int | None:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from attnscope.questions.align import SpokenText, SpokenWord, write_textgrid, write_vtt
+from attnscope.questions.align import SpokenText, SpokenWord, write_srt, write_textgrid
 from tests.models import speech
 
 TEXT = "The cat sat on the mat."
@@ -58,20 +58,12 @@ def test_subtitles_are_numbered_and_timed(run, whisper, tone, answer):
         assert [begin, end] == [word["begin"], word["end"]]
 
 
-def test_subtitles_of_a_page_hold_no_markup():
-    words = (
-        SpokenWord("\"it's", 0.0, 0.5),
-        SpokenWord("<b>&", 0.5, 61.25),
-        SpokenWord("-->", 61.25, 3661.5),
-        SpokenWord("猫", 3661.5, 3662.0),
-    )
-    out = write_vtt(SpokenText((), words, (), "", "", 0.0, 3662.0, ()))
+def test_subtitles_count_hours_and_letters_of_any_script():
+    words = (SpokenWord("\"it's", 0.0, 0.5), SpokenWord("猫", 61.25, 3661.5))
+    out = write_srt(SpokenText((), words, (), "", "", 0.0, 3662.0, ()))
     assert out.split("\n\n") == [
-        "WEBVTT",
-        "00:00:00.000 --> 00:00:00.500\n\"it's",
-        "00:00:00.500 --> 00:01:01.250\n&lt;b&gt;&amp;",
-        "00:01:01.250 --> 01:01:01.500\n--&gt;",
-        "01:01:01.500 --> 01:01:02.000\n猫\n",
+        "1\n00:00:00,000 --> 00:00:00,500\n\"it's",
+        "2\n00:01:01,250 --> 01:01:01,500\n猫\n",
     ]
 
 

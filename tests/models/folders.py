@@ -1,6 +1,6 @@
 """Tiny Hugging Face model folders with real tokenizers, made from nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,17 @@ def eager_minilm(text: str) -> np.ndarray:
     found = torch.cat(eager(minilm(), **inputs).attentions).double().numpy()
     found.flags.writeable = False
     return found
+
+
+def mean_entropy(model: Any, many: Iterable[torch.Tensor], layer: int, head: int) -> float:
+    """The mean entropy of a head's rows of ids, by eager attention; the first row of a text has no choice."""
+    model.eval().set_attn_implementation("eager")
+    rows = []
+    for ids in many:  # [text, token]
+        with torch.no_grad():
+            weights = model(input_ids=ids, output_attentions=True).attentions[layer][:, head].double()
+        rows.append(torch.special.entr(weights).sum(-1)[:, 1:].flatten())
+    return float(torch.cat(rows).mean())
 
 
 def gpt2(folder: Path, **changes) -> str:

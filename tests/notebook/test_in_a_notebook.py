@@ -11,10 +11,11 @@ from matplotlib.image import imread
 
 import attnscope
 from tests.models.images import picture, vision
-from tests.render.page.browser import CHROMIUM, browser
+from tests.render.page.browser import MARKS, browser
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
+pytestmark = pytest.mark.slow
 
 ENOUGH = 100
 """Colours that a page has only when it has drawn its maps."""
@@ -41,7 +42,6 @@ def outputs():
     return {cell.source: cell.outputs for cell in notebook.cells}
 
 
-@pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize("cell", ["run", "run.head('L2H1')", "run.token('cat')", "run.compare()"])
 def test_a_picture_is_an_image_and_the_text_of_it(outputs, cell):
@@ -55,21 +55,15 @@ def test_a_picture_is_an_image_and_the_text_of_it(outputs, cell):
     assert "\x1b" not in shown.data["text/plain"]
 
 
-@pytest.mark.slow
 @pytest.mark.subprocess
 def test_tables_pages_and_figures_are_shown_as_notebooks_show_them(outputs):
     assert outputs["run.stats()"][0].data["text/html"].startswith("<table>")
     assert "previous" in outputs["run.stats().frame()"][0].data["text/html"]
-    assert (
-        outputs["run.page()"][0]
-        .data["text/html"]
-        .startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
-    )
-    plotted = outputs[CELLS[-2]][-1]
-    assert "image/png" in plotted.data
+    page = outputs["run.page()"][0].data["text/html"]
+    assert page.startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
+    assert "image/png" in outputs[CELLS[-2]][-1].data
 
 
-@pytest.mark.slow
 @pytest.mark.subprocess
 def test_a_mistake_is_the_packages_sentence(outputs):
     (error,) = outputs["run.head('L9H9')"]
@@ -83,6 +77,13 @@ POLICY = (
     "img-src data:; font-src data:; child-src data:"
 )
 """What VS Code lets a renderer of notebooks do, without the network that it would allow."""
+
+
+def in_browser(test):
+    """A test that needs a browser."""
+    for mark in MARKS:
+        test = mark(test)
+    return test
 
 
 def plain_cell(shown):
@@ -104,9 +105,7 @@ def editor_cell(shown):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
+@in_browser
 @pytest.mark.parametrize("host", [plain_cell, editor_cell])
 def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_network(tmp_path, host):
     shown = attnscope.load("own").read("The cat sat on the mat.").page()._repr_html_()
@@ -117,16 +116,16 @@ def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_netwo
         chromium.send("Page.navigate", url=(tmp_path / "cell.html").as_uri())
         chromium.until("document.readyState === 'complete' && document.querySelector('iframe') !== null")
         shot = tmp_path / "shot.png"
-        assert count_colours(chromium, shot) > ENOUGH
-        before = imread(shot)
+        assert photograph_until(chromium, shot, is_drawn)
+        before = imread(shot)[250:600, 500:850]
         chromium.click(98, 219)  # on the thumbnail of L2H1
-        assert has_changed(chromium, shot, before[250:600, 500:850])
+        assert photograph_until(
+            chromium, shot, lambda pixels: (pixels[250:600, 500:850] != before).mean() > 0.01
+        )
         assert chromium.troubles == []
 
 
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
+@in_browser
 def test_a_page_with_a_picture_fits_into_a_cell_of_any_width(tmp_path):
     model = attnscope.load(vision(tmp_path / "vit", "vit"))
     model.read(image=picture(tmp_path / "a.png")).page().save(tmp_path / "page.html")
@@ -139,24 +138,17 @@ def test_a_page_with_a_picture_fits_into_a_cell_of_any_width(tmp_path):
             assert chromium.run("document.querySelector('#scene').clientWidth") > 100
 
 
-def has_changed(chromium, shot, before):
-    """Whether the map becomes another one, within ten seconds."""
+def photograph_until(chromium, shot, holds):
+    """Photograph until something holds of the pixels, ten seconds at most; returns whether it does."""
     for _ in range(200):
         chromium.photograph(shot)
-        if (imread(shot)[250:600, 500:850] != before).mean() > 0.01:
+        if holds(imread(shot)):
             return True
         chromium.run("new Promise(r => setTimeout(r, 50))")
     return False
 
 
-def count_colours(chromium, shot):
-    """Photograph until there are as many colours as a drawn map has, ten seconds at most."""
-    colours = 0
-    for _ in range(200):
-        chromium.photograph(shot)
-        pixels = (imread(shot)[..., :3] * 255).astype(int)
-        colours = len(np.unique(pixels.reshape(-1, 3), axis=0))
-        if colours > ENOUGH:
-            break
-        chromium.run("new Promise(r => setTimeout(r, 50))")
-    return colours
+def is_drawn(pixels):
+    """Whether there are as many colours as a drawn map has."""
+    colours = (pixels[..., :3] * 255).astype(int).reshape(-1, 3)
+    return len(np.unique(colours, axis=0)) > ENOUGH

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import transformers as hf
 
-from tests.models.folders import gpt2
+from tests.models.folders import gpt2, mean_entropy
 from tests.notebook.watched_run import TEXTS, batch
 from tests.questions.corpus.test_processes import launch
 
@@ -44,32 +43,24 @@ def test_heads_that_are_split_over_processes_are_refused(ran):
         assert one["tp batch"]["figures"] == {}
 
 
-def mean_entropy(folder, many, layer, head):
-    """The mean entropy of all rows with a choice of all texts, by the model's own eager attention."""
-    model = hf.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    rows = []
-    for ids in many:
-        with torch.no_grad():
-            weights = model(input_ids=ids, output_attentions=True).attentions[layer][:, head].double()
-        rows += torch.special.entr(weights).sum(-1)[:, 1:].flatten().tolist()
-    return sum(rows) / len(rows)
+def assert_entropies(folder, many, heads):
+    """The figures of all heads are those of all texts, by the model's own eager attention."""
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    for head in heads:
+        expected = mean_entropy(model, many, head["layer"], int(head["head"][-1]))
+        assert head["figures"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_first_process_has_the_figures_of_all_batches(seen, folder):
-    many = [batch(0, number) for number in range(2)]
     assert list(seen[0]["batch"]["figures"]) == ["0", "2", "4"]
-    for head in seen[0]["batch"]["figures"]["0"]:
-        expected = mean_entropy(folder, many, head["layer"], int(head["head"][-1]))
-        assert head["figures"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
+    assert_entropies(folder, [batch(0, number) for number in range(2)], seen[0]["batch"]["figures"]["0"])
     assert seen[1]["batch"]["figures"] == {}
 
 
 def test_probe_texts_have_the_figures_of_the_whole_model(seen, folder):
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     many = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
-    for head in seen[0]["texts"]["figures"]["0"]:
-        expected = mean_entropy(folder, many, head["layer"], int(head["head"][-1]))
-        assert head["figures"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
+    assert_entropies(folder, many, seen[0]["texts"]["figures"]["0"])
 
 
 def test_every_process_learns_what_it_learns_unwatched(seen):

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import attnscope
 from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionError
 from attnscope.notebook.watch import Alarmed
-from tests.models.folders import gpt2
+from tests.models.folders import gpt2, mean_entropy
 
 SIZES = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 40}
 
@@ -30,6 +30,12 @@ def build(dropout=0.1):
 def batches(count):
     chosen = torch.Generator().manual_seed(1)
     return [torch.randint(1, 40, (3, 9), generator=chosen) for _ in range(count)]
+
+
+def saved(folder, **changes):
+    """A model that reads texts, with its tokenizer."""
+    folder = gpt2(folder / "model", **changes)
+    return hf.AutoModelForCausalLM.from_pretrained(folder).train(), hf.AutoTokenizer.from_pretrained(folder)
 
 
 def learn(model, steps, accumulate=1, dtype=None):
@@ -136,9 +142,7 @@ def test_a_compiled_model_runs_uncompiled_while_it_is_watched_and_says_so_once(h
 
 
 def test_probe_texts_have_the_figures_of_the_model_at_that_step(tmp_path):
-    folder = gpt2(tmp_path / "model")
-    model = hf.AutoModelForCausalLM.from_pretrained(folder).train()
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = saved(tmp_path)
     texts, kept = ["The cat sat on the mat.", "Words look back, and heads look at words."], []
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     with attnscope.watch(model, every=2, texts=texts, tokenizer=tokenizer, measures=["entropy"]) as log:
@@ -148,22 +152,14 @@ def test_probe_texts_have_the_figures_of_the_model_at_that_step(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     assert list(log.figures) == [0, 2]
-    eager = kept[2].eval()
-    eager.set_attn_implementation("eager")
-    rows = []
-    for text in texts:
-        with torch.no_grad():
-            weights = eager(**tokenizer(text, return_tensors="pt"), output_attentions=True).attentions[1]
-        rows += torch.special.entr(weights[0, 2].double()).sum(-1)[1:].tolist()
+    entropy = mean_entropy(kept[2], (tokenizer(text, return_tensors="pt").input_ids for text in texts), 1, 2)
     assert log.figures[2][6]["head"] == "L1H2"
-    assert log.figures[2][6]["figures"]["entropy"][0] == pytest.approx(sum(rows) / len(rows), abs=1e-5)
+    assert log.figures[2][6]["figures"]["entropy"][0] == pytest.approx(entropy, abs=1e-5)
     assert all(part.training for part in model.modules())
 
 
 def test_a_probe_longer_than_positions_is_cut_and_says_so(tmp_path):
-    folder = gpt2(tmp_path / "model", n_positions=16)
-    model = hf.AutoModelForCausalLM.from_pretrained(folder).train()
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = saved(tmp_path, n_positions=16)
     with attnscope.watch(model, texts=["word " * 40, "a cat"], tokenizer=tokenizer) as log:
         model(input_ids=batches(1)[0])
     assert "1 text was cut at the limit of tokens" in log.notes
@@ -235,7 +231,7 @@ class Transformers:
         pytest.importorskip("accelerate")
         self.folder = folder
 
-    def run(self, options, steps=STEPS, accumulate=1, bf16=False, *, model=None, **more):
+    def run(self, options, steps=STEPS, accumulate=1, bf16=False, *, model=None, logger=None, **more):
         """The same."""
         settings = hf.TrainingArguments(
             self.folder / "out",
@@ -253,11 +249,11 @@ class Transformers:
         rows = [{"input_ids": row, "labels": row} for ids in batches(steps * accumulate) for row in ids]
         model = build() if model is None else model
         sampler = torch.utils.data.SequentialSampler(rows)
-        trainer = hf.Trainer(model, settings, train_dataset=rows)
+        self.trainer = trainer = hf.Trainer(model, settings, train_dataset=rows)
         trainer._get_train_sampler = lambda *_: sampler
         called = None if options is None else attnscope.callback(**options)
-        if called is not None:
-            trainer.add_callback(called)
+        for each in filter(None, (called, logger)):
+            trainer.add_callback(each)
         trainer.train()
         return [*model.state_dict().values(), torch.get_rng_state()], called and called.history
 
@@ -338,24 +334,17 @@ def test_weights_and_random_numbers_are_those_of_an_unwatched_run(framework, nam
 def test_figures_are_those_of_the_first_batch_of_a_step(framework):
     options = {"every": 3, "measures": ["entropy", "induction"]}
     _, log = framework.run(options, accumulate=2, model=build(dropout=0.0))
-    eager = build(dropout=0.0)
-    eager.set_attn_implementation("eager")
-    with torch.no_grad():
-        weights = eager(input_ids=batches(1)[0], output_attentions=True).attentions
     for head in log.figures[0]:
-        rows = weights[head["layer"]][:, int(head["head"][-1])].double()
-        entropy = torch.special.entr(rows).sum(-1)[:, 1:].mean()
-        assert head["figures"]["entropy"][0] == pytest.approx(float(entropy), abs=1e-5)
+        entropy = mean_entropy(build(dropout=0.0), batches(1), head["layer"], int(head["head"][-1]))
+        assert head["figures"]["entropy"][0] == pytest.approx(entropy, abs=1e-5)
     assert any("induction" in head["figures"] for head in log.figures[0])  # ids say which tokens come again
 
 
 def test_probe_texts_change_nothing_of_what_is_learned(framework):
-    folder = gpt2(framework.folder / "model")
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = saved(framework.folder)
     ways = []
     for options in (None, {"every": 3, "texts": ["The cat sat on the mat."], "tokenizer": tokenizer}):
-        model = hf.AutoModelForCausalLM.from_pretrained(folder).train()
-        learned, log = framework.run(options, model=model, bf16=True)
+        learned, log = framework.run(options, model=copy.deepcopy(model), bf16=True)
         ways.append(learned)
     assert all(map(torch.equal, *ways))
     assert list(log.figures) == [0, 3, 6]
@@ -392,38 +381,25 @@ def test_a_run_that_fails_leaves_nothing_behind(framework):
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
 
 
-def test_loggers_of_lightning_get_every_figure(tmp_path):
-    framework = Lightning(tmp_path)
-    logged = []
+@pytest.mark.parametrize("trainer", [Transformers, Lightning])
+def test_what_a_trainer_logs_to_gets_every_figure(trainer, tmp_path):
+    framework, logged, options = trainer(tmp_path), [], {"every": 3}
+    if trainer is Transformers:
+        base, options["report"] = hf.TrainerCallback, lambda figures: framework.trainer.log(figures)
+    else:
+        base = framework.lightning.pytorch.loggers.logger.DummyLogger
 
-    class Logger(framework.lightning.pytorch.loggers.logger.DummyLogger):
+    class Logger(base):
         def log_metrics(self, metrics, step=None):
             logged.append((step, metrics))
 
-    _, log = framework.run({"every": 3}, logger=Logger())
-    told = [each for each in logged if "L0H0/entropy" in each[1]]
-    assert [step for step, _ in told] == [0, 3, 6]
-    assert told[1][1]["L1H0/entropy"] == log.figures[3][2]["figures"]["entropy"][0]
-
-
-def test_what_a_trainer_logs_to_gets_every_figure(tmp_path):
-    logged = []
-
-    class Logger(hf.TrainerCallback):
         def on_log(self, args, state, control, logs=None, **more):
             logged.append((state.global_step, logs))
 
-    rows = [{"input_ids": row, "labels": row} for ids in batches(4) for row in ids]
-    settings = hf.TrainingArguments(
-        tmp_path, max_steps=4, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
-    )
-    trainer = hf.Trainer(build(), settings, train_dataset=rows, callbacks=[Logger()])
-    called = attnscope.callback(every=2, report=trainer.log)
-    trainer.add_callback(called)
-    trainer.train()
+    _, log = framework.run(options, logger=Logger())
     told = [each for each in logged if "L0H0/entropy" in each[1]]
-    assert [step for step, _ in told] == [0, 2]
-    assert told[1][1]["L1H0/entropy"] == called.history.figures[2][2]["figures"]["entropy"][0]
+    assert [step for step, _ in told] == [0, 3, 6]
+    assert told[1][1]["L1H0/entropy"] == log.figures[3][2]["figures"]["entropy"][0]
 
 
 def test_a_trainer_that_compiles_runs_the_watched_steps_uncompiled(tmp_path):

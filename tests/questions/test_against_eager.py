@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attnscope.attention import Head
-from attnscope.axes import weights
+from attnscope.axes import fit, weights
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions.head import one_head, several_heads
@@ -13,7 +13,7 @@ from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview
 from attnscope.questions.token import one_token
-from tests.axes.oracle import hide_special, merge_words, pool
+from tests.axes.test_axes import grouped
 from tests.models.folders import eager as run_eager
 from tests.models.folders import eager_minilm, gpt2, mamba, minilm, t5
 from tests.models.test_generation import DECODERS, writer_folder
@@ -77,9 +77,7 @@ def test_heads_of_other_rows_do_not_stand_side_by_side(tmp_path):
 def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
     model, prepared, eager, words, hide
 ):
-    expected = labelled(eager, prepared, 2, 5)
-    expected, share = hide_special(expected) if hide else (expected, 0.0)
-    expected = merge_words(expected) if words else expected
+    expected, share = grouped(labelled(eager, prepared, 2, 5), words=words, hide_special=hide)
     found = one_head(model, prepared, Selection(Head("L2H5"), words=words, hide_special=hide)).heatmap
     assert found.weights.keys == expected.keys
     assert (len(expected.keys) < len(prepared.tokens)) == (words or hide)
@@ -89,8 +87,7 @@ def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
 
 def test_a_head_too_large_to_keep_is_pooled_and_says_so(model, prepared, eager, monkeypatch):
     monkeypatch.setattr("attnscope.questions.head.LARGEST", 8)
-    size = -(-len(prepared.tokens) // 8)
-    expected = pool(labelled(eager, prepared, 1, 1), size, size)
+    expected = fit(labelled(eager, prepared, 1, 1), 8, 8)
     found = one_head(model, prepared, "L1H1").heatmap
     assert [place.label for place in found.weights.keys] == [place.label for place in expected.keys]
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)

@@ -4,14 +4,11 @@ import json
 
 import pytest
 import torch
-import transformers as hf
 from transformers import AutoModel, FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5Config
 
-from attnscope.capture import recording
 from attnscope.errors import ModelError
 from attnscope.models.foreign import Source
 from attnscope.questions.info import estimate_cost, fault, measure_pace, of_cost
-from tests.capture.tiny import FAMILIES, SIZES, inputs
 
 CONFIGS = {
     "gpt2": GPT2Config(n_layer=3, n_head=4, n_embd=64, n_positions=256, vocab_size=100),
@@ -117,34 +114,7 @@ def test_a_model_of_pictures_is_refused_in_a_sentence(tmp_path):
         estimate_cost(Source(str(tmp_path), None, False), 10)
 
 
-def faults(model, **given):
-    """The fault of each tensor that a model reports, in order."""
-    said = []
-    with torch.inference_mode():
-        own = list(model(**given, output_attentions=True).attentions)
-
-        class Compare:
-            def observe(self, attention):
-                alive = attention.allowed(0, len(attention.queries)).any(-1, keepdim=True)
-                said.append(fault(own[attention.site.layer], attention.weights(), alive))
-
-        with recording(model, [Compare()]):
-            model(**given)
-    return said
-
-
-def test_a_model_that_reports_its_weights_has_no_fault():
-    assert faults(FAMILIES["bert"].build("eager"), **inputs("text")) == [None] * 3
-
-
-def test_squeezebert_reports_scores():
-    config = hf.SqueezeBertConfig(**SIZES, embedding_size=32, num_hidden_layers=2)
-    model = hf.SqueezeBertModel._from_config(config).eval()
-    given = {"input_ids": torch.randint(4, 99, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
-    assert faults(model, **given) == ["scores from before the softmax"] * 2
-
-
-def test_every_other_fault_is_told():
+def test_what_a_model_reports_in_place_of_its_weights_is_told_apart():
     weights = torch.softmax(torch.randn(2, 4, 5, 5), -1)
     call = weights, torch.ones(1, 1, 5, 1, dtype=torch.bool)
     assert fault(weights, *call) is None

@@ -11,7 +11,7 @@ from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.track import step_of, track
 from attnscope.storage.corpus import ListedTexts
-from tests.models.folders import gpt2
+from tests.models.folders import gpt2, mean_entropy
 
 TEXTS = ["The cat sat on the mat because it was tired.", "Words look back, and heads look at words."]
 SCALES = {100: 0.0, 200: 4.0, 300: 12.0}
@@ -38,19 +38,6 @@ def follow(run, names=None, **more):
     return track(names, more.pop("load", load), ListedTexts(TEXTS), ["entropy", "first"], **more)
 
 
-def eager_entropy(folder, layer, head):
-    """Mean entropy of the rows of all texts, as the model's own eager attention gives it."""
-    model = hf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    rows = []
-    for text in TEXTS:
-        with torch.inference_mode():
-            given = tokenizer(text, return_tensors="pt")
-            weights = model(**given, output_attentions=True).attentions[layer][0, head].double()
-        rows += torch.special.entr(weights).sum(-1)[1:].tolist()  # the first row has no choice
-    return rows
-
-
 @pytest.fixture(scope="module")
 def followed(run):
     return follow(run)
@@ -59,9 +46,11 @@ def followed(run):
 def test_each_checkpoint_has_the_figures_of_its_own_eager_pass(run, followed):
     assert followed.steps == (100, 200, 300)
     course = next(each for each in followed.of("entropy") if each.head == "L1H2")
+    tokenizer = hf.AutoTokenizer.from_pretrained(run / "plain")
+    many = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
     for step, value in zip(followed.steps, course.values, strict=True):
-        rows = eager_entropy(run / f"checkpoint-{step}", 1, 2)
-        assert value == pytest.approx(sum(rows) / len(rows), abs=1e-5)
+        model = hf.AutoModel.from_pretrained(run / f"checkpoint-{step}")
+        assert value == pytest.approx(mean_entropy(model, many, 1, 2), abs=1e-5)
 
 
 def test_what_changed_most_comes_first_and_what_stayed_did_not_change(followed):

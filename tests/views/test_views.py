@@ -20,7 +20,7 @@ from attnscope.questions.stats import overview
 from attnscope.text import visible
 from attnscope.views import grid, head_row, heatmap, rank_places, thumbnail_levels, token_view
 from attnscope.views.heads import head_map, joint_difference, maps_by_kind, number
-from tests.axes.oracle import hide_special, merge_words
+from tests.axes.test_axes import grouped
 from tests.render.screen import bare, pixels, printed
 
 TEXT = tuple(Token(text, i, word=i) for i, text in enumerate(("the", "cat", "sat", "down")))
@@ -123,7 +123,7 @@ def test_axes_of_different_places_are_pooled_on_their_own() -> None:
 def test_words_and_hidden_tokens_keep_their_numbers_in_the_text() -> None:
     pieces = (Token(text, i, word=i // 3) for i, text in enumerate(("ca", "t", "!"), 1))
     tokens = (Token("[CLS]", 0, special=True), *pieces)
-    field, _ = hide_special(merge_words(weights(VALUES, tokens, tokens)))
+    field, _ = grouped(weights(VALUES, tokens, tokens), words=True, hide_special=True)
     assert [(place.label, place.start) for place in field.keys] == [("cat", 1), ("!", 3)]
     assert token_view(field, query=2, key=2).label == "cat"
     with pytest.raises(SelectionError, match="no token 0 here: this picture shows tokens 1-3"):

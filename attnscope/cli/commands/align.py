@@ -57,8 +57,8 @@ class SoundOptions(Group):
 class AlignOutput(Group):
     """How the words are printed."""
 
-    format: Literal["table", "srt", "vtt", "textgrid"] = option(
-        "A table, subtitles (srt, vtt), or a file of Praat (textgrid).", default="table"
+    format: Literal["table", "srt", "textgrid"] = option(
+        "A table, subtitles (srt), or a file of Praat (textgrid).", default="table"
     )
     as_json: bool = flag("Print words, tokens and heads as JSON.", "--json")
     out: Path | None = option(

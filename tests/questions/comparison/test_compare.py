@@ -49,7 +49,7 @@ def test_distances_agree_with_scipy_on_the_models_own_attention(eager):
     assert [head.name for head in seen.heads[:13]] == [f"L0H{i}" for i in range(12)] + ["L1H0"]
     assert seen.distances == pytest.approx(oracle(eager), abs=1e-6)
     assert not seen.error.any()
-    assert (seen.rows, seen.of, seen.texts, seen.stability) == (13, 13, 1, None)
+    assert (seen.rows, seen.texts, seen.stability) == (compare.RowCount(13, 13), 1, None)
     nearest = seen.nearest[0]
     upper = seen.distances[np.triu_indices(72, 1)]
     assert nearest.distance == upper.min()
@@ -89,11 +89,11 @@ def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch
     exact = compare_all_heads(own, prepared)
     monkeypatch.setattr(compare, "FEWEST", 8)
     sampled = compare_all_heads(own, prepared, replace(Selection()))
-    assert sampled.rows == sampled.of
+    assert sampled.rows.compared == sampled.rows.of
     monkeypatch.setattr(compare.even_rows, "__defaults__", (1,))
     sampled = compare_all_heads(own, prepared)
-    assert (sampled.rows, sampled.of) == (8, len(prepared.tokens))
-    assert f"compared on an even sample of 8 of {sampled.of} rows" in sampled.notes
+    assert sampled.rows == compare.RowCount(8, len(prepared.tokens))
+    assert f"compared on an even sample of 8 of {sampled.rows.of} rows" in sampled.notes
     off = np.abs(sampled.distances - exact.distances)[np.triu_indices(32, 1)]
     told = sampled.error[np.triu_indices(32, 1)]
     assert (told > 0).all()
@@ -150,7 +150,7 @@ def test_two_heads_and_where_they_part(eager):
     seen = compare_two_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
     one, other = eager[2], eager[40]
     apart = jensenshannon(one, other, axis=-1) ** 2
-    assert seen.by_row == pytest.approx(apart, abs=1e-6)
+    assert [each.distance for each in seen.rows] == pytest.approx(apart, abs=1e-6)
     assert seen.distance == pytest.approx(apart.mean(), abs=1e-6)
     assert seen.view.difference.values == pytest.approx(one - other, abs=1e-5)
     assert seen.view.difference.signed
@@ -159,11 +159,6 @@ def test_two_heads_and_where_they_part(eager):
     assert (top.position, top.distance) == (row, pytest.approx(apart[row], abs=1e-6))
     assert top.weights == (pytest.approx(one[row].max(), abs=1e-5), pytest.approx(other[row].max(), abs=1e-5))
     assert top.keys[0].endswith(f" {one[row].argmax()}")
-
-
-def test_a_head_is_at_no_distance_from_itself(own):
-    seen = compare_two_heads(own, own.prepare(TEXT), "L1H2", "L1H2")
-    assert (seen.distance, seen.error) == (0, 0)
 
 
 def test_hidden_special_tokens_count_as_one_key(own):
@@ -181,22 +176,12 @@ def test_no_text_and_one_head_alone_cannot_be_compared(own):
             compare_all_heads(own, own.prepare(TEXT), alone)
 
 
-def test_causal_heads_are_compared_with_each_other(tmp_path):
-    model = load(gpt2(tmp_path))
-    seen = compare_all_heads(model, model.prepare(TEXT))
-    assert seen.kind == "decoder"
-    assert (seen.distances[np.triu_indices(len(seen.heads), 1)] > 0).all()
-
-
-@pytest.mark.parametrize("most", [31, 32])
-def test_more_heads_than_can_be_compared_are_refused(most, monkeypatch):
-    monkeypatch.setattr("attnscope.questions.compare.MOST_COMPARED", most)
-    model = load("own")
-    if most == 32:
-        assert len(compare_all_heads(model, model.prepare("The cat sat.")).heads) == 32
-        return
+def test_more_heads_than_can_be_compared_are_refused(own, monkeypatch):
+    monkeypatch.setattr(compare, "MOST_COMPARED", 32)
+    assert len(compare_all_heads(own, own.prepare("The cat sat.")).heads) == 32
+    monkeypatch.setattr(compare, "MOST_COMPARED", 31)
     with pytest.raises(SelectionError, match="at most 31 heads are compared, and these are 32: pick some"):
-        compare_all_heads(model, model.prepare("The cat sat."))
+        compare_all_heads(own, own.prepare("The cat sat."))
 
 
 LONGER = "The dog sat on the very old mat because it was tired."
@@ -249,12 +234,6 @@ def test_one_head_that_was_trained_on_drifted_most(causal, layer, head):
     assert seen.ranking[0].one == Head(layer, head, "decoder")
     assert seen.ranking[0].distance > 2 * seen.ranking[1].distance
     assert (seen.drift[: 4 * layer] == pytest.approx(0, abs=1e-9)) if layer else True
-
-
-def test_a_model_does_not_drift_from_itself(own):
-    seen = compare_models(own, own, [(own.prepare(TEXT), own.prepare(TEXT))])
-    assert seen.drift == pytest.approx(np.zeros(32), abs=1e-9)
-    assert all(pair.one == pair.other for pair in seen.matches)
 
 
 def test_other_shapes_are_matched_and_agree_with_scipy(own):
@@ -342,10 +321,16 @@ def test_the_change_of_a_text_agrees_with_scipy():
     assert mine == [i for i, (a, _) in enumerate(s for s in seen.aligned.steps if s[0] is not None) if a]
 
 
-def test_the_same_text_changes_nothing(own):
-    seen = compare_texts(own, own.prepare(TEXT), own.prepare(TEXT))
+def test_a_head_a_text_and_a_model_are_at_no_distance_from_themselves(own):
+    text = own.prepare(TEXT)
+    head = compare_two_heads(own, text, "L1H2", "L1H2")
+    assert (head.distance, head.error) == (0, 0)
+    seen = compare_texts(own, text, own.prepare(TEXT))
     assert seen.change == pytest.approx(np.zeros(32), abs=1e-9)
     assert seen.difference is None
+    models = compare_models(own, own, [(text, text)])
+    assert models.drift == pytest.approx(np.zeros(32), abs=1e-9)
+    assert all(pair.one == pair.other for pair in models.matches)
 
 
 def test_one_layer_may_be_compared_alone(own):

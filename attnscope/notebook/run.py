@@ -135,11 +135,12 @@ class HeadDrawing(Drawing):
 
     def plot(self, ax: Axes | None = None, *, cmap: str | None = None) -> Axes:
         """Draw the heatmap on the given axes, or on the current ones, and return them."""
-        import matplotlib.pyplot as plt
-
         from attnscope.render.image.maps import draw_heatmap
 
-        ax = plt.gca() if ax is None else ax
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.gca()
         draw_heatmap(self._view, ax, cmap or self._cmap)
         return ax
 

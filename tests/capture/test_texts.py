@@ -95,19 +95,6 @@ def test_a_cached_step_is_the_next_row_of_the_whole_map(family):
         assert kept.offset == (0 if step == 0 else len(kept.keys) - 1)
 
 
-def test_a_static_cache_hides_its_empty_keys():
-    model = FAMILIES["llama"].build()
-    ids = torch.randint(4, 99, (1, 6))
-    keep = Keep(lambda site: [0])
-    with torch.inference_mode(), recording(model, [keep]):
-        cache = hf.StaticCache(config=model.config, max_cache_len=12)
-        model(input_ids=ids[:, :4], past_key_values=cache)
-        model(input_ids=ids[:, 4:5], past_key_values=cache)
-    last = keep.maps[-1]
-    assert last.offset == 4
-    assert last.allowed[0, 0, 0].tolist() == [True] * 5 + [False] * (len(last.keys) - 5)
-
-
 def test_packed_texts_do_not_see_each_other():
     model = FAMILIES["llama"].build()
     ids = torch.randint(4, 99, (1, 9))
@@ -118,22 +105,3 @@ def test_packed_texts_do_not_see_each_other():
         for one, other in zip(alone, packed, strict=True):
             torch.testing.assert_close(one.weights, other.weights[:, :, part, part], atol=1e-5, rtol=0)
     assert not packed[0].allowed[0, 0, 4:, :4].any()
-
-
-def test_generation_is_recorded_step_by_step():
-    config = FAMILIES["llama"].config()
-    model = hf.LlamaForCausalLM._from_config(config).eval()
-    with torch.inference_mode(), recording(model) as record:
-        model.generate(torch.randint(4, 99, (1, 5)), max_new_tokens=3, do_sample=False, eos_token_id=None)
-    first = [site for site in record.sites if site.site.layer == 0]
-    assert [(s.step, s.queries, s.keys, s.offset) for s in first] == [
-        (0, 5, 5, 0),
-        (1, 1, 6, 5),
-        (2, 1, 7, 6),
-    ]
-
-
-def test_a_shared_module_gives_one_layer_a_call():
-    record, _ = keep_all(FAMILIES["albert"].build(), input_ids=torch.randint(4, 99, (1, 5)))
-    assert [(s.site.call, s.site.layer) for s in record.sites] == [(0, 0), (1, 1), (2, 2)]
-    assert len({s.site.name for s in record.sites}) == 1

@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from torch import nn
 
 from attnscope.capture import Keep, recording
+from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import JOINED
+from tests.capture.tiny import FAMILIES, inputs
 
 SIZE, HEADS, COUNT = 16, 4, 12
 
@@ -181,12 +184,6 @@ def growing_keys(kernel, query, key, value):
     )
 
 
-def pooled_windows(kernel, query, key, value):
-    """Windows as the third of five axes; one query of two, the larger one, asks."""
-    query, key, value = (x.unflatten(2, (3, 4)) for x in (query, key, value))
-    return kernel(query.unflatten(3, (2, 2)).amax(3), key, value).flatten(2, 3)
-
-
 PLACE = torch.arange(COUNT)
 MASKED = {  # which keys are open to which queries, the kind, and where the first query stands
     causal_chunks: (PLACE[:, None] >= PLACE, "decoder", 0),
@@ -200,8 +197,6 @@ def test_pieces_that_have_some_keys_alone_are_placed(core):
     record, (kept,), _ = observe(model, x)
     query, key, _ = model.heads_of(x)
     opened, kind, offset = MASKED[core]
-    if core is pooled_windows:
-        query = query.unflatten(2, (3, 2, 2)).amax(3).flatten(2, 3)  # [batch, head, query, size]
     weights = (query @ key.mT / 2).masked_fill(~opened, -torch.inf).softmax(-1).detach()
     torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
     assert torch.equal(kept.allowed.expand(2, HEADS, -1, -1), opened.expand(2, HEADS, -1, -1))
@@ -396,13 +391,7 @@ X, OTHER = (torch.randn(2, count, SIZE, generator=torch.Generator().manual_seed(
 KEEPING = {  # what a module is given, the kind of its attention, where it begins, and how many keys it has
     "layers in one forward stay apart": (OneAfterTheOther, [X], "encoder", 0, COUNT),
     "projections of one input are heads": (HeadsOfTheirOwn, [X], "encoder", 0, COUNT),
-    "cast projections of one input are heads": (
-        lambda: HeadsOfTheirOwn(torch.float64),
-        [X],
-        "encoder",
-        0,
-        COUNT,
-    ),
+    "cast projections of one input": (lambda: HeadsOfTheirOwn(torch.float64), [X], "encoder", 0, COUNT),
     "a class token in front asks alone": (lambda: ClassToken(True), [X], "encoder", 0, COUNT + 1),
     "a class token in front": (lambda: ClassToken(False), [X], "encoder", 0, COUNT + 1),
     "two sequences attend as one": (Joint, [X, OTHER], "encoder", 0, COUNT + 5),
@@ -451,3 +440,74 @@ def test_patches_that_begin_with_padding_are_tokens_like_the_others(pad):
     _, (kept,), _ = observe(model, torch.randn(2, 3, 9, 9))
     assert kept.weights.shape == (2, HEADS, 25, 25)
     torch.testing.assert_close(kept.weights.sum(-1), torch.ones(2, HEADS, 25))
+
+
+def test_the_second_layer_of_a_model_of_transformers_is_not_followed(monkeypatch):
+    seen = []
+    see = Lineage.see
+
+    def count(self, call):
+        seen.extend([] if self.recorder.rests else [call.name])
+        see(self, call)
+
+    monkeypatch.setattr(Lineage, "see", count)
+
+    def follow(layers):
+        seen.clear()
+        config = hf.GPT2Config(vocab_size=99, n_embd=32, n_layer=layers, n_head=4)
+        model = hf.GPT2Model(config).eval()
+        with torch.inference_mode(), recording(model) as record:
+            model(**inputs("text"))
+        assert len(record.sites) == layers
+        return len(seen)
+
+    assert follow(6) - follow(2) < follow(2) / 4  # what runs between the layers
+
+
+class Mixed(nn.Module):
+    """Layers of transformers, and layers whose queries come in chunks, which lineage puts together."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = FAMILIES["bert"].build()
+        self.narrow = nn.Linear(32, SIZE)
+        self.chunked = nn.ModuleList(Attending(chunked_queries, "softmax") for _ in range(2))
+
+    def forward(self, ids):
+        states = self.narrow(self.known(ids).last_hidden_state)
+        for layer in self.chunked:
+            self.given = states
+            states = layer(states)
+        return states
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_chunks_behind_layers_of_transformers_are_put_together(passes):
+    torch.manual_seed(0)
+    model, keep = Mixed().eval(), Keep(lambda site: range(HEADS))
+    with torch.inference_mode(), recording(model, [keep]):
+        for _ in range(passes):
+            model(torch.randint(4, 99, (2, COUNT)))
+    *_, kept = keep.maps
+    assert len(keep.maps) == 5 * passes
+    with torch.inference_mode():
+        torch.testing.assert_close(kept.weights, plain_weights(model.chunked[1], model.given))
+
+
+class Bare(nn.Module):
+    def forward(self, query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("keys", [1, 5])
+@pytest.mark.parametrize(("heads", "group"), [(1, 2), (2, 1), (2, 2), (3, 1)])
+def test_heads_of_a_bare_kernel_are_heads(heads, group, queries, keys):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, heads * group, queries, 4), torch.randn(2, heads, keys, 4)
+    unit = torch.eye(keys).expand(2, heads, keys, keys)  # the output is the weights
+    keep = Keep(lambda site: range(heads * group))
+    with torch.inference_mode(), recording(module := Bare(), [keep]):
+        weights = module(query, key, unit)
+    (kept,) = keep.maps
+    assert torch.allclose(kept.weights, weights, atol=1e-6)

@@ -120,10 +120,12 @@ class Recorder(Pass):
     def sdpa(self, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         """Run torch's own kernel, or the fused pass instead, and take its attention."""
         frame = self.frames[-1] if self.frames else None
-        query: Tensor = args[0] if args else kwargs["query"]
+        given = dict(zip(("query", "key"), args, strict=False)) | kwargs
+        query: Tensor = given["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
-        learned = frame is None and not self.is_known and self.of(Learned).asks(args, kwargs)
+        fixed = [self.of(Learned).is_fixed(given[name]) for name in ("query", "key")]
+        learned = frame is None and not self.is_known and fixed == [True, False]
         self.doubt(learned)
         output, capture = fuse(self.fused, Capture.of_call(call, "sdpa", learned))
         result: Tensor
@@ -134,7 +136,7 @@ class Recorder(Pass):
         with quietly():
             if output is None and not call.dropout:
                 capture = capture.proved(call.value, result.reshape(*call.query.shape[:3], -1))
-            self.take_kernel(capture, args, kwargs)
+            self.take_kernel(capture, query, given["key"])
         return result
 
     def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
@@ -166,15 +168,13 @@ class Recorder(Pass):
             self.of(ChannelSoftmaxes).expect(weighing, result)
         self.take(capture, owner, origin, weighing.trail.softmax)
 
-    def take_kernel(self, capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take what one of torch's kernels computed; its first arguments are queries and keys."""
+    def take_kernel(self, capture: Capture, query: Tensor, key: Tensor) -> None:
+        """Take what one of torch's kernels computed from queries and keys."""
         self.note_compiled()
         if not self.frames:
-            ask = capture.batch and not self.is_known
-            given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
-            lineage, axes = self.of(Lineage), given["query"].ndim
-            query, key = (lineage.of(given[name]) for name in ("query", "key"))
-            origin = origin_of_kernel(query, key, capture.batch, axes) if ask else None
+            asked, answering = (self.of(Lineage).of(side) for side in (query, key))
+            follows = capture.batch and not self.is_known
+            origin = origin_of_kernel(asked, answering, capture.batch, query.ndim) if follows else None
             self.take(capture, self.owner, origin)
         elif isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)

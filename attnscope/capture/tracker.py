@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -132,8 +132,8 @@ class Pass(ABC):
         """The result of a softmax met its values; False if these are not tokens."""
 
     @abstractmethod
-    def take_kernel(self, capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take what one of torch's kernels computed; its first arguments are queries and keys."""
+    def take_kernel(self, capture: Capture, query: Tensor, key: Tensor) -> None:
+        """Take what one of torch's kernels computed from queries and keys."""
 
     def note_compiled(self) -> None:
         """Note if attention runs differently than without a recording."""

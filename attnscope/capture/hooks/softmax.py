@@ -9,7 +9,7 @@ product: what the values were actually weighted with. Masked keys come from the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -60,11 +60,6 @@ class Learned(Tracker):
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is computed from parameters alone."""
         return is_parameter(tensor) or bool(self._made and tensor in self._made)
-
-    def asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the queries of an attention function were learned, and its keys were not."""
-        given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
-        return self.is_fixed(given["query"]) and not self.is_fixed(given["key"])
 
     def weigh(self, call: Call | None, weighed: Tensor | None) -> None:
         """Weights not over tokens met ``weighed``: note a module that attends to what it learned."""

@@ -103,7 +103,7 @@ class AttentionFunctions(Tracker):
         elif name == "multi_head_attention_forward":
             self._take_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
         elif name == "flex_attention":
-            recorder.take_kernel(capture_flex(args, kwargs, result[0]), args, kwargs)
+            recorder.take_kernel(capture_flex(args, kwargs, result[0]), *seen.tensors[:2])
         elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
             recorder.name(recorder.owner, DIRECT.format(name))
 

@@ -7,7 +7,7 @@ and what they weigh has one position. Sizes say nothing. Last, calls that are pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -141,12 +141,13 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) 
     alone = not bool((query % 1).any()) and not bool((key % 1).any())
     query, key = query.floor(), key.floor()
     begun = list(dict.fromkeys((*origin.query.roots, *origin.key.roots)))
-    texts, asked = _split(query, begun)
+    texts, asked = split(query, begun)
+    texts = torch.where(texts < 0, texts.amax(-1, keepdim=True), texts)
     if bool((channel[query > 0] == 0).any()):
         return None
     if query.shape[-1] > 1 and is_constant(query, -1) and not is_constant(channel, -1):
         return CHANNELS
-    answering = _split(key, begun)[1]
+    answering = split(key, begun)[1]
     rows, slots, heads = asked[0, 0], answering[0, 0, 0], channel[0, :, 0]
     if origin.sure and not parts:  # its axes hold all tokens, perhaps in another order
         whole = all(bool((row.sort().values.diff() == 1).all()) and row[0] >= 0 for row in (rows, slots))
@@ -196,14 +197,14 @@ def ask_again(pieces: Sequence[Piece]) -> bool:
     return len(torch.unique(rows)) < len(rows)
 
 
-def _split(labels: Tensor, roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
-    """The texts and positions of some labels."""
+def split(labels: Tensor, roots: Iterable[Root]) -> tuple[Tensor, Tensor]:
+    """The texts and positions of some labels; -1: of another root."""
     text, place = torch.full_like(labels, -1.0), torch.full_like(labels, -1.0)
     for root in roots:
         here, (first, second) = labels // STRETCH == root.number, root.split(labels)
         text = torch.where(here, first, text)
         place = torch.where(here, second + root.number * STRETCH, place)
-    return torch.where(text < 0, text.amax(-1, keepdim=True), text), place
+    return text, place
 
 
 def in_order(row: Tensor) -> bool:

@@ -10,6 +10,7 @@ from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import PRODUCTS, Seen
+from attnscope.capture.lineage.layout import split
 from attnscope.capture.lineage.nodes import STRETCH, Root, is_constant
 from attnscope.capture.rows.capture import Capture, Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
@@ -75,12 +76,13 @@ class AcrossTexts(Tracker):
 
     def _crosses(self, query: Tensor, key: Tensor, capture: Capture, name: str) -> bool:
         """Whether rows attend to keys of other texts.  [batch, query], [batch, key]"""
-        (asking, mine), (answering, _) = self._texts(query), self._texts(key)
+        roots = self._given.values()
+        (asking, mine), (answering, _) = split(query.floor(), roots), split(key.floor(), roots)
         known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
         foreign = known & (asking[:, :, None] != answering[:, None])
         if bool(foreign.any()):
             foreign &= capture.read.allowed(0, len(capture.queries)).any(1)
-        moves = bool((mine != mine[:, :1]).any())
+        moves = not is_constant(mine % STRETCH, -1)
         if not bool(foreign.any()):
             if moves and bool(known.any()):
                 self._along.add(name)
@@ -93,15 +95,6 @@ class AcrossTexts(Tracker):
             return True
         self._doubted.append(name)
         return False
-
-    def _texts(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The text and the position of each label; -1: unknown."""
-        text, place = torch.full_like(labels, -1.0), torch.full_like(labels, -1.0)
-        for number, root in self._given.items():
-            here = labels // STRETCH == number
-            first, second = root.split(labels.floor())
-            text, place = torch.where(here, first, text), torch.where(here, second, place)
-        return text, place
 
 
 class ChannelSoftmaxes(Tracker):

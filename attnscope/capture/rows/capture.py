@@ -73,8 +73,18 @@ class Weighing:
 
     def _laid(self, tensor: Tensor, batch: int, heads: int | None) -> Tensor:
         """A tensor in the weights' axes, with a batch and a head axis."""
-        tensor = tensor.transpose(1, 2) if self._swaps(heads) else tensor
-        return tensor.reshape(*self._shape(batch, heads), *tensor.shape[-2:])
+        *lead, queries, keys = self.weights.shape
+        if len(lead) == 3 and not self.grouped and lead[1] == heads != lead[2]:  # the second are the heads
+            tensor, lead = tensor.transpose(1, 2), [lead[0], lead[2], lead[1]]
+        if len(lead) == 1:
+            shapes = [shape for shape in reversed(self.trail.shapes) if shape[2:] == (queries, keys)]
+            known = [shape[:2] for shape in shapes if shape[0] * shape[1] == lead[0]]
+            split = (batch, lead[0] // batch) if batch and lead[0] % batch == 0 else (lead[0], 1)
+            lead = list(known[0] if known else split)
+        elif len(lead) > 2 and not self.grouped:
+            lead = [math.prod(lead[:-1]), lead[-1]]
+        first, *others = lead or [1]
+        return tensor.reshape(first, math.prod(others), *tensor.shape[-2:])
 
     def product(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor] | None:
         """The values and their mixtures, rearranged as by ``with_heads``, if they have such axes.
@@ -91,27 +101,6 @@ class Weighing:
             return None
         values = values.expand(*lead, *values.shape[-2:])
         return self._laid(values, batch, heads), self._laid(output, batch, heads)
-
-    def _swaps(self, heads: int | None) -> bool:
-        """Whether the second of five axes are the heads."""
-        shape = self.weights.shape
-        return len(shape) == 5 and not self.grouped and shape[1] == heads != shape[2]
-
-    def _shape(self, batch: int, heads: int | None) -> tuple[int, int]:
-        """The batch and the heads of the weights."""
-        weights = self.weights.transpose(1, 2) if self._swaps(heads) else self.weights
-        *lead, queries, keys = weights.shape
-        if not lead:
-            return 1, 1
-        if len(lead) == 1:
-            (count,) = lead
-            for shape in reversed(self.trail.shapes):
-                if shape[2:] == (queries, keys) and shape[0] * shape[1] == count:
-                    return shape[0], shape[1]
-            return (batch, count // batch) if batch and count % batch == 0 else (count, 1)
-        if len(lead) > 2 and not self.grouped:
-            return math.prod(lead[:-1]), lead[-1]
-        return lead[0], math.prod(lead[1:])
 
 
 def masked_keys(scores: Tensor, axis: int) -> Tensor | None:

@@ -230,13 +230,13 @@ class CellReading:
             places = [row for row in self.wanted if row in range(start, start + rows.shape[2])]
             here = [row - start for row in places]
             rows, allowed = rows[:, :, here], allowed[:, :, here]
-        rows = self._floats(rows)
+        rows = self.kind.asarray(rows, dtype=self.kind.float32)
         finite = self.kind.isfinite(rows)
         if not finite.all():
             self.broken += int((~finite).sum())
             allowed = allowed & finite
         rows = self.kind.where(allowed, rows, 0)
-        opened = self._floats(allowed)
+        opened = self.kind.asarray(allowed, dtype=self.kind.float32)
         if self.values is None:
             self.values, self.open = (self._zeros(each) for each in (rows, opened))
         elif len(opened) > len(self.open) or opened.shape[1] > self.open.shape[1]:
@@ -248,7 +248,7 @@ class CellReading:
             if not len(reached):
                 return
             groups = slice(int(reached[0]), int(reached[-1]) + 1)
-            down = self._matrix(part[groups], rows)
+            down = self.kind.asarray(part[groups], device=rows.device)
         if self.how == "max":
             largest = self._largest(rows, down)
             self.values[:, :, groups] = self.kind.maximum(self.values[:, :, groups], largest)
@@ -267,23 +267,15 @@ class CellReading:
             self.values /= self.kind.where(self.open > 0, self.open, 1)
         self.keep(self.values, self.open > 0, self.broken)
 
-    def _floats(self, block: Any) -> Any:
-        """A block in single precision."""
-        return block.astype(np.float32, copy=False) if self.attention.arrays else block.float()
-
     def _zeros(self, block: Any) -> Any:
         """Zeros for all cells of the texts and heads of a block."""
         shape = *block.shape[:2], *self.shape
-        return np.zeros(shape, np.float32) if self.attention.arrays else block.new_zeros(shape)
-
-    def _matrix(self, matrix: Array, rows: Any) -> Any:
-        """A matrix of the same type as the rows."""
-        return matrix if self.attention.arrays else self.kind.from_numpy(matrix).to(rows)
+        return self.kind.zeros(shape, dtype=self.kind.float32, device=block.device)
 
     def _coarser(self, rows: Any, down: Any) -> Any:
         """[..., row, key] -> [..., row group, column]"""
         rows = rows if down is None else down @ rows
-        return rows if self.across is None else rows @ self._matrix(self.across, rows).T
+        return rows if self.across is None else rows @ self.kind.asarray(self.across, device=rows.device).T
 
     def _largest(self, rows: Tensor, down: Tensor | None) -> Tensor:
         """The largest weight of each cell.  [..., row, key] -> [..., row group, column]"""

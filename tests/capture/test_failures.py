@@ -11,12 +11,12 @@ from torch import nn
 from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks import modules as stack
 from attnscope.capture.hooks import softmax, torch_functions
-from attnscope.capture.placing import chunked as chunked_modules
+from attnscope.capture.placing import chunked, mixing
 from attnscope.capture.placing import kinds as sites
-from attnscope.capture.placing import mixing
 from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
+from tests.capture.placing.test_chunked import longformer, texts
 from tests.capture.tiny import FAMILIES, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:the recording failed")
@@ -46,15 +46,8 @@ def projecting():
     return model, {"input": torch.randn(2, 5, 16)}
 
 
-def chunked():
-    from transformers import LongformerConfig, LongformerModel
-
-    torch.manual_seed(0)
-    config = LongformerConfig(
-        vocab_size=99, hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=32,
-        attention_window=4, max_position_embeddings=64,
-    )  # fmt: skip
-    return LongformerModel(config).eval(), {"input_ids": torch.randint(4, 99, (1, 12))}
+def windows():
+    return longformer(), texts()
 
 
 PLACES = [  # what fails, where it stands, and a model that gets there
@@ -70,8 +63,8 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder, "note_layers", gpt2),
     (mixing.PastAttention, "see", softmaxed),
     (mixing.PastAttention, "_multiplies", rectified),
-    (chunked_modules, "is_chunked", gpt2),
-    (chunked_modules, "compare_rows", chunked),
+    (chunked, "is_chunked", gpt2),
+    (chunked, "compare_rows", windows),
     (sites, "is_cross", gpt2),
     (softmax, "masked_keys", softmaxed),
     (softmax.Trails, "_start", softmaxed),

@@ -10,6 +10,7 @@ import transformers as hf
 
 from attnscope.capture import Keep, recording
 from attnscope.capture.placing import chunked
+from attnscope.questions.sentences import note_unproved
 
 HEADS, SIZE, LENGTH = 2, 24, 16
 SIZES = {"vocab_size": 99, "hidden_size": HEADS * SIZE, "num_attention_heads": HEADS, "num_hidden_layers": 2}
@@ -124,6 +125,13 @@ def test_rows_of_global_tokens_are_proved_by_values_of_their_own(monkeypatch):
 
     monkeypatch.setattr(chunked, "put", turned)
     assert all(site.differs for site in record_of(make(), given)[1])
+
+
+def test_weights_of_another_type_than_the_values_are_not_proved_and_say_why():
+    _, (site, _) = record_of(longformer().bfloat16(), texts())  # its softmax is single
+    assert site.difference is None
+    assert "no one product of all weights and values was seen" in site.unproved
+    assert note_unproved([site]) == [f"not proved in layer 0: {site.unproved}"]
 
 
 def test_some_rows_of_some_heads_are_those_of_the_whole_map():

@@ -7,7 +7,6 @@ from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.lineage.layout import SAMPLED
-from attnscope.capture.placing import mixing as why
 from attnscope.capture.rows.capture import MAPPED
 from tests.capture.placing import ways
 from tests.capture.placing.ways import COUNT, EACH, HEADS, SIZE, TEXTS, Nested, Stream, attend, observe
@@ -94,15 +93,6 @@ def test_powers_of_a_graph_weigh_no_values():
 
     record, _ = observe(nn.Sequential(Stream(power)))
     assert (record.sites, record.without_attention) == ([], [])
-
-
-def test_each_layer_of_a_list_is_named_by_its_own_way():
-    record, _ = observe(Nested([Stream(attend)], [Stream(ways.decay)], [Stream(ways.run_a_sum)]))
-    assert [site.site.name for site in record.sites] == ["layers.0.0"]
-    assert [(layer.name, layer.layer, layer.reason) for layer in record.without_attention] == [
-        ("layers.1.0", 1, why.NO_SOFTMAX),
-        ("layers.2.0", 2, why.RUNNING),
-    ]
 
 
 def test_what_mixes_beside_attention_in_one_layer_is_a_note_and_no_layer_without():

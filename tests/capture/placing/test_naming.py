@@ -1,5 +1,6 @@
 """Layer numbers and kinds."""
 
+import pytest
 import torch
 import transformers as hf
 
@@ -7,44 +8,35 @@ from attnscope.capture import recording
 from attnscope.capture.placing.kinds import LayerNumbers
 from tests.capture.tiny import FAMILIES, SIZES
 
-
-def numbered(*calls, kind="encoder", width=4):
-    """The layers of some (name, invocation) calls in turn."""
-    numbers = LayerNumbers()
-    return [numbers.number(kind, name, invocation, width) for name, invocation in calls]
-
-
-def test_one_number_in_the_path_is_the_layer():
-    assert numbered(("layers.1.attn", 0), ("layers.3.attn", 0)) == [1, 3]
-
-
-def test_no_number_or_several_count_on():
-    assert numbered(("attention", 0)) == [0]
-    assert numbered(
-        ("stages.0.blocks.0.attn", 0), ("stages.0.blocks.1.attn", 0), ("stages.1.blocks.0.attn", 0)
-    ) == [
-        0,
-        1,
+LAYERS = "layers.{}.attn"
+NUMBERED = {  # modules that attend in turn, how often each was called before, and their layers
+    "one number in the path is the layer": ([(LAYERS.format(1), 0), (LAYERS.format(3), 0)], 4, [1, 3]),
+    "no number counts on": ([("attention", 0)], 4, [0]),
+    "several numbers count on": (
+        [("stages.0.blocks.0.attn", 0), ("stages.0.blocks.1.attn", 0), ("stages.1.blocks.0.attn", 0)],
+        4,
+        [0, 1, 2],
+    ),
+    "a second tower counts on from the end of the first": (
+        [(f"{tower}.layers.{at}.attn", 0) for tower, at in (("a", 0), ("a", 1), ("b", 0), ("b", 2))],
+        4,
+        [0, 1, 4, 6],
+    ),
+    "a second attention in every block counts on too": (
+        [(f"layers.{at}.{name}", 0) for at in (0, 1) for name in ("time", "space")],
         2,
-    ]
+        [0, 2, 1, 3],
+    ),
+    "a shared module gets the next free number": ([(LAYERS.format(0), at) for at in range(3)], 1, [0, 1, 2]),
+    "pieces of one module call share their number": ([(LAYERS.format(2), 0)] * 2, 4, [2, 2]),
+}
 
 
-def test_a_second_tower_counts_on_from_the_end_of_the_first():
-    first = [("vision.layers.0.attn", 0), ("vision.layers.1.attn", 0)]
-    assert numbered(*first, ("text.layers.0.attn", 0), ("text.layers.2.attn", 0)) == [0, 1, 4, 6]
-
-
-def test_a_second_attention_in_every_block_counts_on_too():
-    calls = [("layers.0.time", 0), ("layers.0.space", 0), ("layers.1.time", 0), ("layers.1.space", 0)]
-    assert numbered(*calls, width=2) == [0, 2, 1, 3]
-
-
-def test_a_shared_module_gets_the_next_free_number():
-    assert numbered(("layers.0.attn", 0), ("layers.0.attn", 1), ("layers.0.attn", 2), width=1) == [0, 1, 2]
-
-
-def test_pieces_of_one_module_call_share_their_number():
-    assert numbered(("layers.2.attn", 0), ("layers.2.attn", 0)) == [2, 2]
+@pytest.mark.parametrize("name", NUMBERED)
+def test_layers_are_numbered_by_their_paths(name):
+    calls, width, layers = NUMBERED[name]
+    numbers = LayerNumbers()
+    assert [numbers.number("encoder", *call, width) for call in calls] == layers
 
 
 def test_kinds_are_numbered_apart():

@@ -9,6 +9,7 @@ from attnscope.network.folder import save_encoder, untrained
 from attnscope.storage.trace import write_trace
 from tests.cli.run import Loader
 from tests.models import folders, images, speech
+from tests.models.vision_language import vision_language
 from tests.questions.gold import treebank
 
 LOADER = Loader()
@@ -21,14 +22,30 @@ def remembered(request, monkeypatch):
         monkeypatch.setattr("attnscope.models.load", LOADER)
 
 
-@pytest.fixture(scope="session")
-def causal_folder(tmp_path_factory):
-    return folders.gpt2(tmp_path_factory.mktemp("gpt2"))
+MADE = {
+    "causal_folder": folders.gpt2,
+    "pair_folder": folders.t5,
+    "vit": lambda path: images.vision(path, "vit"),
+    "llava": lambda path: vision_language(path, "llava"),
+    "whisper": speech.whisper,
+    "hubert": lambda path: speech.encoder(path, "hubert"),
+    "ctc": speech.ctc,
+    "picture": lambda path: images.picture(path.with_suffix(".png")),
+    "drawing": lambda path: images.save_noise(path.with_suffix(".png"), 90, 120),
+    "tone": lambda path: speech.sound(path.with_suffix(".wav"), 1.3),
+    "noise": lambda path: speech.noise(path.with_suffix(".wav")),
+}
+"""Fixtures: a model's folder, or a file, by its name."""
 
 
-@pytest.fixture(scope="session")
-def pair_folder(tmp_path_factory):
-    return folders.t5(tmp_path_factory.mktemp("t5"))
+def made(name):
+    return pytest.fixture(
+        lambda tmp_path_factory: MADE[name](tmp_path_factory.mktemp(name) / name), scope="session", name=name
+    )
+
+
+for _name in MADE:
+    globals()[f"made_{_name}"] = made(_name)
 
 
 WORDS = {

@@ -42,7 +42,7 @@ def numbers(ran) -> str:
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """A function that runs ``attnscope`` with arguments."""
+    """A function that runs ``attnscope`` with arguments; its ``json`` gives the numbers of an answer."""
     # a process with --offline has no network for good: here, until the test ends
     monkeypatch.setattr("attnscope.limits._everywhere", [])
 
@@ -53,6 +53,7 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         out, err = capsys.readouterr()
         return Ran(ended.value.code or 0, out, err)
 
+    run.json = lambda *arguments: json.loads(run(*arguments, "--json").out)
     return run
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from PIL import Image
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
@@ -22,9 +22,8 @@ from attnscope.cli.options import ModelOptions, SourceOptions, WeighedModelOptio
 from attnscope.cli.source import SourceInput
 from attnscope.models import identity
 from attnscope.storage import cache
-from tests.models import folders, speech
+from tests.models import folders
 from tests.models.images import picture
-from tests.models.vision_language import vision_language
 from tests.storage.trace.test_hostile import LIES
 
 TEXT = "The cat sat on the mat."
@@ -88,46 +87,60 @@ def answers(ran) -> dict:
     return json.loads(told)
 
 
-OTHERS = [
-    ["show", TEXT],
-    ["show", TEXT, "--head", "L0H1", "--words"],
-    ["stats", TEXT],
-    ["compare", TEXT],
-    ["compare", TEXT, "--head", "1"],
-    ["compare", TEXT, "L0H0", "L1H1"],
-    ["check", "L0H0.entropy > 0", "--text", TEXT],
-    ["find", "sat -> cat", TEXT],
-    ["spans", f"{TEXT} It slept."],
-    ["stats", TEXT, "--by-position", "previous"],
-    ["stats", TEXT, "--rows", "1-3"],
-    ["flow", TEXT],
-    ["show", TEXT, "--head", "L1H0", "--weigh", "norm"],
-    ["stats", TEXT, "--weigh", "zeroing"],
-]
+CHAT = json.dumps([{"role": "system", "content": "The dog sat."}, {"role": "user", "content": TEXT}])
+TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory):
+    """A model with a template of chats."""
+    folder = folders.gpt2(tmp_path_factory.mktemp("talker"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A text of the bundled encoder's whole length, 512 tokens, where the fused pass begins."""
+    file = tmp_path_factory.mktemp("long") / "long.txt"
+    file.write_text(TEXT * 100)
+    return file
+
+
+SAID, HEARD = "show TEXT --audio @tone -m @whisper", "show --audio @tone -m @whisper --generate 4"
+LOOKS = {
+    "-m @causal_folder": "show TEXT|show TEXT --head L0H1 --words|show TEXT --head L1H0 --weigh norm|"
+    "stats TEXT|stats TEXT --by-position previous|stats TEXT --rows 1-3|stats TEXT --weigh zeroing|"
+    "compare TEXT|compare TEXT --head 1|compare TEXT L0H0 L1H1|compare TEXT --with-text DOG|"
+    "compare TEXT --with-text DOG --head L0H1|compare TEXT --with-text DOG --weigh norm|"
+    "compare TEXT --with-model @talker|check 'L0H0.entropy > 0' --text TEXT|find 'sat -> cat' TEXT|"
+    "spans 'The cat sat. It slept.'|spans TEXT --generate 3 --written|"
+    "spans '[[cat: The cat sat.]] [[dog: It ran.]]' --by marks|flow TEXT",
+    "-f @long --truncate": "show --head L1H0|stats|stats --exact-kernel|compare --head 1",
+    "-f @long --truncate --exact-kernel": "spans",
+    "": f"{SAID} --head 'cross L0H1'|{HEARD}|spans TEXT --audio @tone -m @whisper --by segment",
+    "--audio @tone -m @hubert": "show|show --token '0.32 s'|stats --from-second 0.5",
+    "--chat -m @talker": "show TEXT --head L0H1|spans CHAT --by role|spans CHAT --by role --generate 3",
+    "--image @drawing -m @llava": "find 'mat -> image' ABOUT|show ABOUT --image @drawing",
+}
 
 
 @pytest.fixture
-def long_text(tmp_path):
-    """A text of the bundled encoder's whole length, 512 tokens, where the fused pass begins."""
-    file = tmp_path / "long.txt"
-    file.write_text(TEXT * 100)
-    return ["-f", file, "--truncate"]
+def fill(request):
+    """The words of a command, with texts, and the files that ``@fixtures`` make."""
+    said = {"TEXT": TEXT, "DOG": "The dog sat on a mat.", "CHAT": CHAT, "ABOUT": "what is on the mat ?"}
+
+    def filled(word):
+        return said.get(word) or (request.getfixturevalue(word[1:]) if word[0] == "@" else word)
+
+    return lambda asked: [*map(filled, shlex.split(asked))]
 
 
-LONG = [
-    ["show", "--head", "L1H0"],
-    ["stats"],
-    ["stats", "--exact-kernel"],
-    ["compare", "--head", "1"],
-    ["spans", "--exact-kernel"],
-]
-
-
-@pytest.mark.parametrize(
-    ("asked", "long"), [*((each, False) for each in OTHERS), *((each, True) for each in LONG)]
-)
-def test_every_command_keeps_what_it_has_read(run, monkeypatch, looks, folder, long_text, asked, long):
-    given = [*asked, *(long_text if long else ["-m", folder]), "--json"]
+@pytest.mark.parametrize("asked", [f"{one} {more}" for more, of in LOOKS.items() for one in of.split("|")])
+def test_every_command_keeps_what_it_has_read(run, monkeypatch, looks, fill, asked):
+    given = [*fill(asked), "--json"]
     monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
     live = answers(run(*given))
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(looks.parent))
@@ -136,18 +149,18 @@ def test_every_command_keeps_what_it_has_read(run, monkeypatch, looks, folder, l
     assert answers(run(*given)) == first == live
 
 
-def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long_text):
-    run("stats", *long_text)
-    assert came_from_there(run("stats", *long_text, "--top", "2"))
-    assert not came_from_there(run("show", "--head", "L1H0", *long_text))
-    assert came_from_there(run("show", "--head", "L1H0", *long_text))
-    assert not came_from_there(run("stats", "--sort", "coverage90", *long_text))
+def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long):
+    run("stats", "-f", long, "--truncate")
+    assert came_from_there(run("stats", "-f", long, "--truncate", "--top", "2"))
+    assert not came_from_there(run("show", "--head", "L1H0", "-f", long, "--truncate"))
+    assert came_from_there(run("show", "--head", "L1H0", "-f", long, "--truncate"))
+    assert not came_from_there(run("stats", "--sort", "coverage90", "-f", long, "--truncate"))
     assert len(list(looks.iterdir())) == 2
 
 
-def test_a_long_text_whose_pass_is_large_is_not_kept(run, monkeypatch, looks, long_text):
+def test_a_long_text_whose_pass_is_large_is_not_kept(run, monkeypatch, looks, long):
     monkeypatch.setattr("attnscope.models.keeping.LARGEST", 1 << 20)
-    assert not came_from_there(run("show", *long_text))
+    assert not came_from_there(run("show", "-f", long, "--truncate"))
     assert not looks.exists()
 
 
@@ -584,71 +597,9 @@ def test_a_model_of_the_hub_is_the_snapshot_that_its_name_means(monkeypatch, sou
     assert named.key not in (before, None)
 
 
-CHAT = json.dumps([{"role": "system", "content": "The dog sat."}, {"role": "user", "content": TEXT}])
-TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-ABOUT = "what is on the mat ?"
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    """Models of every sort, and files for them to read."""
-    place = tmp_path_factory.mktemp("sources")
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(place / "a.png")
-    talker = folders.gpt2(place / "talker")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(talker)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(talker)
-    return {
-        "tone": speech.sound(place / "tone.wav"),
-        "picture": place / "a.png",
-        "whisper": speech.whisper(place / "whisper"),
-        "hubert": speech.encoder(place / "hubert", "hubert"),
-        "llava": vision_language(place / "llava", "llava"),
-        "gpt2": folders.gpt2(place / "gpt2"),
-        "talker": talker,
-    }
-
-
-LOOKS = {
-    "a sound": ["show", "--audio", "<tone>", "-m", "<hubert>"],
-    "a moment": ["show", "--audio", "<tone>", "-m", "<hubert>", "--token", "0.32 s"],
-    "a part of a sound": ["stats", "--audio", "<tone>", "--from-second", "0.5", "-m", "<hubert>"],
-    "what is said": ["show", TEXT, "--audio", "<tone>", "-m", "<whisper>", "--head", "cross L0H1"],
-    "what is heard": ["show", "--audio", "<tone>", "-m", "<whisper>", "--generate", "4"],
-    "words and their sound": ["spans", TEXT, "--audio", "<tone>", "-m", "<whisper>", "--by", "segment"],
-    "a chat": ["show", TEXT, "--chat", "-m", "<talker>", "--head", "L0H1"],
-    "roles": ["spans", CHAT, "--chat", "--by", "role", "-m", "<talker>"],
-    "roles and an answer": ["spans", CHAT, "--chat", "--by", "role", "-m", "<talker>", "--generate", "3"],
-    "what is written": ["spans", TEXT, "-m", "<gpt2>", "--generate", "3", "--written"],
-    "marks": ["spans", "[[cat: The cat sat.]] [[dog: It ran.]]", "--by", "marks", "-m", "<gpt2>"],
-    "two texts": ["compare", TEXT, "--with-text", "The dog sat on a mat.", "-m", "<gpt2>"],
-    "a head on two texts": ["compare", TEXT, "--with-text", "The dog sat.", "-m", "<gpt2>", "--head", "L0H1"],
-    "two models": ["compare", TEXT, "-m", "<gpt2>", "--with-model", "<talker>"],
-    "two weighed": ["compare", TEXT, "-m", "<gpt2>", "--with-text", "The dog sat.", "--weigh", "norm"],
-    "an image": ["find", "mat -> image", ABOUT, "--image", "<picture>", "-m", "<llava>"],
-    "two images": ["show", ABOUT, "--image", "<picture>", "--image", "<picture>", "-m", "<llava>"],
-}  # fmt: skip
-
-
-def fill(asked, sources):
-    return [sources[word[1:-1]] if word[:1] == "<" and word[1:-1] in sources else word for word in asked]
-
-
-@pytest.mark.parametrize("name", LOOKS)
-def test_the_second_look_is_answered_without_the_model(run, monkeypatch, tmp_path, sources, name):
-    given = [*fill(LOOKS[name], sources), "--json"]
-    monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
-    live = answers(run(*given))
-    monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path))
-    first = answers(run(*given))
-    monkeypatch.setattr("attnscope.models.load", None)  # no model is loaded any more
-    assert answers(run(*given)) == first == live
-
-
-@pytest.mark.parametrize("name", ["what is said", "what is heard"])
-def test_the_page_of_a_sound_is_the_same_from_its_trace(run, tmp_path, sources, name):
-    given = [word for word in fill(LOOKS[name], sources) if word not in ("--head", "cross L0H1")]
+@pytest.mark.parametrize("asked", [SAID, HEARD], ids=["said", "heard"])
+def test_the_page_of_a_sound_is_the_same_from_its_trace(run, tmp_path, fill, asked):
+    given = fill(asked)
     live, kept, there = (tmp_path / file for file in ("live.html", "a.trace", "there.html"))
     assert run(*given, "-o", live, "--no-cache").code == 0
     assert run(*given, "--keep", kept).code == 0
@@ -659,11 +610,11 @@ def test_the_page_of_a_sound_is_the_same_from_its_trace(run, tmp_path, sources, 
 
 
 @pytest.mark.parametrize("more", [[], ["--generate", "3"]], ids=["read", "written"])
-def test_a_chat_is_cut_by_roles_from_its_trace(run, tmp_path, sources, more):
+def test_a_chat_is_cut_by_roles_from_its_trace(run, tmp_path, talker, more):
     file = tmp_path / "chat.trace"
-    given = ["spans", CHAT, "--chat", "--by", "role", "-m", sources["talker"], *more]
+    given = ["spans", CHAT, "--chat", "--by", "role", "-m", talker, *more]
     live = run(*given, "--json", "--keep", file)
-    there = json.loads(run("spans", "--from", file, "--by", "role", "--json").out)
+    there = run.json("spans", "--from", file, "--by", "role")
     expected = json.loads(live.out)
     assert [part["name"] for part in there["parts"]][:3] == ["template", "system", "template#2"]
     assert (there["parts"], there["heads"]) == (expected["parts"], expected["heads"])

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 from html import escape
 from pathlib import Path
@@ -31,7 +30,7 @@ def ask(run, tmp_path):
         printed = run(*asked)
         assert printed.code == 0, printed.err
         assert max(map(len, printed.out.splitlines())) <= 80
-        answer = json.loads(run(*asked, "--json").out)
+        answer = run.json(*asked)
         assert answer["schema"] == f"urn:attnscope:{asked[0]}:1"
         assert run(*asked, "-o", tmp_path / picture).code == 0
         return printed.out, answer, list(csv.DictReader(io.StringIO(run(*asked, "--csv").out)))
@@ -114,7 +113,7 @@ def test_what_changes_without_a_head_is_printed(run):
     assert re.search(rf"{re.escape(first.token)} {first.position} .* \d+%", ran.out)
     assert "[the] " in ran.out, "the token that stands in the text"
     assert max(map(len, lines)) <= 80
-    numbers = json.loads(run("ablate", TIRED, "--head", "2.1", "-m", "own-causal", "--json").out)
+    numbers = run.json("ablate", TIRED, "--head", "2.1", "-m", "own-causal")
     assert (numbers["head"], numbers["kind"]) == ("L2H1", "decoder")
     assert len(numbers["changed"]) == 11
     named = {"token", "position", "divergence", "before", "after", "right", "wanted"}
@@ -145,7 +144,7 @@ def test_the_loss_without_each_head_stands_beside_its_error(ask, run, tmp_path):
     assert "the loss with all heads" in " ".join(lines)
     assert "a head's output is set to zero" in out
     assert (list(rows[0])[-2:], len(rows)) == (["ablation", "ablation_error"], 12)
-    heads = json.loads(run(*asked, "-m", "own-causal", "--mean", "--json").out)["heads"]
+    heads = run.json(*asked, "-m", "own-causal", "--mean")["heads"]
     assert all({"value", "error", "loss", "texts"} == set(head["ablation"]) for head in heads)
 
 

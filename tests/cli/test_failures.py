@@ -1,7 +1,5 @@
 """A recording that fails at one layer: every command shows the others, and says which one is missing."""
 
-import json
-
 import pytest
 
 from attnscope.capture.placing.kinds import Sites
@@ -31,12 +29,12 @@ def test_the_sentence_stands_under_the_picture_and_in_the_json(run, causal_folde
     assert ran.code == 0, ran.err
     assert SENTENCE in " ".join(ran.out.split())
     if "--token" not in command:
-        assert SENTENCE in json.loads(run(*words, "--json").out)["notes"]
+        assert SENTENCE in run.json(*words)["notes"]
 
 
 def test_info_lists_the_layers_that_were_seen_and_names_the_other(run, causal_folder):
     assert SENTENCE in " ".join(run("info", causal_folder).out.split())
-    answer = json.loads(run("info", causal_folder, "--json").out)
+    answer = run.json("info", causal_folder)
     assert 1 not in [site["layer"] for site in answer["sites"]]
     assert answer["failures"] == [{"name": "h.1.attn", "reason": "ZeroDivisionError: a mistake"}]
 

@@ -18,7 +18,7 @@ TEXT = "The cat sat on the mat because it was tired."
 
 def test_json_and_csv_hold_every_head_of_every_question(run):
     asked = ("find", "it -> cat", "it <-> mat", TEXT)
-    questions = json.loads(run(*asked, "--json").out)["questions"]
+    questions = run.json(*asked)["questions"]
     assert [each["question"] for each in questions] == ["it -> cat", "it -> mat", "mat -> it"]
     assert all(len(each["heads"]) == 32 for each in questions)
     rows = list(csv.DictReader(io.StringIO(run(*asked, "--csv").out)))
@@ -69,7 +69,7 @@ def test_json_is_what_its_schema_says_and_csv_has_the_same(run, bank, tmp_path):
     (tmp_path / "small.jsonl").write_text(ANSWERS)
     schema = json.loads(run("schema", "find").out)
     for file in (bank, tmp_path / "small.jsonl"):
-        seen = json.loads(run("find", "--gold", file, "--json").out)
+        seen = run.json("find", "--gold", file)
         jsonschema.Draft202012Validator(schema).validate(seen)
         rows = list(csv.DictReader(io.StringIO(run("find", "--gold", file, "--csv").out)))
         flat = [(each["label"], each["direction"], head) for each in seen["labels"] for head in each["heads"]]
@@ -118,7 +118,7 @@ TWO = "The cat sat on the mat. It was tired because it ran."
 
 
 def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
-    numbers = json.loads(run("spans", TWO, "--json").out)
+    numbers = run.json("spans", TWO)
     assert numbers["parts"][0]["name"] == "[CLS]"
     assert len(numbers["heads"]) == 32
     rows = list(csv.DictReader(io.StringIO(run("spans", TWO, "--csv").out)))
@@ -127,15 +127,15 @@ def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
 
 
 def test_one_head_is_that_head_and_no_mean(run):
-    every = json.loads(run("spans", TWO, "--json").out)["heads"]
-    ran = json.loads(run("spans", TWO, "--json", "--head", "L1H3").out)
+    every = run.json("spans", TWO)["heads"]
+    ran = run.json("spans", TWO, "--head", "L1H3")
     assert ran["heads"] == [head for head in every if (head["layer"], head["head"]) == (1, 3)]
     assert run("spans", TWO, "--head", "L1H3").out.startswith("L1H3 · encoder attention")
 
 
 def test_at_a_star_the_parts_are_listed_by_what_is_looked_at_most(run):
     asked = ("spans", TWO, "-m", "own-causal", "--pair", "2 -> *")
-    numbers = json.loads(run(*asked, "--head", "L1H3", "--json").out)["questions"]
+    numbers = run.json(*asked, "--head", "L1H3")["questions"]
     shares = [each["heads"][0]["weight"] for each in numbers]
     assert shares == sorted(shares, reverse=True)
     lines = run(*asked, "--head", "L1H3").out.splitlines()
@@ -147,7 +147,7 @@ def test_at_a_star_the_parts_are_listed_by_what_is_looked_at_most(run):
 
 
 def test_json_and_arrays_hold_every_layer(run, tmp_path):
-    layers = json.loads(run("flow", TEXT, "--json").out)["layers"]
+    layers = run.json("flow", TEXT)["layers"]
     assert [each["layer"] for each in layers] == [0, 1, 2, 3]
     run("flow", TEXT, "-o", tmp_path / "flow.npz")
     with np.load(tmp_path / "flow.npz") as maps:

@@ -94,7 +94,7 @@ def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path, c
     live = numbers(run("compare", TEXT, "--with-text", OTHER, "--json"))
     assert numbers(run("compare", "--from", one, "--with-trace", two, "--json")) == live
     assert numbers(run("compare", TEXT, "--with-trace", two, "--json")) == live
-    drift = json.loads(run("compare", "--from", one, "--with-trace", one, "--json").out)
+    drift = run.json("compare", "--from", one, "--with-trace", one)
     assert max(drift["drift"]) == 0
     ran = run("compare", "--from", one, "--with-trace", three)
     assert "the models have no kind of attention in common" in ran.err

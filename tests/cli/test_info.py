@@ -1,7 +1,5 @@
 """``attnscope info``: what can be seen of a model, and what the model says of itself."""
 
-import json
-
 import pytest
 import transformers
 
@@ -46,7 +44,7 @@ def test_layers_without_attention_are_named_with_what_they_have_instead(run, sav
         mamba_d_state=4,
     )
     folder = saved(transformers.JambaModel(config))
-    answer = json.loads(run("info", folder, "--json").out)
+    answer = run.json("info", folder)
     assert [(site["layer"], site["heads"], site["key_heads"]) for site in answer["sites"]] == [(2, 4, 2)]
     assert [hole["layer"] for hole in answer["without"]] == [0, 1, 3]
     assert "no attention in layers 0-1, 3: a state-space model" in run("info", folder).out.replace("\n", " ")
@@ -62,7 +60,7 @@ def test_rows_with_a_sink_sum_to_less_than_one(run, saved):
         num_experts_per_tok=1,
     )
     folder = saved(transformers.GptOssModel(config))
-    answer = json.loads(run("info", folder, "--json").out)
+    answer = run.json("info", folder)
     assert all(0 < low < high < 1 for low, high in (site["row_sums"] for site in answer["sites"]))
     assert "a sink that no token owns" in run("info", folder).out
 
@@ -79,7 +77,7 @@ def test_the_attention_implementation_is_as_it_was(tmp_path):
 
 
 def test_a_text_of_one_token_is_reported_rightly_though_all_heads_are_alike(run, causal_folder):
-    answer = json.loads(run("info", causal_folder, "a", "--json").out)
+    answer = run.json("info", causal_folder, "a")
     assert answer["sites"][0]["queries"] == 1
     assert {site["own_report"] for site in answer["sites"]} == {"right"}
 
@@ -126,7 +124,7 @@ def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run,
     folder = saved(transformers.SqueezeBertModel(config))
     told = "own output_attentions are wrong in encoder layers 0-1: scores from before the softmax"
     assert told in " ".join(run("info", folder).out.split())
-    sites = json.loads(run("info", folder, "--json").out)["sites"]
+    sites = run.json("info", folder)["sites"]
     assert {(site["own_report"], site["own_fault"]) for site in sites} == {
         ("wrong", "scores from before the softmax")
     }

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from attnscope.attention import Head
@@ -17,22 +16,11 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from attnscope.render.colour import blend, resize
 from attnscope.render.terminal import print_view
-from tests.models import hearing, images, speech
-from tests.models.vision_language import vision_language
+from tests.models import hearing, speech
 
 
-@pytest.fixture(scope="module")
-def picture(tmp_path_factory):
-    return images.picture(tmp_path_factory.mktemp("images") / "corner.png")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return images.vision(tmp_path_factory.mktemp("vit"), "vit")
-
-
-def test_a_patch_is_shown_as_shades_in_a_pipe(run, folder, picture):
-    ran = run("show", "--image", picture, "-m", folder, "--token", "1,2", "--head", "L0H1")
+def test_a_patch_is_shown_as_shades_in_a_pipe(run, vit, picture):
+    ran = run("show", "--image", picture, "-m", vit, "--token", "1,2", "--head", "L0H1")
     assert ran.code == 0
     assert "1,2 looks at" in ran.out
     assert "1,2 is looked at by" in ran.out
@@ -40,9 +28,7 @@ def test_a_patch_is_shown_as_shades_in_a_pipe(run, folder, picture):
     rows = [line for line in ran.out.splitlines() if line.count("│") == 4]
     assert len(rows) == 4
     assert [row.count("××") for row in rows] == [0, 2, 0, 0]
-    answer = json.loads(
-        run("show", "--image", picture, "-m", folder, "--token", "1,2", "--head", "L0H1", "--json").out
-    )
+    answer = run.json("show", "--image", picture, "-m", vit, "--token", "1,2", "--head", "L0H1")
     heaviest = np.unravel_index(np.argmax(answer["patches"][0]["looks_at"]), (4, 4))
     if heaviest != (1, 2):
         cell = rows[heaviest[0]].split("│")[1][2 * heaviest[1] :][:2]
@@ -58,8 +44,8 @@ def coloured(view, width=80):
     return out.getvalue()
 
 
-def test_a_terminal_shows_the_picture_where_it_is_looked_at(folder, picture):
-    model = load(folder)
+def test_a_terminal_shows_the_picture_where_it_is_looked_at(vit, picture):
+    model = load(vit)
     view = one_token(model, model.prepare_image(picture), Selection(Head("L0H1"), token="CLS"))
     out = coloured(view)
     levels = view.overlays[0].looks_at / view.overlays[0].looks_at.max()
@@ -72,10 +58,10 @@ def test_a_terminal_shows_the_picture_where_it_is_looked_at(folder, picture):
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
-def test_no_line_is_wider_than_the_terminal(folder, picture, width):
+def test_no_line_is_wider_than_the_terminal(vit, picture, width):
     import re
 
-    model = load(folder)
+    model = load(vit)
     view = one_token(model, model.prepare_image(picture), Selection(token="3,0"))
     for line in coloured(view, width).splitlines():
         assert len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= width
@@ -103,40 +89,27 @@ def test_scaling_keeps_a_mean_when_it_shrinks_and_edges_when_it_grows():
 ABOUT = "what is on the mat ?"
 
 
-@pytest.fixture(scope="module")
-def llava(tmp_path_factory):
-    return vision_language(tmp_path_factory.mktemp("llava"), "llava")
-
-
-@pytest.fixture(scope="module")
-def drawing_file(tmp_path_factory):
-    file = tmp_path_factory.mktemp("pictures") / "a.png"
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file)
-    return file
-
-
-def test_two_images_are_drawn_under_each_other_and_listed_with_their_parts(run, llava, drawing_file):
-    asked = ["show", ABOUT, "--image", drawing_file, "--image", drawing_file, "-m", llava, "--token", "mat"]
+def test_two_images_are_drawn_under_each_other_and_listed_with_their_parts(run, llava, drawing):
+    asked = ["show", ABOUT, "--image", drawing, "--image", drawing, "-m", llava, "--token", "mat"]
     ran = run(*asked)
     assert "image 1: mat looks at" in ran.out
     assert "image 2: mat looks at" in ran.out
-    answer = json.loads(run(*asked, "--json").out)
+    answer = run.json(*asked)
     assert [shown["picture"] for shown in answer["patches"]] == ["image 1", "image 2"]
     boxes = [bar["box"] for bar in answer["looks_at"] if bar["text"].startswith("image")]
     assert boxes
     assert all(0 <= left < right <= 120 and 0 <= top < bottom <= 90 for left, top, right, bottom in boxes)
 
 
-def test_one_of_two_images_can_be_asked_about(run, llava, drawing_file):
-    asked = ["--image", drawing_file, "--image", drawing_file, "-m", llava, "--json"]
+def test_one_of_two_images_can_be_asked_about(run, llava, drawing):
+    asked = ["--image", drawing, "--image", drawing, "-m", llava, "--json"]
     both, one = (json.loads(run("find", q, ABOUT, *asked).out) for q in ("mat -> image", "mat -> image 2"))
     weights = [answer["questions"][0]["heads"][0] for answer in (both, one)]
     assert weights[1]["weight"] < weights[0]["weight"]
 
 
-def test_the_text_leads_in_comparisons_and_flows(run, llava, drawing_file):
-    given = [ABOUT, "--image", drawing_file, "-m", llava]
+def test_the_text_leads_in_comparisons_and_flows(run, llava, drawing):
+    given = [ABOUT, "--image", drawing, "-m", llava]
     assert "decoder attention" in run("compare", *given).out
     ran = run("flow", *given, "--token", "mat")
     assert "decoder attention" in ran.out
@@ -144,29 +117,14 @@ def test_the_text_leads_in_comparisons_and_flows(run, llava, drawing_file):
     assert "│" in ran.out  # the picture is lit
 
 
-def test_what_has_no_place_for_a_video_says_so(run, llava, drawing_file):
-    run("show", ABOUT, "--video", drawing_file, "-m", llava).refuses("sees no videos")
-    assert run("show", "--video", drawing_file, "-m", llava).code == 2
+def test_what_has_no_place_for_a_video_says_so(run, llava, drawing):
+    run("show", ABOUT, "--video", drawing, "-m", llava).refuses("sees no videos")
+    assert run("show", "--video", drawing, "-m", llava).code == 2
 
 
-@pytest.fixture(scope="module")
-def tone(tmp_path_factory):
-    return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav")
-
-
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory):
-    return speech.whisper(tmp_path_factory.mktemp("whisper"))
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return speech.encoder(tmp_path_factory.mktemp("hubert"), "hubert")
-
-
-def test_without_soundfile_it_says_what_to_install(run, encoder, tone, monkeypatch):
+def test_without_soundfile_it_says_what_to_install(run, hubert, tone, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    run("show", "--audio", tone, "-m", encoder).refuses("pip install 'attnscope[audio]'")
+    run("show", "--audio", tone, "-m", hubert).refuses("pip install 'attnscope[audio]'")
 
 
 def test_what_finds_words_in_the_sound_is_shown_first(run, whisper, tone, tmp_path):
@@ -220,7 +178,7 @@ def given(tmp_path_factory):
 
 def test_heads_that_listen_are_found(run, given):
     hearing.require_weights(load(given[-1]))
-    found = json.loads(run("find", "cat -> sound", "--text", "what is the cat", *given, "--json").out)
+    found = run.json("find", "cat -> sound", "--text", "what is the cat", *given)
     heads = found["questions"][0]["heads"]
     listening = {(head["layer"], head["head"]): head["weight"] for head in heads if head["kind"] == "decoder"}
     model, keep = load(given[-1]), Keep(lambda site: range(2) if site.kind == "decoder" else None)
@@ -243,16 +201,6 @@ def test_sound_and_text_are_parts(run, given):
     assert "text" in ran.out
 
 
-@pytest.fixture(scope="module")
-def noise(tmp_path_factory):
-    return speech.noise(tmp_path_factory.mktemp("sounds") / "noise.wav")
-
-
-@pytest.fixture(scope="module")
-def ctc(tmp_path_factory):
-    return speech.ctc(tmp_path_factory.mktemp("ctc"))
-
-
 def test_a_letter_and_a_moment_both_name_a_frame(run, ctc, noise):
     texts = [token.text for token in load(ctc).prepare_audio(noise).tokens]
     lettered = [number for number, text in enumerate(texts) if re.search(r" · [a-z]$", text)]
@@ -270,7 +218,7 @@ def test_align_prints_what_the_letters_say(run, ctc, noise):
     ran = run("align", noise, "-m", ctc)
     assert (ran.code, ran.err) == (0, "")
     assert "by the letters of the CTC head, frame by frame" in ran.out
-    answer = json.loads(run("align", noise, "-m", ctc, "--json").out)
+    answer = run.json("align", noise, "-m", ctc)
     assert answer["heads"] == []
     assert " --> " in run("align", noise, "-m", ctc, "--format", "srt").out
     assert "aligns no words by its heads" in run("align", noise, "-m", ctc, "--rank").err

@@ -8,30 +8,29 @@ import pytest
 
 from attnscope.cli.commands import NAMES, find_command
 from attnscope.questions.answer import VERSION, printed_records
-from tests.models.folders import t5
-from tests.models.images import picture, vision
 
-TEXT = "The cat saw it."
-OTHER = "--with-text 'The dog saw it.'"
+WORDS = {"TEXT": "The cat saw it.", "OTHER": "The dog saw it."}
 ASKED = {
-    "show": ("", "--head L1H1 --words", "--token cat", "--weigh norm"),
-    "stats": ("", "--sort coverage90 --layer 1", "--by-position previous", "--faithful --layer 0"),
-    "ablate": ("", "--head L2H1", "--importance"),
-    "compare": (
-        "",
-        "--head 1",
-        "L1H0 --composition -m own-causal",
-        OTHER,
-        f"{OTHER} --head L1H1",
-        "--with-model own",
-    ),
-    "find": ("'it -> cat'",),
-    "spans": ("", "--pair '1 -> 1'", "-m own-causal --truncate --max-tokens 4 --generate 3 --written"),
-    "flow": ("", "--method relevance", "--faithful"),
-    "cut": ("'it -> cat'", "'it -> cat' --head L0H1"),
-    "patch": (OTHER, f"{OTHER} --fast"),
-    "info": ("", "--audit"),
-    "export": ("--format png,npz --layers 0 --heads 1 -o FOLDER",),
+    "show TEXT": "|--head L1H1 --words|--token cat|--weigh norm",
+    "show TEXT -m ./gpt2 --loss": "|--head L0H1",
+    "show TEXT 'It slept.' -m ./t5": "|--head 'cross L0H1'|--token 2",
+    "show --image a.png -m ./vit": "--token 1,1",
+    "stats": "TEXT|TEXT --sort coverage90 --layer 1|TEXT --by-position previous|TEXT --faithful --layer 0|"
+    "--texts texts.txt",
+    "ablate TEXT": "|--head L2H1|--importance",
+    "compare TEXT": "|--head 1|L1H1 L2H1|--with-text OTHER|--with-text OTHER --head L1H1|--with-model own",
+    "compare": "L1H0 TEXT --composition -m own-causal|--texts texts.txt",
+    "find 'it -> cat' TEXT": "",
+    "spans TEXT": "|--pair '1 -> 1'|-m own-causal --truncate --max-tokens 4 --generate 3 --written",
+    "flow TEXT": "|--method relevance|--faithful",
+    "cut TEXT 'it -> cat'": "|--head L0H1",
+    "patch TEXT --with-text OTHER": "|--fast",
+    "circuit pairs.tsv -m own-causal": "",
+    "logits TEXT -m ./gpt2": "--by head|--by layer",
+    "cachecost -m own-causal --recent 1 --sink 1 --texts texts.txt": "",
+    "info": "own TEXT|own TEXT --audit|./gpt2 --copying|./t5",
+    "align tone.wav TEXT -m ./whisper": "|--rank",
+    "export TEXT --format png,npz --layers 0 --heads 1 -o made/described --force": "",
 }
 
 
@@ -46,47 +45,26 @@ def schema_of(command, run):
     return SCHEMAS[command]
 
 
-def validate(ran, command, run):
+def validate(command, run, *words):
+    ran = run(command, *words, "--json")
     assert ran.code in (0, 1), ran.err
     schema, answer = schema_of(command, run), json.loads(ran.out)
     jsonschema.Draft202012Validator(schema).validate(answer)
     assert next(iter(answer.items())) == ("schema", schema["$id"])
+    return answer
 
 
-@pytest.mark.parametrize(("command", "asked"), [(name, each) for name, of in ASKED.items() for each in of])
-def test_an_answer_is_what_its_schema_says(run, tmp_path, command, asked):
-    words = [str(tmp_path / "out") if word == "FOLDER" else word for word in shlex.split(asked)]
-    text = {"find": [*words, TEXT], "info": ["own", TEXT, *words]}.get(command, [TEXT, *words])
-    validate(run(command, *text, "--json"), command, run)
+@pytest.mark.parametrize("asked", [f"{first} {one}" for first, of in ASKED.items() for one in of.split("|")])
+def test_an_answer_is_what_its_schema_says(run, place, monkeypatch, asked):
+    monkeypatch.chdir(place)
+    command, *words = (WORDS.get(word, word) for word in shlex.split(asked))
+    validate(command, run, *words)
 
 
-def test_two_heads_a_corpus_and_claims_too(run, tmp_path, causal_folder):
-    for by in ("head", "layer"):
-        validate(run("logits", TEXT, "-m", causal_folder, "--by", by, "--json"), "logits", run)
-    validate(run("info", causal_folder, "--copying", "--json"), "info", run)
-    for asked in ([], ["--head", "L0H1"]):
-        validate(run("show", TEXT, "-m", causal_folder, "--loss", *asked, "--json"), "show", run)
-    (tmp_path / "pairs.tsv").write_text("The cat sat\tThe dog sat\n")
-    validate(run("circuit", tmp_path / "pairs.tsv", "-m", "own-causal", "--json"), "circuit", run)
-    validate(run("compare", TEXT, "L1H1", "L2H1", "--json"), "compare", run)
-    (tmp_path / "texts.txt").write_text("The cat sat.\nA dog ran off.\n")
-    asked = ("cachecost", "-m", "own-causal", "--recent", "1", "--sink", "1")
-    validate(run(*asked, "--texts", tmp_path / "texts.txt", "--json"), "cachecost", run)
-    validate(run("stats", "--texts", tmp_path / "texts.txt", "--json"), "stats", run)
-    validate(run("compare", "--texts", tmp_path / "texts.txt", "--json"), "compare", run)
-    run("check", "--text", TEXT, "--save", tmp_path / "before.json")
-    for text in (TEXT, "It was a mat."):
-        asked = ["check", "L0H7.next > 0.9", "--text", text, "--against", tmp_path / "before.json", "--json"]
-        validate(run(*asked), "check", run)
-
-
-def test_images_and_pairs_too(run, tmp_path):
-    image = ["--image", picture(tmp_path / "a.png"), "-m", vision(tmp_path / "dinov2", "dinov2")]
-    validate(run("show", *image, "--token", "1,1", "--json"), "show", run)
-    folder = t5(tmp_path / "t5")
-    for asked in ([], ["--head", "cross L0H1"], ["--token", "2"]):
-        validate(run("show", TEXT, "It slept.", "-m", folder, *asked, "--json"), "show", run)
-    validate(run("info", folder, "--json"), "info", run)
+@pytest.mark.parametrize("text", [WORDS["TEXT"], "It was a mat."])
+def test_claims_and_what_has_changed_too(run, tmp_path, text):
+    run("check", "--text", WORDS["TEXT"], "--save", tmp_path / "before.json")
+    validate("check", run, "L0H7.next > 0.9", "--text", text, "--against", tmp_path / "before.json")
 
 
 @pytest.mark.parametrize("command", printed_records())
@@ -125,9 +103,7 @@ def test_an_audit_that_finds_what_mixes_tokens_too(run, tmp_path):
         "        states = states + self.attend(states, states, states)[0]\n"
         "        return states + self.convolve(states.mT).mT\n"
     )
-    ran = run("info", "-m", f"{tmp_path}/mixing.py:Mixing", "--audit", "--json")
-    assert json.loads(ran.out)["mixers"]
-    validate(ran, "info", run)
+    assert validate("info", run, "-m", f"{tmp_path}/mixing.py:Mixing", "--audit")["mixers"]
 
 
 def test_a_schema_is_indented_in_a_terminal(run, monkeypatch):

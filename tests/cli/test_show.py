@@ -25,7 +25,7 @@ def test_the_command_beside_a_head_opens_that_head(run):
 
 
 def test_json_of_a_causal_head_has_nothing_where_the_mask_closed(run, causal_folder):
-    answer = json.loads(run("show", TEXT, "-m", causal_folder, "--head", "L0H0", "--json").out)
+    answer = run.json("show", TEXT, "-m", causal_folder, "--head", "L0H0")
     assert answer["weights"][0][1] is None
     assert answer["weights"][0][0] == 1
 
@@ -43,10 +43,10 @@ LONG = "The cat sat on the mat because it was tired. " * 8
 
 
 def test_a_part_of_a_map_is_shown_with_what_the_rest_takes(run, tmp_path):
-    whole = np.array(json.loads(run("show", LONG, "--head", "L1H0", "--json").out)["weights"], float)
-    part = json.loads(run("show", LONG, "--head", "L1H0", "--zoom", "40-52", "--json").out)
+    whole = np.array(run.json("show", LONG, "--head", "L1H0")["weights"], float)
+    part = run.json("show", LONG, "--head", "L1H0", "--zoom", "40-52")
     np.testing.assert_array_equal(np.array(part["weights"], float), whole[40:53, 40:53])
-    assert part["queries"] == json.loads(run("show", LONG, "--head", "L1H0", "--json").out)["queries"][40:53]
+    assert part["queries"] == run.json("show", LONG, "--head", "L1H0")["queries"][40:53]
     rest = 1 - whole[40:53, 40:53].sum() / whole[40:53].sum()
     assert f"tokens 40-52 alone: other tokens take {rest:.0%} of its attention" in part["notes"]
     assert "other tokens take" in run("show", LONG, "--zoom", "40-52").out
@@ -106,8 +106,8 @@ def test_a_token_lists_all_others_where_few_are_left(run, count, listed):
 
 def test_the_loss_of_each_token_stands_under_the_map(run, tmp_path):
     asked = ("show", "--repeat-random", "8", "-m", "own-causal", "--loss")
-    losses = json.loads(run(*asked, "--json").out)["losses"]
-    head = json.loads(run(*asked, "--head", "L1H0", "--json").out)
+    losses = run.json(*asked)["losses"]
+    head = run.json(*asked, "--head", "L1H0")
     assert head["losses"] == losses
     known = [each["loss"] for each in losses if each["loss"] is not None]
     assert len(known) == 16

@@ -91,6 +91,6 @@ def test_each_text_of_a_corpus_is_a_line_that_its_own_look_gives(run, tmp_path):
     corpus.write_text(f"{TEXT}\n\nThe dog barked.\n")
     lines = run("stats", "--texts", str(corpus), "--jsonl").out.splitlines()
     for line, text in zip(lines, (TEXT, "The dog barked."), strict=True):
-        figures, alone = json.loads(line), json.loads(run("stats", text, "--json", "--no-cache").out)
+        figures, alone = json.loads(line), run.json("stats", text, "--no-cache")
         assert figures.pop("where").startswith("line ")
         assert figures == alone

@@ -86,9 +86,7 @@ def test_info_names_its_model_first_or_by_the_option(run):
 
 
 def test_several_layers_are_named_in_each_command_alike(run, tmp_path):
-    layers = {
-        head["layer"] for head in json.loads(run("stats", TEXT, "--layer", "0-1,3", "--json").out)["heads"]
-    }
+    layers = {head["layer"] for head in run.json("stats", TEXT, "--layer", "0-1,3")["heads"]}
     assert layers == {0, 1, 3}
     run("export", TEXT, "-o", tmp_path, "--layer", "1-2", "--format", "npz")
     files = json.loads((tmp_path / "manifest.json").read_text())

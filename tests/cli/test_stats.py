@@ -25,7 +25,7 @@ def eager():
 
 
 def heads(run, *arguments):
-    return json.loads(run("stats", TEXT, "-m", minilm(), "--json", *arguments).out)["heads"]
+    return run.json("stats", TEXT, "-m", minilm(), *arguments)["heads"]
 
 
 def test_every_head_has_its_figures(run, eager):
@@ -45,7 +45,7 @@ def test_a_table_in_latex_has_the_cells_of_the_printed_one(run):
     names, *rows = [line.removesuffix(r" \\").split(" & ") for line in out.splitlines() if " & " in line]
     assert names[0] == "head"
     assert "[CLS]" in names
-    figures = json.loads(run("stats", TEXT, "--sort", "[CLS]", "--top", "3", "--json").out)["heads"]
+    figures = run.json("stats", TEXT, "--sort", "[CLS]", "--top", "3")["heads"]
     for row, head in zip(rows, figures, strict=True):
         assert row[0] == f"L{head['layer']}H{head['head']}"
         assert row[names.index("[CLS]")] == f"{head['figures']['[CLS]']['value']:.2f}"
@@ -127,7 +127,7 @@ def test_conditions_are_read_with_or_without_spaces():
 )
 def test_the_title_and_the_json_name_the_weighing_and_the_numbers_are_others(run, command):
     assert "weighed by norm" in " ".join(run(*command, "--weigh", "norm").out.split())
-    raw, norm = (json.loads(run(*command, "--json", "--weigh", weigh).out) for weigh in ("raw", "norm"))
+    raw, norm = (run.json(*command, "--weigh", weigh) for weigh in ("raw", "norm"))
     assert "weigh" not in raw
     assert norm.pop("weigh") == "norm"
     assert norm | {"notes": []} != raw | {"notes": []}
@@ -136,7 +136,7 @@ def test_the_title_and_the_json_name_the_weighing_and_the_numbers_are_others(run
 
 def test_a_gradient_is_of_the_prediction_that_is_named(run):
     words = ("show", "The cat sat on the", "-m", "own-causal", "--weigh", "gradient", "--target", "mat")
-    seen = json.loads(run(*words, "--json").out)
+    seen = run.json(*words)
     assert (seen["weigh"], seen["target"]) == ("gradient", "mat")
     assert any("the prediction: 'mat'" in note for note in seen["notes"])
 
@@ -201,9 +201,7 @@ def test_a_snapshot_is_saved_and_compared_with(run, corpus, tmp_path):
 
 
 def test_json_and_csv_have_the_standard_errors(run, corpus):
-    (head,) = json.loads(run("stats", "--texts", corpus, "--sort", "previous", "--top", "1", "--json").out)[
-        "heads"
-    ]
+    (head,) = run.json("stats", "--texts", corpus, "--sort", "previous", "--top", "1")["heads"]
     (row,) = csv.DictReader(
         io.StringIO(run("stats", "--texts", corpus, "--sort", "previous", "--top", "1", "--csv").out)
     )

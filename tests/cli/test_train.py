@@ -130,7 +130,7 @@ def test_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
     assert shown.code == 0
     assert "entropy by step" in shown.out
     assert "step 10" in shown.out
-    answer = json.loads(run(*asked, "--json").out)
+    answer = run.json(*asked)
     assert answer["schema"] == "urn:attnscope:track:1"
     assert answer["steps"] == [10, 20]
     assert len(answer["courses"]) == 2 * 8

@@ -1,7 +1,5 @@
 """``attnscope logits``: what it prints, saves and refuses."""
 
-import json
-
 import pytest
 
 from tests.questions.intervention.shapes import saved
@@ -30,7 +28,7 @@ def test_groups_and_parts_each_sum_to_the_score(run, folder):
 
 
 def test_json_has_every_part_and_the_words_of_one_head(run, folder):
-    seen = json.loads(run("logits", TEXT, "-m", folder, "--head", "L1H2", "--json").out)
+    seen = run.json("logits", TEXT, "-m", folder, "--head", "L1H2")
     effects = [each["effect"] for each in (*seen["heads"], *seen["feed_forward"])]
     total = sum(effects) + seen["embeddings"] + seen["biases"] + seen["rest"]
     assert len(effects) == 10
@@ -58,7 +56,7 @@ def test_a_picture_is_saved(run, folder, tmp_path):
 def test_by_layer_prints_a_line_a_layer_with_the_rank_of_the_target(run, folder):
     asked = ("logits", TEXT, "-m", folder, "--by", "layer", "--target", "mat")
     ran = run(*asked)
-    layers = json.loads(run(*asked, "--json").out)["layers"]
+    layers = run.json(*asked)["layers"]
     lines = [line.split() for line in ran.out.splitlines() if line.strip()[:1].isdigit()]
     assert [line[:3] for line in lines] == [
         [str(each["layer"]), f"{each['rank']:,}", f"{each['log_probability']:.2f}"] for each in layers
@@ -69,7 +67,7 @@ def test_prompts_fill_the_slots_of_text_and_target(run, folder, tmp_path):
     table = tmp_path / "names.csv"
     table.write_text("A,B\ncat,mat\nmat,cat\n")
     asked = ("logits", "The {A} sat on the", "-m", folder, "--target", "{B}", "--prompts", table)
-    seen = json.loads(run(*asked, "--json").out)
+    seen = run.json(*asked)
     assert len(seen["heads"]) == 8
     assert all(head["error"] >= 0 for head in seen["heads"])
     printed = run(*asked).out

@@ -10,10 +10,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
+
+from tests.cli.run import Ran
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -42,21 +44,32 @@ def mentions() -> list[str]:
     return [line for block in blocks for line in block.splitlines() if "attnscope" in line]
 
 
+def run(words: Sequence[str], folder: Path = ROOT, **environment: str) -> Ran:
+    """Run a command in this process and in a folder, with this beside the environment."""
+    from attnscope.cli import main as attnscope
+
+    before, code = Path.cwd(), 0
+    out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True), io.StringIO()
+    os.chdir(folder)
+    try:
+        with (
+            patch.object(sys, "argv", [*words]),
+            patch.dict(os.environ, environment),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            attnscope()
+    except SystemExit as ended:
+        code = ended.code or 0
+    finally:
+        os.chdir(before)
+    return Ran(code, out.buffer.getvalue().decode("utf-8"), err.getvalue())
+
+
 @cache
 def output(command: str, folder: Path = ROOT) -> str:
     """What a command prints in a folder, in a pipe of 80 columns."""
-    from attnscope.cli import main as attnscope
-
-    before = Path.cwd()
-    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    words, width = patch.object(sys, "argv", shlex.split(command)), patch.dict(os.environ, COLUMNS="80")
-    os.chdir(folder)
-    try:
-        with words, width, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            attnscope()
-    finally:
-        os.chdir(before)
-    lines = printed.buffer.getvalue().decode("utf-8").splitlines()  # type: ignore[attr-defined]
+    lines = run(shlex.split(command), folder, COLUMNS="80").out.splitlines()
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

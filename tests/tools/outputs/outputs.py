@@ -3,10 +3,9 @@
     python outputs.py record FOLDER [--checkout DIR] [--only REGEX] [--go-on] [--processes]
     python outputs.py compare A B
 
-So that a refactoring can be shown to change nothing: record before and after it, and compare. The models and
-files that the commands read are made by ``inputs.py``, and ``differences.py`` compares. Most commands run in
-forks of one process that has torch loaded already, which prints the same and is many times as fast; with
-``--processes`` each has a process of its own.
+So that a refactoring can be shown to change nothing: record before and after it, and compare. ``inputs.py``
+makes the models and files that the commands read. Most commands run in forks of one process that has torch
+loaded already, which prints the same and is many times as fast; with ``--processes`` each has its own.
 
 The commands are the lines of ``commands.txt``, as one types them behind the name. An indented line goes on in
 the folder of the line above it, and reads what that one wrote; every other one begins in an empty folder with
@@ -24,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
 import hashlib
 import importlib
 import json
@@ -43,7 +43,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import numpy as np
 
 FIXED = {
     "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
@@ -61,6 +63,14 @@ VARYING = [
     (re.compile(r"0x[0-9a-f]{9,}"), "<address>"),
 ]
 """What differs from run to run in what is printed, and what stands in its place."""
+
+TIMES = ("seconds",)
+"""Keys of JSON objects that hold times."""
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+MOST, WIDEST = 14, 160
+"""Lines of a difference that are shown, and characters of each."""
 
 LONGEST = 300
 """Seconds that a command may take."""
@@ -307,6 +317,117 @@ def _settle(path: Path, names: dict[str, str]) -> None:
     path.write_bytes(text.encode())
 
 
+def compare(one: Path, other: Path) -> int:
+    """Print all differences and how many commands have any; returns the exit code."""
+    same, differ, unstable = 0, 0, []
+    names = sorted({path.parent.name for record in (one, other) for path in record.glob("*/command.json")})
+    for name in names:
+        known = [record / name for record in (one, other) if (record / name / "command.json").is_file()]
+        about = json.loads((known[0] / "command.json").read_text())
+        if "unstable" in about:
+            unstable.append(f"not compared: {about['line']}  ({about['unstable']})")
+            continue
+        found = list(_command(*known)) if len(known) == 2 else [f"only in {known[0].parent}"]
+        same, differ = same + (not found), differ + bool(found)
+        if found:
+            print(f"\n{about['line']}\n  {name}")
+            for line in found:
+                print(f"    {line}")
+    print(*unstable, sep="\n", end="\n" if unstable else "")
+    print(f"{same} same, {differ} differ")
+    return int(differ > 0 or not names)
+
+
+def _command(one: Path, other: Path) -> Iterator[str]:
+    """What differs between two runs of a command."""
+    codes = [json.loads((run / "command.json").read_text())["code"] for run in (one, other)]
+    if codes[0] != codes[1]:
+        yield f"exit code: {codes[0]} and {codes[1]}"
+    paths = [path.relative_to(run) for run in (one, other) for path in run.rglob("*") if path.is_file()]
+    for name in sorted({*paths} - {Path("command.json")}):
+        left, right = one / name, other / name
+        if not (left.is_file() and right.is_file()):
+            yield f"{name}: in {(one if left.is_file() else other).parent} only"
+        elif left.read_bytes() != right.read_bytes():
+            yield from (f"{name}: {line}" for line in _file(left, right))
+
+
+def _file(left: Path, right: Path) -> list[str]:
+    """What differs between two files whose bytes differ; nothing if it is not more than times."""
+    one, other = _contents(left), _contents(right)
+    found = [f"{name} is in one of them only" for name in sorted(one.keys() ^ other.keys())]
+    for name in sorted(one.keys() & other.keys()):
+        found += [f"{name}: {line}".removeprefix(": ") for line in _differences(one[name], other[name])]
+    return found or ["the same pixels, other bytes"] * (left.suffix == ".png")
+
+
+def _contents(path: Path) -> dict[str, Any]:
+    """The arrays and texts of a file by their names; a file that is neither is an array of bytes."""
+    kind = path.suffix.lower()
+    try:
+        if kind == ".npz":
+            return dict(np.load(path, allow_pickle=False))
+        if kind == ".safetensors":
+            from safetensors import safe_open
+
+            with safe_open(path, framework="pt") as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no mapping
+                said = {f"metadata {name}": text for name, text in (file.metadata() or {}).items()}
+            types = {f"{name}, its type": str(tensor.dtype) for name, tensor in found.items()}
+            arrays = {name: (t.double() if t.is_floating_point() else t).numpy() for name, t in found.items()}
+            return arrays | types | said
+        if kind == ".png":
+            from PIL import Image
+
+            return {"pixels": np.asarray(Image.open(path).convert("RGBA")).astype(int)}
+        return {"": path.read_bytes().decode("utf-8")}
+    except Exception:
+        return {"": np.frombuffer(path.read_bytes(), np.uint8)}
+
+
+def _differences(one: Any, other: Any) -> list[str]:
+    """What differs between two texts, or between two arrays."""
+    if isinstance(one, str) and isinstance(other, str):
+        return _text(_plain(one), _plain(other))
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape or (
+        one.dtype != other.dtype and "U" not in (one.dtype.kind, other.dtype.kind)
+    ):
+        return [f"{one.dtype} {one.shape} and {other.dtype} {other.shape}"]
+    if one.dtype.kind == "U":
+        pairs = zip(one.ravel(), other.ravel(), strict=True)
+        return [line for mine, its in pairs if mine != its for line in _differences(str(mine), str(its))]
+    differ = (one != other) & ~((one != one) & (other != other))
+    if not differ.any():
+        return []
+    gap = np.abs(np.nan_to_num(one.astype(float)) - np.nan_to_num(other.astype(float))).max()
+    at = ", ".join(map(str, np.argwhere(differ)[0]))
+    return [f"{differ.sum():,} of {differ.size:,} numbers differ, at most by {gap:.3g}, the first at {at}"]
+
+
+def _plain(text: str) -> str:
+    """A text as it is compared: JSON a line for each value, without times."""
+    try:
+        told = json.loads(text, object_hook=lambda each: {k: v for k, v in each.items() if k not in TIMES})
+    except ValueError:
+        return text
+    return json.dumps(told, indent=1, ensure_ascii=False)
+
+
+def _text(one: str, other: str) -> list[str]:
+    """A short unified difference; where nothing but numbers differ, also by how much."""
+    if one == other:
+        return []
+    found = list(difflib.unified_diff(one.splitlines(), other.splitlines(), n=0, lineterm=""))[2:]
+    told = [line[:WIDEST] for line in found[:MOST]] or ["line ends differ"]
+    told += [f"and {len(found) - MOST} more lines"] if len(found) > MOST else []
+    if NUMBER.sub("0", one) == NUMBER.sub("0", other):
+        pairs = zip(*(map(float, NUMBER.findall(text)) for text in (one, other)), strict=True)
+        gaps = [abs(mine - theirs) for mine, theirs in pairs if mine != theirs]
+        told.append(f"nothing but {len(gaps)} numbers differ, at most by {max(gaps, default=0):.3g}")
+    return told
+
+
 def main() -> None:
     """Parse, then record or compare."""
     plain = argparse.RawDescriptionHelpFormatter
@@ -329,7 +450,6 @@ def main() -> None:
     elif asked.verb == "recorded":
         recorded(asked)
     else:
-        compare = importlib.import_module("differences").compare
         raise SystemExit(compare(*asked.records))
 
 

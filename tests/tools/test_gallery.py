@@ -8,10 +8,9 @@ import pytest
 
 from tests.notebook import induction
 from tests.render.page.browser import CHROMIUM
-from tests.tools.gallery.__main__ import PAGES_OF, draw
-from tests.tools.gallery.plates import plates
+from tests.tools.gallery import PAGES_OF, draw, plates
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow

@@ -1,1 +1,0 @@
-"""Pictures of every kind, to be looked at."""

@@ -375,7 +375,6 @@ def reading(model: Model, *texts: ModelInput) -> Iterator[None]:
 def load_model(asked: ModelOptions, *, generative: bool = False, predicting: bool = False) -> Model:
     """The model that options name, with a progress message while it loads. Raises ``ModelError``."""
     from attnscope.models import load
-    from attnscope.models.weighed import weigh_model
 
     weigh: Weigh = getattr(asked, "weigh", "raw")
     target: str | None = getattr(asked, "target", None)
@@ -386,4 +385,8 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
     with waiting(f"loading {asked.name}"):
         predicting = predicting or weigh == "gradient"
         model = load(asked.name, generative=generative, predicting=predicting, **options)
-    return model if weigh == "raw" else weigh_model(model, weigh, target)
+    if weigh == "raw":
+        return model
+    from attnscope.models.weighed import weigh_model  # its imports cost a first look 3 % of its time
+
+    return weigh_model(model, weigh, target)

@@ -12,7 +12,8 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from attnscope import __version__
 from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
 from attnscope.plugins import GROUPS, entry_points_of, package_of
 from attnscope.storage.files import hash_file
+
+version = cache(metadata.version)  # a look asks twice, and reading takes two milliseconds a package
 
 SETTLED = 2.0  # seconds after which a change of a file changes its time stamp, on any disk
 
@@ -63,7 +66,7 @@ def identify_programs() -> list[Any]:
     ]
     versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for library in LIBRARIES:
-        with suppress(PackageNotFoundError):
+        with suppress(metadata.PackageNotFoundError):
             versions[library] = version(library)
     added = [package_of(entry) for group in GROUPS for entry in entry_points_of(group)]
     return [

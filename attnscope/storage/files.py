@@ -140,7 +140,8 @@ def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]
     """Open a temporary file for writing; it takes its name once all of it is on disk.
 
     A file that exists keeps its permissions; a symbolic link stays, and its target is written. Raises
-    ``OutputError`` and leaves nothing behind. Only the owner can read a ``private`` file.
+    ``OutputError`` and leaves nothing behind. A ``private`` file is for its owner, and for readers that check
+    its content: it is not waited for.
     """
     path = Path(path)
     try:
@@ -158,7 +159,8 @@ def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]
             with open(beside, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if not private:
+                    os.fsync(file.fileno())
             if before is not None and not private:
                 os.chmod(beside, before)
             os.replace(beside, place)

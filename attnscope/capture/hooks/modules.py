@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -37,9 +38,23 @@ class Call:
     name: str
     module: nn.Module
     invocation: int
-    tensors: tuple[Tensor, ...]
-    cached: bool
-    foreign: bool  # received the states of another sequence by name
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors among its arguments."""
+        return tuple(tensors_in(self.args, self.kwargs))
+
+    @property
+    def cached(self) -> bool:
+        """Whether it received a cache."""
+        return any(self.kwargs.get(key) is not None for key in CACHES)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it received the states of another sequence by name."""
+        return any(self.kwargs.get(key) is not None for key in FROM_ELSEWHERE)
 
     @property
     def first(self) -> Tensor | None:
@@ -110,14 +125,7 @@ class ModuleStack:
         if not self.calls:
             self._counts.clear()
             self.on_pass()
-        entry = Call(
-            name=name,
-            module=module,
-            invocation=self._counts[name],
-            tensors=tuple(tensors_in(args, kwargs)),
-            cached=any(kwargs.get(key) is not None for key in CACHES),
-            foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
-        )
+        entry = Call(name, module, self._counts[name], args, kwargs)
         self._counts[name] += 1
         self.calls.append(entry)
         self.on_enter(entry)

@@ -119,8 +119,8 @@ class ScoredRows:
             query = query.reshape(batch, key.shape[1], groups, count, size)
             key = key.unsqueeze(2)
         # rows of a live call and of its trace agree bit for bit: a product may depend on memory layout
-        query, key = query.to(kind).contiguous(), key.to(kind).contiguous()
-        scores = (query * self.call.scale) @ key.mT
+        query, key = query.to(kind), key.to(kind).contiguous()
+        scores = (query * self.call.scale).contiguous() @ key.mT
         return scores.flatten(1, 2) if scores.ndim == 5 else scores
 
 
@@ -277,7 +277,11 @@ def compare_rows(
     given = output[:, :, list(places)]
     gap = (mixed - given).abs().where(given.isfinite(), 0)
     worst = float(gap.nan_to_num(torch.inf).amax())
-    some = [given] if finish is not None else [given, value[:, :, :: max(1, value.shape[2] // SOME)]]
+    some = (
+        [given]
+        if finish is not None
+        else [given, value[:, :, :: max(1, len(value) * value.shape[2] // SOME)]]
+    )
     largest = max(float(part.nan_to_num(0.0, 0.0, 0.0).abs().amax()) for part in some)
     return worst / largest if largest else worst
 

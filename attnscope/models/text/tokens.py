@@ -125,6 +125,7 @@ def without_marks(spelling: str) -> str:
     return text.strip() or text
 
 
+@lru_cache(maxsize=1 << 16)
 def _piece(spelling: str, covered: str) -> str:
     """The displayed text of a token with that vocabulary entry, which covers that part of the text."""
     spelled = without_marks(spelling)

@@ -92,7 +92,7 @@ def save_export(
         if missing := sorted(head for head in heads or () if head >= most):
             raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
         jobs = [each for each in pictures if heads is None or each[0].get("head") in (None, *heads)]
-        album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
+        album, warnings = Album(dpi, cmap=cmap, width=size, font=font), dict[str, None]()
         families((), font)  # refuses one that is not there before anything is written
         kept.begin_manifest(folder, contents, identity)
         total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []

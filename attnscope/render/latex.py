@@ -7,15 +7,11 @@ from collections.abc import Iterable, Sequence
 from attnscope.text import END, ISOLATE, clean
 from attnscope.views import Cell, HeadMap, Table
 
+NAMED = ("less", "greater", "bar", "asciitilde", "asciicircum", "backslash")
 ESCAPED = str.maketrans(
     {
         **{each: f"\\{each}" for each in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
+        **{each: f"\\text{name}{{}}" for each, name in zip("<>|~^\\", NAMED, strict=True)},
         "−": "$-$",
         "±": r"$\pm$",
         "×": r"$\times$",
@@ -55,29 +51,18 @@ def latex_of_rows(table: Iterable[Sequence[object]]) -> str:
     return _tabular(list(map(str, names)), [list(map(_figure, row)) for row in rows], right)
 
 
-def _figure(value: object) -> str:
-    if isinstance(value, float):
-        return "–" if value != value else f"{value:.3f}"
-    return "–" if value is None else str(value)
-
-
 def _text(cell: Cell) -> str:
     text = cell if isinstance(cell, str) else "".join(words for words, _ in cell)
     return " ".join(text.split())
 
 
+def _figure(value: object) -> str:
+    if value is None or value != value:
+        return "–"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
 def _tabular(names: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool]) -> str:
-    lines = [" & ".join(map(escape_latex, row)) + r" \\" for row in (names, *rows)]
-    aligned = "".join("lr"[each] for each in right)
-    return "\n".join(
-        [
-            "% \\usepackage{booktabs}",
-            f"\\begin{{tabular}}{{{aligned}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
+    head, *body = (" & ".join(map(escape_latex, row)) + r" \\" for row in (names, *rows))
+    begin = ["% \\usepackage{booktabs}", f"\\begin{{tabular}}{{{''.join('lr'[each] for each in right)}}}"]
+    return "\n".join([*begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])

@@ -17,8 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -105,29 +104,18 @@ SETTINGS = {
 }
 
 
-def save_image(
-    view: Drawable,
-    path: str | Path,
-    *,
-    dpi: float = DPI,
-    cmap: str | None = None,
-    width: float | None = None,
-    font: str | None = None,
-    annotate: bool = False,
-) -> list[str]:
+def save_image(view: Drawable, path: str | Path, *, dpi: float = DPI, **look: Any) -> list[str]:
     """Write a view as an image in the format that the suffix names; returns warnings.
 
-    ``width`` is the width of the whole picture in inches (default: whatever is readable), ``font`` a
-    preferred family; ``annotate`` writes the weights into the cells of one head. The file appears whole
-    or not at all. Raises ``OutputError`` for an unknown suffix or a path that cannot be written to,
-    ``SelectionError`` for an unknown colour map or font.
+    ``look`` is that of ``styled``. The file appears whole or not at all. Raises ``OutputError`` for an
+    unknown suffix or a path that cannot be written to, ``SelectionError`` for an unknown colour map or font.
     """
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         named = f"{path.suffix!r} is not an image format" if path.suffix else "its name has no suffix"
         raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
-    with drawing(view, cmap=cmap, width=width, font=font, annotate=annotate) as (figure, warnings):
+    with drawing(view, **look) as (figure, warnings):
         write_whole(path, encode(figure, form, dpi))
     return warnings
 
@@ -167,37 +155,39 @@ def encode_png(canvas: Any, dpi: float) -> bytes:
 
 
 @contextmanager
-def drawing(
+def drawing(view: Drawable, **look: Any) -> Iterator[tuple[Figure, list[str]]]:
+    """The figure of a view in the look of ``styled``, to be saved in the block; and warnings."""
+    with styled(view, **look) as (style, warnings):
+        figure = figure_of(view, style)
+        texts = (text for axes in figure.axes for text in axes.texts)
+        if style.annotate and not any(text.get_gid() == maps.WEIGHT for text in texts):
+            warnings.append("no weights are written: that needs one head of few tokens in a large picture")
+        yield figure, warnings
+
+
+@contextmanager
+def styled(
     view: Drawable,
     *,
     cmap: str | None = None,
     width: float | None = None,
     font: str | None = None,
     annotate: bool = False,
-) -> Iterator[tuple[Figure, list[str]]]:
-    """The figure of a view, to be saved in the block, where settings are matplotlib's own; and warnings."""
+) -> Iterator[tuple[Style, list[str]]]:
+    """How to draw a view in the block, where settings are matplotlib's own, with ours; and warnings.
+
+    ``width`` is the width of the whole picture in inches (default: whatever is readable), ``font`` a
+    preferred family; ``annotate`` writes the weights into the cells of one head. The user's settings return
+    afterwards. Raises ``SelectionError`` for an unknown colour map or font.
+    """
     fonts, warnings = paper.families(texts_of(view), font)
-    with settings(fonts):
-        figure = figure_of(view, replace(style_of(view, cmap, width), annotate=annotate))
-        if annotate and not any(text.get_gid() == maps.WEIGHT for axes in figure.axes for text in axes.texts):
-            warnings.append("no weights are written: that needs one head of few tokens in a large picture")
-        yield figure, warnings
-
-
-@contextmanager
-def settings(fonts: list[str]) -> Iterator[None]:
-    """matplotlib's own defaults with ours and these fonts; the user's settings return afterwards."""
+    signed = isinstance(view, (Terms, LayerGraph)) or getattr(view, "signed", False)
+    style = Style(width, choose_map(cmap, signed=signed), annotate)
     with matplotlib.rc_context(), python_warnings.catch_warnings():
         python_warnings.filterwarnings("ignore", "Glyph .* missing from")  # reported once, by script
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS | {"font.family": fonts})
-        yield
-
-
-def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
-    """How a view is to be drawn. Raises ``SelectionError`` for an unknown colour map."""
-    signed = isinstance(view, (Terms, LayerGraph)) or getattr(view, "signed", False)
-    return Style(width, choose_map(cmap, signed=signed))
+        yield style, warnings
 
 
 def texts_of(part: Any) -> Iterator[str]:
@@ -211,7 +201,7 @@ def texts_of(part: Any) -> Iterator[str]:
 
 
 def figure_of(view: Drawable, style: Style) -> Figure:
-    """A view as a figure, as wide as the style says; call and save it inside ``settings``."""
+    """A view as a figure, as wide as the style says; call and save it inside ``styled``."""
     figure = DRAWN[type(view)](view, style)
     if style.width is not None:
         fit_width(figure, style.width)
@@ -221,7 +211,6 @@ def figure_of(view: Drawable, style: Style) -> Figure:
 SHEETS = 6  # cached sheets: heads of one text differ in their notes, too
 
 
-@dataclass(eq=False)
 class Album:
     """Saves many heads like ``save_image``, to the same bytes, but draws in full only one of each look.
 
@@ -229,33 +218,25 @@ class Album:
     frame and colour bar of a PNG are drawn for the first one and copied for the others.
     """
 
-    dpi: float = DPI
-    cmap: str | None = None
-    width: float | None = None
-    font: str | None = None
-    _sheets: deque[SharedSheet] = field(default_factory=partial(deque, maxlen=SHEETS), repr=False)
+    def __init__(self, dpi: float = DPI, **look: Any) -> None:
+        self._dpi, self._look, self._sheets = dpi, look, deque[SharedSheet](maxlen=SHEETS)
 
     def save(self, view: Drawable, path: str | Path) -> list[str]:
         """Write one view as an image; returns warnings. Raises what ``save_image`` raises."""
         if not isinstance(view, Heatmap) or Path(path).suffix.lower() != ".png":
-            return save_image(view, path, dpi=self.dpi, cmap=self.cmap, width=self.width, font=self.font)
-        fonts, warnings = paper.families(texts_of(view), self.font)
-        style = style_of(view, self.cmap, self.width)
-        with settings(fonts):
-            looks = _looks(view, style, fonts)
+            return save_image(view, path, dpi=self._dpi, **self._look)
+        with styled(view, **self._look) as (style, warnings):
+            # what two heads must have in common to share a sheet, besides their line counts
+            axes, fonts = (view.weights.queries, view.weights.keys), matplotlib.rcParams["font.family"]
+            told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
+            kind = (view.scale == "row", view.signed, bool(view.masked.any()), view.written)
+            looks = (axes, style, fonts, told, kind)
             shared = next((each for each in self._sheets if each.fits(view, looks)), None)
             if shared is None:
-                shared = SharedSheet(view, style, looks, self.dpi)
+                shared = SharedSheet(view, style, looks, self._dpi)
                 self._sheets.append(shared)
             write_whole(path, shared.png(view))
         return warnings
-
-
-def _looks(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
-    """What two heads must have in common to share a sheet, besides their line counts."""
-    told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
-    looks = (view.scale == "row", view.signed, bool(view.masked.any()), style, fonts, view.written, told)
-    return (view.weights.queries, view.weights.keys, *looks)
 
 
 class SharedSheet:

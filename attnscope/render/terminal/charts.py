@@ -404,45 +404,34 @@ def _columns(views: Sequence[Overlay], surface: Surface) -> tuple[int, int]:
 
 
 def _size(view: Overlay, room: int) -> tuple[int, int]:
+    """Columns and lines of a picture."""
     tall, wide = view.pixels.shape[:2]
     columns = max(1, min(room, 2 * TALLEST_PICTURE * wide // tall))
-    return columns, _half_rows(view, columns) // 2
+    return columns, max(round(columns * tall / wide / 2), 1)
 
 
 def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surface) -> Iterator[Line]:
     """One map over its picture, with what full brightness stands for."""
     palette = surface.palette(signed=False)
-    room, _ = _size(view, room)
+    columns, count = _size(view, room)
     levels = np.clip(weights / (top or 1.0), 0, 1)
-    if surface.colour:
-        yield from _blocks(view, levels, palette.cmap, room)
-        yield [Segment(f"full light is {top:.2g}", DIM)]
-    else:
-        yield from _shades(view, levels, room, surface)
+    if not surface.colour:
+        yield from _shades(view, levels, columns, surface)
         yield surface.colour_bar("0", f"{top:.2g}", palette)
-
-
-def _half_rows(view: Overlay, room: int) -> int:
-    tall, wide = view.pixels.shape[:2]
-    return int(max(2 * round(room * tall / wide / 2), 2))
-
-
-def _blocks(view: Overlay, levels: Array, cmap: str, room: int) -> Iterator[Line]:
-    rows = _half_rows(view, room)
-    picture = blend(resize(view.pixels, rows, room), resize(levels, rows, room), cmap)
-    itself = _middle(view, rows // 2, room)
-    for line in range(rows // 2):
-        yield [
-            _block(picture[2 * line, column], picture[2 * line + 1, column], (line, column) == itself)
-            for column in range(room)
-        ]
-
-
-def _block(above: Array, below: Array, itself: bool) -> Segment:
-    under = Color.from_rgb(*(int(part) for part in below))
-    if itself:
-        return Segment(ITSELF, Style(color="white", bgcolor=under, bold=True))
-    return Segment("▀", Style.from_color(Color.from_rgb(*(int(part) for part in above)), under))
+        return
+    size = 2 * count, columns
+    picture = blend(resize(view.pixels, *size), resize(levels, *size), palette.cmap)
+    itself = _middle(view, count, columns)
+    for line, (above, below) in enumerate(zip(picture[0::2], picture[1::2], strict=True)):
+        blocks = []
+        for column in range(columns):
+            under = Color.from_rgb(*below[column])
+            if (line, column) == itself:
+                blocks.append(Segment(ITSELF, Style(color="white", bgcolor=under, bold=True)))
+            else:
+                blocks.append(Segment("▀", Style.from_color(Color.from_rgb(*above[column]), under)))
+        yield blocks
+    yield [Segment(f"full light is {top:.2g}", DIM)]
 
 
 def _shades(view: Overlay, levels: Array, room: int, surface: Surface) -> Iterator[Line]:
@@ -455,11 +444,8 @@ def _shades(view: Overlay, levels: Array, room: int, surface: Surface) -> Iterat
     yield edge
     itself = _middle(view, *shown.shape)
     for row, values in enumerate(shown):
-        cells = [
-            ITSELF * wide if (row, column) == itself else surface.shade(float(level)) * wide
-            for column, level in enumerate(values)
-        ]
-        yield [Segment(side + "".join(cells) + side)]
+        marks = (ITSELF if (row, at) == itself else surface.shade(level) for at, level in enumerate(values))
+        yield [Segment(side + "".join(mark * wide for mark in marks) + side)]
     yield edge
 
 

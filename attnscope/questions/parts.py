@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from string import punctuation
@@ -24,10 +24,7 @@ from attnscope.text import MOST_CHARACTERS, read_number
 Group: TypeAlias = tuple[int, ...]  # tokens that count as one: the pieces of a word, or a phrase
 QUOTE = re.compile(r"\\([\"'])")  # a quote inside a quoted phrase
 
-CLASSES: Mapping[str, Callable[[Place], bool]] = {
-    "special": lambda place: place.special,
-    "punctuation": lambda place: not place.special and all_punctuation(place.text),
-}
+CLASSES = {"special", "punctuation"}  # of tokens; no words are meant by them
 FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")  # the first picture, the default for a row and a column
 
 
@@ -61,12 +58,9 @@ class TextPart:
             return tuple(_phrase(self.quoted, axis))
         if _between(self.text, "/"):
             return _matching(self.text, words)
-        if self.text in CLASSES:
-            return tuple(group for place, group in words if CLASSES[self.text](place))
-        for place_is_meant in (self._names_sense, self._names_group):
-            meant = tuple(group for place, group in words if place_is_meant(place))
-            if meant:
-                return meant
+        meant = tuple(group for place, group in words if self.text in _classes(place))
+        if meant or self.text in CLASSES:
+            return meant
         name, number = self.place
         if number is not None:
             several = name in CLASSES or _between(name, "\"'/")
@@ -85,13 +79,12 @@ class TextPart:
         name, _, place = self.text.rpartition("#")
         return (name, read_number(place)) if name else (self.text, None)
 
-    def _names_sense(self, place: Place) -> bool:
-        """Whether this names any part of a picture or a sound; without one, the names are ordinary words."""
-        return (place.pictured and self.text in ("image", "video")) or (place.heard and self.text == "sound")
 
-    def _names_group(self, place: Place) -> bool:
-        """Whether this names the picture or group that a token belongs to: image 2, frame 1, genes."""
-        return GROUPED in place.text and place.text.partition(GROUPED)[0] == self.text
+def _classes(place: Place) -> set[str]:
+    """What a place is part of: a class of tokens, a picture or a sound, a group (image 2, frame 1, genes)."""
+    classes = {"special"} if place.special else {"punctuation"} if all_punctuation(place.text) else set()
+    classes |= {"image", "video"} if place.pictured else {"sound"} if place.heard else set()
+    return classes | ({place.text.partition(GROUPED)[0]} - CLASSES if GROUPED in place.text else set())
 
 
 def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
@@ -117,22 +110,17 @@ def _between(text: str, marks: str) -> bool:
     return len(text) > 2 and text[0] == text[-1] and text[0] in marks
 
 
-def _compile(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text[1:-1])
-    except RecursionError:
-        raise SelectionError(f"{text[:60]} is nested too deep for a regular expression") from None
-    except (re.error, OverflowError, MemoryError) as error:
-        raise SelectionError(f"{text[:60]} is not a regular expression: {error}") from error
-
-
 def _matching(text: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
     """The words that match the regular expression between two slashes."""
     try:
         with deadline():
-            pattern = _compile(text)
+            pattern = re.compile(text[1:-1])
         with deadline():
             return tuple(group for place, group in words if pattern.search(place.text.strip()))
+    except RecursionError:
+        raise SelectionError(f"{text[:60]} is nested too deep for a regular expression") from None
+    except (re.error, OverflowError, MemoryError) as error:
+        raise SelectionError(f"{text[:60]} is not a regular expression: {error}") from error
     except OutOfTime as late:
         why = "write it without repeats of repeats, like (a+)+"
         raise SelectionError(f"{text[:60]} {late}: {why}") from None

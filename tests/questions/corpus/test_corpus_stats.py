@@ -1,9 +1,9 @@
 """Figures over a corpus are those of its texts one by one, however it is read, batched, stopped or shared."""
 
 import json
+from functools import partial
 
 import pytest
-import transformers as hf
 
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Measurement
@@ -14,7 +14,8 @@ from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
 from attnscope.storage.corpus import CorpusText, ListedTexts, read_corpus
 from attnscope.storage.files import write_checkpoint
-from tests.models.folders import gpt2, save, t5
+from tests.cli.test_every_architecture import family
+from tests.models.folders import gpt2, t5
 from tests.test_text import HOSTILE, steering
 
 TEXTS = [
@@ -321,25 +322,8 @@ def test_hostile_text_in_a_checkpoint_steers_nothing(model, sums):
 
 
 LONG, ONE = "The cat sat on the mat because it was tired.", "T"
-SIZES = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
-
-
-def of(build, config):
-    """A function that writes a tiny folder of the model, with a byte-level tokenizer that adds no tokens."""
-
-    def write(folder):
-        gpt2(folder)
-        return save(folder, build(config), hf.AutoTokenizer.from_pretrained(folder))
-
-    return write
-
-
-FOLDERS = {
-    "bloom": of(hf.BloomModel, hf.BloomConfig(vocab_size=400, hidden_size=32, n_layer=2, n_head=4)),
-    "mpt": of(hf.MptModel, hf.MptConfig(vocab_size=400, d_model=32, n_layers=2, n_heads=4, max_seq_len=64)),
+FOLDERS = {name: partial(family, name=name) for name in ("bloom", "mpt", "bert", "llama")} | {
     "gpt2": gpt2,
-    "bert": of(hf.BertModel, hf.BertConfig(**SIZES, num_hidden_layers=2)),
-    "llama": of(hf.LlamaModel, hf.LlamaConfig(**SIZES, num_hidden_layers=2)),
     "t5": t5,
     "own": lambda folder: "own",
     "own-causal": lambda folder: "own-causal",

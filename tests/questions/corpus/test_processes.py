@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,28 @@ from attnscope.errors import InputError, ModelError
 from attnscope.limits import memory_shared
 from attnscope.models import load
 from attnscope.questions import corpus
+from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
-from attnscope.questions.processes import in_order, workers
+from attnscope.questions.processes import in_order, torchrun_processes, workers
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import minilm
-from tests.questions.corpus.shared_run import TEXTS, figures
+
+TEXTS = [
+    f"{who} {did} on the {where}{end}"
+    for who in ("The cat", "A dog", "She", "Nobody here", "The small bird")
+    for did in ("sat", "slept")
+    for where, end in (("mat", "."), ("warm old rug", ", and it was tired."), ("hill", "!"))
+]
+
+
+def figures(stats) -> list[dict]:
+    """Everything that is known of every head, as plain data."""
+    return [
+        {"head": f"{head.site.kind} {head.name}"}
+        | {name: asdict(figure) for name, figure in head.figures.items()}
+        for head in stats.heads
+    ]
+
 
 LONGER = ["a cat saw the dog " * (1 + number // 2) for number in range(20)]
 
@@ -44,12 +62,12 @@ def alone():
 @pytest.mark.subprocess
 def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, alone):
     out, kept = tmp_path / "out.json", tmp_path / "sums.json"
-    died = launch("tests.questions.corpus.shared_run", out, kept, 20)
+    died = launch("tests.questions.corpus.test_processes", out, kept, 20)
     assert died.returncode != 0
     assert "the power went out" in died.stderr
     assert not out.exists()
     assert json.loads(kept.read_text())["state"]["progress"]["texts"] == 14
-    went_on = launch("tests.questions.corpus.shared_run", out, kept)
+    went_on = launch("tests.questions.corpus.test_processes", out, kept)
     assert went_on.returncode == 0, went_on.stderr
     found = json.loads(out.read_text())
     assert (found["title"], found["ran"]) == (alone.title, alone.ran)
@@ -168,3 +186,26 @@ def test_a_text_that_is_longer_than_a_batch_has_all_threads(monkeypatch):
     monkeypatch.setattr(corpus, "BATCH_TOKENS", 40)
     corpus_stats(model, ListedTexts(LONGER))
     assert counts == [1]
+
+
+def main() -> None:
+    """Run by torchrun, ``OUT CHECKPOINT [TEXTS]``: a corpus in small windows, its figures in a file.
+
+    With a number of texts, process 1 dies when so many were counted.
+    """
+    out, checkpoint, *dies = sys.argv[1:]
+    corpus.WINDOW_TEXTS = 7
+
+    def watch(progress) -> None:
+        if dies and torchrun_processes().number == 1 and progress.texts >= int(dies[0]):
+            raise RuntimeError("the power went out")
+
+    stats = corpus_stats(
+        load("own"), ListedTexts(TEXTS), run=CorpusRun(checkpoint=Path(checkpoint), watch=watch)
+    )
+    if torchrun_processes().number == 0:
+        Path(out).write_text(json.dumps({"title": stats.title, "ran": stats.ran, "heads": figures(stats)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ from typing import NoReturn
 import click
 
 from attnscope import __version__
-from attnscope.cli.command import CONTEXT, EAGER, RETIRED, SETTINGS, split_words
+from attnscope.cli.command import CONTEXT, RETIRED, SETTINGS, eager, split_words
 from attnscope.cli.commands import AllCommands
 from attnscope.errors import AttnscopeError
 from attnscope.limits import memory_limited
@@ -34,23 +34,21 @@ READ_ENOUGH = 141  # the exit code of a command whose output is closed early, as
 COMPLETE = "_ATTNSCOPE_COMPLETE"  # the variable with which a shell asks for completions
 
 
-def _print_completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
-    if shell is not None:
-        from click.shell_completion import get_completion_class
+def _print_completion(context: click.Context, shell: str) -> None:
+    from click.shell_completion import get_completion_class
 
-        found = get_completion_class(shell)
-        assert found is not None
-        click.echo(found(context.command, {}, "attnscope", COMPLETE).source())
-        context.exit()
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(context.command, {}, "attnscope", COMPLETE).source())
+    context.exit()
 
 
-def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
+def _print_version(context: click.Context, asked: bool) -> None:
+    from importlib.metadata import version
 
-        beside = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-        click.echo(f"attnscope {__version__} ({beside}, Python {platform.python_version()})")
-        context.exit()
+    beside = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    click.echo(f"attnscope {__version__} ({beside}, Python {platform.python_version()})")
+    context.exit()
 
 
 commands = AllCommands(
@@ -58,18 +56,16 @@ commands = AllCommands(
     help="See what the attention heads of a transformer do.",
     context_settings=CONTEXT,
     params=[
-        click.Option(
+        eager(
             ["--completion"],
+            _print_completion,
             type=click.Choice(("bash", "zsh", "fish")),
-            **EAGER,
-            callback=_print_completion,
             help="Print what makes Tab complete: attnscope --completion bash >> ~/.bashrc.",
         ),
-        click.Option(
+        eager(
             ["--version"],
+            _print_version,
             is_flag=True,
-            **EAGER,
-            callback=_print_version,
             help="Print the version, and those of torch and transformers.",
         ),
     ],

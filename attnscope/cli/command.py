@@ -7,30 +7,54 @@
 
 ``command`` turns the function into a click command with a parameter for each field. ``--help`` lists the
 options of the panel ``MOST_USED``, ``--help-all`` those of every panel.
+
+Users set the default of any option in ATTNSCOPE_MODEL, the project's pyproject.toml, or their config.toml:
+
+    [tool.attnscope]               # in config.toml the same keys without a table
+    model = "openai-community/gpt2"
+    hide-special = true
+
+The first source that sets an option wins. A project may come from anywhere, so options that run code or
+write files can only be set in the user's own file.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import shlex
+import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import click
 from click.core import ParameterSource
 
-from attnscope.cli.settings import defaults_of, read_settings
 from attnscope.cli.waiting import set_verbosity
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, InputError
 from attnscope.registry import dataclass_transform, docstring
 from attnscope.text import LARGEST, raw_csv
+
+if TYPE_CHECKING:
+    from attnscope.views import Table
 
 MOST_USED = "Options"
 TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
@@ -56,6 +80,9 @@ LONGEST = 240  # most characters of a command worth copying
 
 OPTION = re.compile(r"--?[^\W\d_]")
 """How an option begins; -2, "-2 -> cat" and "- a line of a list" are not options."""
+
+SHORT = {"file": ("-f",), "model": ("-m",), "out": ("-o",)}
+"""The short names of options, wherever they are."""
 
 ALWAYS = (
     ("-q, --quiet", "Print neither notes nor progress."),
@@ -88,9 +115,14 @@ RETIRED: Mapping[str, str] = {
 """One row per retired option, file suffix, or value."""
 
 SETTINGS = "attnscope.settings"  # where a command's context keeps the user's settings
+VARIABLE = "ATTNSCOPE_MODEL"
+
+USERS_OWN = ("trust-remote-code", "allow-pickle", "out", "keep", "checkpoint", "pooled", "save")
+"""Options that run code or write files."""
+
+LARGEST_FILE = 1 << 20  # most bytes of a settings file
 
 CONTEXT: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-EAGER: Mapping[str, Any] = {"is_eager": True, "expose_value": False}  # obeyed before others are read
 
 
 def argument(help: str, default: Any = None, metavar: str | None = None) -> Any:
@@ -184,7 +216,8 @@ class Parameter:
         """An option's names on the command line; an argument's name in the help."""
         if self.is_argument:
             return (self.field.metadata["metavar"] or self.name.upper(),)
-        return self.field.metadata["names"] or (f"--{self.name.replace('_', '-')}",)
+        long = self.name.removeprefix("as_").replace("_", "-")
+        return self.field.metadata["names"] or (f"--{long}", *SHORT.get(self.name, ()))
 
     @property
     def value(self) -> str:
@@ -271,10 +304,10 @@ class Command(click.Command):
         parameters = [word.parameter() for word in self.words]
         super().__init__(function.__name__, params=parameters, context_settings=dict(CONTEXT))
         self.params += [
-            _said(["--quiet", "-q"], lambda context: set_verbosity(-1)),
-            _said(["--verbose", "-v"], lambda context: set_verbosity(1)),
-            _said(["--raw-csv"], lambda context: raw_csv.set(True)),
-            _said(["--help-all"], self._print_help),
+            eager(["--quiet", "-q"], lambda *_: set_verbosity(-1), is_flag=True),
+            eager(["--verbose", "-v"], lambda *_: set_verbosity(1), is_flag=True),
+            eager(["--raw-csv"], lambda *_: raw_csv.set(True), is_flag=True),
+            eager(["--help-all"], self._print_help, is_flag=True),
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -306,7 +339,7 @@ class Command(click.Command):
             error.ctx = ctx
             raise
 
-    def _print_help(self, context: click.Context) -> None:
+    def _print_help(self, context: click.Context, asked: bool) -> None:
         formatter = context.make_formatter()
         self.format_help(context, formatter, everything=True)
         click.echo(formatter.getvalue().rstrip("\n"))
@@ -352,10 +385,10 @@ def write_rows(formatter: click.HelpFormatter, panel: str, rows: list[tuple[str,
         formatter.write("".join(f"{'':{width}}{line}\n" for line in lines))
 
 
-def _said(names: list[str], say: Callable[[click.Context], object]) -> click.Option:
-    """A flag that is obeyed before all others are read."""
-    heed = lambda context, _, asked: say(context) if asked else None  # noqa: E731
-    return click.Option(names, is_flag=True, **EAGER, callback=heed)
+def eager(names: list[str], obey: Callable[[click.Context, Any], object], **how: Any) -> click.Option:
+    """An option that is obeyed before all others are read."""
+    heed = lambda context, _, value: obey(context, value) if value else None  # noqa: E731
+    return click.Option(names, is_eager=True, expose_value=False, callback=heed, **how)
 
 
 def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[str]], list[str]]:
@@ -395,3 +428,102 @@ def write(name: str, *groups: Any) -> str:
 def tell_retired(sentence: str, *spellings: str) -> str:
     """What is wrong with these spellings, and what replaced those that once worked."""
     return "; ".join((sentence, *(RETIRED[each] for each in spellings if each in RETIRED)))
+
+
+class UserDefault(NamedTuple):
+    """The default of an option (named without its dashes), and where it is set."""
+
+    name: str
+    value: Any
+    origin: str
+
+
+def users_file() -> Path:
+    """The path of the user's own defaults."""
+    from platformdirs import user_config_path
+
+    return user_config_path("attnscope") / "config.toml"
+
+
+def read_settings() -> dict[str, UserDefault]:
+    """The settings, by option name. Raises ``InputError`` for an unreadable file."""
+    found = {each.name: each for each in (*_read(users_file(), ()), *_of_project())}
+    if model := os.environ.get(VARIABLE):
+        found["model"] = UserDefault("model", model, VARIABLE)
+    return found
+
+
+def _of_project() -> Iterator[UserDefault]:
+    """The settings of the current project: the nearest pyproject.toml."""
+    files = (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents))
+    path = next((file for file in files if file.is_file()), Path("pyproject.toml"))
+    for setting in _read(path, ("tool", "attnscope")):
+        runs_code = setting.name == "model" and ".py:" in str(setting.value)
+        if runs_code or setting.name in USERS_OWN:
+            raise InputError(
+                f"{path} sets {setting.name}: options that run code or write files belong in {users_file()}"
+            )
+        yield setting
+
+
+def _read(path: Path, table: tuple[str, ...]) -> Iterator[UserDefault]:
+    """The settings in a table of a TOML file; empty without a file."""
+    from attnscope.storage.files import read_regular
+
+    if not path.is_file():
+        return
+    try:
+        content = read_regular(path, LARGEST_FILE).decode("utf-8")
+        if not all(name in content for name in table):
+            return
+        toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        settings: Any = toml.loads(content)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    for name in table:
+        settings = settings.get(name, {}) if isinstance(settings, Mapping) else {}
+    if not isinstance(settings, Mapping):
+        raise InputError(f"{path}: {'.'.join(table)} is not a table")
+    for name, value in settings.items():
+        yield UserDefault(name.replace("_", "-"), value, str(path))
+
+
+def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> dict[str, Any]:
+    """The defaults of a command's parameters, as they would be typed.
+
+    Raises ``InputError`` for an unknown option, and for a value of the wrong type.
+    """
+    command, every = context.command, context.parent.command if context.parent else None
+    taken = {}
+    for name, setting in settings.items():
+        option = _find(command, name)
+        if option is None:
+            if isinstance(every, click.Group) and not any(
+                _find(other, name)
+                for each in every.list_commands(context)
+                if (other := every.get_command(context, each)) is not None
+            ):
+                raise InputError(f"{setting.origin} sets {name}: no command has an option --{name}")
+            continue
+        value, flag = setting.value, getattr(option, "is_flag", False)
+        several = option.multiple and isinstance(value, list)
+        if flag is not isinstance(value, bool) or not (several or isinstance(value, (bool, str, int, float))):
+            kind = "true or false" if flag else "a text or a number"
+            raise InputError(f"{setting.origin} sets {name} to {value!r}: write {kind}")
+        taken[option.name or name] = value if flag else [*map(str, value)] if several else str(value)
+    return taken
+
+
+def settings_table() -> Table:
+    """All settings, by option, and where they are set."""
+    from attnscope.views import Column, Table
+
+    rows = tuple((f"--{each.name}", str(each.value), each.origin) for each in read_settings().values())
+    places = f"{VARIABLE}, [tool.attnscope] of the project's pyproject.toml, {users_file()}"
+    notes = ("the first of these that sets an option counts: " + places,)
+    columns = Column("option", long="keep"), Column("default", long="keep"), Column("set in", long="rest")
+    return Table(columns, rows or (("none", "", ""),), notes=notes)
+
+
+def _find(command: click.Command, name: str) -> click.Parameter | None:
+    return next((each for each in command.params if f"--{name}" in each.opts), None)

@@ -122,8 +122,6 @@ class ModelOptions(Group):
     panel = MODEL
     model: str | None = option(
         "own (the default), own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs that file).",
-        "--model",
-        "-m",
         panel=MOST_USED,
         complete=model_names,
     )
@@ -246,8 +244,8 @@ class NumbersOptions(Group):
     """Numbers instead of a picture; a group with ``out`` says by which ``suffixes`` its file may be named."""
 
     suffixes: ClassVar[tuple[str, ...]] = ()
-    as_json: bool = flag("Print the numbers as JSON.", "--json")
-    as_latex: bool = flag("Print the table as LaTeX, for a paper (booktabs).", "--latex", panel=PICTURE)
+    as_json: bool = flag("Print the numbers as JSON.")
+    as_latex: bool = flag("Print the table as LaTeX, for a paper (booktabs).", panel=PICTURE)
 
     def __post_init__(self) -> None:
         out = getattr(self, "out", None)
@@ -259,8 +257,8 @@ class TableOutput(NumbersOptions):
     """Numbers instead of a picture, also as CSV; or a picture in a file."""
 
     suffixes = PICTURES
-    as_csv: bool = flag("Print all figures as CSV.", "--csv")
-    out: Path | None = option("Save a picture: .png, .svg or .pdf.", "--out", "-o")
+    as_csv: bool = flag("Print all figures as CSV.")
+    out: Path | None = option("Save a picture: .png, .svg or .pdf.")
 
 
 def refuse_whole(out: Path | None) -> None:
@@ -290,7 +288,7 @@ class SourceOptions(Group):
     panel = TEXT
     text: str | None = argument("The text; - reads standard input.")
     second_text: str | None = argument(SECOND)
-    file: Path | None = option("Read the text from a file.", "--file", "-f", panel=MOST_USED)
+    file: Path | None = option("Read the text from a file.", panel=MOST_USED)
     line: int | None = option("Read one line of the input, counted from 1; a tab in it separates a pair.")
     saved: Path | None = option(
         "In place of a model: a .trace, weights (.npz, .npy, .safetensors, .json), or a server's queries and "

@@ -14,7 +14,7 @@ def write(monkeypatch, tmp_path):
     def write(project="", users=""):
         (tmp_path / "project" / "pyproject.toml").write_text(f"[tool.attnscope]\n{project}")
         (tmp_path / "config.toml").write_text(users)
-        monkeypatch.setattr("attnscope.cli.settings.users_file", lambda: tmp_path / "config.toml")
+        monkeypatch.setattr("attnscope.cli.command.users_file", lambda: tmp_path / "config.toml")
 
     return write
 

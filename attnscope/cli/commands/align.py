@@ -39,7 +39,7 @@ class SoundOptions(Group):
     panel = TEXT
     sound: Path = argument("A WAV or FLAC file.", REQUIRED)
     text: str | None = argument("Its transcript; default: what the model transcribes.")
-    file: Path | None = option("Read the transcript from a file.", "--file", "-f", panel=MOST_USED)
+    file: Path | None = option("Read the transcript from a file.", panel=MOST_USED)
     heads: str | None = option(
         "The heads to align by, like L3H1,L4H2; default: those that the model's config names, or all of the "
         "upper half of its layers.",
@@ -60,10 +60,8 @@ class AlignOutput(Group):
     format: Literal["table", "srt", "textgrid"] = option(
         "A table, subtitles (srt), or a file of Praat (textgrid).", default="table"
     )
-    as_json: bool = flag("Print words, tokens and heads as JSON.", "--json")
-    out: Path | None = option(
-        "Save the map that is followed, its path and the words as .png, .svg or .pdf.", "--out", "-o"
-    )
+    as_json: bool = flag("Print words, tokens and heads as JSON.")
+    out: Path | None = option("Save the map that is followed, its path and the words as .png, .svg or .pdf.")
 
 
 @command

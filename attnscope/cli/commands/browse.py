@@ -14,7 +14,7 @@ from attnscope.errors import AttnscopeError, OutputError
 class BrowseOutput(Group):
     """Where pictures go."""
 
-    out: Path = option("The folder that s saves to.", "--out", "-o", default=Path("."))
+    out: Path = option("The folder that s saves to.", default=Path("."))
 
 
 def has_terminal() -> bool:

@@ -30,7 +30,7 @@ class PatternOutput(options.TableOutput):
     """Where the answer goes."""
 
     suffixes = (*options.PICTURES, TABLE)
-    out: Path | None = option("Save the pattern as .tsv, or pictures: .png, .svg or .pdf.", "--out", "-o")
+    out: Path | None = option("Save the pattern as .tsv, or pictures: .png, .svg or .pdf.")
 
 
 @command

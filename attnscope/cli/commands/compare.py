@@ -55,9 +55,7 @@ class CompareOutput(options.TableOutput):
     """Where the comparison goes."""
 
     suffixes = (*options.PICTURES, ".npz")
-    out: Path | None = option(
-        "Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).", "--out", "-o"
-    )
+    out: Path | None = option("Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).")
 
 
 def show_composition(

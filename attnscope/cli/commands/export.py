@@ -35,7 +35,7 @@ class ExportedHeads(options.LayerOptions):
 class ExportOutput(options.NumbersOptions):
     """Where the files go, and their formats."""
 
-    out: Path = option("The folder; it is made if there is none.", "--out", "-o", default=REQUIRED)
+    out: Path = option("The folder; it is made if there is none.", default=REQUIRED)
     formats: str = option(
         "Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), npz, "
         "safetensors, json, csv (the weights of all), with commas between them.",

@@ -44,9 +44,7 @@ class FlowOutput(options.NumbersOptions):
 
     suffixes = (*options.PICTURES, *options.WHOLE)
     out: Path | None = option(
-        "Save a picture (.png, .svg, .pdf), or the maps of all layers (.npz, .safetensors, .json, .csv).",
-        "--out",
-        "-o",
+        "Save a picture (.png, .svg, .pdf), or the maps of all layers (.npz, .safetensors, .json, .csv)."
     )
 
 

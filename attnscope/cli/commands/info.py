@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnscope.cli.command import Group, argument, command, flag, is_typed, option, refuse
+from attnscope.cli.command import Group, argument, command, flag, is_typed, option, refuse, settings_table
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
-from attnscope.cli.settings import settings_table
 from attnscope.cli.source import read_source
 from attnscope.plugins import GROUPS, load_plugins
 

@@ -34,7 +34,7 @@ class LogitsOutput(options.NumbersOptions):
     """Where the answer goes."""
 
     suffixes = options.PICTURES
-    out: Path | None = option("Save a picture: .png, .svg or .pdf.", "--out", "-o")
+    out: Path | None = option("Save a picture: .png, .svg or .pdf.")
 
 
 @command

@@ -42,9 +42,7 @@ class ShowOutput(options.NumbersOptions):
     suffixes = (*options.PICTURES, *options.WHOLE)
     out: Path | None = option(
         "Save instead of printing: a picture (.png, .svg, .pdf), all heads as a page to open in a "
-        "browser (.html), or their weights (.npz, .safetensors, .json, .csv).",
-        "--out",
-        "-o",
+        "browser (.html), or their weights (.npz, .safetensors, .json, .csv)."
     )
     min_weight: float = option(
         "Hide cells of a head's map below this weight, and say which share of the attention they hold.",

@@ -94,7 +94,7 @@ class TrainOptions(Group):
     """What is read and written."""
 
     files: list[Path] = argument("Text files in UTF-8, a document each.", default=REQUIRED)
-    out: Path = option("The folder that the model goes to.", "--out", "-o", default=REQUIRED)
+    out: Path = option("The folder that the model goes to.", default=REQUIRED)
 
 
 @command

@@ -224,8 +224,15 @@ class Circuits(Projections):
                 yield from _of_module(call, output, length)
         running = self._running[-1] if self._running else None
         given = None if running is None else running.first
-        if running is not None and given is not None and given.is_floating_point():
-            yield from _of_parameters(running.module, _ends(given, length))
+        if running is None or given is None or not given.is_floating_point():
+            return
+        rows = _ends(given, length)  # for weights that a module multiplies itself, with each bias that fits
+        own = [each for each in running.module.parameters(recurse=False) if each.is_floating_point()]
+        for weight in own:
+            if weight.ndim == 2 and weight.shape[1] == rows.shape[1]:
+                made = rows @ weight.float().mT
+                yield weight, made
+                yield from ((weight, made + bias.float()) for bias in own if bias.shape == made.shape[1:])
 
 
 def _ends(states: Tensor, length: int) -> Tensor:
@@ -247,16 +254,6 @@ def _of_module(call: Call, output: Tensor, length: int) -> Iterator[_Map]:
         if torch.allclose(made[0], ends[0], atol=ALIKE * float(ends[0].abs().amax())):
             yield lies, ends
             return
-
-
-def _of_parameters(module: nn.Module, rows: Tensor) -> Iterator[_Map]:
-    """Weights that a module multiplies itself, each with every bias that fits, and without."""
-    own = [each for each in module.parameters(recurse=False) if each.is_floating_point()]
-    for weight in own:
-        if weight.ndim == 2 and weight.shape[1] == rows.shape[1]:
-            made = rows @ weight.float().mT
-            yield weight, made
-            yield from ((weight, made + bias.float()) for bias in own if bias.shape == made.shape[1:])
 
 
 def _find(states: Tensor, heads: int, maps: list[_Map], end: int) -> Tensor | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from attnscope.attention import Attention, Site, Source
 from attnscope.progress import tell
@@ -205,6 +205,12 @@ class Observer(Protocol):
         The attention holds the kernel's own tensors, so it must not be kept when this returns.
         """
         ...
+
+
+class Seeing(NamedTuple):
+    """An observer that is a function."""
+
+    observe: Callable[[Attention], None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,11 +51,6 @@ def kind(node: Node) -> str:
     return re.sub(r"(Backward\d*)$", "", node.name().rpartition("::")[2])
 
 
-def shape_of(node: Node, output: int) -> tuple[int, ...]:
-    """The shape of a node's output."""
-    return tuple(node._input_metadata[output].shape)
-
-
 def is_spread(node: Node, side: int) -> bool:
     """Whether a side of a product is one number per row, such as a norm's standard deviation."""
     if kind(node) in ("Mul", "Div"):
@@ -295,31 +290,26 @@ class Stream:
             )
         for _ in range(3):
             self._look()
-            if self._leads[self.root[0]]:
+            if self.leads[self.root[0]]:
                 return
             self._open_head()
         raise Lost("its output cannot be traced back to its embeddings")
 
     def _look(self) -> None:
         """Determine for every node whether it leads to the embeddings, and whether to heads."""
-        self._leads: dict[Node, bool] = {}
+        self.leads: dict[Node, bool] = {}
         self._heads: dict[Node, bool] = {}
         for node in self.order:
-            self._leads[node] = kind(node) in EMBEDDINGS or any(self._ways(node, self.streams))
-            self._heads[node] = not self._leads[node] and any(self._ways(node, self.mixes))
+            self.leads[node] = kind(node) in EMBEDDINGS or any(self._ways(node, self.streams))
+            self._heads[node] = not self.leads[node] and any(self._ways(node, self.mixes))
 
     def streams(self, edge: tuple[Node | None, int]) -> bool:
         """Whether an edge belongs to the stream."""
-        return edge[0] is not None and edge not in self.written and self._leads[edge[0]]
+        return edge[0] is not None and edge not in self.written and self.leads[edge[0]]
 
     def mixes(self, edge: tuple[Node | None, int]) -> bool:
         """Whether an edge comes from heads."""
         return edge[0] is not None and (edge in self.written or self._heads[edge[0]])
-
-    def mixes_tokens(self, edge: Edge) -> bool:
-        """Whether a part comes from a convolution, beside or instead of attention."""
-        behind = _order(edge[0], self._leads)
-        return any(kind(node) == "Convolution" for node in behind if not self._leads[node])
 
     def _ways(self, node: Node, leads: Ways) -> list[bool]:
         """Which inputs of a node lead on, where one may be followed at all."""
@@ -343,7 +333,8 @@ class Stream:
         side = factors.index(True)
         other = inputs[1 + added - side] if len(factors) == 2 else (None, 0)
         if leads == self.streams and other[0] is not None and self._varies[other[0]]:
-            each_token = name == "Bmm" and shape_of(node, 0)[0] == self.rows.length  # streams are mixed in it
+            length = node._input_metadata[0].shape[0]
+            each_token = name == "Bmm" and length == self.rows.length  # streams are mixed in it
             if not (each_token or is_spread(node, 1 - side) or node in self._open):
                 factors = [False, False]
         return [*ways[:added], *factors]
@@ -393,7 +384,7 @@ class Stream:
             parts.constants.append(((node, 0), known[0] if known else None, grads[0]))
         for (each, output), grad, follow in zip(node.next_functions, pull(node, grads), chosen, strict=False):
             if follow and each is not None and grad is not None:
-                shape = shape_of(each, output)
+                shape = tuple(each._input_metadata[output].shape)
                 grad = grad.sum_to_size(shape) if grad.shape != shape else grad
                 self._push((each, output), grad, parts)
 
@@ -567,7 +558,9 @@ def _add_others(effects: Effects, stream: Stream, parts: ScoreParts) -> None:
         if inside is not None:
             effects.mixed.add(inside.layer)
             key = inside.layer, "attention"
-        elif _tail(module) not in usual or stream.mixes_tokens(edge):
+        elif _tail(module) not in usual or any(  # a convolution, beside or instead of attention
+            kind(node) == "Convolution" and not stream.leads[node] for node in _order(edge[0], stream.leads)
+        ):
             key = layer, _tail(module) or "mixer"
         else:
             effects.feed_forward[layer] = effects.feed_forward.get(layer, 0.0) + effect

@@ -67,7 +67,7 @@ def open_corpus(asked: TextsOptions, *, chat: bool = False) -> Corpus:
 
 def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:
     """The first texts of a corpus, prepared for a model; unreadable ones are reported and left out."""
-    from attnscope.questions.ablate import MEAN_TEXTS
+    from attnscope.questions.loss import MEAN_TEXTS
 
     first = replace(asked, limit=asked.limit or MEAN_TEXTS)
     read = text_reader(model, source)

@@ -26,7 +26,6 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions
 from attnscope.progress import tell
-from attnscope.questions.ablate import predicted_side
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import join_texts
 from attnscope.questions.intervention import (
@@ -38,6 +37,7 @@ from attnscope.questions.intervention import (
     mix_rows,
     put_heads,
 )
+from attnscope.questions.loss import predicted_side
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
 from attnscope.records import Meaning, Notes, csv_rows, derived, record
@@ -190,7 +190,11 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
         for start in range(0, len(mine), copies):
             some = list(enumerate(mine[start : start + copies]))
             places = [(copy, head) for copy, heads in some for head in heads]
-            limited = {} if made is None else {call: (made.of_copies(copies), places)}
+            limited = (
+                {}
+                if made is None
+                else {call: (made._replace(outputs=made.outputs.expand(copies, -1, -1, -1)), places)}
+            )
             with first.edited_from(call, partial(put_heads, limited), copies=kept):
                 rose = (losses() - before).sum(1).tolist()
             rises |= {KeyHead(site.site.layer, start + copy): rose[copy] for copy, _ in some}

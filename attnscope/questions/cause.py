@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,29 +13,30 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Head, Site
+from attnscope.capture.record import Seeing
 from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
+from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
 from attnscope.questions.intervention import (
     BLOCK,
     SAME,
+    Calls,
     Change,
     Effect,
     Made,
     PlainPass,
     Scored,
-    Swept,
     calls_of,
     mixed_values,
     scoring,
-    sweep,
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Address, Meaning, Notes, record
-from attnscope.views import Column, Table, maps_by_kind, number
+from attnscope.views import Column, HeadMap, Table, maps_by_kind, number
 
 How: TypeAlias = Literal["renormalize", "zero", "mean"]
 """Whether the other weights of a row are renormalized, as after a mask, or stay.
@@ -96,31 +98,39 @@ class Intervention(ScoreOutcome):
         return 1.0 if self.reference is None else self.reference - self.score
 
 
-def summarize_effects(
+def measure_effects(
     scored: Scored,
     first: PlainPass,
-    swept: Swept,
+    calls: Calls,
     changed: str,
-    title: str,
-    estimate: Swept | None = None,
+    title: str = "",
+    run: Callable[[Calls], Tensor] | None = None,
+    estimates: Mapping[Head, Effect] = MappingProxyType({}),
+    exact: bool = True,
 ) -> Intervention:
-    """The heads by their effects; the ``estimate`` is shown beside them, if it is not what was ``swept``."""
-    beside = {} if estimate is None or estimate is swept else estimate.heads
-    heads = [
-        ChangedHead(**vars(each), head=head, estimate=beside[head].effect if beside else None)
-        for head, each in swept.heads.items()
-    ]
+    """Change each head alone, and all of them at once; ``run`` predicts with some heads changed.
+
+    ``estimates`` stand beside the effects, or in their place if not ``exact``: then no head is changed.
+    """
+    run, found, together = run or first.changed, dict(estimates), None
+    if exact:
+        for done, (head, mine) in enumerate(calls.items()):
+            tell("head", done + 1, len(calls))
+            found[head] = scored.effect(first.before, run({head: mine}))
+        together = scored.effect(first.before, run(calls))
+    beside = {head: each.effect for head, each in estimates.items()} if exact else {}
+    heads = [ChangedHead(**vars(each), head=head, estimate=beside.get(head)) for head, each in found.items()]
     return Intervention(
         prediction=scored.prediction.description,
         unit=scored.unit,
         score=float(scored.score(first.before)),
         reference=scored.reference,
-        title=title,
+        title=title or name_pass(scored.model, scored.prepared),
         notes=(*scored.model.notes, *scored.prepared.notes, *first.record.notes),
         changed=changed,
         heads=sort_effects(heads),
-        together=swept.together,
-        estimated=estimate is swept,
+        together=together,
+        estimated=not exact,
         correlation=_correlate(heads),
     )
 
@@ -199,26 +209,21 @@ def _pair_finder(questions: Sequence[Question]) -> FindPairs:
     return find
 
 
-@dataclass(eq=False)
-class _PairWeights:
-    """Observer: sums the unmasked weights of some pairs of tokens, by call and head."""
+def _rows_with(attention: Attention, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The rows with an unmasked pair, block by block: numbers, weights, unmasked keys and unmasked pairs.
 
-    find: FindPairs
-    sums: dict[Site, Tensor] = field(default_factory=dict)  # [head, weights | pairs]
-    pairs: float = 0
-
-    def observe(self, attention: Attention) -> None:
-        """Add the weights of a call."""
-        pairs = self.find(attention.queries, attention.keys)
-        for start in range(0, len(pairs), BLOCK):
-            block = pairs[start : start + BLOCK]
-            if block.any():
-                weights = attention.rows(start, start + len(block))
-                meant = block.to(weights.device) & attention.allowed(start, start + len(block))
-                both = torch.stack([weights.masked_fill(~meant, 0), meant.expand_as(weights)], -1)
-                added = both.double().sum((0, 2, 3)).cpu()
-                self.sums[attention.site] = self.sums.get(attention.site, 0) + added
-                self.pairs += float(added[:, 1].sum())
+    -> [row], [batch, head, row, key] three times
+    """
+    for start in range(0, len(pairs), BLOCK):
+        rows = start + pairs[start : start + BLOCK].any(1).nonzero()[:, 0]
+        if len(rows):
+            first, last = int(rows[0]), int(rows[-1]) + 1
+            weights = attention.rows(first, last)[:, :, rows - first]
+            allowed = attention.allowed(first, last).to(weights.device)[:, :, rows - first]
+            meant = pairs[rows].to(weights.device) & allowed
+            able = meant.flatten(0, 1).any(0).any(-1).cpu()  # [row]
+            if bool(able.any()):
+                yield rows[able], weights[:, :, able], allowed[:, :, able], meant[:, :, able]
 
 
 Means: TypeAlias = Mapping[Site, Tensor]  # the mean weight of some pairs in each head of a call: [head]
@@ -228,16 +233,23 @@ def mean_weights(
     model: Model, texts: Iterable[ModelInput], questions: Sequence[Question]
 ) -> tuple[Means, int]:
     """The mean weight of the questions' pairs in some texts, and how many texts have such pairs."""
-    seen, count = _PairWeights(_pair_finder(questions)), 0
+    sums, count, find = dict[Site, Tensor](), 0, _pair_finder(questions)  # [head, weights | pairs]
     for prepared in texts:
-        before = seen.pairs
+        seen = list[Site]()
+
+        def add(attention: Attention, seen: list[Site] = seen) -> None:
+            for _, weights, _, meant in _rows_with(attention, find(attention.queries, attention.keys)):
+                both = torch.stack([weights.masked_fill(~meant, 0), meant.expand_as(weights)], -1)
+                added = both.double().sum((0, 2, 3)).cpu()
+                sums[attention.site] = sums.get(attention.site, 0) + added
+                seen.append(attention.site)
+
         with torch.no_grad(), model.threads(prepared):
-            model.run(prepared, [seen])
-        count += seen.pairs > before
+            model.run(prepared, [Seeing(add)])
+        count += bool(seen)
     if not count:
         raise SelectionError(f"no text of the corpus has {' or '.join(map(str, questions))}: no mean")
-    sums = seen.sums.items()
-    return {site: each[:, 0] / each[:, 1] for site, each in sums if bool(each[:, 1].all())}, count
+    return {site: each[:, 0] / each[:, 1] for site, each in sums.items() if bool(each[:, 1].all())}, count
 
 
 def cut_edges(questions: Sequence[Question], how: How, means: Means | None = None) -> Change:
@@ -245,48 +257,30 @@ def cut_edges(questions: Sequence[Question], how: How, means: Means | None = Non
     find = _pair_finder(questions)
 
     def change(number: int, attention: Attention) -> Made | None:
-        pairs = find(attention.queries, attention.keys)
         mean = torch.zeros(attention.heads) if means is None else means.get(attention.site)
         if mean is None:
             return None
-        starts = range(0, len(pairs), BLOCK)
-        found = [made for at in starts if (made := _cut_rows(attention, pairs, at, how, mean)) is not None]
-        if not found:
+        parts = list[tuple[Tensor, Tensor, Tensor]]()
+        for rows, weights, allowed, meant in _rows_with(attention, find(attention.queries, attention.keys)):
+            left = torch.where(meant, mean.to(weights)[:, None, None], weights)
+            if how == "renormalize":
+                alone = (meant >= allowed).all(-1).flatten(0, 1).any(0).cpu()  # [row]
+                if bool(alone.any()):
+                    at = attention.queries[int(rows[alone][0])]
+                    name = repr(at.text) if not isinstance(at, int) else f"token {at}"
+                    raise InputError(f"{name} has no other key to look at: pass --how zero")
+                # a sink's share is not a weight of the row, and stays in its sum
+                total = weights.sum(-1, keepdim=True)
+                sink = torch.where((total - 1).abs() < SAME, 0, 1 - total)
+                left = left / (left.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(left.dtype).tiny)
+            values = mixed_values(attention)
+            parts.append((mix(left, values), rows, mix(weights, values)))
+        if not parts:
             return None
-        outputs, rows, before = zip(*found, strict=True)
-        return Made(torch.cat(outputs, 2), torch.cat(rows), torch.cat(before, 2))
+        outputs, numbers, before = zip(*parts, strict=True)
+        return Made(torch.cat(outputs, 2), torch.cat(numbers), torch.cat(before, 2))
 
     return change
-
-
-def _cut_rows(attention: Attention, pairs: Tensor, start: int, how: How, mean: Tensor) -> Made | None:
-    """The rows of a block with a cut, unmasked pair."""
-    rows = pairs[start : start + BLOCK].any(1).nonzero()[:, 0]
-    if not len(rows):
-        return None
-    first, last = start + int(rows[0]), start + int(rows[-1]) + 1
-    device = attention.rows(0, 0).device
-    picked = (rows + start - first).to(device)
-    allowed = attention.allowed(first, last)[:, :, picked].to(device)
-    cut = pairs[start + rows].to(device) & allowed  # [batch or 1, head or 1, row, key]
-    able = cut.flatten(0, 1).any(0).any(-1)  # [row]
-    if not bool(able.any()):
-        return None
-    picked, cut = picked[able], cut[:, :, able]
-    weights = attention.rows(first, last)[:, :, picked]
-    left = torch.where(cut, mean.to(weights)[:, None, None], weights)
-    if how == "renormalize":
-        alone = (cut >= allowed[:, :, able]).all(-1).flatten(0, 1).any(0)  # [row]
-        if bool(alone.any()):
-            at = attention.queries[first + int(picked[alone][0])]
-            name = repr(at.text) if not isinstance(at, int) else f"token {at}"
-            raise InputError(f"{name} has no other key to look at: pass --how zero")
-        # a sink's share is not a weight of the row, and stays in its sum
-        total = weights.sum(-1, keepdim=True)
-        sink = torch.where((total - 1).abs() < SAME, 0, 1 - total)
-        left = left / (left.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(left.dtype).tiny)
-    values = mixed_values(attention)
-    return Made(mix(left, values), (picked + first).cpu(), mix(weights, values))
 
 
 def cut(
@@ -317,53 +311,61 @@ def cut(
         if not any(first.made[call] for mine in calls.values() for call in mine):
             sites = [each.site for each in first.record.sites if selection.meets(each.site)]
             raise SelectionError("; ".join(explain_nothing(each, prepared, sites) for each in questions))
-        swept = sweep(scored, first, calls)
-    changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
-    return summarize_effects(scored, first, swept, changed, name_pass(model, prepared))
+        changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
+        return measure_effects(scored, first, calls, changed)
 
 
-def tabulate_effects(
-    result: ScoreOutcome, changed: str, columns: Columns, listed: Sequence[Any], lines: Sequence[str] = ()
-) -> Table:
-    """The listed effects, under what was changed; a column is a name and its cell."""
+def of_effects(
+    result: ScoreOutcome,
+    changed: str,
+    effects: Sequence[Any],
+    named: Columns,
+    maps: Mapping[str, HeadMap],
+    csv: Sequence[str],
+    lines: Sequence[str] = (),
+    said: Sequence[str] = (),
+) -> Answer:
+    """The change in a line, the largest effects, ``named`` by their columns, and maps of all."""
+    effect = "effect" if result.reference is None else "recovered"
     score = [f"{result.unit} {result.score:.3f}"]
     if result.reference is not None:
         score.append(f"{result.reference:.3f} in the other text")
-    return Table(
-        tuple(Column(name, name not in ("head", "kind", "token"), "keep") for name in columns),
-        tuple(tuple(cell(each) for cell in columns.values()) for each in listed),
-        title=f"{changed} · {result.title}",
-        subtitle="; ".join([result.prediction, *score, *lines]),
-        notes=result.notes,
-    )
-
-
-def of_intervention(result: Intervention) -> Answer:
-    """The change in a line, the heads with the largest effects, and a map of all heads per kind."""
-    several = len({each.head.kind for each in result.heads}) > 1
-    effect, lines = "effect" if result.reference is None else "recovered", []
-    if result.together is not None:
-        count, all_ = len(result.heads), result.together
-        named = f"{effect} {all_.effect:+.3f}, score {all_.score:.3f}, KL {all_.divergence:.3f} nats"
-        lines.append(f"all {count:,} heads at once: {named}" if count > 1 else named)
-    if result.correlation is not None:
-        lines.append(f"correlation with the estimates over heads: {result.correlation:.3f}")
-    known = {name for each in result.heads for name in OPTIONAL if getattr(each, name) is not None}
+    known = [name for name in OPTIONAL if any(getattr(each, name, None) is not None for each in effects)]
     columns: Columns = {
-        "head": lambda each: each.head.name,
-        **({"kind": lambda each: each.head.kind or ""} if several else {}),
+        **named,
         effect: lambda each: f"{each.effect:+.3f}",
         **({"error": lambda each: f"±{each.error:.3f}"} if "error" in known else {}),
         **({"estimate": lambda each: f"{each.estimate:+.3f}"} if "estimate" in known else {}),
         "score": lambda each: f"{each.score:.3f}",
         "KL": lambda each: number(each.divergence) or "–",
     }
-    table = tabulate_effects(result, result.changed, columns, result.heads[:LISTED], lines)
-    if result.estimated:
-        said = "estimated from one gradient, not run: leave out --fast for the exact effects"
-        table = replace(table, notes=(said, *table.notes))
-    unit = "" if effect == "recovered" else result.unit
+    table = Table(
+        tuple(Column(name, name not in ("head", "kind", "token"), "keep") for name in columns),
+        tuple(tuple(cell(each) for cell in columns.values()) for each in sort_effects(effects)[:LISTED]),
+        title=f"{changed} · {result.title}",
+        subtitle="; ".join([result.prediction, *score, *lines]),
+        notes=(*said, *result.notes),
+    )
+    csv = (*csv, "effect", "score", "divergence", *known)
+    return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(effects, csv))
+
+
+def of_intervention(result: Intervention) -> Answer:
+    """The change in a line, the heads with the largest effects, and a map of all heads per kind."""
+    effect, lines = "effect" if result.reference is None else "recovered", []
+    if result.together is not None:
+        count, all_ = len(result.heads), result.together
+        one = f"{effect} {all_.effect:+.3f}, score {all_.score:.3f}, KL {all_.divergence:.3f} nats"
+        lines.append(f"all {count:,} heads at once: {one}" if count > 1 else one)
+    if result.correlation is not None:
+        lines.append(f"correlation with the estimates over heads: {result.correlation:.3f}")
+    quick = "estimated from one gradient, not run: leave out --fast for the exact effects"
+    unit = result.unit if result.reference is None else ""
     effects = {each.head: each.effect for each in result.heads}
     maps = maps_by_kind(effects, effect, unit=unit, lead=f"{effect}, ")
-    csv = "head.kind", "head.layer", "head.head", "effect", "score", "divergence", *sorted(known)
-    return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(result.heads, csv))
+    named: dict[str, Callable[[Any], str]] = {"head": lambda each: each.head.name}
+    if len({each.head.kind for each in result.heads}) > 1:
+        named["kind"] = lambda each: each.head.kind or ""
+    csv = "head.kind", "head.layer", "head.head"
+    said = [quick] * result.estimated
+    return of_effects(result, result.changed, result.heads, named, maps, csv, lines, said)

@@ -12,7 +12,7 @@ values. That share is run, not estimated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Annotated, TypeAlias
@@ -25,7 +25,7 @@ from attnscope.attention import Head
 from attnscope.axes import Array
 from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError
-from attnscope.models import Model, ModelInput
+from attnscope.models import Model
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import ScoreOutcome
@@ -106,21 +106,18 @@ class TwoTexts(TwoPasses):
 
     def attribute(self) -> Array:
         """The score of every edge, averaged over ``STEPS``.  -> [node, node]"""
-        heads = self.heads
-        count = 2 + sum(heads)
-        first = [1 + sum(heads[:call]) for call in range(len(heads))]
-        scores = np.zeros((count, count))
+        heads, first = self.heads, [1 + sum(self.heads[:call]) for call in range(len(self.heads))]
+        scores = np.zeros([2 + sum(heads)] * 2)
         moved = [one - other for one, other in zip(*self.embeds, strict=True)]
         apart = [one - other for one, other in zip(self.here.given, self.there.given, strict=True)]
 
         def add(node: int, slopes: Sequence[Tensor]) -> None:
             """Add a node's incoming edges, by the gradients of all earlier nodes."""
-            scores[0, node] += sum(
-                float((each * slope).sum()) for each, slope in zip(moved, slopes, strict=False)
-            )
-            for call, slope in enumerate(slopes[len(moved) :]):
-                sums = (apart[call] * slope).sum((0, 1, 3)).double().cpu().numpy()  # [head]
-                scores[first[call] : first[call] + heads[call], node] += sums
+            products = [each * slope for each, slope in zip((*moved, *apart), slopes, strict=False)]
+            scores[0, node] += sum(float(each.sum()) for each in products[: len(moved)])
+            sums = [each.sum((0, 1, 3)).double().cpu().numpy() for each in products[len(moved) :]]  # [head]
+            for start, each in zip(first, sums, strict=False):
+                scores[start : start + len(each), node] += each
 
         for step in range(STEPS):
             share = (step + 0.5) / STEPS
@@ -138,7 +135,7 @@ class TwoTexts(TwoPasses):
                 return leaves[-1]
 
             direct = _slopes(self.run(mixed, part), [*mixed, *leaves])
-            add(count - 1, direct)
+            add(len(scores) - 1, direct)
             totals = list(direct[len(mixed) :])
             for call in reversed(range(len(leaves))):
                 for head in range(heads[call]):
@@ -204,10 +201,8 @@ def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> 
 
 def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:
     """The sources of each node."""
-    found: dict[int, set[int]] = {}
-    for source, target in edges:
-        found.setdefault(target, set()).add(source)
-    return {target: frozenset(sources) for target, sources in found.items()}
+    targets = {target for _, target in edges}
+    return {target: frozenset(source for source, to in edges if to == target) for target in targets}
 
 
 def connected(edges: Sequence[Edge], last: int) -> frozenset[Edge]:
@@ -240,8 +235,7 @@ def prune(
     high = 1
     while high < len(edges) and not enough(connected(edges[:high], last)):
         high *= 2
-    low = high // 2
-    high = min(high, len(edges))
+    low, high = high // 2, min(high, len(edges))
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(connected(edges[:middle], last)) else (middle, high)
@@ -342,7 +336,10 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     }
     several = len({head.kind for head in nodes}) > 1
     names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
-    ends, feeds = [None, *nodes, None], _best_feeds(model, clean)
+    ends, feeds = [None, *nodes, None], dict[tuple[Head | None, Head | None], Feed]()
+    with suppress(ModelError):  # the way farthest above random weights, where the weights tell
+        found = sorted(find_feeds(model, clean).feeds, key=lambda feed: feed.lift)
+        feeds = {(feed.head, feed.fed): feed for feed in found}
 
     def edge_between(source: int, target: int) -> CircuitEdge:
         feed = feeds.get((ends[source], ends[target]))
@@ -352,9 +349,9 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     notes = ["feed-forward parts belong to the edges", f"effects: {STEPS} gradients a pair; shares are run"]
     if ran >= PASSES:
         notes.append(f"the search stopped after {ran:,} passes: fewer edges may keep as much")
-    heads = ((nodes[node - 1], float(scores[node].sum())) for node in chosen)
+    heads = ((nodes[node - 1], scores[node]) for node in chosen)
     return FoundCircuit(
-        heads=tuple(CircuitHead(head, effect, roles.get(head)) for head, effect in heads),
+        heads=tuple(CircuitHead(head, float(each.sum()), roles.get(head)) for head, each in heads),
         edges=tuple(edge_between(*edge) for edge in sorted(kept, key=lambda edge: -abs(scores[edge]))),
         faithfulness=share(kept),
         completeness=1 - left,
@@ -368,15 +365,6 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         title=name_pass(model, clean),
         notes=(*notes, *model.notes, *clean.notes, *first.here.record.notes),
     )
-
-
-def _best_feeds(model: Model, prepared: ModelInput) -> dict[tuple[Head | None, Head | None], Feed]:
-    """The way in which a head feeds a later one farthest above random weights, where the weights tell."""
-    try:
-        feeds = find_feeds(model, prepared).feeds
-    except ModelError:
-        return {}
-    return {(feed.head, feed.fed): feed for feed in sorted(feeds, key=lambda feed: feed.lift)}
 
 
 def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None) -> Answer:

@@ -1,22 +1,98 @@
-"""Which head feeds which: composition between heads, from the weights alone."""
+"""What the weights alone tell of heads: which head feeds which (composition), and which heads copy.
+
+Elhage et al. 2021, A Mathematical Framework for Transformer Circuits; the formulas of composition are in
+``measures/README.md``, with states as rows, ``W_OV = W_V W_O``, ``W_QK = W_Q W_Kᵀ``, and Frobenius norms.
+
+A head that looks at a token adds the token's row of ``W_E W_V W_O W_U`` to the logits. It copies if the
+token's own logit rises most, and if the eigenvalues of that matrix, as many as the head size, are positive.
+Norms on the way are folded in: weights and centring; division by the standard deviation, a positive factor,
+changes nothing.
+
+One pass shows which weights belong to what, by their numbers.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from attnscope.attention import Head, Site
-from attnscope.capture.projections import Circuits
+from attnscope.capture import recording
+from attnscope.capture.hooks.functions import quietly
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.projections import (
+    ALIKE,
+    Circuits,
+    Norm,
+    find_norm,
+    first_tensor,
+    orientations,
+    weight_of,
+)
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.composition import Circuit, compose, compose_random
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import TracedModel
+from attnscope.models.targets import place_prediction, score_prediction
+from attnscope.progress import tell
 from attnscope.questions.answer import Answer
-from attnscope.records import ADDRESS, Meaning, plain, record
+from attnscope.records import ADDRESS, Address, Meaning, Notes, plain, record
 from attnscope.views import Column, Table, View, head_map, layer_rows
+
+DRAWS = 32  # the baseline is the mean over this many random matrices
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """The projections of the heads of one layer, each ``[head, width, size]``; ``output`` is transposed."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    output: Tensor
+
+
+def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
+    """Q-, K- and V-composition of all heads of two layers.  -> [later head, earlier head]"""
+    ways = {"V": (later.value, later.output)}
+    if later.query is not None and later.key is not None:
+        ways = {"Q": (later.query, later.key), "K": (later.key, later.query)} | ways
+    wrote = _gram(earlier.value)
+    length = _length(earlier.value, earlier.output)  # [earlier head]
+    scores = {}
+    for way, (reads, rest) in ways.items():
+        met = torch.einsum("ewo,lwr->leor", earlier.output.double(), reads.double())
+        square = torch.einsum("eab,leax,lxy,leby->le", wrote, met, _gram(rest), met)
+        scores[way] = square.clamp(min=0).sqrt() / (_length(reads, rest)[:, None] * length)
+    return scores
+
+
+def compose_random(earlier: Circuit, later: Circuit) -> tuple[float, float]:
+    """The mean score of random matrices of the same shapes, and its deviation; reproducible."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(like: Tensor) -> Tensor:
+        return torch.randn(DRAWS, *like.shape[1:], generator=generator, dtype=torch.float64)
+
+    one = Circuit(None, None, drawn(earlier.value), drawn(earlier.output))
+    other = Circuit(None, None, drawn(later.value), drawn(later.output))
+    scores = compose(one, other)["V"]
+    return float(scores.mean()), float(scores.std())
+
+
+def _gram(parts: Tensor) -> Tensor:
+    """[head, width, size] -> [head, size, size]"""
+    return parts.double().mT @ parts.double()
+
+
+def _length(one: Tensor, other: Tensor) -> Tensor:
+    """The Frobenius norm of one times the other transposed.  [head, width, size] twice -> [head]"""
+    return (_gram(one) * _gram(other)).sum((-2, -1)).clamp(min=0).sqrt()
+
 
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
 """What the later head computes from the earlier head's output."""
@@ -201,3 +277,260 @@ def _require(fed: Head, found: Mapping[Site, Circuit], circuits: Circuits) -> He
     if all(site.layer >= fed.layer for site in found):
         raise SelectionError(f"no head comes before {fed}: name one of a later layer")
     return Head(fed.layer, fed.head, here[0].kind)
+
+
+MOST, CHUNK = 4096, 256
+"""Tokens tried of a larger vocabulary, evenly spread over it, and tokens tried at a time."""
+
+COPYING = 8  # heads that are listed; the map and the numbers have all of them
+
+
+@record("a head, and how it copies")
+class HeadCopying:
+    """A head's OV circuit on the tokens that it looks at."""
+
+    head: Address
+    copies: Annotated[float, Meaning("the share of tokens whose own logit rises most")]
+    positive: Annotated[float, Meaning("the share of eigenvalues with a positive real part")]
+    eigenvalues: Annotated[
+        float, Meaning("the sum of the eigenvalues over the sum of their sizes, -1 to 1", shape=float)
+    ]
+
+
+@record("which heads copy, from the weights (--copying)", "info")
+class Copying:
+    """Every head that writes to the residual stream, the one that copies most tokens first."""
+
+    heads: Annotated[tuple[HeadCopying, ...], Meaning("every head, the one that copies most tokens first")]
+    tokens: Annotated[int, Meaning("the tokens that were tried")]
+    vocabulary: Annotated[int, Meaning("the tokens of the vocabulary")]
+    title: Annotated[str, Meaning("the model")]
+    notes: Notes
+
+
+class _Step(NamedTuple):
+    """A module that ran, with the last token's rows of its input and output."""
+
+    call: Call
+    given: Tensor | None
+    gave: Tensor
+
+
+@dataclass(eq=False)
+class _Steps(Circuits):
+    """The projections of every call, and every module that ran in a pass, in order of completion."""
+
+    ran: list[_Step] = field(default_factory=list)
+
+    def _leave(self, call: Call, output: object) -> None:
+        super()._leave(call, output)
+        gave = first_tensor(output)
+        if gave is not None and gave.ndim and gave.is_floating_point():
+            with quietly():
+                self.ran.append(_Step(call, None if call.first is None else _last(call.first), _last(gave)))
+
+    def of(self, name: str) -> _Step | None:
+        """The first call of a module."""
+        return next((step for step in self.ran if step.call.name == name), None)
+
+
+PASSING = (nn.Dropout, nn.Identity, nn.Embedding)
+"""Modules that only transform a state, and those in which it begins."""
+
+
+def _works(step: _Step) -> bool:
+    return not isinstance(step.call.module, PASSING) and not [*step.call.module.children()]
+
+
+def _layer_of(name: str) -> str | None:
+    """The path of a module up to its first number."""
+    found = re.match(r"(?:.*?\.)??\d+(?=\.|$)", name)
+    return None if found is None else found[0]
+
+
+def _list_of(name: str) -> str | None:
+    """The path of the list of layers that a module is in."""
+    layer = _layer_of(name)
+    return None if layer is None else layer.rpartition(".")[0]
+
+
+def _last(states: Tensor) -> Tensor:
+    """The states of the last token.  [..., width] -> [width]"""
+    return states.reshape(-1, states.shape[-1])[-1].clone() if states.ndim > 1 else states
+
+
+def _same(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+def _norm(step: _Step) -> Norm | None:
+    if step.given is None or not step.given.is_floating_point():
+        return None
+    return find_norm(step.call, step.given[None, None], step.gave[None, None])
+
+
+def measure_copying(model: Model, prepared: ModelInput) -> Copying:
+    """Run the model once to see which weights belong to what; the text does not matter."""
+    if prepared.replay is not None:
+        raise ModelError("a trace holds no weights of the model: give the model")
+    place_prediction(model, prepared, None)  # the error for a model without a head comes from here
+    steps, module = _Steps(), getattr(model, "writer", None) or model.module
+    with (
+        torch.no_grad(),
+        steps.watching(module),
+        recording(module, [steps], prepared.axes, warn=False) as seen,
+    ):
+        size = score_prediction(model, prepared, None).logits.shape[-1]
+    lists = {_list_of(site.name) for site in steps.sites}
+    embed, unembed, final = _ends_of(model, model.objective.ids(prepared), steps, lists, size)
+    size = min(len(embed), size)
+    met = torch.zeros(unembed.shape[1], embed.shape[1], dtype=torch.float64)  # [width, width], summed over V
+    for one, other in zip(torch.split(embed[:size], CHUNK), torch.split(unembed[:size], CHUNK), strict=True):
+        met += (other.mT @ one).double().cpu()
+    rows = torch.arange(0, size, -(-size // MOST))
+    found: list[HeadCopying] = []
+    left_out = set[int]()
+    kinds = {site.kind for site in steps.sites}  # encoder heads beside a decoder write no logits
+    writing = [site for site in steps.sites if site.kind == ("decoder" if "decoder" in kinds else "encoder")]
+    for done, site in enumerate(writing):
+        tell("layer", done + 1, len(writing))
+        parts = _fold(site, steps, final)
+        if parts is None or parts[0].shape[1] != embed.shape[1] or parts[1].shape[2] != unembed.shape[1]:
+            left_out.add(site.layer)
+            continue
+        for head, (value, output) in enumerate(zip(*parts, strict=True)):
+            copies = _copied(embed, unembed[:size], value, output, rows)
+            values = torch.linalg.eigvals(output.double().cpu() @ met @ value.double().cpu())
+            sizes = float(values.abs().sum())
+            found.append(
+                HeadCopying(
+                    Head(site.layer, head, site.kind),
+                    copies / len(rows),
+                    float((values.real > 0).double().mean()),
+                    float(values.real.sum()) / sizes if sizes else float("nan"),
+                )
+            )
+    notes = [*model.notes, *seen.notes]
+    if left_out:
+        layers = ", ".join(map(str, sorted(left_out)))
+        notes.append(f"layer {layers}: no plain path from the embedding through its values: left out")
+    if not found:
+        raise ModelError(f"no OV circuit of {model.name} can be read from its weights")
+    found.sort(key=lambda each: (-each.copies, -each.eigenvalues))
+    return Copying(tuple(found), len(rows), size, model.title, tuple(notes))
+
+
+def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows: Tensor) -> int:
+    """How many tokens of ``rows`` have their own logit raised most by a head.
+
+    [vocabulary, width] twice, [width, size], [size, width]
+    """
+    count, writes = 0, output @ unembed.mT  # [size, vocabulary]
+    for some in torch.split(rows, CHUNK):
+        logits = embed[some] @ value @ writes  # [row, vocabulary]
+        own = logits.gather(1, some[:, None].to(logits.device))[:, 0]
+        count += int(((own >= logits.amax(1)) & (own > 0)).sum())
+    return count
+
+
+def _ends_of(
+    model: Model, ids: Tensor, steps: _Steps, lists: set[str | None], size: int
+) -> tuple[Tensor, Tensor, Norm | None]:
+    """The embedding (norms folded in), the unembedding, both [vocabulary, width], and the norm before it."""
+    tables = [
+        weight.detach()
+        for step in steps.ran
+        if isinstance(step.call.module, nn.Embedding)
+        and _same(step.call.first, ids)
+        and (weight := weight_of(step.call.module)) is not None
+    ]
+    if not tables:
+        raise ModelError(f"the token embedding of {model.name} was not found")
+    inside = [at for at, step in enumerate(steps.ran) if _list_of(step.call.name) in lists - {None}]
+    behind = [step for step in steps.ran[inside[-1] + 1 if inside else 0 :] if _works(step)]
+    matrix = None if not behind else _matrix_of(behind[-1], size)
+    norms = [_norm(step) for step in behind[-2:-1]]
+    if matrix is None or len(behind) > 2 or None in norms:
+        named = ", ".join(step.call.name for step in behind) or "nothing"
+        raise ModelError(
+            f"copying needs an output head that is a norm and a matrix: {model.name} has {named} behind its "
+            "last layer"
+        )
+    embed = tables[0].float()
+    for step in steps.ran[: inside[0] if inside else 0]:  # before the layers
+        if len(step.gave) == embed.shape[1] and (norm := _norm(step)) is not None:
+            embed = _folded(embed, norm)
+    return embed, matrix.float(), norms[0] if norms else None
+
+
+def _folded(states: Tensor, norm: Norm) -> Tensor:
+    """A norm's effect on what is written to the stream, up to a positive factor per token."""
+    states = states - states.mean(-1, keepdim=True) if norm.centred else states
+    return states * norm.scale.flatten().float()
+
+
+def _matrix_of(step: _Step, size: int) -> Tensor | None:
+    """The weight with which a module computed scores.  -> [vocabulary, width]"""
+    if step.given is None or len(step.gave) < size or not step.given.is_floating_point():
+        return None
+    module = step.call.module
+    bias = weight_of(module, "bias")
+    gave = step.gave.float() - (bias.detach().float() if bias is not None else 0)
+    for name, _ in module.named_parameters(recurse=False):
+        weight = weight_of(module, name)
+        if weight is None or weight.ndim != 2:
+            continue
+        for lies in orientations(weight.detach(), len(gave), len(step.given)):
+            made = lies.float() @ step.given.float()
+            if torch.allclose(made, gave, atol=ALIKE * float(gave.abs().amax())):
+                return lies
+    return None
+
+
+def _fold(site: Site, steps: _Steps, final: Norm | None) -> tuple[Tensor, Tensor] | None:
+    """What the heads of a call read from a token and write to the unembedding, all norms folded in.
+
+    -> [head, width, size], [head, size, width]
+    """
+    reads, wrote, attends = steps.reads[site].value, steps.found.get(site), steps.of(site.name)
+    if reads is None or wrote is None or attends is None or attends.given is None:
+        return None
+    layer, made = _layer_of(site.name), steps.of(wrote.name) or attends
+    before = [step for step in steps.ran if _works(step) and _same(step.gave, attends.given)]
+    before = [step for step in before if _layer_of(step.call.name) in (None, layer)]
+    value, output = reads.float(), wrote.weight.float()
+    for step in before[:1]:
+        norm = _norm(step)
+        if norm is None:  # something else turns a state into the stream
+            return None
+        value = value * norm.scale.flatten().float()[:, None]
+        value = value - value.mean(1, keepdim=True) if norm.centred else value
+    behind = next(
+        (norm for step in steps.ran if _same(step.given, made.gave) and (norm := _norm(step))), None
+    )
+    for norm in (behind, final):
+        output = output if norm is None else _folded(output, norm)
+    return value, output
+
+
+def of_copying(result: Copying) -> Answer:
+    """A map of the share of tokens that each head copies, and the heads that copy most."""
+    shares = layer_rows({each.head: each.copies for each in result.heads})
+    map_ = head_map(shares, "copies", limits=(0.0, 1.0), title=f"OV copying · {result.title}")
+    named = ("head", "copies", "positive", "eigenvalues")
+    tried = f"{result.tokens:,} of " if result.tokens < result.vocabulary else "all "
+    table = Table(
+        tuple(Column(name, name != "head", "keep") for name in named),
+        tuple(
+            (each.head.name, f"{each.copies:.2f}", f"{each.positive:.2f}", f"{each.eigenvalues:+.2f}")
+            for each in result.heads[:COPYING]
+        ),
+        notes=(
+            f"copies: share of {tried}{result.vocabulary:,} tokens whose own logit rises most where the head "
+            "looks at them",
+            "positive: share of the eigenvalues; eigenvalues: their sum over the sum of their sizes",
+            "from the weights, norms folded in; feed-forward parts are left out",
+            *result.notes,
+        ),
+    )
+    return Answer((map_, table), {}, lambda: result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,15 +14,8 @@ from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model
 from attnscope.models.inputs import Limit
-from attnscope.questions.ablate import (
-    Importances,
-    MeanOutputs,
-    Removals,
-    Way,
-    corpus_means,
-    describe_way,
-)
 from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork
+from attnscope.questions.loss import HeadSums, MeanOutputs, Way, corpus_means, describe_way
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
 from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions
@@ -33,8 +27,8 @@ class Totals:
     """Sums over batches. They are added batch by batch, in one order whatever the number of processes."""
 
     measured: Measurement
-    importances: Importances = field(default_factory=Importances)
-    removals: Removals = field(default_factory=Removals)
+    importances: HeadSums = field(default_factory=partial(HeadSums, importance=True))
+    removals: HeadSums = field(default_factory=HeadSums)
 
     def merge(self, other: Totals) -> None:
         """Add another batch."""
@@ -51,7 +45,7 @@ class Totals:
     @classmethod
     def from_state(cls, state: Mapping[str, Any], names: Sequence[str] | None = None) -> Totals:
         """What ``state`` wrote down; with ``names`` of measures, anything else raises an error."""
-        kinds: dict[str, Any] = {"measured": Measurement, "importances": Importances, "removals": Removals}
+        kinds: dict[str, Any] = {"measured": Measurement, "importances": HeadSums, "removals": HeadSums}
         totals = cls(**{name: kind.from_state(state[name]) for name, kind in kinds.items()})
         if names is not None:
             totals.measured.merge(Measurement(names))  # refuses another set of measures
@@ -118,7 +112,7 @@ class _StatsWork(CorpusWork):
     def share(self, batch: Batch, asked: None) -> _Share:
         """One forward pass of a batch, measured, and those that importance and ablation take."""
         measured, record = self.known.run(lambda: self._measure(batch))
-        sums = Totals(measured, removals=Removals(self.means))
+        sums = Totals(measured, removals=HeadSums(means=self.means))
         with suppress(InputError):  # nothing to predict: such texts do not count
             if self.importance:
                 sums.importances.add(self.model, batch.prepared, batch.labels)

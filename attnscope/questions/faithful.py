@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -202,13 +202,6 @@ FIRST = 3  # tokens named for each order
 ALONE = "one at a time"  # the order by how much the prediction falls when a token is removed alone
 
 
-class OrderCurves(NamedTuple):
-    """The probability of a prediction after each step of each order."""
-
-    deletion: Array  # [order, step]
-    insertion: Array  # [order, step]
-
-
 def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> Faithful:
     """Which method of weighing or following attention ranks first the tokens that a prediction needs."""
     deletion = open_deletion(model, prepared, target)
@@ -255,7 +248,7 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
 
     def rank(name: str, first: Iterable[int], some: slice) -> TokenOrder:
         """The means over some orders, and the areas under them with standard errors."""
-        parts, width = [each[some] for each in curves], np.diff(taken) / taken[-1]
+        parts, width = curves[:, some], np.diff(taken) / taken[-1]
         areas = [((each[:, 1:] + each[:, :-1]) / 2) @ width for each in parts]  # [order] each
         count = len(parts[0])
         errors = [float(each.std(ddof=1) / count**0.5) if count > 1 else 0.0 for each in areas]
@@ -287,14 +280,16 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     )
 
 
-def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> OrderCurves:
-    """The probability along every order; ``taken`` is how many are removed at each step.  [order, place]"""
+def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> Array:
+    """The probability along every order, [order, place]; ``taken`` is how many are removed at each step.
+
+    -> [deletion | insertion, order, step]
+    """
     ranks = np.argsort(orders, -1)[:, None]  # [order, 1, place]
     gone = ranks < taken[:, None]  # [order, step, place]
     both = np.concatenate([~gone, gone]).reshape(-1, orders.shape[-1])
     unique, where = np.unique(both, axis=0, return_inverse=True)  # many orders begin and end alike
-    shares = deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(taken))
-    return OrderCurves(*shares)
+    return deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(taken))
 
 
 CURVE = 24  # most columns of a curve in a table

@@ -7,7 +7,7 @@ that cutting a weight before the softmax equals masking it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,6 @@ from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, score_prediction
-from attnscope.progress import tell
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import require_selected
@@ -105,10 +104,6 @@ class KeptLayers:
     def before(self, call: int) -> list[RanLayer]:
         """The layers that ended before an attention call."""
         return [ran for ran in self.ran if ran.after <= call]
-
-    def skipped(self, call: int) -> int:
-        """How many attention calls are skipped if all layers before one call are given."""
-        return sum(ran.after - ran.before for ran in self.before(call))
 
     def giving(self, ran: Sequence[RanLayer]) -> AbstractContextManager[None]:
         """Return these results for the first layers while the block runs, and run the others."""
@@ -213,10 +208,6 @@ class Made(NamedTuple):
     outputs: Tensor
     rows: Tensor | slice = slice(None)  # [row]
     before: Tensor | None = None  # what proves that a change is of this call; none for known outputs
-
-    def of_copies(self, count: int) -> Made:
-        """The same for copies of a text."""
-        return self._replace(outputs=self.outputs.expand(count, -1, -1, -1))
 
 
 Change: TypeAlias = Callable[[int, Attention], "Made | None"]
@@ -361,9 +352,10 @@ class PlainPass:
         Yields the number of skipped calls. ``copies`` are the layers of a batch of this input. Layers may
         keep more state than they return: they are reused only if a pass without a change ends the same.
         """
-        skipped = self.kept.skipped(call)
+        kept = self.kept.before(call)
+        skipped = sum(ran.after - ran.before for ran in kept)
         if skipped not in self.same:
-            with self.kept.giving(self.kept.before(call)):
+            with self.kept.giving(kept):
                 self.same[skipped] = torch.allclose(self.predict(), self.before, atol=NEAR, rtol=0)
         reused = (copies or self.kept).before(call) if all(self.same.values()) else []
         skipped = skipped if reused else 0
@@ -444,24 +436,6 @@ class Scored:
         return Effect((score - float(self.score(before))) / self.whole, score, divergence)
 
 
-class Swept(NamedTuple):
-    """The effects of changing each head alone, and all at once."""
-
-    heads: Mapping[Head, Effect]
-    together: Effect | None  # not estimated
-
-
-def sweep(
-    scored: Scored, first: PlainPass, calls: Calls, run: Callable[[Calls], Tensor] | None = None
-) -> Swept:
-    """Change each head alone, and all of them at once; ``run`` predicts with some heads changed."""
-    run, found = run or first.changed, dict[Head, Effect]()
-    for done, (head, mine) in enumerate(calls.items()):
-        tell("head", done + 1, len(calls))
-        found[head] = scored.effect(first.before, run({head: mine}))
-    return Swept(found, scored.effect(first.before, run(calls)))
-
-
 @contextmanager
 def scoring(
     model: Model,
@@ -477,7 +451,8 @@ def scoring(
     if len(prepared.tokens) != len(other.tokens):
         words = zip(word_groups(prepared.tokens), word_groups(other.tokens), strict=False)
         why = (
-            f": {mine.label!r} has {_pieces(here)} and {theirs.label!r} {_pieces(there)}"
+            f": {mine.label!r} has {len(here):,} piece{'s' * (len(here) > 1)} and {theirs.label!r} "
+            f"{len(there):,} piece{'s' * (len(there) > 1)}"
             for (mine, here), (theirs, there) in words
             if len(here) != len(there)
         )
@@ -488,10 +463,6 @@ def scoring(
     model.show_kinds(prepared)
     with torch.no_grad(), model.threads(prepared):
         yield Scored(model, prepared, score_prediction(model, prepared, target, against))
-
-
-def _pieces(group: Sized) -> str:
-    return "1 piece" if len(group) == 1 else f"{len(group):,} pieces"
 
 
 @contextmanager

@@ -8,40 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, AttentionCall, Axis, Head, Kind, Site
+from attnscope.attention import Attention, AttentionCall, Head, Kind, Site
+from attnscope.capture.record import Seeing
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
-from attnscope.questions.answer import Answer, csv_rows
+from attnscope.questions.answer import Answer
 from attnscope.questions.cause import (
-    LISTED,
-    Columns,
     Intervention,
     ScoreOutcome,
     average_effects,
-    sort_effects,
-    summarize_effects,
-    tabulate_effects,
+    measure_effects,
+    of_effects,
 )
 from attnscope.questions.intervention import (
     NEAR,
     Calls,
     Change,
     Effect,
-    KeptLayers,
     Made,
     PlainPass,
     RanLayer,
     Scored,
-    Swept,
     attending_layers,
     calls_of,
     editing,
@@ -51,12 +47,11 @@ from attnscope.questions.intervention import (
     put_heads,
     run_keeping_layers,
     scoring,
-    sweep,
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, quote_text
 from attnscope.records import Meaning, record
-from attnscope.views import head_map, number
+from attnscope.views import head_map
 
 What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]  # what can be patched
 
@@ -147,14 +142,6 @@ class Receiver(NamedTuple):
         return found[0]
 
 
-@dataclass(eq=False)
-class _Calls:
-    calls: list[AttentionCall] = field(default_factory=list)
-
-    def observe(self, attention: Attention) -> None:
-        self.calls.append(_call(attention))
-
-
 def _call(attention: Attention) -> AttentionCall:
     if not isinstance(attention.read, ScoredRows):
         raise ModelError(
@@ -163,8 +150,9 @@ def _call(attention: Attention) -> AttentionCall:
     return attention.read.call
 
 
-def _mixed(call: AttentionCall) -> Tensor:
-    """The output of every head of a call.  -> [batch, head, query, size]"""
+def _mixed(call: AttentionCall, other: AttentionCall, parts: Sequence[str]) -> Tensor:
+    """The output of every head of a call with parts of another one.  -> [batch, head, query, size]"""
+    call = replace(call, **{name: getattr(other, name) for name in parts})
     return mix_rows(ScoredRows(call), call.value, 0, call.query.shape[2])
 
 
@@ -180,14 +168,16 @@ class TwoPasses:
     @classmethod
     def of(cls, base: Scored, donor: Scored, what: What = "output", *, keep_calls: bool = False) -> TwoPasses:
         """Run both texts. Raises ``InputError`` for passes that differ in their attention calls."""
-        mine, theirs = _Calls(), _Calls()
-        there = PlainPass.run(*donor.asked, None, [theirs] * (what != "output"), keep_outputs=True)
-        change = None if what == "output" else _give_part(what, theirs.calls)
-        here = PlainPass.run(*base.asked, change, [mine] * keep_calls, keep_outputs=True)
+        mine, theirs = list[AttentionCall](), list[AttentionCall]()
+        see = Seeing(lambda attention: mine.append(_call(attention)))
+        saw = Seeing(lambda attention: theirs.append(_call(attention)))
+        there = PlainPass.run(*donor.asked, None, [saw] * (what != "output"), keep_outputs=True)
+        change = None if what == "output" else _give_part(what, theirs)
+        here = PlainPass.run(*base.asked, change, [see] * keep_calls, keep_outputs=True)
         if [each.shape for each in here.given] != [each.shape for each in there.given]:
             raise InputError(OTHER_CALLS)
         scored = base.toward(here.before, there.before)
-        return cls(scored, here if change else here.putting(there.given), there, mine.calls)
+        return cls(scored, here if change else here.putting(there.given), there, mine)
 
 
 def _give_part(what: What, theirs: Sequence[AttentionCall]) -> Change:
@@ -196,8 +186,7 @@ def _give_part(what: What, theirs: Sequence[AttentionCall]) -> Change:
         if [call.query.shape] != [other.query.shape for other in others]:
             raise InputError(OTHER_CALLS)
         before = mix_rows(attention.read, mixed_values(attention), 0, len(attention.queries))
-        parts = {name: getattr(others[0], name) for name in PARTS[what][1]}
-        return Made(_mixed(replace(call, **parts)), before=before)
+        return Made(_mixed(call, others[0], PARTS[what][1]), before=before)
 
     return change
 
@@ -227,12 +216,13 @@ def patch(
     for pair in pairs:
         with pair.scoring(model, noise) as (base, donor):
             passes = TwoPasses.of(base, donor, what, keep_calls=to is not None and to.head is not None)
-            scored, first = passes.scored, passes.here
-            calls = calls_of(first.record, selection or Selection(), heads)
-            swept = estimate = _estimate(passes, calls) if fast else None
-            if swept is None or exact:
-                swept = sweep(scored, first, calls) if to is None else _sweep_paths(passes, to, calls)
-        found.append(summarize_effects(scored, first, swept, changed, _title(base, donor), estimate))
+            calls = calls_of(passes.here.record, selection or Selection(), heads)
+            run: Callable[[Calls], Tensor] = passes.here.changed
+            if to is not None:
+                run, calls = _path_runner(passes, to, calls)
+            estimates = _estimate(passes, calls) if fast else {}
+            how = changed, _title(base, donor), run, estimates, exact or not fast
+            found.append(measure_effects(passes.scored, passes.here, calls, *how))
     title = f"{model.title} · {len(found):,} pairs of texts"
     return average_effects(found, "the prediction of each pair", title)
 
@@ -245,7 +235,7 @@ def _title(base: Scored, donor: Scored) -> str:
     return f"{name_pass(base.model, base.prepared)} ← {quote_text(donor.prepared)}"
 
 
-def _estimate(passes: TwoPasses, calls: Calls) -> Swept:
+def _estimate(passes: TwoPasses, calls: Calls) -> dict[Head, Effect]:
     """The effect of each head's output from one gradient: gradient of the score times the difference."""
     scored, here, there = passes.scored, passes.here, passes.there
     added = list[Tensor]()
@@ -266,11 +256,11 @@ def _estimate(passes: TwoPasses, calls: Calls) -> Swept:
             if (slope := slopes[call]) is not None
         )
         found[head] = Effect(moved / scored.whole, float(scored.score(here.before)) + moved, float("nan"))
-    return Swept(found, None)
+    return found
 
 
-def _sweep_paths(passes: TwoPasses, to: Receiver, calls: Calls) -> Swept:
-    """The effect of each head through one receiver alone, with all other heads frozen.
+def _path_runner(passes: TwoPasses, to: Receiver, calls: Calls) -> tuple[Callable[[Calls], Tensor], Calls]:
+    """Predicts with some heads changed for one receiver alone, all other heads frozen; heads before it.
 
     One pass gives the receiver's new input, and another one its effect on the prediction.
     """
@@ -282,23 +272,23 @@ def _sweep_paths(passes: TwoPasses, to: Receiver, calls: Calls) -> Swept:
         raise SelectionError(f"none of these heads comes before {to}")
 
     def send(sent: Calls) -> Tensor:
-        changed, seen = first.changes(sent), _Calls()
+        changes, seen = first.changes(sent), list[AttentionCall]()
+        see = Seeing(lambda attention: seen.append(_call(attention)))
 
         def freeze(number: int, output: Tensor) -> Tensor:
-            mine = put_heads(changed, number, frozen[number])
+            mine = put_heads(changes, number, frozen[number])
             return frozen[number].clone() if mine is None else mine
 
-        with first.edited_from(min(changed), freeze, [] if to.head is None else [seen]) as skipped:
+        with first.edited_from(min(changes), freeze, [see] * (to.head is not None)) as skipped:
             logits = scored.logits()
         if to.head is None:
             return logits
-        theirs = {name: getattr(seen.calls[end - skipped], name) for name in to.parts}
-        made = Made(_mixed(replace(passes.mine[end], **theirs)))
-        put = partial(put_heads, {end: (made, [(slice(None), to.head.head)])})
-        with first.edited_from(end, put):
+        made = Made(_mixed(passes.mine[end], seen[end - skipped], to.parts))
+        changed = {end: (made, [(slice(None), to.head.head)])}
+        with first.edited_from(end, partial(put_heads, changed)):
             return scored.logits()
 
-    return sweep(scored, first, senders, send)
+    return send, senders
 
 
 @record("a layer's residual stream at a token, patched alone")
@@ -334,13 +324,36 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
         alone = len({kind for _, kind, _ in layers}) == 1
         for done, (at, kind, layer) in enumerate(layers):
             tell("layer", done + 1, len(layers))
-            queries, others = (each.prepared.axes[kind][0] for each in (base, donor))
-            expected = there if alone else None
-            after = _patch_layer(scored, mine, theirs.ran[at], at, len(queries), before, expected)
-            for position, logits in enumerate(after):
-                effect, token = scored.effect(before, logits), _label(queries, others, position)
+            axes = [each.prepared.axes[kind][0] for each in (base, donor)]
+            ran, states, others = mine.ran[at], mine.ran[at].states, theirs.ran[at].states
+            length = len(axes[0])
+            if states is None or others is None or {s[..., 0].numel() for s in (states, others)} != {length}:
+                raise ModelError(f"the layers of {model.name} do not each give one state a token")
+
+            def run(changed: Tensor, at: int = at, ran: RanLayer = ran) -> Tensor:
+                with mine.giving([*mine.ran[:at], ran.with_states(changed)]):
+                    return scored.logits()
+
+            # with all states it is the other pass's prediction, if the model has a single side
+            every, expected = (others, there) if alone else (states, before)
+            if not torch.allclose(run(every), expected, atol=NEAR, rtol=0):
+                name = model.name
+                raise ModelError(
+                    f"what a layer of {name} returns is not all that those behind it read: no stream"
+                )
+            rows, wanted = states.reshape(length, -1), others.reshape(length, -1)
+            for position, tokens in enumerate(zip(*axes, strict=False)):
+                after = before
+                if not torch.equal(rows[position], wanted[position]):
+                    changed = rows.clone()
+                    changed[position] = wanted[position]
+                    after = run(changed.view_as(states))
+                effect = scored.effect(before, after)
+                named = dict.fromkeys(str(position) if isinstance(e, int) else e.text for e in tokens)
                 found.append(
-                    PatchedToken(**vars(effect), kind=kind, layer=layer, position=position, token=token)
+                    PatchedToken(
+                        **vars(effect), kind=kind, layer=layer, position=position, token="←".join(named)
+                    )
                 )
     return TokenTrace(
         changed=f"patch states of {_way(noise)}",
@@ -352,50 +365,6 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
         title=_title(base, donor),
         notes=(*model.notes, *pair.clean.notes, *seen.notes),
     )
-
-
-def _patch_layer(
-    scored: Scored,
-    kept: KeptLayers,
-    other: RanLayer,
-    at: int,
-    length: int,
-    before: Tensor,
-    there: Tensor | None,
-) -> Iterator[Tensor]:
-    """The prediction with each token's state after a layer taken from the other pass.
-
-    With all of them it is the other pass's, ``there``, if the model has a single side.
-    """
-    name, ran, states, theirs = scored.model.name, kept.ran[at], kept.ran[at].states, other.states
-    if states is None or theirs is None or {s[..., 0].numel() for s in (states, theirs)} != {length}:
-        raise ModelError(f"the layers of {name} do not each give one state a token")
-
-    def run(changed: Tensor) -> Tensor:
-        with kept.giving([*kept.ran[:at], ran.with_states(changed)]):
-            return scored.logits()
-
-    all_, expected = (states, before) if there is None else (theirs, there)
-    if not torch.allclose(run(all_), expected, atol=NEAR, rtol=0):
-        raise ModelError(f"what a layer of {name} returns is not all that those behind it read: no stream")
-    mine, theirs = states.reshape(length, -1), theirs.reshape(length, -1)
-    for token in range(length):
-        if torch.equal(mine[token], theirs[token]):
-            yield before
-            continue
-        changed = mine.clone()
-        changed[token] = theirs[token]
-        yield run(changed.view_as(states))
-
-
-def _label(mine: Axis, others: Axis, position: int) -> str:
-    here, there = mine[position], others[position]
-    if isinstance(here, int) or isinstance(there, int):
-        return str(position)
-    return here.text if here.text == there.text else f"{here.text}←{there.text}"
-
-
-TRACED = "kind", "layer", "position", "token", "effect", "score", "divergence"  # columns of a CSV file
 
 
 def of_trace(result: TokenTrace) -> Answer:
@@ -416,13 +385,9 @@ def of_trace(result: TokenTrace) -> Answer:
         )
         for kind, tokens in kinds.items()
     }
-    columns: Columns = {
-        "layer": lambda each: str(each.layer),
-        **({"kind": lambda each: each.kind} if len(maps) > 1 else {}),
-        "token": lambda each: each.label,
-        "recovered": lambda each: f"{each.effect:+.3f}",
-        "score": lambda each: f"{each.score:.3f}",
-        "KL": lambda each: number(each.divergence),
-    }
-    table = tabulate_effects(result, result.changed, columns, sort_effects(result.tokens)[:LISTED])
-    return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(result.tokens, TRACED))
+    named: dict[str, Callable[[Any], str]] = {"layer": lambda each: str(each.layer)}
+    if len(maps) > 1:
+        named["kind"] = lambda each: each.kind
+    named["token"] = lambda each: each.label
+    csv = "kind", "layer", "position", "token"
+    return of_effects(result, result.changed, result.tokens, named, maps, csv)

@@ -127,22 +127,18 @@ def mean_head(
             )
     assert total is not None
     first = found[0]
-    figures = {
-        name: _mean_figure([one.figures.figures.get(name) for one in found]) for name in first.figures.figures
-    }
+    figures = {}
+    for name in first.figures.figures:
+        known = [each for one in found if (each := one.figures.figures.get(name)) is not None]
+        mean, error = _mean([each.value for each in known])
+        baseline, _ = _mean([each.baseline for each in known])
+        figures[name] = Figure(mean, baseline, sum(each.rows for each in known), len(known), error)
     of_all = replace(first.figures, figures=figures, role=role(figures))
     said = "figures are means over the prompts; a slot's columns are summed, its rows averaged"
     title = f"{model.title} · {_describe(template, len(found))}"
-    mean = replace(total, values=total.values / len(found))
-    picture = head_picture(mean, of_all, first.site, title, selection, (said, *_notes(found)))
+    whole = replace(total, values=total.values / len(found))
+    picture = head_picture(whole, of_all, first.site, title, selection, (said, *_notes(found)))
     return OneHead(picture, of_all, first.site)
-
-
-def _mean_figure(figures: Sequence[Figure | None]) -> Figure:
-    known = [each for each in figures if each is not None]
-    mean, error = _mean([each.value for each in known])
-    baseline, _ = _mean([each.baseline for each in known])
-    return Figure(mean, baseline, sum(each.rows for each in known), len(known), error)
 
 
 def _describe(template: str, count: int) -> str:

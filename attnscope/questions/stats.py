@@ -209,13 +209,16 @@ def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:
 
 
 def with_predictions(
-    heads: Sequence[HeadFigures], importances: Mapping[Head, Importance], removals: Mapping[Head, Removal]
+    heads: Sequence[HeadFigures], importances: Mapping[Head, Figure], removals: Mapping[Head, Figure]
 ) -> tuple[HeadFigures, ...]:
     """Heads with how much the model's predictions lose without each."""
-    return tuple(
-        replace(head, importance=importances.get(head.address), ablation=removals.get(head.address))
-        for head in heads
-    )
+    slopes = {head: Importance(each.value, each.texts, each.error) for head, each in importances.items()}
+    losses = {
+        head: Removal(each.value, each.texts, each.error, each.value + each.baseline)
+        for head, each in removals.items()
+    }
+    places = [(head, head.address) for head in heads]
+    return tuple(replace(head, importance=slopes.get(at), ablation=losses.get(at)) for head, at in places)
 
 
 def of_stats(result: Stats, heads: Sequence[HeadFigures], names: Sequence[str], sort: str | None) -> Answer:
@@ -399,10 +402,10 @@ def measure_heads(
     require_selected(heads, record, selection)
     how: tuple[str, ...] = ()
     if importance or ablation:
-        from attnscope.questions.ablate import Importances, Removals, describe_way
         from attnscope.questions.corpus import join_texts
+        from attnscope.questions.loss import HeadSums, describe_way
 
-        importances, removals, batch = Importances(), Removals(), join_texts([prepared])
+        importances, removals, batch = HeadSums(importance=True), HeadSums(), join_texts([prepared])
         if importance:
             importances.add(model, batch.prepared, batch.labels)
         if ablation:

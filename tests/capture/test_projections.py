@@ -1,4 +1,4 @@
-"""The output projection of each attention, held against what the module with that weight really gives."""
+"""Projections, what each head reads, and what its attention was added to, over the families."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ import transformers as hf
 from torch import nn
 
 from attnscope.capture import recording
-from attnscope.capture.projections import PROOF, Projections
+from attnscope.capture.projections import PROOF, Circuits, Projections, Residuals
+from attnscope.models import load
 from tests.capture.tiny import DECODER, FAMILIES, SIZES, Tiny, inputs
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99}
@@ -31,6 +32,21 @@ MORE = {
     ),
 }
 ALL = FAMILIES | MORE
+OTHERS = {
+    "gptj": Tiny(lambda: hf.GPTJConfig(**ROTATED), "GPTJModel"),
+    "codegen": Tiny(lambda: hf.CodeGenConfig(**ROTATED), "CodeGenModel"),
+    "cohere": Tiny(lambda: hf.CohereConfig(**DECODER), "CohereModel"),
+    "granite": Tiny(lambda: hf.GraniteConfig(**DECODER, residual_multiplier=0.5), "GraniteModel"),
+}
+
+
+def random_family(name):
+    """A random model of a family; biases are random too, which are 0 in a new model."""
+    torch.manual_seed(0)
+    model = (ALL | OTHERS)[name].build()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return model
 
 
 class _Blocks:
@@ -52,12 +68,7 @@ class _Blocks:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_sum_over_heads_and_keys_with_the_bias_is_what_the_block_gives(name):
-    family = ALL[name]
-    torch.manual_seed(0)
-    model = family.build()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)  # biases too, which are 0 in a new model
-    given = inputs(family.inputs)
+    model, given = random_family(name), inputs((ALL | OTHERS)[name].inputs)
     projections = Projections()
     with torch.inference_mode(), projections.watching(model), recording(model, [projections]) as record:
         model(**given)
@@ -122,3 +133,146 @@ def test_where_nothing_projects_nothing_is_found():
         model(torch.randn(1, 5, 8))
     assert len(projections.sites) == 1
     assert not projections.found
+
+
+HEADS, SIZE = 4, 8
+
+
+def _reads(model, given):
+    circuits = Circuits()
+    with torch.inference_mode(), circuits.watching(model), recording(model, [circuits]):
+        model(**given)
+    return circuits
+
+
+def _separate(*names):
+    """Three linear layers, the rows of each head under each other; key heads are shared by neighbours."""
+
+    def parts(layer):
+        for name in names:
+            weight = layer.get_submodule(name).weight
+            heads = weight.reshape(-1, SIZE, weight.shape[-1]).mT
+            yield heads.repeat_interleave(HEADS // len(heads), 0)
+
+    return parts
+
+
+def _gpt2(layer):
+    for weight in layer.attn.c_attn.weight.chunk(3, 1):  # [width, head·size]
+        yield weight.unflatten(1, (HEADS, SIZE)).transpose(0, 1)
+
+
+def _neox(layer):
+    weight = layer.attention.query_key_value.weight.unflatten(0, (HEADS, 3, SIZE))
+    yield from weight.mT.unbind(1)
+
+
+def _falcon(layer):
+    """Several queries, and one key and value for all of them."""
+    weight = layer.self_attention.query_key_value.weight.unflatten(0, (HEADS + 2, SIZE)).mT
+    yield weight[:HEADS]
+    yield weight[HEADS].expand(HEADS, -1, -1)
+    yield weight[HEADS + 1].expand(HEADS, -1, -1)
+
+
+LLAMA = _separate("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+DOCUMENTED = {
+    "gpt2": ("h", _gpt2),
+    "gpt-neox": ("layers", _neox),
+    "falcon": ("h", _falcon),
+    "llama": ("layers", LLAMA),
+    "mistral": ("layers", LLAMA),
+    "qwen2": ("layers", LLAMA),
+    "phi": ("layers", LLAMA),
+    "opt": ("decoder.layers", LLAMA),
+    "bert": (
+        "encoder.layer",
+        _separate("attention.self.query", "attention.self.key", "attention.self.value"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_projections_are_the_slices_that_the_family_documents(name):
+    model, given = random_family(name), inputs((ALL | OTHERS)[name].inputs)
+    circuits = _reads(model, given)
+    path, parts = DOCUMENTED[name]
+    layers = model.get_submodule(path)
+    assert len(circuits.reads) == len(layers)
+    for layer, reads in zip(layers, circuits.reads.values(), strict=True):
+        for ours, theirs in zip((reads.query, reads.key, reads.value), parts(layer), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["own", "own-causal"])
+def test_a_weight_that_the_module_multiplies_with_itself_is_found_too(name):
+    model = load(name)
+    circuits = _reads(model.module, model.prepare("The cat sat.").inputs)
+    modules = [each for each in model.module.modules() if hasattr(each, "in_proj_weight")]
+    for module, reads in zip(modules, circuits.reads.values(), strict=True):
+        weights = module.in_proj_weight.chunk(3)
+        for ours, weight in zip((reads.query, reads.key, reads.value), weights, strict=True):
+            assert torch.equal(ours, weight.unflatten(0, (module.num_heads, -1)).mT)
+
+
+def test_what_cannot_be_found_is_none():
+    family = ALL["gemma2"]  # its kernel shows weights, and neither queries nor keys
+    model = family.build()
+    model.set_attn_implementation("eager")
+    (reads, *_) = _reads(model, inputs("text")).reads.values()
+    assert reads.query is None
+    assert reads.key is None
+    assert reads.value is not None
+
+
+NORMED = {"bert", "albert", "deberta-v2", "roberta", "distilbert", "bart", "marian"}
+AS_IT_IS = {"gpt2", "llama", "mistral", "qwen2", "gpt-oss", "t5", "vit", "bloom", "modernbert"}
+ROTATED = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+AT_ONCE = {"falcon", "gpt-neox", "phi", "gptj", "codegen", "cohere"}
+"""Attention and feed-forward are added at once."""
+TAKEN = {"gemma2", "glm4", "olmo2"}
+"""A norm takes what attention gives before it is added."""
+NOT_FOUND = {"granite"}
+"""What attention gives is multiplied before it is added."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(NORMED | AS_IT_IS | AT_ONCE | TAKEN | NOT_FOUND))
+def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name, dtype):
+    model, given = random_family(name), inputs((ALL | OTHERS)[name].inputs)
+    model.to(dtype)
+    given = {key: each.to(dtype) if each.is_floating_point() else each for key, each in given.items()}
+    residuals = Residuals()
+    with torch.inference_mode(), residuals.watching(model), recording(model, [residuals]):
+        model(**given)
+    found = [residuals.of(site) for site in residuals.sites]
+    if name in NOT_FOUND:
+        assert found == [None] * len(found)
+        return
+    assert None not in found
+    for each in found:
+        assert (each.norm is not None) == (name in NORMED)
+        assert (each.inner is not None) == (name in TAKEN)
+        assert each.before.shape == each.result.shape
+
+
+class _Scaled(nn.Module):
+    """A block that adds something else than what its attention gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.mix, self.after = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.after(x + self.mix(self.attention(x, x, x)[0]))
+
+
+def test_what_is_not_the_sum_is_not_taken_for_it():
+    torch.manual_seed(0)
+    model, residuals = nn.Sequential(_Scaled(), _Scaled()).eval(), Residuals()
+    nn.init.normal_(model[0].mix.weight, std=1e-3)  # so that the sum is nearly the residual alone
+    with torch.inference_mode(), residuals.watching(model), recording(model, [residuals]):
+        model(100 * torch.randn(1, 5, 16))
+    assert len(residuals.found) == 2
+    assert not residuals.residuals

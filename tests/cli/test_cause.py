@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.models import load
-from attnscope.questions.ablate import ablate
+from attnscope.questions.loss import ablate
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.render.page import graph_page
@@ -72,26 +72,25 @@ def test_an_edge_is_set_to_its_mean_over_a_corpus(run, tmp_path):
     assert "set to its mean" not in run(*asked).out
 
 
-def test_a_file_of_pairs_is_averaged_with_standard_errors(ask, tmp_path):
-    file = tmp_path / "pairs.tsv"
-    file.write_text("The cat sat on the\tThe dog sat on the\tmat\tdoor\nThe cat is\tThe dog is\ta\tthe\n")
-    out, answer, _ = ask("patch", "--pairs", file)
-    assert "2 pairs of texts" in out
-    assert all(each["error"] >= 0 for each in answer["heads"])
-
-
 @pytest.mark.parametrize(
     ("asked", "count", "named"),
     [
         (["cut", "{B} -> {A}"], 12, "cut {B} -> {A}"),
         (["patch", "--with-text", "The {B} saw the {A} and the", "--against", "{B}"], 12, "2 pairs of texts"),
         (["ablate", "--head", "L0H0,L1H2"], 2, "set heads to zero"),
+        (["patch", "--pairs", "pairs.tsv"], 12, "2 pairs of texts"),
     ],
 )
-def test_prompts_of_a_template_are_averaged_with_standard_errors(ask, tmp_path, asked, count, named):
-    (tmp_path / "words.tsv").write_text("A\tB\ncat\tdog\nman\tcat\n")
-    more = ["The {A} saw the {B} and the", "--prompts", tmp_path / "words.tsv", "--target", "{A}"]
-    out, answer, _ = ask(*asked, *more)
+def test_pairs_and_prompts_of_a_template_are_averaged_with_standard_errors(
+    ask, tmp_path, monkeypatch, asked, count, named
+):
+    monkeypatch.chdir(tmp_path)
+    Path("words.tsv").write_text("A\tB\ncat\tdog\nman\tcat\n")
+    Path("pairs.tsv").write_text(
+        "The cat sat on the\tThe dog sat on the\tmat\tdoor\nThe cat is\tThe dog is\ta\tthe\n"
+    )
+    more = ["The {A} saw the {B} and the", "--prompts", "words.tsv", "--target", "{A}"]
+    out, answer, _ = ask(*asked, *(() if "--pairs" in asked else more))
     assert len(answer["heads"]) == count
     assert all(each["error"] >= 0 for each in answer["heads"])
     assert named in " ".join(out.split())

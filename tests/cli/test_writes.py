@@ -3,7 +3,7 @@
 import pytest
 
 from tests.questions.intervention.shapes import saved
-from tests.questions.test_writes import TEXT
+from tests.questions.test_logits import TEXT
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from attnscope.measures.composition import Circuit, compose, compose_random
 from attnscope.measures.flow import add_up_relevance, as_shares, max_flow, roll_out, with_residual
+from attnscope.questions.composition import Circuit, compose, compose_random
 
 
 def _weights(layers, size, *, causal=False):

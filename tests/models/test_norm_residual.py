@@ -4,8 +4,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from attnscope.capture.projections import Residuals
 from attnscope.errors import ModelError
@@ -15,8 +13,7 @@ from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import weigh_model
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.capture.test_projections import ALL
-from tests.capture.test_residuals import MORE
+from tests.capture.test_projections import ALL, OTHERS, random_family
 from tests.capture.tiny import inputs
 from tests.models.folders import Calls, minilm
 
@@ -52,11 +49,7 @@ TAKEN = {
 
 def random_model(name):
     """A family with random numbers everywhere, in biases and norms too."""
-    torch.manual_seed(0)
-    module = ALL[name].build()
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    return ModuleModel(name, module, load("own").reader)
+    return ModuleModel(name, random_family(name), load("own").reader)
 
 
 def _states(module, pattern, run, given):
@@ -149,7 +142,7 @@ def test_the_rest_of_a_row_of_cross_attention_is_the_residual_and_all_others_sum
 
 
 def test_a_block_that_cannot_be_followed_is_named():
-    module = MORE["granite"].build()
+    module = OTHERS["granite"].build()
     model = weigh_model(ModuleModel("granite", module, load("own").reader), "norm-residual")
     with pytest.raises(ModelError, match=r"layer 0 of .* what its output is added to was not found"):
         model.run(ModelInput(inputs("text"), {}, ()), [Calls()])

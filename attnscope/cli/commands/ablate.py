@@ -67,9 +67,9 @@ def ablate(
     selection = select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.measures import DEFAULT
     from attnscope.models import ModelInput
-    from attnscope.questions.ablate import Way, measure_ablation, of_ablation
-    from attnscope.questions.ablate import ablate as ablate_heads
     from attnscope.questions.cause import Intervention, of_intervention
+    from attnscope.questions.loss import Way, measure_ablation, of_ablation
+    from attnscope.questions.loss import ablate as ablate_heads
     from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.prompts import Prompt, mean_effects
     from attnscope.questions.stats import measure_heads, of_removals

@@ -103,7 +103,7 @@ def info(
         source = replace(source, text=TEXT)
     refuse(asked.audit and asked.copying, "--copying", "not valid with --audit")
     from attnscope.questions.audit import audit
-    from attnscope.questions.copying import measure_copying, of_copying
+    from attnscope.questions.composition import measure_copying, of_copying
     from attnscope.questions.info import describe_model, of_survey, survey_model
     from attnscope.views import Column, Table
 

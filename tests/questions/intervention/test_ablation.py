@@ -15,10 +15,10 @@ from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.targets import batch_predictions
-from attnscope.questions.ablate import Removals, ablate, measure_ablation
 from attnscope.questions.cause import cut
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.find import parse_questions
+from attnscope.questions.loss import HeadSums, ablate, measure_ablation
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.storage.corpus import ListedTexts
@@ -298,12 +298,12 @@ def test_sums_of_two_halves_merge_and_come_back_from_a_file():
     assert whole[Head(0, 0, "decoder")].texts == len(TEXTS)
     halves = []
     for text in (TEXTS[0], TEXTS[1]):
-        made = Removals()
+        made = HeadSums()
         prepared = own.prepare(text)
         made.add(own, prepared, {"decoder": ([prepared.tokens], [prepared.tokens])}, Selection())
         halves.append(made)
     halves[0].merge(halves[1])
-    again = Removals.from_state(halves[0].state())
+    again = HeadSums.from_state(halves[0].state())
     assert again.figures() == halves[0].figures()
     both = corpus_stats(own, ListedTexts(TEXTS[:2]), ablation="zero").ablation
     for head, found in again.figures().items():

@@ -8,10 +8,10 @@ import torch
 from attnscope.attention import Head
 from attnscope.errors import ModelError
 from attnscope.models import load
-from attnscope.questions.ablate import measure_ablation
 from attnscope.questions.cause import cut
 from attnscope.questions.circuit import find_circuit
 from attnscope.questions.find import parse_questions
+from attnscope.questions.loss import measure_ablation
 from attnscope.questions.patching import Receiver, TextPair, patch
 from attnscope.questions.selection import Selection
 from tests.models.folders import mamba

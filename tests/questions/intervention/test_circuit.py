@@ -189,14 +189,6 @@ def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():
             read_pairs(text, str)
 
 
-@pytest.mark.parametrize("shaped", ["gpt2"], indirect=True)
-def test_nothing_is_left_on_the_model(shaped):
-    find_circuit(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], keep=0.5)
-    for module in shaped.model.writer.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-
-
 def test_a_search_that_ends_early_says_so(monkeypatch):
     module = Planted(0)
     module.plant_copy((0, 1), at=2)

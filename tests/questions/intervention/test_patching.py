@@ -12,11 +12,11 @@ from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.targets import score_prediction
-from attnscope.questions.ablate import measure_ablation
 from attnscope.questions.cause import cut
 from attnscope.questions.circuit import find_circuit
 from attnscope.questions.find import parse_questions
 from attnscope.questions.info import LiveBytes
+from attnscope.questions.loss import measure_ablation
 from attnscope.questions.patching import Receiver, TextPair, patch, trace_tokens
 from attnscope.questions.selection import Selection
 from tests.models.folders import gpt2

@@ -1,4 +1,6 @@
-"""What each part writes to a score, against the models' own modules, and over the families."""
+"""What each part writes to a score, over the families; the logit lens; the score of one pair by dimension."""
+
+import math
 
 import pytest
 import torch
@@ -8,11 +10,23 @@ from attnscope.attention import Head
 from attnscope.capture.stream import Effects
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
-from attnscope.questions.logits import Favours, Word, Writes, direct_effects, of_writes
-from tests.models.folders import minilm
+from attnscope.models.targets import place_prediction
+from attnscope.questions.head import one_head
+from attnscope.questions.logits import (
+    Favours,
+    Word,
+    Writes,
+    direct_effects,
+    logit_lens,
+    of_neurons,
+    of_writes,
+    take_apart,
+)
+from attnscope.questions.selection import Selection
+from tests.models.folders import mamba, minilm
 from tests.models.images import save_noise
 from tests.models.vision_language import vision_language
-from tests.questions.intervention.shapes import GROUPED, NETWORKS, OLDER, SIZES, saved
+from tests.questions.intervention.shapes import GROUPED, NETWORKS, OLDER, SIZES, T5, saved
 from tests.tools.writes import try_type
 
 TEXT = "The cat sat on the"
@@ -253,3 +267,223 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path):
     model.writer.requires_grad_(False)
     with pytest.raises(ModelError, match="it keeps no gradients"):
         direct_effects(model, model.prepare(TEXT), "mat", None)
+
+
+PLAIN = {  # the layers, the final norm and the unembedding of a model
+    "gpt2": lambda model: (model.transformer.h, model.transformer.ln_f, model.lm_head),
+    "llama": lambda model: (model.model.layers, model.model.norm, model.lm_head),
+}
+
+
+def by_hand(writer, inputs, parts, at):
+    """Every layer's output by plain hooks, through the norm and the unembedding.  -> [layer, vocabulary]"""
+    layers, norm, unembed = parts(writer)
+    streams = []
+    hooks = [layer.register_forward_hook(lambda *args: streams.append(args[-1])) for layer in layers]
+    with torch.no_grad():
+        writer(**inputs)
+        for hook in hooks:
+            hook.remove()
+        rows = [(one[0] if isinstance(one, tuple) else one)[0, at] for one in streams]
+        return unembed(norm(torch.stack(rows)))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("text", [TEXT, "cat"])
+def test_each_layer_is_read_through_the_final_norm_and_the_unembedding(name, text, tmp_path):
+    model = load(saved(tmp_path, CAUSAL[name]()), predicting=True)
+    prepared = model.prepare(text)
+    at = 1 if text == "cat" else 2
+    seen = logit_lens(model, prepared, str(at), None)
+    expected = by_hand(model.writer, prepared.inputs, PLAIN[name], at)
+    target = int(expected[-1].argmax())
+    assert [each.layer for each in seen.layers] == [0, 1]
+    for each, logits in zip(seen.layers, expected, strict=True):
+        assert each.log_probability == pytest.approx(float(logits.log_softmax(-1)[target]), abs=1e-5)
+        assert each.rank == 1 + int((logits > logits[target]).sum())
+        shares, ids = logits.softmax(-1).topk(5)
+        assert [share for _, share in each.likeliest] == pytest.approx(shares.tolist(), abs=1e-5)
+        spelled = [model.reader.tokenizer.decode([id_]).strip() for id_ in ids.tolist()]
+        assert [token for token, _ in each.likeliest] == spelled
+
+
+OTHERS = {
+    "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SIZES, embedding_size=16)),
+    "bert": lambda: "bert",
+    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5 | {"num_layers": 3}, num_decoder_layers=2)),
+}
+
+
+@pytest.mark.parametrize("name", [*CAUSAL, *OTHERS])
+def test_behind_the_last_layer_stands_the_models_own_prediction(name, tmp_path):
+    model = load(saved(tmp_path, {**CAUSAL, **OTHERS}[name]()), predicting=True)
+    prepared = model.prepare(TEXT)
+    seen = logit_lens(model, prepared, "mat", "cat")
+    at = place_prediction(model, prepared, "mat")
+    with torch.no_grad():
+        own = model.writer(**prepared.inputs).logits[0, at].double()
+    words = [model.reader.tokenizer.convert_tokens_to_ids(word) for word in ("mat", "cat")]
+    last = seen.layers[-1]
+    assert len(seen.layers) == 2
+    assert last.log_probability == pytest.approx(float(own.log_softmax(-1)[words[0]]), abs=1e-5)
+    assert last.difference == pytest.approx(float(own[words[0]] - own[words[1]]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("folder", "sentence"),
+    [(lambda at: minilm(), "load it with predicting"), (lambda at: mamba(at), "no list of layers")],
+    ids=["no head", "no attention"],
+)
+def test_a_model_without_a_head_or_layers_is_refused(folder, sentence, tmp_path):
+    model = load(folder(tmp_path), predicting=sentence.startswith("no"))
+    with pytest.raises(ModelError, match=sentence):
+        logit_lens(model, model.prepare(TEXT), None)
+
+
+LAYER, HEAD, HEADS = 1, 2, 4
+
+
+def chosen(head: str = f"L{LAYER}H{HEAD}") -> Selection:
+    return Selection(head=Head(head))
+
+
+def caught(module, call, *parts):
+    """What some parts of a module return in one pass, by plain hooks."""
+    made = {}
+    hooks = [
+        part.register_forward_hook(lambda part, _, output: made.setdefault(part, output)) for part in parts
+    ]
+    with torch.no_grad():
+        call()
+    for hook in hooks:
+        hook.remove()
+    return [made[part] for part in parts]
+
+
+def turned(states, base=10000.0):
+    """RoFormer's rotation by complex numbers, the first half of a head against the second.  [token, size]"""
+    tokens, half = states.shape[0], states.shape[1] // 2
+    angle = torch.arange(tokens).double()[:, None] * base ** (-torch.arange(half).double() / half)
+    pairs = torch.complex(*states.double().split(half, -1)) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([pairs.real, pairs.imag], -1)
+
+
+def gpt2(model, prepared):
+    block = model.module.h[LAYER] if hasattr(model.module, "h") else model.module.transformer.h[LAYER]
+    [packed] = caught(model.module, lambda: model.module(**prepared.inputs), block.attn.c_attn)
+    query, key, _ = packed[0].double().unflatten(-1, (3, HEADS, -1)).permute(1, 2, 0, 3)
+    return query[HEAD], key[HEAD]
+
+
+def llama(model, prepared):
+    attention = getattr(model.module, "model", model.module).layers[LAYER].self_attn
+    states = caught(model.module, lambda: model.module(**prepared.inputs), attention.q_proj, attention.k_proj)
+    query, key = (part[0].unflatten(-1, (-1, 8)).transpose(0, 1) for part in states)
+    return turned(query[HEAD]), turned(key[HEAD // 2])  # two heads share a key
+
+
+def own(model, prepared):
+    attention = model.module.layers[LAYER].self_attn
+    given = []
+    hook = attention.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    with torch.no_grad():
+        model.module(**prepared.inputs)
+    hook.remove()
+    weight, bias = (part.double().chunk(3) for part in (attention.in_proj_weight, attention.in_proj_bias))
+    heads = [
+        (given[0][0].double() @ weight[at].T + bias[at]).unflatten(-1, (attention.num_heads, -1))[:, HEAD]
+        for at in (0, 1)
+    ]
+    return tuple(map(turned, heads))
+
+
+MODELS = {
+    "gpt2": (gpt2, True),
+    "llama": (llama, True),
+    "own": (own, False),
+    "own-causal": (own, True),
+}
+
+
+@pytest.fixture(params=MODELS)
+def given(request, tmp_path):
+    """A model, its input, and the queries, keys and causality of a head by hand."""
+    (by_hand, causal), name = MODELS[request.param], request.param
+    model = load(name if name.startswith("own") else saved(tmp_path, name))
+    prepared = model.prepare(TEXT)
+    with torch.no_grad():
+        return model, prepared, *by_hand(model, prepared), causal
+
+
+@pytest.mark.parametrize("pair", [(3, 1), (4, 4), (4, 2)])
+def test_products_sum_to_the_score_and_the_softmax_of_the_row_is_the_shown_weight(given, pair) -> None:
+    model, prepared, query, key, causal = given
+    at, to = pair
+    seen = take_apart(model, prepared, chosen(), f"{at} -> {to}")
+    products = query[at] * key[to] / math.sqrt(query.shape[-1])
+    assert [each.product for each in seen.dimensions] == pytest.approx(products.tolist(), abs=1e-5)
+    assert [each.query for each in seen.dimensions] == pytest.approx(query[at].tolist(), abs=1e-5)
+    assert seen.score == pytest.approx(sum(each.product for each in seen.dimensions), abs=1e-12)
+    assert seen.score == pytest.approx(float(products.sum()), abs=1e-5)
+    row = key @ query[at] / math.sqrt(query.shape[-1])
+    known = row[: at + 1] if causal else row
+    assert [score for score in seen.scores if score is not None] == pytest.approx(known.tolist(), abs=1e-5)
+    assert [score is None for score in seen.scores] == [causal and place > at for place in range(len(row))]
+    shown = one_head(model, prepared, chosen()).weights[at][to]
+    assert seen.weight == pytest.approx(shown, abs=1e-6)
+    assert float(known.softmax(-1)[to]) == pytest.approx(shown, abs=1e-6)
+
+
+EXTRAS = {
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=0.05, query_pre_attn_scalar=2)
+    ),
+    "gpt-oss": lambda: hf.GptOssForCausalLM(
+        hf.GptOssConfig(**GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2)
+    ),
+    "t5": lambda: "t5",
+}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_caps_biases_and_sinks_have_their_part_in_the_weight(name, tmp_path) -> None:
+    torch.manual_seed(1)
+    model = load(saved(tmp_path, EXTRAS[name]()))
+    prepared = model.prepare(TEXT)
+    seen = take_apart(model, prepared, chosen(), "sat -> cat")
+    total = sum(each.product for each in seen.dimensions)
+    assert {"gemma2": seen.softcap, "gpt-oss": seen.sink, "t5": seen.bias}[name]
+    assert seen.score == pytest.approx(total + seen.softcap + seen.bias, abs=1e-9)
+    if name == "gemma2":
+        assert seen.score == pytest.approx(0.05 * math.tanh(total / 0.05), abs=1e-9)
+    assert seen.scores[seen.key_number] == pytest.approx(seen.score, abs=1e-5)
+    terms = [score for score in seen.scores if score is not None] + ([] if seen.sink is None else [seen.sink])
+    weight = math.exp(seen.score) / sum(map(math.exp, terms))
+    row = int(seen.query.split()[-1])
+    shown = one_head(model, prepared, chosen()).weights[row][seen.key_number]
+    assert (seen.weight, weight) == (pytest.approx(shown, abs=1e-6), pytest.approx(shown, abs=1e-6))
+
+
+def test_the_picture_lists_the_largest_products_and_maps_them_all() -> None:
+    model = load("own-causal")
+    result = take_apart(model, model.prepare(TEXT), chosen("L2H1"), "sat -> cat")
+    terms, map_ = of_neurons(result).views
+    products = [each.product for each in result.dimensions]
+    assert sum(term.value for term in terms.groups) == pytest.approx(result.score, abs=1e-3)
+    for block in terms.blocks[1:]:
+        assert sum(term.value for term in block) == pytest.approx(sum(products), abs=1e-9)
+    assert map_.values.ravel().tolist() == products
+    assert [*map_.rows, *map_.columns] == ["0", "8", "16", "24", *(f"+{at}" for at in range(8))]
+
+
+def test_a_head_whose_queries_nobody_saw_is_not_taken_apart(tmp_path) -> None:
+    bloom = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=8192, hidden_size=32, n_layer=2, n_head=4))
+    model = load(saved(tmp_path, bloom))
+    with pytest.raises(ModelError, match=r"the queries and keys of L1H2 \(softmax\) are unknown"):
+        take_apart(model, model.prepare(TEXT), chosen(), "sat -> cat")
+
+
+def test_a_token_that_stands_twice_is_told() -> None:
+    model = load("own-causal")
+    seen = take_apart(model, model.prepare("The cat saw the cat."), chosen(), "saw -> cat")
+    assert any(note.startswith("token 2 is shown; cat stands at 5 too") for note in seen.notes)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from attnscope.errors import SelectionError
+from attnscope.lazy import torch
 
 if TYPE_CHECKING:  # pictures read tokens without loading torch
-    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -254,6 +254,5 @@ class SomeHeads:
 def tensor_of(array: NDArray[Any]) -> Tensor:
     """An array as a tensor; copied if it is read-only, which torch warns of, or not contiguous."""
     import numpy as np
-    import torch
 
     return torch.from_numpy(np.require(array, requirements=("C", "W")))

@@ -13,6 +13,7 @@ import numpy as np
 
 from attnscope.attention import Attention, Axis, Site
 from attnscope.axes import Array, Coarsening, Weights, coarsen_axis, label_map
+from attnscope.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -279,8 +280,6 @@ class CellReading:
 
     def _largest(self, rows: Tensor, down: Tensor | None) -> Tensor:
         """The largest weight of each cell.  [..., row, key] -> [..., row group, column]"""
-        import torch
-
         if down is not None:
             rows = torch.stack([rows[:, :, part > 0].amax(2) for part in down], 2)
         if self.across is None:

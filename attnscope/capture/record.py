@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, NamedTuple, Protocol
 
 from attnscope.attention import Attention, Site, Source
+from attnscope.lazy import torch
 from attnscope.progress import tell
 from attnscope.records import Meaning, Parts, derived, record
 
@@ -226,8 +227,6 @@ class Replay:
             return self.record
         with ExitStack() as stack:
             if not all(attention.arrays for attention in self.attentions):
-                import torch
-
                 stack.enter_context(torch.inference_mode())
             for done, attention in enumerate(self.attentions, 1):
                 for observer in observers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from attnscope.axes import edges
+from attnscope.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,8 +114,6 @@ class Statistics(MapAlone):
     @property
     def positions(self) -> Tensor:
         """Position of each row on the key axis.  -> [row]"""
-        import torch
-
         return torch.arange(self.entropy.shape[-1])
 
     def only(self, heads: Sequence[int]) -> Self:

@@ -12,9 +12,9 @@ from zlib import crc32
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED
+from attnscope.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -34,8 +34,6 @@ class TokenFacts(NamedTuple):
     @classmethod
     def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
         """Gather the facts of texts with equal token counts."""
-        import torch
-
         facts: tuple[Callable[[Token], object], ...] = (
             lambda token: token.id,
             lambda token: token.special,
@@ -99,8 +97,6 @@ class Block:
     @cached_property
     def positions(self) -> Tensor:
         """Position of each row on the key axis.  -> [row]"""
-        import torch
-
         if self.start is None:
             raise ValueError("the rows of cross-attention have no position on the key axis")
         return torch.arange(self.start, self.start + self.rows.shape[-2], device=self.rows.device)
@@ -108,8 +104,6 @@ class Block:
     @cached_property
     def gaps(self) -> Tensor:
         """Position of each key minus that of each row.  -> [row, key]"""
-        import torch
-
         return torch.arange(self.rows.shape[-1], device=self.rows.device) - self.positions[:, None]
 
     @property
@@ -120,8 +114,6 @@ class Block:
     @cached_property
     def entropy(self) -> Tensor:
         """Shannon entropy in nats, with 0 log 0 = 0.  -> [batch, head, row]"""
-        import torch
-
         tiny = torch.finfo(self.rows.dtype).tiny
         return self.rows.clamp_min(tiny).log_().mul_(self.rows).sum(-1).neg_()
 
@@ -168,6 +160,4 @@ class EvenBlock(Block):
 
 def finest(device: torch.device) -> torch.dtype:
     """The most precise floating-point type of a device: Apple's GPUs have no float64."""
-    import torch
-
     return torch.float32 if device.type == "mps" else torch.float64

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from attnscope.attention import Token
 from attnscope.fused.request import Request
+from attnscope.lazy import torch
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.plugins import load_plugins
 from attnscope.registry import Registry, docstring
@@ -119,8 +120,6 @@ class OfTwoRows(OfWeights):
 
     def of_block(self, block: Block) -> PerRow:
         """Measure the rows of a block."""
-        import torch
-
         before = block.rows if block.before is None else torch.cat([block.before.rows, block.rows], -2)
         value = self.function(before[..., 1:, :], before[..., :-1, :])
         counts = block.every_row.clone()
@@ -256,8 +255,6 @@ class ByGap(Form):
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
-        import torch
-
         if name not in statistics.gaps:
             return None
         position = statistics.positions
@@ -430,8 +427,6 @@ def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tenso
 
     Row ``i`` and key ``j`` have the factor ``number[text, j - shift[i]]``, ``shift`` being [row].
     """
-    import torch
-
     runs = statistics.runs
     texts = max(len(number), len(runs.low))
     number = number.expand(texts, -1)

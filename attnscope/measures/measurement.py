@@ -15,6 +15,7 @@ from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token, te
 from attnscope.axes import Place, Weights
 from attnscope.capture.observers import RowObserver
 from attnscope.figures import Figure, HeadFigures
+from attnscope.lazy import torch
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.forms import MEASURES, KeySum, Measure, PerRow
 from attnscope.measures.roles import ROLE_MEASURES, role
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from attnscope.capture.rows.scores import ReadScores
     from attnscope.fused.request import Statistics
-    from attnscope.measures.block import TokenFacts
-    from attnscope.measures.forms import Measure
 
 
 def read_site(state: Mapping[str, Any]) -> Site:
@@ -60,16 +59,12 @@ class Sums:
     @classmethod
     def of_texts(cls, choice: Tensor, lone: Tensor) -> Sums:
         """Sum over the texts of a batch, both ``[rows|value|baseline, measure, text, head]``."""
-        import torch
-
         rows, value, _baseline = choice + lone  # [measure, text, head]
         spread = torch.stack([(rows > 0).double(), value.square(), value * rows, rows.square()])
         return cls(torch.cat([choice, lone, spread]).sum(2))
 
     def __add__(self, other: Sums) -> Sums:
         """The sum of both."""
-        import torch
-
         tops = [sums.top for sums in (self, other) if sums.top is not None]
         return Sums(self.numbers + other.numbers, torch.stack(tops).amax(0) if tops else None)
 
@@ -102,8 +97,6 @@ class Sums:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sums:
         """Restore sums from ``state``. Raises ``ValueError`` where they do not fit together."""
-        import torch
-
         numbers = torch.tensor([state[name] for name in NAMES], dtype=torch.float64)
         if numbers.ndim != 3:
             raise ValueError("the sums are of several shapes")
@@ -117,8 +110,6 @@ def sums_of_statistics(
 
     -> [choice|lone, rows|value|baseline, measure, text, head]
     """
-    import torch
-
     totals = [measure.form.of_statistics(measure.name, statistics, keys) for measure in measures]
     lone = (statistics.runs.count == 1)[:, None]  # [batch or 1, 1, row]
     sums = statistics.column.new_zeros(2, 3, len(measures), *statistics.column.shape[:2], dtype=torch.float64)
@@ -152,8 +143,6 @@ class Setting:
     @classmethod
     def of(cls, block: Block, measures: Sequence[Measure]) -> Setting:
         """Compute what the measures need to know about a block besides its weights."""
-        import torch
-
         even = replace(block, allowed=block.allowed.clone()).baseline()
         forms = [measure.form.of_block(even) for measure in measures]
         numbers = [each.number.to(block.rows.dtype) for each in forms if isinstance(each, KeySum)]
@@ -189,8 +178,6 @@ class Setting:
 
     def sums(self, block: Block) -> Tensor:
         """Measure a block.  -> float64, [choice|lone, rows|value|baseline, measure, text, head]"""
-        import torch
-
         measured = zip(self.measures, self.is_sum, strict=True)
         forms = [None if is_sum else measure.form.of_block(block) for measure, is_sum in measured]
         values = _values(forms, block.rows, self.number)
@@ -220,8 +207,6 @@ def _same(one: Sequence[Tensor] | None, other: Sequence[Tensor] | None) -> bool:
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:
     """Stack tensors that broadcast, on the CPU.  -> [measure, batch or 1, head or 1, row]"""
-    import torch
-
     return torch.stack(torch.broadcast_tensors(*rows)).cpu()  # type: ignore[no-untyped-call]
 
 
@@ -284,8 +269,6 @@ class Measurement(RowObserver):
         present = [measure for name, measure in self.measures.items() if name not in absent]
         statistics = attention.statistics
         if statistics is not None and attention.offset in (None, 0):
-            import torch
-
             with torch.no_grad():
                 sums = sums_of_statistics(present, statistics, keys)
             if sums is not None:
@@ -396,8 +379,6 @@ class _Reading:
     last: Block | None = None
 
     def __post_init__(self) -> None:
-        import torch
-
         attention, count = self.attention, len(self.measures)
         self.top = None if self.scores is None else torch.tensor(-torch.inf)
         wanted, length = self.measurement.rows, len(attention.queries)
@@ -410,8 +391,6 @@ class _Reading:
 
     def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         """Measure a block of rows."""
-        import torch
-
         first, last = max(start, self.shown.start), min(start + rows.shape[2], self.shown.stop)
         if not self.measures or first >= last:
             return
@@ -449,8 +428,6 @@ def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | Non
 
     Words are equal if their texts are. [head, query, key] -> figures per head
     """
-    import torch
-
     if any(place.pooled for place in (*weights.queries, *weights.keys)):
         return None
     numbers: dict[str, int] = {}

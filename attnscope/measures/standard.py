@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.fused.request import Pairs
+from attnscope.lazy import torch
 from attnscope.measures import forms
 from attnscope.measures.block import Block, TokenFacts, finest, number_of
 from attnscope.measures.forms import MEASURES, Measure, measure
@@ -183,8 +184,6 @@ def next_(position: Tensor) -> Tensor:
 @measure("first", forms.AtKey, formula="A[i, 0]", rows="rows after the first", source=SINKS)
 def first(position: Tensor) -> Tensor:
     """Weight on the first token, where most attention sinks are.  -> [batch, head, row]"""
-    import torch
-
     return torch.where(position > 0, 0, -1)
 
 
@@ -219,8 +218,6 @@ def at_offset(name: str, step: str) -> Measure:
     way = f"{many:,} token{'s' * (many > 1)} {'back' if int(step) < 0 else 'ahead'}"
 
     def key(position: Tensor) -> Tensor:
-        import torch
-
         return torch.where(position + int(step) >= 0, position + int(step), -1)
 
     key.__doc__ = f"Weight on what stands {way}  -> [batch, head, row]"
@@ -275,8 +272,6 @@ def duplicate(queries: TokenFacts, keys: TokenFacts) -> Pairs:
 )
 def induction(queries: TokenFacts, keys: TokenFacts) -> Pairs:
     """Weight on the tokens that followed earlier occurrences of the query's token.  -> [batch, head, row]"""
-    import torch
-
     before = torch.nn.functional.pad(keys.ids[:, :-1], (1, 0), value=NO_TOKEN)
     return Pairs(queries.ids, before, ahead=False)
 

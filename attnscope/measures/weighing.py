@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from attnscope.attention import RowSource
+from attnscope.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,8 +83,6 @@ class Values:
     @staticmethod
     def of(values: Tensor, heads: int, weight: Tensor | None) -> Values:
         """Values, possibly shared by several heads, and their output projection, [head, size, width]."""
-        import torch
-
         values = values.detach().to(torch.promote_types(values.dtype, torch.float32))
         values = values.repeat_interleave(heads // values.shape[1], 1)
         return Values(values, None if weight is None else weight.double() @ weight.double().mT)
@@ -119,8 +118,6 @@ class WeighedRows:
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """The share of each key in the effect on its row.  -> [batch, head, row, key]"""
-        import torch
-
         shown = self._of(heads)
         with torch.no_grad():
             chosen = slice(None) if shown is None else shown
@@ -168,8 +165,6 @@ def by_zeroing(values: Values) -> Amounts:
     + A² v·v`` and the product ``1 - A o·v`` with ``o``. Distances below ``STILL`` count as 0: where all
     values are parallel, removing one changes no direction.
     """
-    import torch
-
     measured, lengths = values.measured(), values.lengths()
     known = values.values.to(measured)
 
@@ -249,8 +244,6 @@ def by_block_norm(values: Values, weight: Tensor, part: Tensor) -> Amounts:
     ``weight`` is [head, size, width] and ``part`` [batch, query, width], both after the norm.
     """
     lengths = values.lengths()  # [batch, head, key]
-    import torch
-
     read = torch.einsum("hsw,bqw->bhqs", weight.double(), part)
     along = (read * values.values).sum(-1)  # product of each value with the residual's part
     square = part.square().sum(-1)[:, None]  # [batch, 1, query]
@@ -283,8 +276,6 @@ class Contributions:
 
     def __call__(self, rows: Tensor, which: slice, heads: object) -> Tensor:
         """What each key contributes to each row.  [1, head, row, key] -> [1, 1, row, key (+ 1 if crossed)]"""
-        import torch
-
         with torch.no_grad():
             weights = rows[0].to(self._moved)
             before = self.residual.before[0, which].to(self._moved)  # [row, width]

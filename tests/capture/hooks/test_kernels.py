@@ -17,6 +17,8 @@ from attnscope.capture.hooks.functions import COMPILED
 from tests.capture.modules import blocks
 from tests.capture.tiny import FAMILIES, inputs
 
+SEEN = []
+
 
 def reference_flash(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **options):
     """What flash attention computes, written out: padding, causality from the end, window, cap, sinks."""
@@ -41,17 +43,29 @@ def reference_flash(module, query, key, value, attention_mask, dropout=0.0, scal
     if options.get("s_aux") is not None:
         total = total + options["s_aux"].double().exp()[None, :, None, None]
     weights = torch.where(total > 0, powers / total, 0.0).float()
-    reference_flash.seen.append(weights)
+    SEEN.append(weights)
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
 @pytest.fixture
-def flash(monkeypatch):
-    """The reference in the place of the flash kernel, its weights gathered in a list."""
-    reference_flash.seen = []
-    mapping = dict(AttentionInterface._global_mapping, flash_attention_2=reference_flash)
-    monkeypatch.setattr(AttentionInterface, "_global_mapping", mapping)
-    return reference_flash.seen
+def using(monkeypatch):
+    """Builds a model with an attention function of one's own, whose weights are gathered in ``SEEN``."""
+    SEEN.clear()
+
+    def build(family, name="flash_attention_2", function=reference_flash):
+        mapping = dict(AttentionInterface._global_mapping, **{name: function})
+        monkeypatch.setattr(AttentionInterface, "_global_mapping", mapping)
+        model = FAMILIES[family].build()
+        model.config._attn_implementation = name
+        return model
+
+    return build
+
+
+def check_seen(maps):
+    """Every map is what the function weighed."""
+    for kept, weights in zip(maps, SEEN, strict=True):
+        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
 
 
 def run(model, **given):
@@ -64,80 +78,53 @@ def run(model, **given):
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt-oss", "bert"])
 @pytest.mark.parametrize("padded", [True, False])
-def test_flash_attention_is_recomputed_as_it_masks(flash, family, padded):
-    model = FAMILIES[family].build()
-    model.config._attn_implementation = "flash_attention_2"
+def test_flash_attention_is_recomputed_as_it_masks(using, family, padded):
     mask = torch.ones(2, 9, dtype=torch.long)
-    if padded:
-        mask[0, :3] = 0
-    record, maps = run(model, input_ids=torch.randint(4, 99, (2, 9)), attention_mask=mask)
+    mask[0, : 3 * padded] = 0
+    record, maps = run(using(family), input_ids=torch.randint(4, 99, (2, 9)), attention_mask=mask)
     assert {site.kernel for site in record.sites} == {"flash_attention_2"}
     assert record.without_attention == []
-    for kept, weights in zip(maps, flash, strict=True):
-        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
-        assert not weights[~kept.allowed.expand_as(weights)].any()
+    check_seen(maps)
+    pairs = zip(maps, SEEN, strict=True)
+    assert not any(weights[~kept.allowed.expand_as(weights)].any() for kept, weights in pairs)
     if family in ("mistral", "gpt-oss", "gemma2"):
         assert 4 in {site.window for site in record.sites}
 
 
-def test_a_cached_flash_step_counts_from_the_end(flash):
-    model = FAMILIES["mistral"].build()
-    model.config._attn_implementation = "flash_attention_2"
-    ids = torch.randint(4, 99, (1, 8))
-    keep = Keep(lambda site: range(4))
+def test_a_cached_flash_step_counts_from_the_end(using):
+    model, ids, keep = using("mistral"), torch.randint(4, 99, (1, 8)), Keep(lambda site: range(4))
     with torch.inference_mode(), recording(model, [keep]):
         cache = model(input_ids=ids[:, :5], use_cache=True).past_key_values
         model(input_ids=ids[:, 5:], past_key_values=cache, use_cache=True)
-    for kept, weights in zip(keep.maps, flash, strict=True):
-        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
+    check_seen(keep.maps)
 
 
-def test_a_function_that_is_no_softmax_of_products_is_a_hole():
+def test_a_function_that_is_no_softmax_of_products_is_a_hole(using):
     def linear(module, query, key, value, attention_mask, scaling=None, **options):
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
         return ((query.relu() @ key.relu().mT) @ value).transpose(1, 2).contiguous(), None
 
-    AttentionInterface._global_mapping["relu_attention"] = linear
-    try:
-        model = FAMILIES["llama"].build()
-        model.config._attn_implementation = "relu_attention"
-        record, maps = run(model, input_ids=torch.randint(4, 99, (1, 9)))
-    finally:
-        del AttentionInterface._global_mapping["relu_attention"]
+    record, maps = run(using("llama", "relu_attention", linear), input_ids=torch.randint(4, 99, (1, 9)))
     assert (record.sites, maps) == ([], [])
     assert [layer.layer for layer in record.without_attention] == [0, 1, 2]
     assert "'relu_attention' computes no softmax" in record.without_attention[0].reason
 
 
-def test_another_function_that_follows_the_formula_is_recomputed():
+def test_another_function_that_follows_the_formula_is_recomputed(using):
     def named(module, query, key, value, attention_mask, scaling=None, **options):
         powers = (query @ key.repeat_interleave(2, 1).mT * scaling).exp().tril()
-        weights = powers / powers.sum(-1, keepdim=True)
-        named.seen.append(weights)
-        return (weights @ value.repeat_interleave(2, 1)).transpose(1, 2).contiguous(), None
+        SEEN.append(powers / powers.sum(-1, keepdim=True))
+        return (SEEN[-1] @ value.repeat_interleave(2, 1)).transpose(1, 2).contiguous(), None
 
-    named.seen = []
-    AttentionInterface._global_mapping["by_hand"] = named
-    try:
-        model = FAMILIES["llama"].build()
-        model.config._attn_implementation = "by_hand"
-        record, maps = run(model, input_ids=torch.randint(4, 99, (1, 9)))
-    finally:
-        del AttentionInterface._global_mapping["by_hand"]
-    for kept, weights in zip(maps, named.seen, strict=True):
-        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
+    record, maps = run(using("llama", "by_hand", named), input_ids=torch.randint(4, 99, (1, 9)))
+    check_seen(maps)
     assert {(site.source, site.kernel) for site in record.sites} == {("recomputed", "by_hand")}
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_flex_attention_is_recomputed_with_its_block_mask(family):
-    config = FAMILIES[family].config()
-    eager = FAMILIES[family].build("eager")
-    model = (
-        getattr(hf, FAMILIES[family].model)._from_config(config, attn_implementation="flex_attention").eval()
-    )
+    eager, model = (FAMILIES[family].build(kind) for kind in ("eager", "flex_attention"))
     model.load_state_dict(eager.state_dict())
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, :3] = 0
@@ -263,15 +250,12 @@ CASES = [
 @pytest.mark.parametrize(("change", "is_open", "key_heads"), CASES)
 def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_heads):
     torch.manual_seed(0)
-    model = nn.ModuleDict(
-        {"layers": nn.ModuleList(Flexible(change, is_open, key_heads) for _ in range(2))}
-    ).eval()
-    model.forward = lambda x: model["layers"][1](model["layers"][0](x))
+    model = nn.Sequential(*(Flexible(change, is_open, key_heads) for _ in range(2))).eval()
     keep, x = Keep(lambda site: range(HEADS)), torch.randn(2, COUNT, SIZE)
     with torch.inference_mode():
         with recording(model, [keep]) as record:
             model(x)
-        first, second = model["layers"]
+        first, second = model
         expected = [weights(first, x), weights(second, mixed(first, x))]
     assert not record.notes
     assert not record.without_attention
@@ -370,15 +354,6 @@ def test_kernels_that_are_called_directly_are_named(name):
     assert all(f"torch.ops.aten.{name} itself" in layer.reason for layer in record.without_attention)
 
 
-class Stack(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = blocks(lambda: Direct(F.scaled_dot_product_attention), 3)
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 X = torch.zeros(2, COUNT, SIZE)
 MADE = {
     "traced or scripted": lambda module: torch.jit.trace(module, X),
@@ -390,24 +365,21 @@ MADE = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("how", MADE)
 def test_a_traced_or_exported_part_is_named_with_the_reason(how):
-    torch.manual_seed(0)
-    model = Stack().eval()
-    model.layers[1] = MADE[how](model.layers[1])
+    model = blocks(lambda: Direct(F.scaled_dot_product_attention), 3)
+    model[1] = MADE[how](model[1])
     with torch.inference_mode(), recording(model) as record:
         model(torch.randn(2, COUNT, SIZE))
     assert [site.site.layer for site in record.sites] == [0, 2]
     (layer,) = record.without_attention
-    assert (layer.name, layer.layer) == ("layers.1", 1)
+    assert (layer.name, layer.layer) == ("1", 1)
     assert how in layer.reason
     assert "watch the original module" in layer.reason
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_traced_part_without_attention_is_not_mentioned():
-    model = Stack().eval()
-    model.norm = torch.jit.trace(nn.LayerNorm(SIZE), X)
-    plain = model.forward
-    model.forward = lambda x: model.norm(plain(x))
+    model = blocks(lambda: Direct(F.scaled_dot_product_attention), 3)
+    model.append(torch.jit.trace(nn.LayerNorm(SIZE), X))
     with warnings.catch_warnings(), torch.inference_mode(), recording(model) as record:
         model(X)
     assert len(record.sites) == 3

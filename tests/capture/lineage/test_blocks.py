@@ -1,5 +1,7 @@
 """Windows and blocks of libraries at their true keys: rows times values against what the module returns."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers as hf
@@ -133,7 +135,7 @@ def test_blocks_of_patches_are_placed_in_the_picture_whatever_made_them_fewer(re
 class Merged(nn.Module):
     """Windows of a picture, and windows of what a layer made of four patches each."""
 
-    def __init__(self, kernel, apart):
+    def __init__(self, kernel, apart=False):
         super().__init__()
         self.patches = nn.Conv2d(3, 16, 2, 2)
         self.merge = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 16, bias=False))
@@ -146,46 +148,32 @@ class Merged(nn.Module):
         return self.layers[1](self.merge(x).flatten(1, 2))
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
-@pytest.mark.parametrize("apart", [False, True])
-def test_windows_of_merged_patches_are_placed_among_these(kernel, apart):
-    torch.manual_seed(0)
-    model, keep, given = Merged(kernel, apart).eval(), Keep(lambda site: range(2)), []
-    model.layers[1].register_forward_pre_hook(lambda module, x: given.append(x[0].clone()))
-    with recording(model, [keep]) as record:
-        model(torch.randn(3, 3, 16, 16))
-    assert [(site.batch, site.heads, site.queries, site.keys) for site in record.sites] == [
-        (3, 2, 64, 64),
-        (3, 2, 16, 16),
-    ]
-    row, column = torch.arange(16) // 4, torch.arange(16) % 4
-    window = (row - 1) % 4 // 2 * 2 + (column - 1) % 4 // 2
-    q, k, _ = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in model.layers[1].qkv(given[0]).chunk(3, -1))
-    scores = (q @ k.mT / 8**0.5).masked_fill(window != window[:, None], -torch.inf)
-    torch.testing.assert_close(keep.maps[1].weights, scores.softmax(-1), atol=1e-6, rtol=0)
+def windowed(layer, x):
+    """The weights of a layer over its picture, and which patches are in one window."""
+    place = torch.arange(layer.side**2)
+    axes = place // layer.side, place % layer.side
+    windows = [(axis - layer.shift) % layer.side // layer.size for axis in axes]
+    together = torch.stack([window == window[:, None] for window in windows]).all(0)
+    q, k, _ = (t.unflatten(-1, (layer.heads, -1)).transpose(1, 2) for t in layer.qkv(x).chunk(3, -1))
+    return (q @ k.mT / 8**0.5).masked_fill(~together, -torch.inf).softmax(-1), together.expand(3, 2, -1, -1)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
-def test_windows_of_a_picture_are_placed_in_it(kernel):
+@pytest.mark.parametrize("made", [Picture, Merged, partial(Merged, apart=True)])
+def test_windows_are_placed_in_their_picture(made, kernel):
     torch.manual_seed(0)
-    model, keep, given = Picture(kernel).eval(), Keep(lambda site: range(2)), []
+    model, keep, given = made(kernel).eval(), Keep(lambda site: range(2)), []
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda module, x: given.append(x[0].clone()))
     with recording(model, [keep]) as record:
         model(torch.randn(3, 3, 16, 16))
-    assert [(site.batch, site.heads, site.queries, site.keys, site.offset) for site in record.sites] == [
-        (3, 2, 64, 64, 0)
-    ] * 2
-    row, column = torch.arange(64) // 8, torch.arange(64) % 8
-    for kept, layer, x in zip(keep.maps, model.layers, given, strict=True):
-        window = (row - layer.shift) % 8 // 4 * 2 + (column - layer.shift) % 8 // 4
-        together = window == window[:, None]
-        q, k, _ = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in layer.qkv(x).chunk(3, -1))
-        scores = (q @ k.mT / 8**0.5).masked_fill(~together, -torch.inf)
-        torch.testing.assert_close(kept.weights, scores.softmax(-1), atol=1e-6, rtol=0)
-        assert torch.equal(kept.allowed.expand(3, 2, -1, -1), together.expand(3, 2, -1, -1))
+    for site, kept, layer, x in zip(record.sites, keep.maps, model.layers, given, strict=True):
+        count = layer.side**2
+        assert (site.batch, site.heads, site.queries, site.keys, site.offset) == (3, 2, count, count, 0)
+        weights, together = windowed(layer, x)
+        torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+        assert torch.equal(kept.allowed.expand_as(together), together)
 
 
 @torch.inference_mode()

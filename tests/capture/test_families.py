@@ -6,6 +6,7 @@ import torch
 from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks.softmax import Trails
 from tests.capture import modules
+from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
 from tests.tools.coverage.compare import attempt
 
@@ -133,21 +134,14 @@ def test_scores_that_a_model_reports_become_the_captured_map():
     assert result.scores == result.maps == 2
 
 
-def observe(made):
-    model, keep = modules.blocks(made), Keep(lambda site: range(4))
-    with torch.inference_mode(), recording(model, [keep], warn=False) as record:
-        model(torch.randn(2, 6, 16))
-    assert not record.failures
-    return record, keep.maps
-
-
 @pytest.mark.parametrize("made", [modules.Fused, modules.softmaxed])
 @pytest.mark.parametrize("without", recorder.TRACKERS, ids=lambda tracker: tracker.__name__)
 def test_a_recording_without_one_of_its_trackers(monkeypatch, made, without):
-    expected, maps = observe(made)
+    states = torch.randn(2, 6, 16)
+    expected, maps, _ = observe(modules.blocks(made), states)
     assert len(maps) == 2
     monkeypatch.setattr(recorder, "TRACKERS", [each for each in recorder.TRACKERS if each is not without])
-    record, others = observe(made)
+    record, others, _ = observe(modules.blocks(made), states)
     if (without, made) == (Trails, modules.softmaxed):
         assert not others
         assert [layer.layer for layer in record.without_attention] == [0, 1]

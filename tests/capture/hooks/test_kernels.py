@@ -15,6 +15,7 @@ from transformers.modeling_utils import AttentionInterface
 from attnscope.capture import Keep, recording
 from attnscope.capture.hooks.functions import COMPILED
 from tests.capture.modules import blocks
+from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES, inputs
 
 SEEN = []
@@ -64,16 +65,9 @@ def using(monkeypatch):
 
 def check_seen(maps):
     """Every map is what the function weighed."""
+    del SEEN[: len(SEEN) // 2]  # those of the pass without a recording
     for kept, weights in zip(maps, SEEN, strict=True):
         torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
-
-
-def run(model, **given):
-    """Every head of a pass.  -> (record, maps)"""
-    keep = Keep(lambda site: range(4))
-    with torch.inference_mode(), recording(model, [keep]) as record:
-        model(**given)
-    return record, keep.maps
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt-oss", "bert"])
@@ -81,7 +75,7 @@ def run(model, **given):
 def test_flash_attention_is_recomputed_as_it_masks(using, family, padded):
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, : 3 * padded] = 0
-    record, maps = run(using(family), input_ids=torch.randint(4, 99, (2, 9)), attention_mask=mask)
+    record, maps, _ = observe(using(family), input_ids=torch.randint(4, 99, (2, 9)), attention_mask=mask)
     assert {site.kernel for site in record.sites} == {"flash_attention_2"}
     assert record.without_attention == []
     check_seen(maps)
@@ -92,11 +86,14 @@ def test_flash_attention_is_recomputed_as_it_masks(using, family, padded):
 
 
 def test_a_cached_flash_step_counts_from_the_end(using):
-    model, ids, keep = using("mistral"), torch.randint(4, 99, (1, 8)), Keep(lambda site: range(4))
-    with torch.inference_mode(), recording(model, [keep]):
+    model, ids = using("mistral"), torch.randint(4, 99, (1, 8))
+
+    def steps():
         cache = model(input_ids=ids[:, :5], use_cache=True).past_key_values
-        model(input_ids=ids[:, 5:], past_key_values=cache, use_cache=True)
-    check_seen(keep.maps)
+        return model(input_ids=ids[:, 5:], past_key_values=cache, use_cache=True).last_hidden_state
+
+    _, maps, _ = observe(model, call=steps)
+    check_seen(maps)
 
 
 def test_a_function_that_is_no_softmax_of_products_is_a_hole(using):
@@ -104,7 +101,9 @@ def test_a_function_that_is_no_softmax_of_products_is_a_hole(using):
         key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
         return ((query.relu() @ key.relu().mT) @ value).transpose(1, 2).contiguous(), None
 
-    record, maps = run(using("llama", "relu_attention", linear), input_ids=torch.randint(4, 99, (1, 9)))
+    record, maps, _ = observe(
+        using("llama", "relu_attention", linear), input_ids=torch.randint(4, 99, (1, 9))
+    )
     assert (record.sites, maps) == ([], [])
     assert [layer.layer for layer in record.without_attention] == [0, 1, 2]
     assert "'relu_attention' computes no softmax" in record.without_attention[0].reason
@@ -116,7 +115,7 @@ def test_another_function_that_follows_the_formula_is_recomputed(using):
         SEEN.append(powers / powers.sum(-1, keepdim=True))
         return (SEEN[-1] @ value.repeat_interleave(2, 1)).transpose(1, 2).contiguous(), None
 
-    record, maps = run(using("llama", "by_hand", named), input_ids=torch.randint(4, 99, (1, 9)))
+    record, maps, _ = observe(using("llama", "by_hand", named), input_ids=torch.randint(4, 99, (1, 9)))
     check_seen(maps)
     assert {(site.source, site.kernel) for site in record.sites} == {("recomputed", "by_hand")}
 
@@ -130,7 +129,7 @@ def test_flex_attention_is_recomputed_with_its_block_mask(family):
     mask[0, :3] = 0
     given = {"input_ids": torch.randint(4, 99, (2, 9)), "attention_mask": mask}
     with torch.compiler.set_stance("force_eager"):  # the same arithmetic, without minutes of compilation
-        record, maps = run(model, **given)
+        record, maps, _ = observe(model, **given)
     with torch.inference_mode():
         own = eager(**given, output_attentions=True).attentions
     assert record.without_attention == []

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnscope.capture import Keep, recording
+from tests.capture.observing import observe
 
 SIZE, COUNT = 8, 4
 """Features, and the number of tokens, of streams, of experts, of slots and of heads."""
@@ -124,22 +124,16 @@ class Model(nn.Module):
         return self.way(self, x)
 
 
-def observe(way):
+def observe_way(way):
     torch.manual_seed(0)
-    keep, model, x = (
-        Keep(lambda site: range(1 + (site.name == "attend"))),
-        Model(way).eval(),
-        torch.randn(2, COUNT, SIZE),
-    )
-    with torch.inference_mode(), recording(model, [keep], warn=False) as record:
-        model(x)
-    assert not record.failures
-    return model, record, keep.maps
+    model = Model(way)
+    record, maps, _ = observe(model, torch.randn(2, COUNT, SIZE))
+    return model, record, maps
 
 
 @pytest.mark.parametrize("way", INSIDE, ids=lambda way: way.__name__)
 def test_what_mixes_inside_of_each_token_is_not_shown_as_attention_over_tokens(way):
-    model, record, maps = observe(way)
+    model, record, maps = observe_way(way)
     assert {site.site.name for site in record.sites} == {"attend"}
     for mine, theirs in zip(maps, model.attend.kept, strict=True):
         torch.testing.assert_close(mine.weights, theirs)
@@ -168,7 +162,7 @@ def a_learned_query(m, x):
 
 @pytest.mark.parametrize("way", [slots, heads_that_pool, a_learned_query], ids=lambda way: way.__name__)
 def test_queries_that_were_learned_ask_tokens_and_stand_at_none(way):
-    model, record, maps = observe(way)
+    model, record, maps = observe_way(way)
     assert [site.site.kind for site in record.sites] == ["encoder", "cross"]
     torch.testing.assert_close(maps[1].weights[:, 0], model.kept)
 
@@ -186,10 +180,8 @@ class AdaptedAttention(nn.Module):
         return self.inner(x) + (self.q(x) @ keys.mT).softmax(-1) @ values
 
 
-@torch.inference_mode()
 def test_attention_to_what_was_learned_alone_is_named():
-    with recording(model := nn.Sequential(AdaptedAttention()).eval()) as record:
-        model(torch.randn(2, COUNT, SIZE))
+    record, *_ = observe(nn.Sequential(AdaptedAttention()), torch.randn(2, COUNT, SIZE))
     assert [site.site.name for site in record.sites] == ["0.inner"]
     assert [(layer.name, layer.reason) for layer in record.without_attention] == [
         ("0", "it attends to learned vectors, not to tokens")
@@ -206,6 +198,6 @@ def tokens_of_a_mean(m, x):
 
 @pytest.mark.parametrize("way", [tokens_of_all_tokens, tokens_of_a_mean], ids=lambda way: way.__name__)
 def test_tokens_that_were_made_of_all_tokens_are_tokens(way):
-    model, record, maps = observe(way)
+    model, record, maps = observe_way(way)
     assert [(site.site.name, site.site.kind) for site in record.sites] == [("attend", "encoder")]
     torch.testing.assert_close(maps[0].weights, model.attend.kept[0])

@@ -1,5 +1,7 @@
 """Attention from text to text of a batch is named, by whatever it is computed, and never shown as tokens'."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,10 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertAttention
 
 from attnscope.capture.placing.between import ACROSS
-from tests.capture.placing.ways import COUNT, SIZE, observe
+from tests.capture.observing import observe
+from tests.capture.placing.ways import COUNT, SIZE, STATES
+
+ORDER = torch.tensor([3, 1, 0, 6, 2, 4, 5])
 
 
 class Attend(nn.Module):
@@ -59,13 +64,20 @@ WAYS += ["function of transformers"]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_attention_from_text_to_text_is_named_beside_that_of_tokens(way):
-    record, maps = observe(Table(way), heads=1)
+    record, maps, _ = observe(Table(way), STATES)
     assert [(layer.name.partition(".")[0], layer.reason) for layer in record.without_attention] == [
         ("rows", ACROSS)
     ]
     assert [(kept.site.name.partition(".")[0], tuple(kept.weights.shape[-2:])) for kept in maps] == [
         ("cells", (COUNT, COUNT))
     ]
+
+
+def in_two_orders(make):
+    """Maps of two models of the same weights: one in another order, and one in order."""
+    for order in (ORDER, torch.arange(COUNT)):
+        torch.manual_seed(0)
+        yield observe(make(order), STATES)[1]
 
 
 class Elsewhere(nn.Module):
@@ -84,9 +96,8 @@ class Elsewhere(nn.Module):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_in_another_order_are_shown_at_their_places(way):
-    order = torch.tensor([3, 1, 0, 6, 2, 4, 5])
-    placed, plain = (observe(Elsewhere(way, each), heads=1)[1] for each in (order, torch.arange(COUNT)))
-    assert not torch.allclose(plain[0].weights[..., order, :], plain[0].weights, atol=1e-3)
+    placed, plain = in_two_orders(partial(Elsewhere, way))
+    assert not torch.allclose(plain[0].weights[..., ORDER, :], plain[0].weights, atol=1e-3)
     for mine, theirs in zip(placed, plain, strict=True):
         torch.testing.assert_close(mine.weights, theirs.weights, atol=1e-6, rtol=0)
 
@@ -106,6 +117,5 @@ class Memory(nn.Module):
 
 
 def test_keys_in_another_order_are_shown_at_their_places():
-    order = torch.tensor([3, 1, 0, 6, 2, 4, 5])
-    (placed,), (plain,) = (observe(Memory(each), heads=1)[1] for each in (order, torch.arange(COUNT)))
+    (placed,), (plain,) = in_two_orders(Memory)
     torch.testing.assert_close(placed.weights, plain.weights, atol=1e-6, rtol=0)

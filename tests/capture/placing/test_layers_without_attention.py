@@ -6,15 +6,9 @@ import transformers as hf
 from torch import nn
 
 from attnscope.capture import Keep, RowSums, recording
-from tests.capture.placing.ways import COUNT, SIZE, TALK, Nested, Stream, attend, talk
+from tests.capture.observing import observe
+from tests.capture.placing.ways import SIZE, STATES, TALK, Nested, Stream, attend, talk
 from tests.capture.tiny import FAMILIES, inputs
-
-
-def record_of(model, *given, **named):
-    """The record of one pass."""
-    with torch.inference_mode(), recording(model.eval()) as record:
-        model(*given, **named)
-    return record
 
 
 def jamba():
@@ -38,7 +32,7 @@ def jamba():
 
 
 def test_a_hybrid_keeps_its_layer_numbers():
-    record = record_of(jamba(), input_ids=torch.randint(1, 99, (1, 6)))
+    record, *_ = observe(jamba(), input_ids=torch.randint(1, 99, (1, 6)))
     assert [(site.site.name, site.site.layer) for site in record.sites] == [("layers.2.self_attn", 2)]
     assert [(layer.name, layer.layer) for layer in record.without_attention] == [
         ("layers.0", 0),
@@ -50,7 +44,7 @@ def test_a_hybrid_keeps_its_layer_numbers():
 
 def test_a_model_without_attention_says_what_it_has():
     config = hf.FNetConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, intermediate_size=32)
-    record = record_of(hf.FNetModel._from_config(config), input_ids=torch.randint(1, 99, (1, 6)))
+    record, *_ = observe(hf.FNetModel._from_config(config), input_ids=torch.randint(1, 99, (1, 6)))
     assert record.sites == []
     assert [layer.layer for layer in record.without_attention] == [0, 1]
     assert {layer.reason for layer in record.without_attention} == {
@@ -61,7 +55,7 @@ def test_a_model_without_attention_says_what_it_has():
 def test_a_model_that_attends_everywhere_has_no_layer_without_attention():
     for name in ("bert", "gpt-oss", "t5", "vit"):
         family = FAMILIES[name]
-        assert record_of(family.build(), **inputs(family.inputs)).without_attention == []
+        assert observe(family.build(), **inputs(family.inputs))[0].without_attention == []
 
 
 def test_row_sums_show_the_sink_that_no_token_owns():
@@ -187,14 +181,14 @@ LAYERS = {  # a model, the modules that attend with their layers, and the layers
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_keep_their_numbers_and_those_that_do_not_attend_are_named(name):
     made, attending, named = LAYERS[name]
-    record = record_of(made(), torch.randn(2, COUNT, SIZE))
+    record, *_ = observe(made(), STATES)
     assert [(site.site.name, site.site.layer) for site in record.sites] == attending
     assert [(layer.name, layer.layer) for layer in record.without_attention] == named
 
 
 def test_an_unknown_mixer_is_named_by_its_class():
     model = Nested(*([Averaging(), nn.LayerNorm(SIZE)] for _ in range(2)))
-    record = record_of(model, torch.randn(2, COUNT, SIZE))
+    record, *_ = observe(model, STATES)
     assert {layer.reason for layer in record.without_attention} == {
         "no softmax in it weighed values (Averaging)"
     }

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnscope.capture import Keep, recording
 from attnscope.capture.lineage.layout import JOINED
 from attnscope.capture.placing import mixing as why
 from attnscope.capture.placing.without_attention import POOLED
@@ -12,6 +11,7 @@ from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING
 
 TEXTS, SIZE, HEADS, COUNT = 2, 16, 4, 7
 EACH = SIZE // HEADS
+STATES = torch.randn(TEXTS, COUNT, SIZE)
 
 
 class Stream(nn.Module):
@@ -394,17 +394,3 @@ NAMED = [
     (mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v), MAPPED),
     (mapped(F.scaled_dot_product_attention), MAPPED),
 ]
-
-
-def observe(model, heads=HEADS):
-    """The record of one pass that went well, and its maps; the model's output is its own."""
-    torch.manual_seed(0)
-    model, keep, states = model.eval(), Keep(lambda site: range(heads)), torch.randn(TEXTS, COUNT, SIZE)
-    with torch.inference_mode():
-        torch.manual_seed(1)
-        plain = model(states)
-        torch.manual_seed(1)
-        with recording(model, [keep], warn=False) as record:
-            assert torch.equal(model(states), plain)
-    assert not record.failures
-    return record, keep.maps

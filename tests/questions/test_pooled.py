@@ -5,21 +5,19 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2Model
 
 import attnscope
 from attnscope.axes import coarsen_axis, group_places, places
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.kept import WeightsFile
-from attnscope.models.module import wrap_module
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview
 from attnscope.views import CELLS
 from tests.models.folders import eager, gpt2
 
-TOKENS, LONG = 700, 600
+TOKENS = 700
 WORDS = "The cat sat on the mat because it was tired, and words look back at words. " * 90
 
 
@@ -130,38 +128,22 @@ def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_pa
     assert group_places(places(read.prepared.replay.attentions[0].keys)).places == layer.keys
 
 
-@pytest.fixture(scope="module")
-def random_model():
-    torch.manual_seed(0)
-    config = GPT2Config(n_layer=2, n_head=3, n_embd=24, n_positions=LONG, vocab_size=50, use_cache=False)
-    module = GPT2Model(config).eval()
-    ids = torch.randint(50, (1, LONG))
-    model = wrap_module(module, None, None, "gpt2")
-    return module, model, model.prepare_tensors({"input_ids": ids})
-
-
-def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(random_model):
-    module, model, prepared = random_model
+def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(model, prepared, whole):
     result = overview(model, prepared, Selection())
     assert {site.kernel for site in result.record.sites} == {"fused pass"}
-    module.set_attn_implementation("eager")
-    with torch.no_grad():
-        eager = module(**prepared.inputs, output_attentions=True).attentions
-    module.set_attn_implementation("sdpa")
     coarse = coarsen_axis(prepared.tokens, most=CELLS, even=True)
     (grid,) = result.grids.values()
-    for layer, weights in enumerate(eager):
-        expected = coarse.averaging() @ weights[0].numpy() @ coarse.summing().T
+    for layer, weights in enumerate(whole):
+        expected = coarse.averaging() @ weights @ coarse.summing().T
         shown = grid.layers[layer].values
         np.testing.assert_allclose(np.where(shown > 0, shown, 0), expected, atol=1e-5)
     figures = [head.figures["entropy"].value for head in result.heads]
-    rows = torch.cat(eager)[:, :, 1:].double()  # the first row has one key, and is not counted
+    rows = torch.from_numpy(whole)[:, :, 1:].double()  # the first row has one key, and is not counted
     entropies = torch.special.entr(rows).sum(-1).mean(-1).flatten()
     np.testing.assert_allclose(figures, entropies, atol=1e-4)
 
 
-def test_the_models_own_kernel_runs_where_that_is_asked_for(random_model):
-    _, model, prepared = random_model
+def test_the_models_own_kernel_runs_where_that_is_asked_for(model, prepared):
     result, fused = (overview(model, prepared, Selection(), exact_kernel=exact) for exact in (True, False))
     assert {site.kernel for site in result.record.sites} == {"sdpa"}
     for one, other in zip(result.grids["decoder"].layers, fused.grids["decoder"].layers, strict=True):

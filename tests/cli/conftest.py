@@ -24,6 +24,7 @@ def remembered(request, monkeypatch):
 
 MADE = {
     "causal_folder": folders.gpt2,
+    "chat_folder": folders.chat,
     "pair_folder": folders.t5,
     "vit": lambda path: images.vision(path, "vit"),
     "llava": lambda path: vision_language(path, "llava"),

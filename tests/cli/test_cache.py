@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import transformers
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
@@ -22,7 +21,6 @@ from attnscope.cli.options import ModelOptions, SourceOptions, WeighedModelOptio
 from attnscope.cli.source import SourceInput
 from attnscope.models import identity
 from attnscope.storage import cache
-from tests.models import folders
 from tests.models.images import picture
 from tests.storage.trace.test_hostile import LIES
 
@@ -88,17 +86,6 @@ def answers(ran) -> dict:
 
 
 CHAT = json.dumps([{"role": "system", "content": "The dog sat."}, {"role": "user", "content": TEXT}])
-TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory):
-    """A model with a template of chats."""
-    folder = folders.gpt2(tmp_path_factory.mktemp("talker"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +102,14 @@ LOOKS = {
     "stats TEXT|stats TEXT --by-position previous|stats TEXT --rows 1-3|stats TEXT --weigh zeroing|"
     "compare TEXT|compare TEXT --head 1|compare TEXT L0H0 L1H1|compare TEXT --with-text DOG|"
     "compare TEXT --with-text DOG --head L0H1|compare TEXT --with-text DOG --weigh norm|"
-    "compare TEXT --with-model @talker|check 'L0H0.entropy > 0' --text TEXT|find 'sat -> cat' TEXT|"
+    "compare TEXT --with-model @chat_folder|check 'L0H0.entropy > 0' --text TEXT|find 'sat -> cat' TEXT|"
     "spans 'The cat sat. It slept.'|spans TEXT --generate 3 --written|"
     "spans '[[cat: The cat sat.]] [[dog: It ran.]]' --by marks|flow TEXT",
     "-f @long --truncate": "show --head L1H0|stats|stats --exact-kernel|compare --head 1",
     "-f @long --truncate --exact-kernel": "spans",
     "": f"{SAID} --head 'cross L0H1'|{HEARD}|spans TEXT --audio @tone -m @whisper --by segment",
     "--audio @tone -m @hubert": "show|show --token '0.32 s'|stats --from-second 0.5",
-    "--chat -m @talker": "show TEXT --head L0H1|spans CHAT --by role|spans CHAT --by role --generate 3",
+    "--chat -m @chat_folder": "show TEXT --head L0H1|spans CHAT --by role|spans CHAT --by role --generate 3",
     "--image @drawing -m @llava": "find 'mat -> image' ABOUT|show ABOUT --image @drawing",
 }
 
@@ -610,9 +597,9 @@ def test_the_page_of_a_sound_is_the_same_from_its_trace(run, tmp_path, fill, ask
 
 
 @pytest.mark.parametrize("more", [[], ["--generate", "3"]], ids=["read", "written"])
-def test_a_chat_is_cut_by_roles_from_its_trace(run, tmp_path, talker, more):
+def test_a_chat_is_cut_by_roles_from_its_trace(run, tmp_path, chat_folder, more):
     file = tmp_path / "chat.trace"
-    given = ["spans", CHAT, "--chat", "--by", "role", "-m", talker, *more]
+    given = ["spans", CHAT, "--chat", "--by", "role", "-m", chat_folder, *more]
     live = run(*given, "--json", "--keep", file)
     there = run.json("spans", "--from", file, "--by", "role")
     expected = json.loads(live.out)

@@ -6,7 +6,6 @@ import shlex
 
 import numpy as np
 import pytest
-import transformers
 
 from tests.models import folders
 from tests.models.folders import minilm
@@ -134,26 +133,11 @@ def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
     ]
 
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def chat_folder(tmp_path_factory):
-    folder = folders.gpt2(tmp_path_factory.mktemp("chat"), n_positions=128)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, chat_folder):
     asked = ("--chat", "--system", "Be a mat.", "--head", "L0H0", "--json")
     command = ["show", "The cat", "-m", chat_folder, *asked]
     read = "".join(json.loads(run(*command).out)["queries"])
-    assert read.startswith("<|im_start|>system")
+    assert read.startswith("<|system|>")
     assert read.index("mat") < read.index("user")
     assert "assistant" not in read
     written = json.loads(run(*command, "--generate", "4").out)
@@ -161,12 +145,9 @@ def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, cha
     assert any("generated 4 tokens" in note for note in written["notes"])
 
 
-def test_a_template_that_refuses_is_quoted(run, chat_folder, tmp_path):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(chat_folder)
-    tokenizer.chat_template = "{{ raise_exception('only about dogs') }}"
-    transformers.AutoModelForCausalLM.from_pretrained(chat_folder).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    run("show", "The cat", "-m", tmp_path, "--chat").refuses("refuses this: only about dogs")
+def test_a_template_that_refuses_is_quoted(run, tmp_path):
+    folder = folders.chat(tmp_path / "chat", "{{ raise_exception('only about dogs') }}")
+    run("show", "The cat", "-m", folder, "--chat").refuses("refuses this: only about dogs")
 
 
 def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_first(run):

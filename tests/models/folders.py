@@ -68,6 +68,20 @@ def gpt2(folder: Path, **changes) -> str:
     return save(folder, transformers.GPT2Model(transformers.GPT2Config(**sizes | changes)), wrapped)
 
 
+CHAT = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+def chat(folder: Path, template: str = CHAT) -> str:
+    """The same model with more positions, and a template of chats."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(folder, n_positions=256))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def t5(folder: Path) -> str:
     """A tiny encoder-decoder model with a unigram tokenizer in SentencePiece's manner."""
     tokenizer = Tokenizer(models.Unigram())

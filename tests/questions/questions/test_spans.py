@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
@@ -329,21 +328,7 @@ def test_a_damaged_line_of_a_log_is_not_taken_for_a_message(text, sentence):
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    path = tmp_path_factory.mktemp("chat")
-    folder = folders.gpt2(path, n_positions=256)
-    with_template(
-        path,
-        "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-    )
-    return folder
-
-
-def with_template(folder, begin):
-    """Put a template before that of a folder's tokenizer."""
-    file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps(config | {"chat_template": begin + config.get("chat_template", "")}))
+    return folders.chat(tmp_path_factory.mktemp("chat") / "chat")
 
 
 def test_roles_come_from_the_chat_template(run, chat):
@@ -411,16 +396,14 @@ def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
     assert run("show", "-f", log, "--line", "6", "--chat", "-m", chat).code == 2
 
 
-def test_tools_and_documents_reach_the_template(run, chat, tmp_path):
-    folder = tmp_path / "tools"
-    shutil.copytree(chat, folder)
-    with_template(
-        folder,
+def test_tools_and_documents_reach_the_template(run, tmp_path):
+    given = (
         "{% for t in tools or [] %}tool {{ t['name'] }} {% endfor %}"
-        "{% for d in documents or [] %}document {{ d['text'] }} {% endfor %}",
+        "{% for d in documents or [] %}document {{ d['text'] }} {% endfor %}"
     )
+    folder = folders.chat(tmp_path / "tools", given + folders.CHAT)
     line = {"messages": SAID[:2], "tools": [{"name": "weather"}], "documents": [{"text": "the mat"}]}
-    spelled = "".join(token.text for token in load(str(folder)).prepare_chat(json.dumps(line)).tokens)
+    spelled = "".join(token.text for token in load(folder).prepare_chat(json.dumps(line)).tokens)
     assert "toolweatherdocumentthemat" in spelled.replace(" ", "")
     log, documents = tmp_path / "log.jsonl", [{"text": "Who slept?"}, {"title": "no text"}]
     log.write_text(json.dumps(line | {"documents": documents, "response": "A cat."}))

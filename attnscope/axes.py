@@ -323,17 +323,11 @@ def shrink(
     rows and columns, 1 by default.
     """
     queries, keys = sizes or ([1] * values.shape[-2], [1] * values.shape[-1])
-    down = averaging(queries, rows)  # [row, query]
+    down = _overlap(tuple(queries), rows) * np.asarray(queries, np.float32)  # [row, query]
+    down /= down.sum(1, keepdims=True)
     across = _overlap(tuple(keys), columns)  # [column, key]
     small = down @ values.astype(np.float32, copy=False) @ across.T
     return small, down @ allowed.astype(np.float32) @ across.T > 1e-6
-
-
-def averaging(sizes: Sequence[int], wanted: int) -> Array:
-    """The matrix that averages rows of these token counts into at most ``wanted`` parts.  -> [part, row]"""
-    averaged = _overlap(tuple(sizes), wanted) * np.asarray(sizes, np.float32)
-    averaged /= averaged.sum(1, keepdims=True)
-    return averaged
 
 
 @lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnscope.attention import Head, Kind
@@ -189,8 +189,14 @@ def plain(value: Any) -> Any:
     """A value as data for JSON: records and mappings as objects, sequences and arrays as lists."""
     if isinstance(value, Head):
         return value.name
-    if hasattr(type(value), "__sentence__"):
-        return dict(_entries(value))
+    kind: Any = type(value)
+    if hasattr(kind, "__sentence__"):
+        data = {}
+        for way, _, meaning in members(kind):
+            found = reduce(getattr, way, value)
+            if not (meaning.optional and found is None):
+                data[meaning.name or way[-1]] = (meaning.plain or plain)(found)
+        return data
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -201,16 +207,6 @@ def plain(value: Any) -> Any:
 def rounded(values: Any) -> Any:
     """An array as nested lists, rounded to significant digits."""
     return values.astype(float).round(7).tolist()
-
-
-def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    kind: Any = type(value)
-    for way, _, meaning in members(kind):
-        found = value
-        for name in way:
-            found = getattr(found, name)
-        if not (meaning.optional and found is None):
-            yield meaning.name or way[-1], (meaning.plain or plain)(found)
 
 
 def csv_rows(records: Iterable[Any]) -> Iterator[Sequence[object]]:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.console import Console
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # what loads torch or matplotlib is imported when it is asked
 
     from attnscope.questions.cause import How
     from attnscope.questions.patching import What
+
+T = TypeVar("T")
 
 
 class Display:
@@ -238,11 +240,12 @@ def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
     return [head_of(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
 
 
-def _need_texts(asked: tuple[object, ...], example: str) -> None:
-    """Raise ``SelectionError`` for arguments that are not texts."""
+def _parsed(asked: tuple[str, ...], parse: Callable[[str], Iterable[T]], example: str) -> list[T]:
+    """What the texts ask for. Raises ``SelectionError`` for arguments that are not texts."""
     for each in asked:
         if not isinstance(each, str):
             raise SelectionError(f"{each!r} is no text: write {example}")
+    return [one for each in asked for one in parse(each)]
 
 
 @dataclass(eq=False, repr=False)
@@ -356,8 +359,7 @@ class Run(Display):
         """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``."""
         from attnscope.questions.find import find_heads, of_found, parse_questions
 
-        _need_texts(questions, "a question, like 'it -> cat'")
-        asked = [question for each in questions for question in parse_questions(each)]
+        asked = _parsed(questions, parse_questions, "a question, like 'it -> cat'")
         return Drawing(of_found(find_heads(*self._given, asked, _select())), cmap)
 
     @contextmanager
@@ -387,8 +389,7 @@ class Run(Display):
         from attnscope.questions.cause import cut, of_intervention
         from attnscope.questions.find import parse_questions
 
-        _need_texts(edges, "an edge, like 'it -> cat'")
-        asked = [question for each in edges for question in parse_questions(each)]
+        asked = _parsed(edges, parse_questions, "an edge, like 'it -> cat'")
         with self._model_at_rest() as (model, request):
             prepared, heads = request.prepare(model), _heads(head)
             among = (replace(request, text=each).prepare(model) for each in texts)
@@ -469,8 +470,7 @@ class Run(Display):
 
     def check(self, *claims: str) -> tuple[Verdict, ...]:
         """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
-        _need_texts(claims, "a claim, like 'L2H1.previous > 0.9'")
-        asked = [claim(each) for each in claims]
+        asked = _parsed(claims, lambda each: [claim(each)], "a claim, like 'L2H1.previous > 0.9'")
         names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
         heads = measure_heads(*self._given, _select(), names=names).heads
         return tuple(each.judge(heads) for each in asked)

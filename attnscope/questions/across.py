@@ -21,7 +21,7 @@ from attnscope.questions import compare
 from attnscope.questions.answer import Answer
 from attnscope.questions.compare import CELLS, Choosing, evenly, head_rows
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, selected_sites
+from attnscope.questions.sentences import kind_title, name_pass, quote_text, selected_sites
 from attnscope.records import Meaning, Notes, csv_rows, derived, record, rounded
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, head_map, heatmap
 from attnscope.views.heads import AlignedTexts, DistanceMap, Step, distance_map, joint_difference, layer_rows
@@ -229,7 +229,7 @@ def compare_texts(
             change,
             "change",
             title=f"how much each head changes · {name_pass(model, prepared)} and {quote_text(other)}",
-            subtitle=provenance(one.sites),
+            subtitle=one.ran,
             notes=notes,
         ),
         difference=difference,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnscope.attention import Site
 from attnscope.capture import recording
@@ -154,52 +154,6 @@ class Mixer:
     way: Annotated[str | None, Meaning("by what it mixes tokens, where that is known")]
 
 
-def name_mixers(
-    root: nn.Module,
-    paths: Sequence[str],
-    functions: Mapping[str, set[str]],
-    mixing: Mapping[str, set[str]],
-    sites: Sequence[Site],
-    hidden: Mapping[str, str],
-) -> tuple[Mixer, ...]:
-    """The mixers at these paths, each once, by the functions that ran in them and those that mixed tokens.
-
-    A torch module is named by the model's module around it, and a part of a mixer by the whole, if that
-    holds no captured attention. ``hidden`` says why attention that was seen is not shown.
-    """
-    attending = {site.name for site in sites}
-
-    def is_bare(path: str) -> bool:
-        return bool(path) and not any(name == path or is_inside(name, path) for name in attending)
-
-    def only_adds(path: str) -> bool:
-        return any(is_inside(other, path) for other in paths) and functions.get(path, set()) <= INERT
-
-    named: dict[str, Mixer] = {}
-    for path in paths:
-        if only_adds(path):  # what others in it mixed in two ways
-            continue
-        owner = path
-        while is_torchs_own(root.get_submodule(owner)) and is_bare(parent := owner.rpartition(".")[0]):
-            owner = parent
-        if is_torchs_own(root.get_submodule(owner)):
-            owner = path
-        whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
-        if whole not in named:
-            ways = _tell(functions.get(path, set()), mixing.get(path, set()))
-            ways = [BETWEEN_CHANNELS] if hidden.get(path) == CHANNELS else ways
-            module = root.get_submodule(whole)
-            name = type(module).__name__
-            if whole and not is_torchs_own(module):  # a whole model's name tells what is in it
-                ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
-                if is_bare(whole) and ATTENTION.search(name) and (not ways or ways[0] in ARITHMETIC):
-                    ways = [MISSED]
-            numbers = [int(part) for part in whole.split(".") if part.isdigit()]
-            layer = numbers[0] if len(numbers) == 1 else None
-            named[whole] = Mixer(whole, name, layer, next(iter(ways), None))
-    return tuple(named.values())
-
-
 def _tell(ran: set[str], mixed: set[str]) -> list[str]:
     """The kinds of the functions that mixed tokens; a product may be part of another kind around it."""
     steps = _ways(mixed, STEPS)
@@ -272,13 +226,11 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
         raise InputError("an audit runs the model again: give a text, not a recorded pass")
     search = Search(model, prepared)
     paths = search.find()
-    ran, mixed = search.first.functions, search.find_functions(paths, Setup(search.held))
+    mixed = search.find_functions(paths, Setup(search.held))
     untold = [path for path in paths if path not in mixed]  # what they chose by is frozen by now
     for setup in {search.mixers[path] for path in untold}:
         mixed |= search.find_functions([path for path in untold if search.mixers[path] == setup], setup)
-    return Audit(
-        search.sites, name_mixers(search.module, paths, ran, mixed, search.sites, search.first.hidden)
-    )
+    return Audit(search.sites, search.name(paths, mixed))
 
 
 class Setup(NamedTuple):
@@ -350,9 +302,46 @@ class Search:
         if paths:
             self.first.begin()
             self._run(self.prepared, Freeze(self.module, self.first, setup.held, steps=steps))
-            steps.keeps = False
+            steps.moves.keeps = False
             self._try(setup, steps)
         return steps.find_mixing()
+
+    def name(self, paths: Sequence[str], mixing: Mapping[str, set[str]]) -> tuple[Mixer, ...]:
+        """The mixers at these paths, each once, by the functions that ran in them or mixed tokens there.
+
+        A torch module is named by the model's module around it, and a part of a mixer by the whole, if that
+        holds no captured attention.
+        """
+        root, functions = self.module, self.first.functions
+        attending = {site.name for site in self.sites}
+
+        def is_bare(path: str) -> bool:
+            return bool(path) and not any(name == path or is_inside(name, path) for name in attending)
+
+        named: dict[str, Mixer] = {}
+        for path in paths:
+            ran = functions.get(path, set())
+            if ran <= INERT and any(is_inside(other, path) for other in paths):
+                continue  # it only adds what others in it mixed in two ways
+            owner = path
+            while is_torchs_own(root.get_submodule(owner)) and is_bare(parent := owner.rpartition(".")[0]):
+                owner = parent
+            if is_torchs_own(root.get_submodule(owner)):
+                owner = path
+            whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
+            if whole not in named:
+                ways = _tell(ran, mixing.get(path, set()))
+                ways = [BETWEEN_CHANNELS] if self.first.hidden.get(path) == CHANNELS else ways
+                module = root.get_submodule(whole)
+                name = type(module).__name__
+                if whole and not is_torchs_own(module):  # a whole model's name tells what is in it
+                    ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
+                    if is_bare(whole) and ATTENTION.search(name) and (not ways or ways[0] in ARITHMETIC):
+                        ways = [MISSED]
+                numbers = [int(part) for part in whole.split(".") if part.isdigit()]
+                layer = numbers[0] if len(numbers) == 1 else None
+                named[whole] = Mixer(whole, name, layer, next(iter(ways), None))
+        return tuple(named.values())
 
     def _distinct(self) -> list[Perturbation]:
         """One perturbation per token: for a patch, its first pixel."""

@@ -105,15 +105,12 @@ class Moves:
     ``reached`` those where any number changed.
     """
 
+    keeps: bool = True  # the first pass runs
     before: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
     moved: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
     mixed: set[CallEnd] = field(default_factory=set)
     unclear: set[CallEnd] = field(default_factory=set)
     reached: set[CallEnd] = field(default_factory=set)
-
-    def keep(self, place: CallEnd, value: Any) -> None:
-        """Record the numbers of the first pass, copied: models write into their tensors."""
-        self.before[place] = [tensor.clone() for tensor in find_tensors(value)]
 
     def forget(self) -> None:
         """Start over: nothing has changed yet."""
@@ -121,8 +118,11 @@ class Moves:
             group.clear()
 
     def compare(self, place: CallEnd, value: Any) -> list[Tensor]:
-        """Where the numbers changed in this pass, tensor by tensor; nothing if shapes differ."""
+        """Where the numbers changed, tensor by tensor; nothing in the first pass, or if shapes differ."""
         before, now = self.before.get(place), [*find_tensors(value)]
+        if self.keeps:
+            self.before[place] = [tensor.clone() for tensor in now]  # models write into their tensors
+            return []
         if before is None or [tensor.shape for tensor in before] != [tensor.shape for tensor in now]:
             self.unclear.add(place)
             return []
@@ -211,11 +211,6 @@ class FunctionSteps:
     paths: Collection[str]
     moves: Moves = field(default_factory=Moves)
     names: dict[tuple[str, int], str] = field(default_factory=dict)
-    keeps: bool = True
-
-    def look(self, place: CallEnd, value: Any) -> None:
-        """Keep or compare what a function was given, or made."""
-        (self.moves.keep if self.keeps else self.moves.compare)(place, value)
 
     def find_mixing(self) -> dict[str, set[str]]:
         """The names of those with inputs of single tokens and mixed outputs, by module."""
@@ -304,7 +299,8 @@ class Freeze(TorchFunctionMode):
         steps: FunctionSteps | None = None,
     ) -> None:
         super().__init__()
-        self.root, self.first, self.keeps = root, first, held is None
+        self.root, self.first = root, first
+        self.keeps = first.moves.keeps = held is None
         self.fresh, self.number, self.steps = fresh, number, steps
         self.held = {*(held or ()), *first.modules}
         self.footprint: Tensor | None = None
@@ -382,11 +378,11 @@ class Freeze(TorchFunctionMode):
         self._steps[path] += 1
         steps.names[path, place.call] = name
         with self._working():
-            steps.look(place, given)
+            steps.moves.compare(place, given)
 
         def leave(result: Any) -> None:
             with self._working():  # functions may write into their inputs
-                steps.look(place._replace(end="out"), (result, given))
+                steps.moves.compare(place._replace(end="out"), (result, given))
 
         return leave
 
@@ -447,9 +443,7 @@ class Freeze(TorchFunctionMode):
             place = CallEnd(path, self._modules[path], "in")
             self._modules[path] += 1
             with self._working():
-                moved = [] if self.keeps else self.first.moves.settle(place, (args, kwargs))
-                if self.keeps:
-                    self.first.moves.keep(place, (args, kwargs))
+                moved = self.first.moves.settle(place, (args, kwargs))
             self._frames.append(ModuleFrame(place, moved))
 
         return enter
@@ -458,9 +452,6 @@ class Freeze(TorchFunctionMode):
         frame = self._frames.pop()
         place = frame.place._replace(end="out")
         with self._working():
-            if self.keeps:
-                self.first.moves.keep(place, output)
-                return None
             moved = self.first.moves.compare(place, output)
             before = self.first.moves.before.get(place, [])
             now = [*find_tensors(output)]

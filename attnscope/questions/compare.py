@@ -15,7 +15,7 @@ from torch import Tensor
 from attnscope import comparison
 from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Place, Weights
-from attnscope.capture import Observer, Record, SiteRecord
+from attnscope.capture import Observer, Record
 from attnscope.capture.observers import Rows, Sample, Sampled, SharedRows
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
@@ -162,15 +162,8 @@ class HeadRows:
     rows: Tensor  # float32, [head, row, key]
     of: int
     record: Record
+    ran: str  # what the rows come from, in words
     notes: tuple[str, ...]
-
-    @property
-    def sites(self) -> list[SiteRecord]:
-        """The calls that the rows come from."""
-        layers = {head.layer for head in self.heads}
-        return [
-            site for site in self.record.sites if site.site.kind == self.kind and site.site.layer in layers
-        ]
 
 
 Choosing: TypeAlias = Callable[[Attention], Rows]
@@ -212,6 +205,8 @@ def head_rows(
         for kept in maps
         for head in selection.heads(kept.site, counts[kept.site]) or ()
     )
+    layers = {head.layer for head in heads}
+    ran = [site for site in record.sites if site.site.kind == kind and site.site.layer in layers]
     aside = []
     others_run = [other for other in kinds_of(counts) if other != kind]
     if selection.kind is None and others_run:
@@ -224,6 +219,7 @@ def head_rows(
         rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
         of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
         record=record,
+        ran=provenance(ran),
         notes=(*record.notes, *aside, *oddities(maps)),
     )
 
@@ -340,9 +336,8 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextD
     if len(result.heads) > MOST_COMPARED:
         said = f"at most {MOST_COMPARED:,} heads are compared, and these are {len(result.heads):,}"
         raise SelectionError(f"{said}: pick some with --layer")
-    notes = (*prepared.notes, *result.notes)
-    spread, ran = comparison.measure_distances(result.rows), provenance(result.sites)
-    return TextDistances(result.kind, result.heads, spread, result.of, notes, ran)
+    spread, notes = comparison.measure_distances(result.rows), (*prepared.notes, *result.notes)
+    return TextDistances(result.kind, result.heads, spread, result.of, notes, result.ran)
 
 
 def note_certainty(

@@ -91,15 +91,14 @@ AttentionInterface.register("by_mask", by_mask)
 def folder_of(name, path, tokens):
     """A model whose heads look at something: its weights are large."""
     read = gpt2(path / "gpt2", n_positions=tokens)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(read)
     if name == "gpt2":
         module = transformers.AutoModelForCausalLM.from_pretrained(read)
         with torch.no_grad():
             for weights in module.parameters():
                 weights.mul_(1 if weights.ndim == 1 else 5)
-        module.save_pretrained(path / "large")
-        tokenizer.save_pretrained(path / "large")
-        return str(path / "large")
+        module.save_pretrained(read)
+        return read
+    tokenizer = transformers.AutoTokenizer.from_pretrained(read)
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=tokens,

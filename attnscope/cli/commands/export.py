@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnscope.cli import options
 from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, refuse, tell_retired, write
@@ -15,9 +12,6 @@ from attnscope.cli.options import parse_numbers, select
 from attnscope.cli.source import read_source
 from attnscope.cli.waiting import notify, stop, warn
 from attnscope.errors import OutputError
-
-if TYPE_CHECKING:
-    from attnscope.storage.folder import ExportPlan
 
 
 class ExportedHeads(options.LayerOptions):
@@ -72,7 +66,7 @@ def export(
     refuse(no_token, "--keep-mass", "only valid with --token")
     given = read_source(source, model)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
-    from attnscope.storage.folder import ExportPlan, refuse_existing
+    from attnscope.storage.folder import ExportPlan, count_unfinished, refuse_existing
 
     heads = parse_numbers(attention.heads, "--heads")
     try:
@@ -84,35 +78,26 @@ def export(
     from attnscope.render.export import save_export
 
     selection = select(attention, axes, token=attention.token)
-    with given.reading(saving=True) as (loaded, prepared), _going_on(output.out, contents):
-        done = save_export(
-            loaded,
-            prepared,
-            selection,
-            output.out,
-            formats=formats,
-            heads=contents.heads,
-            **vars(picture),
-            force=output.force,
-            mass=attention.keep_mass,
-            command=write("export", source, attention, axes, replace(output, force=False), picture, model),
-        )
+    asked = write("export", source, attention, axes, replace(output, force=False), picture, model)
+    with given.reading(saving=True) as (loaded, prepared):
+        try:
+            done = save_export(
+                *(loaded, prepared, selection, output.out),
+                formats=formats,
+                heads=contents.heads,
+                **vars(picture),
+                force=output.force,
+                mass=attention.keep_mass,
+                command=asked,
+            )
+        except KeyboardInterrupt:
+            held = "nothing unfinished"
+            if (known := count_unfinished(output.out, contents)) is not None:
+                held = f"{known:,} complete files; the same command resumes"
+            stop(f"{output.out} holds {held}")
     for warning in done.warnings:
         warn(warning)
     count = len(done.manifest["files"])
     notify(f"saved {count:,} file{'s' * (count != 1)} and manifest.json in {output.out}")
     if output.as_json:
         print_answer("export", done.manifest)
-
-
-@contextmanager
-def _going_on(folder: Path, contents: ExportPlan) -> Iterator[None]:
-    """When Ctrl-C stops the command, say what is there and how to complete it."""
-    from attnscope.storage.folder import count_unfinished
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        done = count_unfinished(folder, contents)
-        held = "nothing unfinished" if done is None else f"{done:,} complete files; the same command resumes"
-        stop(f"{folder} holds {held}")

@@ -65,7 +65,7 @@ WORDS = {
 def place(tmp_path_factory):
     """A folder with every file that the commands name, and a tiny model of each sort."""
     place = tmp_path_factory.mktemp("place")
-    for make in (folders.gpt2, folders.t5, folders.mamba, speech.whisper):
+    for make in (folders.gpt2, folders.t5, speech.whisper):
         make(place / make.__name__)
     folders.gpt2(place / "short", n_positions=12)
     speech.encoder(place / "hubert", "hubert")

@@ -3,24 +3,18 @@
 import pytest
 import transformers
 
-from tests.models.folders import gpt2, minilm
+from attnscope.models import load
+from attnscope.questions.info import survey_model
+from tests.models.folders import minilm, save
 
 TINY = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 400, "intermediate_size": 32}
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+@pytest.fixture
+def saved(tmp_path, causal_folder):
     """A function that saves a tiny model with a tokenizer and returns its folder."""
-    start = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(start))
-
-    def save(model):
-        folder = tmp_path_factory.mktemp("model")
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
-
-    return save
+    tokenizer = transformers.AutoTokenizer.from_pretrained(causal_folder)
+    return lambda model: save(tmp_path / "model", model, tokenizer)
 
 
 def test_alike_layers_share_a_line(run):
@@ -65,13 +59,9 @@ def test_rows_with_a_sink_sum_to_less_than_one(run, saved):
     assert "a sink that no token owns" in run("info", folder).out
 
 
-def test_the_attention_implementation_is_as_it_was(tmp_path):
-    from attnscope.models import load
-
-    model = load(gpt2(tmp_path))
+def test_the_attention_implementation_is_as_it_was(causal_folder):
+    model = load(causal_folder)
     before = model.module.config._attn_implementation
-    from attnscope.questions.info import survey_model
-
     survey_model(model, model.prepare("The cat sat."))
     assert model.module.config._attn_implementation == before == "sdpa"
 

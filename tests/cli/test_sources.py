@@ -215,27 +215,23 @@ def written(tmp_path):
     return write
 
 
-def test_an_argument_is_the_text_and_a_second_one_its_pair():
-    assert read("one", None, None, None) == ("one", None)
-    assert read("one", "two", None, None) == ("one", "two")
+READ = [  # a text, a second one, what is in a file, a line of it, and what is read
+    ("one", None, None, None, ("one", None)),
+    ("one", "two", None, None, ("one", "two")),
+    (None, None, "\ufeffSchrödinger\nagain\n".encode(), None, ("Schrödinger\nagain", None)),
+    (None, None, b"first\nleft\tright\n", 1, ("first", None)),
+    (None, None, b"first\nleft\tright\n", 2, ("left", "right")),
+]
 
 
-def test_a_file_is_read_without_its_last_newline_or_byte_order_mark(written):
-    assert read(None, None, written("\ufeffSchrödinger\nagain\n".encode()), None) == (
-        "Schrödinger\nagain",
-        None,
-    )
+@pytest.mark.parametrize(("text", "second", "content", "line", "found"), READ)
+def test_a_text_is_typed_with_its_pair_or_a_file_or_a_line_of_it(written, text, second, content, line, found):
+    assert read(text, second, content and written(content), line) == found
 
 
 def test_a_dash_reads_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
     assert read("-", None, None, None) == ("from a pipe", None)
-
-
-def test_one_line_can_be_picked_and_a_tab_in_it_parts_a_pair(written):
-    path = written(b"first\nleft\tright\n")
-    assert read(None, None, path, 1) == ("first", None)
-    assert read(None, None, path, 2) == ("left", "right")
 
 
 LATIN = "cafe\u00e9".encode("latin-1")

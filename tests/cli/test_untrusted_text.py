@@ -14,7 +14,6 @@ from tokenizers import processors
 
 from attnscope.storage.arrays import read_weights, save_weights
 from tests.models.folders import gpt2
-from tests.models.images import vision
 from tests.test_text import HOSTILE, steering
 
 SIDES = ("queries", "keys")
@@ -93,15 +92,10 @@ def test_nothing_hostile_in_a_corpus_or_its_name_reaches_any_output(form, corpus
     assert not steering(strict.out + strict.err)
 
 
-@pytest.fixture(scope="module")
-def vit_folder(tmp_path_factory):
-    return vision(tmp_path_factory.mktemp("made") / "vit", "vit")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "tiff", "webp"])
-def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_path, run, vit_folder):
-    folder, path = vit_folder, tmp_path / f"{NAME[:20]}.{suffix}"
+def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_path, run, vit):
+    folder, path = vit, tmp_path / f"{NAME[:20]}.{suffix}"
     picture, said, exif = Image.new("RGB", (32, 32), "red"), PngInfo(), Image.Exif()
     for tag in (270, 305, 315, 33432):  # description, software, artist, copyright
         exif[tag] = NAME.encode("utf-8", "replace").decode("latin-1")

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -204,38 +203,6 @@ def require_on_hub(name: str, revision: str | None) -> None:
         ) from None
 
 
-PIP = re.compile(r"pip install ([^`]+)`")  # transformers' install advice, with lines joined
-
-NAMED = re.compile(
-    r"requires (?:the )?(?:🤗 )?([\w.-]+?) library|need to install ([\w.-]+)"
-    r"|([\w.-]+) is (?:required|not installed)"
-)
-"""How it names a package without a pip command."""
-
-BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")  # packages compiled for one release of torch
-
-
-def explain_missing(error: BaseException) -> str | None:
-    """What is not installed, and what to do; ``None`` for any other error."""
-    if not isinstance(error, ImportError):
-        return None
-    root: BaseException = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    message = " ".join(str(root).split())
-    words = [word for command in PIP.findall(message) for word in command.split()]
-    packages = [word for word in words if not word.startswith("-") and "://" not in word]
-    packages = packages or [str(found[found.lastindex or 0]).lower() for found in NAMED.finditer(message)]
-    packages = list(dict.fromkeys(packages))
-    if not packages:
-        name = root.name if isinstance(root, ModuleNotFoundError) else None
-        return None if name is None else f"it needs the Python module {name}: install the package that has it"
-    why = f"it needs {' and '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not installed"
-    fitting = any(package in BUILT_FOR_TORCH for package in packages)
-    release = f", the release that fits torch {version('torch')}" if fitting else ""
-    return f"{why}: pip install {' '.join(packages)}{release}"
-
-
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
 """What a model without a head can still be asked."""
 
@@ -367,12 +334,11 @@ def _explain(name: str, error: Exception) -> str:
     """One sentence on why a model did not load."""
     import transformers
 
-    message, missing = str(error), explain_missing(error)
+    message = str(error)
     unknown = "Unrecognized configuration class" in message
     named = re.search(r"<class '[\w.]*?(\w+)'>", message)  # the config; its bare model may exist
     kind = getattr(transformers, named[1], None) if unknown and named else None
     rows = (
-        (missing is not None, f"{name} cannot be loaded: {missing}"),
         (
             "trust_remote_code" in message,
             f"{name} carries code of its own: read it, then pass --trust-remote-code to run it",

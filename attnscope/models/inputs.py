@@ -1,16 +1,24 @@
-"""What goes into a model, and what it predicts: the data that all kinds of models share."""
+"""What goes into a model, and what it predicts: the data that all kinds of models share.
+
+Labels name positions that are not text: genes, table cells, joints, time steps, nodes of a graph.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from attnscope.attention import Axis, Kind, Token
-from attnscope.axes import HEARD, Array
+from attnscope.axes import GROUPED, HEARD, PICTURED, Array
+from attnscope.errors import InputError
 from attnscope.figures import HeadFigures
 from attnscope.models.text.tokens import Vocabulary
+from attnscope.storage.files import read_lines
 from attnscope.storage.trace.layout import Message
 
 if TYPE_CHECKING:
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
 
 
 Paths: TypeAlias = Path | Sequence[Path]  # one file, or several
+Axes: TypeAlias = Mapping[Kind, tuple[Axis, Axis]]  # of the queries and of the keys of each kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +120,7 @@ class ModelInput:
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
-    axes: Mapping[Kind, tuple[Axis, Axis]]
+    axes: Axes
     tokens: tuple[Token, ...]
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -171,3 +180,131 @@ class Objective(NamedTuple):
 def text_axes(tokens: tuple[Token, ...]) -> dict[Kind, tuple[Axis, Axis]]:
     """The axes of a model that reads one text, causal or not."""
     return {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}
+
+
+COLUMNS = ("label", "group", "special")  # the columns of a table of labels; only the first is required
+YES = ("1", "true", "yes", "special")
+
+
+class Label(NamedTuple):
+    """The label of a position, its group if any, and whether it is special."""
+
+    text: str
+    group: str = ""
+    special: bool = False
+
+
+def read_labels(path: Path) -> tuple[Label, ...]:
+    """A label per line, or a table with the columns label, group, special. Raises ``InputError``."""
+    lines = []
+    for line in read_lines(path):
+        if line.fault:
+            raise InputError(f"{path}, line {line.number:,}: {line.fault}")
+        lines.append(line.text)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
+        raise InputError(f"{path} is empty: write a label a line")
+    header = [name.strip().lower() for name in lines[0].split("\t")]
+    if "label" not in header or not set(header) <= set(COLUMNS):
+        return tuple(Label(line) for line in lines)
+    found = []
+    for number, row in enumerate(csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE), 2):
+        if len(row) != len(header):
+            raise InputError(f"{path}, line {number:,}: it has {len(row)} columns, not {len(header)}")
+        told: Mapping[str, str] = dict(zip(header, row, strict=True))
+        special = told.get("special", "").strip().lower() in YES
+        found.append(Label(told["label"], told.get("group", "").strip(), special))
+    return tuple(found)
+
+
+def tokens_of(labels: Sequence[Label]) -> tuple[Token, ...]:
+    """Labels as tokens; equal ones are the same token; a group precedes its labels."""
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    names = [f"{label.group}{GROUPED}{label.text}" if label.group else label.text for label in labels]
+    return tuple(
+        Token(name, numbers[label], special=label.special, word=place)
+        for place, (name, label) in enumerate(zip(names, labels, strict=True))
+    )
+
+
+def relabel(axis: Axis, tokens: tuple[Token, ...]) -> Axis:
+    """An axis with its positions labelled; ids that were read stay."""
+    if len(axis) != len(tokens):
+        return axis
+    if isinstance(axis, range):
+        return tokens
+    return tuple(replace(label, id=token.id) for token, label in zip(axis, tokens, strict=True))
+
+
+def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
+    """A model's input with its positions labelled. Raises ``InputError`` for another number of them."""
+    tokens = tokens_of(labels)
+    axes: dict[Kind, tuple[Axis, Axis]] = {
+        kind: (relabel(queries, tokens), relabel(keys, tokens))
+        for kind, (queries, keys) in prepared.axes.items()
+    }
+    if axes and axes == prepared.axes:
+        counts = sorted({len(each) for two in axes.values() for each in two})
+        known = " or ".join(f"{count:,}" for count in counts)
+        raise InputError(f"there are {len(tokens):,} labels, and {known} positions")
+    named = relabel(prepared.tokens, tokens)
+    assert not isinstance(named, range)
+    return replace(prepared, axes=axes or text_axes(tokens), tokens=named or tokens)
+
+
+def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Picture, ...]]:
+    """Axes on which labels that name an image become its patches; and the images with them.
+
+    The grid is the one nearest to the image's shape. Raises ``InputError``.
+    """
+    known = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
+    pictures, patches, first = list[Picture](), dict[str, tuple[Token, ...]](), PICTURED
+    for name, image in images.items():
+        pixels, count = _read_image(name, image), sum(token.text == name for token in known)
+        if not count:
+            raise InputError(f"no token is {name!r}: name it once a patch, tokens=['arm', *[{name!r}] * 300]")
+        high, wide = pixels.shape[:2]
+        able = [rows for rows in range(1, count + 1) if count % rows == 0]
+        rows = min(able, key=lambda rows: abs(np.log(rows * rows * wide / (count * high))))
+        grid = rows, count // rows
+        patches[name] = tuple(
+            Token(f"{name}{GROUPED}{at // grid[1]},{at % grid[1]}", first + at) for at in range(count)
+        )
+        pictures.append(Picture(pixels, grid, patches[name], name=name))
+        first += count
+
+    def place(axis: Axis) -> Axis:
+        left = {name: iter(tokens) for name, tokens in patches.items()}
+        return axis if isinstance(axis, range) else tuple(next(left.get(t.text, iter(())), t) for t in axis)
+
+    return {kind: (place(queries), place(keys)) for kind, (queries, keys) in axes.items()}, tuple(pictures)
+
+
+def images_of_pass(images: Mapping[str, Any], number: int, count: int) -> dict[str, Any]:
+    """Each camera's image in one of several passes. Raises ``InputError``."""
+    found = {}
+    for name, image in images.items():
+        each = image if isinstance(image, list) else [image] * count
+        if len(each) != count:
+            passes = "there was 1 pass" if count == 1 else f"there were {count:,} passes"
+            raise InputError(f"{name} has {len(each):,} images, and {passes}: give one for each")
+        found[name] = each[number]
+    return found
+
+
+def _read_image(name: str, image: Any) -> Array:
+    """An array, a tensor or a PIL image, channels first or last, as bytes.  -> [row, column, 3]"""
+    array: Array = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
+    array = array[0] if array.ndim == 4 and len(array) == 1 else array
+    if array.ndim == 3 and array.shape[0] == 3 != array.shape[-1]:
+        array = np.moveaxis(array, 0, -1)
+    if array.ndim != 3 or array.shape[-1] != 3 or not array.size:
+        raise InputError(f"the image {name} has the shape {list(array.shape)}: give [row, column, 3]")
+    if array.dtype == np.uint8:
+        return array
+    if not (array.min() >= 0 and array.max() <= 1):
+        raise InputError(
+            f"the image {name} has numbers beyond 0 to 1: give it as it was before it was scaled"
+        )
+    return np.asarray(np.rint(255 * array), np.uint8)

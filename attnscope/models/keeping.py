@@ -2,44 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
-from itertools import starmap
+from itertools import pairwise, starmap
 from typing import TYPE_CHECKING, Any
 
-from attnscope.attention import Attention, Axis, Kind
-from attnscope.axes import coarsen_axis
+import numpy as np
+
+from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource
+from attnscope.axes import Array, coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
 from attnscope.capture.placing.without_attention import why_empty
+from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
+from attnscope.capture.rows.steps import SteppedRows
 from attnscope.errors import InputError, ModelError, SizeError
 from attnscope.fused.fused_pass import FusedPass
+from attnscope.fused.runs import is_plain, opens
 from attnscope.limits import MEASURED_WEIGHTS
 from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.measurement import measure_words
-from attnscope.models.inputs import ModelInput, text_axes
+from attnscope.models.inputs import (
+    Axes,
+    Label,
+    ModelInput,
+    images_of_pass,
+    place_images,
+    text_axes,
+    tokens_of,
+)
 from attnscope.models.kept import TracedModel, has_short_text, is_short
-from attnscope.models.labels import Axes, Label, images_of_pass, place_images, tokens_of
 from attnscope.models.model import Model, find_device
 from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import Trace
-from attnscope.storage.trace.keep import KeepRows
 from attnscope.storage.trace.layout import (
     About,
+    Bias,
     Box,
+    Held,
     Image,
+    Joined,
     Labels,
+    Mask,
+    Stepped,
     TracedCall,
     TraceDescription,
+    TracedRows,
+    TracedScores,
     TracedSound,
+    pack_mask,
     traced_axis,
 )
 from attnscope.storage.trace.replay import replay
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 MOST_PASSES = 16  # most passes of one recording that are held: training may run thousands
@@ -47,6 +67,121 @@ MOST_PASSES = 16  # most passes of one recording that are held: training may run
 
 class UnkeptPass(ModelError):
     """A pass that a trace cannot hold: part of it could not be recorded."""
+
+
+BLOCK = 1 << 24  # cells of a mask requested at a time, if a function makes it
+
+
+@dataclass(eq=False)
+class KeepRows:
+    """Keeps each call in ``calls``: its axes and its rows; equal arrays are stored once.
+
+    Queries, keys and masks are copied: the kernel's own may be overwritten. Weights are kept only if they
+    cannot be recomputed: from queries and keys they come out bit-identical.
+    """
+
+    calls: list[tuple[Axis, Axis, TracedRows]] = field(default_factory=list)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    names: dict[bytes, str] = field(default_factory=dict)
+
+    def observe(self, attention: Attention) -> None:
+        """Keep one call."""
+        queries, keys = attention.queries, attention.keys
+        shape = attention.batch, attention.heads, len(queries), len(keys)
+        self.calls.append((queries, keys, self._rows(attention.read, shape)))
+
+    def hold(self, what: str, array: Array) -> str:
+        """Store an array unless an equal one is stored; returns its name."""
+        digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+        name = self.names.setdefault(digest.digest(), f"{what}.{len(self.names):04}")
+        self.arrays.setdefault(name, array)
+        return name
+
+    def _rows(self, read: RowSource, shape: tuple[int, int, int, int]) -> TracedRows:
+        batch, _, queries, keys = shape
+        if isinstance(read, ScoredRows):
+            return self._scores(read.call)
+        if isinstance(read, JoinedHeads):
+            parts = zip(read.parts, read.counts, strict=True)
+            joined = tuple(self._rows(part, (batch, count, queries, keys)) for part, count in parts)
+            return Joined("heads", joined, read.counts)
+        if isinstance(read, SteppedRows):
+            return self._steps(read, shape)
+        weights = read.weights if isinstance(read, HeldRows) else read.rows(0, queries, None)
+        opened = read.open_keys if isinstance(read, HeldRows) else read.allowed(0, queries)
+        mask = None if opened is None else self._mask(opened, queries, weights.shape[-1])
+        return Held("weights", self._tensor("weights", weights), mask)
+
+    def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> Stepped:
+        """The steps of a generation; a step shares its first keys with the one before if they are equal."""
+        keys = [part.call.key for part in read.calls if isinstance(part, ScoredRows)]
+        longest = max(keys, key=lambda key: key.shape[2], default=None)
+        parts = [
+            self._scores(part.call, longest)
+            if isinstance(part, ScoredRows)
+            else self._rows(part, (*shape[:2], stop - start, shape[3]))
+            for part, (start, stop) in zip(read.calls, pairwise(read.starts), strict=True)
+        ]
+        return Stepped("steps", tuple(parts), read.starts, read.shifts, read.keys)
+
+    def _scores(self, call: AttentionCall, longest: Tensor | None = None) -> TracedScores:
+        queries, keys = call.query.shape[2], call.key.shape[2]
+        begins = None  # the longest keys, where these are their beginning
+        if longest is not None and keys < longest.shape[2] and longest[..., :keys, :].equal(call.key):
+            begins = longest
+        number = isinstance(call.scale, (int, float))
+        return TracedScores(
+            "scores",
+            query=self._tensor("query", call.query),
+            key=self._tensor("key", call.key if begins is None else begins),
+            stop=None if begins is None else keys,
+            scale=float(call.scale) if number else self._tensor("scale", call.scale),
+            biases=tuple(self._bias(bias) for bias in call.biases),
+            masks=tuple(self._mask(mask, queries, keys) for mask in call.masks),
+            diagonal=call.diagonal,
+            softcap=call.softcap,
+            sinks=None if call.sinks is None else self._tensor("sinks", call.sinks),
+        )
+
+    def _bias(self, bias: Tensor) -> Bias:
+        """An additive mask as a boolean one and one number if possible; otherwise all its numbers."""
+        import torch
+
+        bias = _narrow(bias)
+        if is_plain(bias):
+            opened = opens(bias)
+            closed = torch.unique(bias[~opened])
+            if len(closed) < 2:
+                mask = pack_mask(opened.cpu().numpy(), self.hold)
+                closed = closed if len(closed) else bias.new_zeros(1)
+                return Bias(self._tensor("closed", closed.reshape(1, 1, 1, 1)), mask)
+        return Bias(self._tensor("bias", bias), None)
+
+    def _mask(self, mask: OpenKeys, queries: int, keys: int) -> Mask:
+        if not callable(mask):
+            return pack_mask(_narrow(mask).cpu().numpy(), self.hold)
+        step = max(1, BLOCK // keys)
+        blocks = [mask(start, min(queries, start + step)).cpu().numpy() for start in range(0, queries, step)]
+        return pack_mask(np.concatenate(blocks, 2), self.hold)
+
+    def _tensor(self, what: str, tensor: Any) -> str:
+        """Store a copy of a tensor; bfloat16, which NumPy lacks, as its bits."""
+        import torch
+
+        tensor = tensor.detach().cpu().contiguous().clone()
+        bits = tensor.dtype == torch.bfloat16
+        return self.hold(what, tensor.view(torch.int16).numpy().view(np.uint16) if bits else tensor.numpy())
+
+
+def _narrow(mask: Any) -> Any:
+    """A mask with four axes; an axis along which it only repeats itself is cut to one entry."""
+    while mask.ndim < 4:
+        mask = mask[None]
+    for axis, step in enumerate(mask.stride()):
+        if step == 0:
+            mask = mask.narrow(axis, 0, 1)
+    return mask
 
 
 @dataclass(eq=False)

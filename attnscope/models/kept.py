@@ -16,8 +16,17 @@ from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
-from attnscope.models.inputs import WHOLE, Heard, Limit, ModelInput, Objective, Picture
-from attnscope.models.labels import read_labels, relabel, tokens_of
+from attnscope.models.inputs import (
+    WHOLE,
+    Heard,
+    Limit,
+    ModelInput,
+    Objective,
+    Picture,
+    read_labels,
+    relabel,
+    tokens_of,
+)
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.trace import Trace

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnscope.errors import InputError
-from attnscope.models.inputs import Chat, Limit, ModelInput, SoundPart
-from attnscope.models.labels import label_input, read_labels
+from attnscope.models.inputs import Chat, Limit, ModelInput, SoundPart, label_input, read_labels
 from attnscope.models.model import Model
 from attnscope.models.text.tokens import Sampling
 from attnscope.storage.trace.layout import DOCUMENT, Message

@@ -21,8 +21,8 @@ import numpy as np
 from attnscope.attention import Token, tensor_of
 from attnscope.axes import Array
 from attnscope.errors import InputError
+from attnscope.models.inputs import read_labels, relabel, tokens_of
 from attnscope.models.kept import TracedModel, WeightsFile
-from attnscope.models.labels import read_labels, relabel, tokens_of
 from attnscope.storage.files import reading
 from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace import SUFFIX, Trace, read_trace

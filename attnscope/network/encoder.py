@@ -84,8 +84,10 @@ class EncoderConfig:
         return cls(**values)
 
 
-class EncoderLayer(nn.Module):
-    """A layer like ``torch.nn.TransformerEncoderLayer``; ``attention`` replaces its self-attention."""
+class EncoderLayer(nn.TransformerEncoderLayer):
+    """Torch's layer with our attention; ``attention`` replaces it."""
+
+    activation_relu_or_gelu = 0  # never torch's fused kernel, which would do without our attention
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class EncoderLayer(nn.Module):
         bias: bool = True,
         attention: MultiHeadAttention | None = None,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # torch's own would draw the weights of its attention first
         if activation not in FUNCTIONS:
             raise ValueError(f"no activation {activation!r}: there are {', '.join(FUNCTIONS)}")
         self.self_attn = attention or MultiHeadAttention(
@@ -115,34 +117,6 @@ class EncoderLayer(nn.Module):
         self.dropout1 = nn.Dropout(dropout)
         self.dropout2 = nn.Dropout(dropout)
         self.activation = FUNCTIONS[activation]
-
-    def forward(
-        self,
-        src: Tensor,
-        src_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """[token, batch, width], or [batch, token, width] if batch first -> the same"""
-        x = src
-        if self.norm_first:
-            x = x + self._attend(self.norm1(x), src_mask, src_key_padding_mask, is_causal)
-            return x + self._feed_forward(self.norm2(x))
-        x = self.norm1(x + self._attend(x, src_mask, src_key_padding_mask, is_causal))
-        out: Tensor = self.norm2(x + self._feed_forward(x))
-        return out
-
-    def _attend(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor:
-        mixed, _ = self.self_attn(
-            x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=is_causal
-        )
-        dropped: Tensor = self.dropout1(mixed)
-        return dropped
-
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        hidden = self.dropout(self.activation(self.linear1(x)))  # [batch, token, hidden]
-        out: Tensor = self.dropout2(self.linear2(hidden))
-        return out
 
 
 class Encoder(nn.Module):

@@ -178,6 +178,7 @@ def record(
     ...     policy(observation)
     """
     from attnscope.capture import recording
+    from attnscope.models.inputs import place_images
     from attnscope.models.keeping import RecordedPasses, axes_of_texts
 
     run, held, axes, images = Run(), RecordedPasses(), axes_of_texts(tokens), images or {}

@@ -7,7 +7,7 @@ from torch import nn
 
 import attnscope
 from attnscope.errors import InputError
-from attnscope.models.labels import Label, read_labels, tokens_of
+from attnscope.models.inputs import Label, read_labels, tokens_of
 
 TABLE = "label\tgroup\tspecial\nCLS\t\tyes\nTP53\tcycle\t\nCDK1\tcycle\t\nIL6\timmune\t\nTNF\timmune\t\n"
 

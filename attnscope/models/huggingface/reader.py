@@ -21,6 +21,7 @@ from attnscope.models.foreign import explained, refusable
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.models.model import Fit, accepts, find_device
 from attnscope.models.text.tokens import NUMBERS, Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
+from attnscope.storage.files import reading
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -202,22 +203,15 @@ def _opened(path: Path) -> Iterator[Image]:
     """An image file; any failure to read it is an ``InputError``."""
     from PIL import Image, UnidentifiedImageError
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
+    with reading(path, "an image from"), warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
             with Image.open(path, formats=FORMATS) as image:
                 yield image
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder: give an image file") from None
-    except UnidentifiedImageError:
-        raise InputError(f"{path} is not an image: it can be {', '.join(FORMATS)}") from None
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        limit = Image.MAX_IMAGE_PIXELS or 0
-        raise InputError(f"{path} has more than {limit:,} pixels, and is not opened: scale it down") from None
-    except Exception as error:  # a damaged file may raise anything from its decoder
-        raise InputError(f"{path} cannot be read as an image: {first_line(error)}") from error
+        except UnidentifiedImageError:
+            raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
+        except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+            raise ValueError(f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels: scale it down") from None
 
 
 def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__call__") -> ModelInput:

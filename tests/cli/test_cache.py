@@ -22,7 +22,7 @@ from attnscope.cli.source import SourceInput
 from attnscope.models import identity
 from attnscope.storage import cache
 from tests.models.images import picture
-from tests.storage.trace.test_hostile import LIES
+from tests.storage.test_trace import LIES
 
 TEXT = "The cat sat on the mat."
 
@@ -422,7 +422,7 @@ def test_a_damaged_entry_is_replaced(run, looks, entry, name):
     assert len(list(looks.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", list(LIES)[::8])  # tests/storage/trace/test_hostile.py has every one
+@pytest.mark.parametrize("name", list(LIES)[::8])  # tests/storage/test_trace.py has every one
 def test_an_entry_that_lies_is_removed(looks, entry, name):
     key = entry.stem.partition("-")[0]
     forge(entry, LIES[name])

@@ -1,4 +1,6 @@
-"""Positions that are no text have names: genes, table cells, the joints and cameras of a robot."""
+"""Positions that are no text, and weights in files, have names: genes, table cells, joints, cameras."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -6,8 +8,18 @@ import torch
 from torch import nn
 
 import attnscope
+from attnscope.attention import Head
+from attnscope.axes import Weights, places
 from attnscope.errors import InputError
+from attnscope.models import load
 from attnscope.models.inputs import Label, read_labels, tokens_of
+from attnscope.models.kept import WeightsFile
+from attnscope.questions.head import one_head, pick_head
+from attnscope.questions.layers import whole_layers
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import overview
+from attnscope.questions.token import one_token
+from tests.models.folders import gpt2, t5
 
 TABLE = "label\tgroup\tspecial\nCLS\t\tyes\nTP53\tcycle\t\nCDK1\tcycle\t\nIL6\timmune\t\nTNF\timmune\t\n"
 
@@ -154,3 +166,107 @@ def test_weights_from_a_file_are_labelled_too(table, tmp_path):
     prepared = open_file(tmp_path / "heads.npz", table).prepared
     assert [token.text for token in prepared.tokens][1] == "cycle · TP53"
     assert prepared.tokens[0].special
+
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A model with its text, and the file of its weights with the same text, by name of the model."""
+    made = {}
+    folder = tmp_path_factory.mktemp("saved")
+    for name, place in (("own", "own"), ("gpt2", gpt2(folder / "gpt2")), ("t5", t5(folder / "t5"))):
+        model = load(place)
+        prepared = model.prepare(TEXT, "It slept." if name == "t5" else None)
+        whole_layers(model, prepared, Selection()).save(folder / f"{name}.npz")
+        saved = WeightsFile(folder / f"{name}.npz")
+        made[name] = (model, prepared), (saved, saved.prepared)
+    return made
+
+
+@pytest.mark.parametrize("name", ["own", "gpt2", "t5"])
+def test_figures_and_thumbnails_are_those_of_the_model(pair, name):
+    live, saved = (overview(*given, Selection()) for given in pair[name])
+    assert list(live.grids) == list(saved.grids)
+    for kind, grid in live.grids.items():
+        for one, other in zip(grid.layers, saved.grids[kind].layers, strict=True):
+            np.testing.assert_allclose(one.values, other.values, atol=1e-6)
+            np.testing.assert_array_equal(one.masked, other.masked)
+    by_kind = [sorted(seen.heads, key=lambda head: (head.site.kind, head.name)) for seen in (live, saved)]
+    for one, other in zip(*by_kind, strict=True):
+        assert (one.name, one.role and one.role.name) == (other.name, other.role and other.role.name)
+        assert one.absent.keys() == other.absent.keys()
+        for measure, figure in one.figures.items():
+            assert figure.value == pytest.approx(other.figures[measure].value, abs=1e-5), measure
+            assert figure.baseline == pytest.approx(other.figures[measure].baseline, abs=1e-5), measure
+
+
+@pytest.mark.parametrize("changes", [{}, {"words": True}, {"hide_special": True}, {"scale": "row"}])
+def test_a_head_is_the_same_picture(pair, changes):
+    selection = Selection(Head("L1H3"), **changes)
+    live, saved = (one_head(*given, selection).heatmap for given in pair["own"])
+    np.testing.assert_allclose(live.values, saved.values, atol=1e-6)
+    assert live.weights.keys == saved.weights.keys
+    assert (live.title, live.subtitle, live.readings) == (saved.title, saved.subtitle, saved.readings)
+
+
+def test_a_token_is_ranked_alike(pair):
+    live, saved = (one_token(*given, Selection(token="cat")) for given in pair["own"])
+    assert live.title == saved.title
+    assert [bar.label for bar in live.looks_at.bars] == [bar.label for bar in saved.looks_at.bars]
+
+
+def test_it_says_that_a_file_told_it_which_reads_no_text(pair):
+    seen = overview(*pair["own"][1], Selection())
+    assert seen.grids["encoder"].subtitle.endswith("13 tokens · npz, float32, weights as the file has them")
+    with pytest.raises(InputError, match="is a file of weights and reads no text"):
+        pair["own"][1][0].prepare("x")
+
+
+def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_place(tmp_path):
+    maps = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 5))
+    maps[1, 2, 3, 4], maps[1, 2, 0, 0] = np.nan, np.inf
+    np.savez(tmp_path / "odd.npz", maps)
+    saved = WeightsFile(tmp_path / "odd.npz")
+    head = one_head(saved, saved.prepared, "L1H2")
+    assert np.argwhere(head.heatmap.masked).tolist() == [[0, 0], [3, 4]]
+    told = "weights of encoder layer 1 that are not finite numbers: 2, shown as masked"
+    assert told in head.heatmap.notes
+    assert head.figures.role is None
+    assert told in overview(saved, saved.prepared, Selection()).notes
+    token = one_token(saved, saved.prepared, Selection(token="3"))  # one of them is in its row
+    assert told.replace("2", "1") in token.notes
+    other = one_head(saved, saved.prepared, "L1H1")
+    assert not other.heatmap.masked.any()
+    assert other.figures.role is not None
+
+
+def test_one_head_is_taken_out_with_the_mask_that_all_of_them_share():
+    values, allowed = np.random.default_rng(0).random((3, 4, 4)), np.tril(np.ones((4, 4), bool))
+    for mask in (allowed, allowed[None], np.stack([allowed] * 3)):
+        one = pick_head(Weights(values, mask, places(range(4)), places(range(4))), 2)
+        np.testing.assert_array_equal(one.values, values[2])
+        np.testing.assert_array_equal(one.allowed, allowed)
+
+
+def test_negative_weights_are_drawn_with_0_in_the_middle(tmp_path):
+    maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
+    maps[0, 1, 2, 3] = -0.5
+    np.savez(tmp_path / "odd.npz", maps)
+    saved = WeightsFile(tmp_path / "odd.npz")
+    picture = one_head(saved, saved.prepared, "L0H1").heatmap
+    assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-1.0, 1.0), -0.5)
+    assert overview(saved, saved.prepared, Selection()).grids["encoder"].signed
+    assert not one_head(saved, saved.prepared, "L0H0").heatmap.signed
+
+
+def test_weights_of_a_single_token_are_read_without_a_warning(tmp_path, recwarn):
+    torch.set_warn_always(True)  # else torch says it once in a process
+    try:
+        np.savez(tmp_path / "few.npz", **{"cross.00": np.ones((1, 1, 1), np.float32)})
+        saved = WeightsFile(tmp_path / "few.npz")
+        overview(saved, saved.prepared, Selection())
+    finally:
+        torch.set_warn_always(False)
+    assert not [str(each.message) for each in recwarn]

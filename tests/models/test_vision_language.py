@@ -1,4 +1,4 @@
-"""A picture inside a text: every token of it is named by the part of the picture that it stands for."""
+"""A picture inside a text or beside it, and frames of videos: each token is named by what it stands for."""
 
 import copy
 import json
@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from attnscope.attention import Head
-from attnscope.errors import AttnscopeError, InputError
+from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from attnscope.models.inputs import Chat
 from attnscope.questions.head import one_head
 from attnscope.questions.info import survey_model
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
+from tests.models import folders
 from tests.models.images import save_noise
-from tests.models.vision_language import ALL, MORE, NEED_TORCHVISION, NUMBERED, vision_language
+from tests.models.vision_language import ALL, FAMILIES, MORE, NEED_TORCHVISION, NUMBERED, vision_language
+from tests.models.vision_recipes import make_folder, vision_encoder_decoder
 from tests.tools.pictures_in_texts import SIZES, TEXT, eager, identity, states_of, tiling
 
 TEMPLATE = (
@@ -257,3 +260,163 @@ def test_sizes_and_tiles_without_end_are_a_sentence(
     place.write_text(json.dumps(said))
     with pytest.raises(AttnscopeError, match=sentence):
         load(str(folder)).prepare_image(picture, TEXT)
+
+
+VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[*([pytest.mark.torchvision] if name in NEED_TORCHVISION else []),
+                                  *([] if name in ("llava", "llava_next") else [pytest.mark.slow])])
+        for name in FAMILIES
+        if name not in ("idefics2", "mllama")
+    ]
+)  # fmt: skip
+def test_of_two_pictures_each_has_its_own_tokens(name, folder_of, tmp_path):
+    model = load(folder_of(name))
+    paths = [save_noise(tmp_path / "a.png", 90, 120), save_noise(tmp_path / "b.png", 120, 70, seed=1)]
+    before = model.prepare_image(paths, TEXT)
+    assert [picture.name for picture in before.pictures] == ["image 1", "image 2"]
+    kept = states_of(model, before)
+    for number in (0, 1):
+        save_noise(paths[number], *(90, 120) if number == 0 else (120, 70), seed=7)
+        after = model.prepare_image(paths, TEXT)
+        save_noise(paths[number], *(90, 120) if number == 0 else (120, 70), seed=number)
+        moved = (states_of(model, after) - kept).norm(dim=-1) > 1e-6
+        own = {token.text for token, moves in zip(before.tokens, moved.tolist(), strict=True) if moves}
+        placed = {token.text for token in before.tokens if token.id in before.pictures[number].boxes}
+        assert own == placed
+        assert {text.split(" · ")[0] for text in own} <= {f"image {number + 1}", f"thumbnail {number + 1}"}
+
+
+def test_pictures_stand_where_the_text_has_their_signs(folder_of, tmp_path):
+    model = load(folder_of("llava"))
+    paths = [save_noise(tmp_path / "a.png", 56, 56), save_noise(tmp_path / "b.png", 56, 56, seed=1)]
+    names = [token.text for token in model.prepare_image(paths, "left <image> right <image> what").tokens]
+    assert names[:2] == ["left", "image 1 · 0,0"]
+    assert names[17:19] == ["right", "image 2 · 0,0"]
+    assert names[-1] == "what"
+    with pytest.raises(InputError, match="the text has 1 × <image> and there are 2 images"):
+        model.prepare_image(paths, "left <image> right")
+
+
+def test_a_word_lights_both_pictures_on_one_scale(folder_of, tmp_path):
+    model = load(folder_of("llava"))
+    paths = [save_noise(tmp_path / "a.png", 56, 56), save_noise(tmp_path / "b.png", 56, 56, seed=1)]
+    prepared = model.prepare_image(paths, TEXT)
+    seen = one_token(model, prepared, Selection(Head("L1H0"), token="mat"))
+    assert [shown.name for shown in seen.overlays] == ["image 1", "image 2"]
+    second = one_token(model, prepared, Selection(Head("L1H0"), token="image 2 · 1,3"))
+    assert [shown.patch for shown in second.overlays] == [None, (1, 3)]
+    boxed = [bar for bar in seen.looks_at.bars if bar.label.startswith("image")]
+    assert boxed
+    assert all(bar.box is not None and bar.where.count("-") == 2 for bar in boxed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.torchvision, *([] if name == "qwen2_vl" else [pytest.mark.slow])])
+     for name in VIDEOS]
+)  # fmt: skip
+def test_the_tokens_of_a_video_are_named_by_their_frames(name, folder_of, tmp_path):
+    model = load(folder_of(name))
+    frames = [np.asarray(Image.open(save_noise(tmp_path / "f.png", 84, 112, seed=i))) for i in range(4)]
+
+    def prepare(frames):
+        images = [Image.fromarray(frame) for frame in frames]
+        folder = tmp_path / "video"
+        folder.mkdir(exist_ok=True)
+        for number, image in enumerate(images):
+            image.save(folder / f"{number:02}.png")
+        return model.prepare_image(folder, TEXT, video=True)
+
+    before = prepare(frames)
+    assert [picture.name for picture in before.pictures] == [f"frame {n}" for n in range(1, 5)]
+    kept = states_of(model, before)
+    for number in range(4):
+        changed = [255 - frame if place == number else frame for place, frame in enumerate(frames)]
+        moved = (states_of(model, prepare(changed)) - kept).norm(dim=-1) > 1e-6
+        own = {token.text for token, moves in zip(before.tokens, moved.tolist(), strict=True) if moves}
+        assert own == {token.text for token in before.tokens if token.id in before.pictures[number].boxes}
+        assert own
+    merged = {"qwen2_vl", "qwen2_5_vl"}
+    first = next(token.text for token in before.tokens if token.id in before.pictures[0].boxes)
+    assert first == ("frames 1-2 · 0,0" if name in merged else "frame 1 · 0,0")
+    assert ("each token of the video stands for the same part of 2 frames" in before.notes) == (
+        name in merged
+    )
+
+
+@pytest.mark.torchvision
+def test_of_a_long_gif_some_frames_are_taken_and_named(folder_of, tmp_path):
+    frames = [Image.fromarray(np.full((56, 56, 3), 10 * i, np.uint8)) for i in range(20)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    prepared = load(folder_of("qwen2_vl")).prepare_image(tmp_path / "a.gif", TEXT, video=True)
+    assert len(prepared.pictures) == 16
+    assert prepared.notes[-1].startswith("of 20 frames, 16 are shown to the model: 1, 2, 4,")
+
+
+def test_a_model_without_a_place_for_videos_says_so(folder_of, tmp_path):
+    with pytest.raises(InputError, match="sees no videos"):
+        load(folder_of("llava")).prepare_image(save_noise(tmp_path / "a.png", 56, 56), TEXT, video=True)
+
+
+SAID = "what is on the mat"
+PATCHES = [f"{row},{column}" for row in range(4) for column in range(4)]
+
+
+def names(axis) -> list[str]:
+    return [token.text for token in axis]
+
+
+def test_what_a_decoder_writes_of_a_picture_looks_at_its_patches(tmp_path, picture):
+    folder = vision_encoder_decoder(tmp_path / "model")
+    model = load(folder)
+    prepared = model.prepare_image(picture, SAID)
+    queries, keys = prepared.axes["cross"]
+    assert names(queries) == ["<s>", "what", "is", "on", "the"]  # what it read when it wrote the text
+    assert names(keys) == ["[CLS]", *PATCHES]
+    output = folders.eager(folder, transformers.AutoModelForImageTextToText, **prepared.inputs)
+    for kind, weights in (
+        ("cross", output.cross_attentions),
+        ("encoder", output.encoder_attentions),
+        ("decoder", output.decoder_attentions),
+    ):
+        view = one_head(model, prepared, Selection(Head(1, 1), kind=kind)).heatmap
+        np.testing.assert_allclose(view.values, weights[1][0, 1].numpy(), atol=1e-5)
+
+
+def test_a_decoder_writes_what_it_reads_in_a_picture(tmp_path, picture):
+    model = load(vision_encoder_decoder(tmp_path / "model"), generative=True)
+    written = model.generate(model.prepare_image(picture), 3)
+    assert len(written.axes["decoder"][0]) == 4
+    assert names(written.axes["cross"][1])[1:] == PATCHES
+    assert "generated 3 tokens" in written.notes[-1]
+
+
+def test_two_models_of_text_that_are_joined_are_a_sentence(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    words = transformers.BertConfig(vocab_size=9, is_decoder=True, add_cross_attention=True, **sizes)
+    reads = transformers.BertModel(transformers.BertConfig(vocab_size=9, **sizes))
+    model = transformers.EncoderDecoderModel(encoder=reads, decoder=transformers.BertLMHeadModel(words))
+    model.save_pretrained(tmp_path / "both")
+    with pytest.raises(ModelError, match="joins several; save the one that reads in a folder of its own"):
+        load(str(tmp_path / "both"))
+    model.encoder.save_pretrained(tmp_path / "encoder")
+    assert load(str(tmp_path / "encoder"))
+
+
+@pytest.mark.torchvision
+def test_tokens_of_a_picture_that_stand_before_the_text_have_its_patches(tmp_path, picture):
+    prepared = load(make_folder("git", tmp_path / "model")).prepare_image(picture, SAID)
+    assert names(prepared.axes["decoder"][0]) == ["[CLS]", *PATCHES, *SAID.split()]
+
+
+@pytest.mark.torchvision
+def test_of_two_classes_of_a_type_the_one_that_was_saved_is_loaded(tmp_path, picture):
+    model = load(make_folder("blip", tmp_path / "model"))
+    assert not model.notes  # no weight is missing
+    queries, keys = model.prepare_image(picture, SAID).axes["cross"]
+    assert (names(queries), names(keys)) == (SAID.split(), ["[CLS]", *PATCHES])

@@ -1,15 +1,300 @@
+"""Attention and the encoder against torch, from the same weights, and against the formula."""
+
 import dataclasses
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from attnscope.errors import InputError, ModelError
-from attnscope.network.attention import sinusoids
+from attnscope.network.attention import MultiHeadAttention, RotaryAttention, sinusoids
 from attnscope.network.encoder import Encoder, EncoderConfig, EncoderLayer
+
+BATCH, QUERIES, KEYS, WIDTH, HEADS, TOKENS = 2, 3, 5, 12, 3, 6
+EXACT = {"rtol": 0.0, "atol": 1e-6, "equal_nan": True}
+MASKS = ("none", "bool 2-D", "float 2-D", "bool 3-D", "float 3-D", "causal")
+PADDINGS = ("none", "bool", "float")
+SIZES = {
+    "self": (None, None),
+    "kdim": (7, None),
+    "vdim": (None, 10),
+    "kdim and vdim": (7, 10),
+    "cross": (None, None),
+}
+
+
+def modules(**options):
+    """Ours with torch's weights, loaded strictly; biases are drawn too, since torch leaves them at 0."""
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 3)
+    ours = MultiHeadAttention(WIDTH, HEADS, **options)
+    assert ours.load_state_dict(theirs.state_dict(), strict=True) is not None
+    return ours.eval(), theirs.eval()
+
+
+def attention_mask(kind, batch, queries, keys):
+    shape = (batch * HEADS, queries, keys) if kind.endswith("3-D") else (queries, keys)
+    if kind == "none":
+        return None
+    if kind == "causal":
+        return torch.ones(shape, dtype=torch.bool).triu(1)
+    if kind.startswith("bool"):
+        closed = torch.rand(shape) < 0.4
+        closed[..., 0] = False  # no row is closed altogether: another test looks at those
+        return closed
+    return torch.randn(shape)
+
+
+def padding_mask(kind, batch, keys, additive):
+    if kind == "none":
+        return None
+    closed = torch.zeros(batch, keys, dtype=torch.bool)
+    closed[-1, -1] = True
+    if kind == "bool":
+        return closed
+    return torch.randn(batch, keys) if additive else torch.zeros(batch, keys).masked_fill(closed, -math.inf)
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")  # torch's, of bool and float masks
+@pytest.mark.parametrize("layout", ["batch first", "sequence first", "unbatched"])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_combination_of_options_and_masks_equals_torch(layout, sizes, bias):
+    torch.manual_seed(0)
+    kdim, vdim = SIZES[sizes]
+    batch = 1 if layout == "unbatched" else BATCH
+    keys = QUERIES if sizes == "self" else KEYS
+    compared = 0
+    for bias_kv, zero in itertools.product([False, True], repeat=2):
+        ours, theirs = modules(
+            bias=bias, add_bias_kv=bias_kv, add_zero_attn=zero, kdim=kdim, vdim=vdim,
+            batch_first=layout == "batch first",
+        )  # fmt: skip
+        query = torch.randn(batch, QUERIES, WIDTH)
+        key = query if sizes == "self" else torch.randn(batch, keys, kdim or WIDTH)
+        value = query if sizes == "self" else torch.randn(batch, keys, vdim or WIDTH)
+        same = key is query
+        if layout == "sequence first":
+            query, key, value = (x.transpose(0, 1).contiguous() for x in (query, key, value))
+        if layout == "unbatched":
+            query, key, value = query[0], key[0], value[0]
+        if same:
+            key = value = query
+        for mask_kind, padding_kind in itertools.product(MASKS, PADDINGS):
+            mask = attention_mask(mask_kind, batch, QUERIES, keys)
+            additive = mask is not None and mask.is_floating_point()
+            padding = padding_mask(padding_kind, batch, keys, additive)
+            if layout == "unbatched" and padding is not None:
+                padding = padding[0]
+            for need, average in ((True, True), (True, False), (False, True)):
+                for is_causal in {False, mask_kind == "causal"}:
+                    options = {
+                        "key_padding_mask": padding, "attn_mask": mask, "need_weights": need,
+                        "average_attn_weights": average, "is_causal": is_causal,
+                    }  # fmt: skip
+                    out, weights = ours(query, key, value, **options)
+                    expected, expected_weights = theirs(query, key, value, **options)
+                    torch.testing.assert_close(out, expected, **EXACT)
+                    assert (weights is None) == (expected_weights is None) == (not need)
+                    if weights is not None:
+                        torch.testing.assert_close(weights, expected_weights, **EXACT)
+                    compared += 1
+    assert compared == 4 * 3 * 3 * 7  # options of keys × kinds of weights × paddings × (masks, causal twice)
+
+
+def test_the_kernel_and_the_plain_products_agree():
+    torch.manual_seed(1)
+    ours, _ = modules(batch_first=True, add_bias_kv=True, add_zero_attn=True)
+    x = torch.randn(BATCH, KEYS, WIDTH)
+    mask = torch.randn(KEYS, KEYS)
+    with_kernel = ours(x, x, x, attn_mask=mask, need_weights=False)[0]
+    ours.use_kernel = False
+    without = ours(x, x, x, attn_mask=mask, need_weights=False)
+    assert without[1] is None
+    torch.testing.assert_close(without[0], with_kernel, **EXACT)
+
+
+@pytest.mark.parametrize("need", [True, False])
+def test_a_row_with_every_key_closed_is_what_torch_makes_of_it(need):
+    torch.manual_seed(2)
+    ours, theirs = modules(batch_first=True)
+    x = torch.randn(BATCH, KEYS, WIDTH, requires_grad=True)  # gradients keep torch off its fast path
+    closed = torch.zeros(KEYS, KEYS, dtype=torch.bool)
+    closed[1] = True
+    out, weights = ours(x, x, x, attn_mask=closed, need_weights=need)
+    expected, expected_weights = theirs(x, x, x, attn_mask=closed, need_weights=need)
+    torch.testing.assert_close(out, expected, **EXACT)
+    if need:
+        torch.testing.assert_close(weights, expected_weights, **EXACT)
+        assert out[:, 1].isnan().all()
+    else:
+        assert torch.equal(out[:, 1], ours.out_proj.bias.expand(BATCH, -1))
+
+
+@pytest.mark.parametrize("need", [True, False])
+def test_gradients_equal_torch(need):
+    torch.manual_seed(3)
+    ours, theirs = modules(add_bias_kv=True)
+    x = torch.randn(KEYS, BATCH, WIDTH)
+    for module in (ours, theirs):
+        module(x, x, x, need_weights=need)[0].square().sum().backward()
+    theirs_by_name = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs_by_name[name].grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("need", [True, False])
+def test_dropout_drops_the_same_weights_from_the_same_seed(need):
+    ours, theirs = modules(dropout=0.5, batch_first=True)
+    x = torch.randn(BATCH, KEYS, WIDTH)
+    results = []
+    for module in (ours.train(), theirs.train()):
+        torch.manual_seed(4)
+        results.append(module(x, x, x, need_weights=need, average_attn_weights=False))
+    (out, weights), (expected, expected_weights) = results
+    torch.testing.assert_close(out, expected, **EXACT)
+    if need:
+        assert (weights == 0).any()
+        torch.testing.assert_close(weights, expected_weights, **EXACT)
+    assert not torch.allclose(out, ours.eval()(x, x, x)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 7}, {"add_bias_kv": True}, {"bias": False}])
+def test_one_seed_draws_the_weights_that_torch_draws(options):
+    torch.manual_seed(5)
+    ours = MultiHeadAttention(WIDTH, HEADS, **options)
+    torch.manual_seed(5)
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], weight), name
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+
+
+def test_dtype_is_that_of_the_weights():
+    module = MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)
+    x = torch.randn(KEYS, WIDTH, dtype=torch.float64)
+    out, weights = module(x, x, x)
+    assert out.dtype == torch.float64
+    assert weights is not None
+    assert weights.dtype == torch.float64
+
+
+EACH = WIDTH // HEADS
+
+
+def test_the_formula_written_in_numpy_agrees():
+    torch.manual_seed(1)
+    module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
+    nn.init.normal_(module.in_proj_bias)
+    x = torch.randn(TOKENS, WIDTH)
+    state = {name: value.double().numpy() for name, value in module.state_dict().items()}
+    q, k, v = np.split(x.double().numpy() @ state["in_proj_weight"].T + state["in_proj_bias"], 3, axis=1)
+    outputs, maps = [], []
+    for head in range(HEADS):
+        columns = slice(head * EACH, (head + 1) * EACH)
+        scores = q[:, columns] @ k[:, columns].T / np.sqrt(EACH)
+        scores[np.triu_indices(TOKENS, 1)] = -np.inf
+        powers = np.exp(scores - scores.max(1, keepdims=True))
+        maps.append(powers / powers.sum(1, keepdims=True))
+        outputs.append(maps[-1] @ v[:, columns])
+    expected = np.concatenate(outputs, axis=1) @ state["out_proj.weight"].T + state["out_proj.bias"]
+    out, weights = module(x, x, x, average_attn_weights=False, is_causal=True)
+    np.testing.assert_allclose(weights.detach().numpy(), np.stack(maps), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(out.detach().numpy(), expected, rtol=0, atol=1e-6)
+    kernel, _ = module(x, x, x, need_weights=False, is_causal=True)
+    np.testing.assert_allclose(kernel.detach().numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_causal_with_padding_needs_no_mask_beside_it():
+    torch.manual_seed(2)
+    module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
+    x = torch.randn(2, TOKENS, WIDTH)
+    padding = torch.zeros(2, TOKENS, dtype=torch.bool)
+    padding[1, 4:] = True
+    out, _ = module(x, x, x, key_padding_mask=padding, need_weights=False, is_causal=True)
+    alone, _ = module(x[1:, :4], x[1:, :4], x[1:, :4], need_weights=False, is_causal=True)
+    torch.testing.assert_close(out[1:, :4], alone, rtol=0, atol=1e-6)
+
+
+class Nearer(MultiHeadAttention):
+    """Scores that fall with the distance (Press et al. 2022, ALiBi), as an override."""
+
+    def scores(self, q, k):
+        distance = (torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])).abs()
+        return super().scores(q, k) - distance
+
+
+def test_an_overridden_score_function_rules_with_and_without_weights():
+    torch.manual_seed(3)
+    module, plain = Nearer(WIDTH, HEADS), MultiHeadAttention(WIDTH, HEADS)
+    plain.load_state_dict(module.state_dict(), strict=True)
+    x = torch.randn(TOKENS, WIDTH)
+    distance = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).abs().float()
+    expected, expected_weights = plain(x, x, x, attn_mask=-distance)
+    out, weights = module(x, x, x)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights, expected_weights, rtol=0, atol=1e-6)
+    torch.testing.assert_close(module(x, x, x, need_weights=False)[0], expected, rtol=0, atol=1e-6)
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    torch.manual_seed(4)
+    module = RotaryAttention(WIDTH, HEADS, batch_first=True, length=20)
+    q, k = torch.randn(EACH), torch.randn(EACH)
+    turned_q = module.rotate(q.expand(1, 1, 20, EACH))[0, 0]
+    turned_k = module.rotate(k.expand(1, 1, 20, EACH))[0, 0]
+    scores = turned_q @ turned_k.T
+    for offset in range(-19, 20):
+        diagonal = scores.diagonal(offset)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-5)
+    assert scores[0].std() > 0.01
+    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(20), rtol=0, atol=1e-5)
+
+
+def test_rotary_equals_multiplying_by_complex_numbers():
+    torch.manual_seed(5)
+    module = RotaryAttention(16, 2, length=50, base=100.0)
+    x = torch.randn(1, 2, 50, 8)
+    numbers = torch.complex(x[..., :4].double(), x[..., 4:].double())
+    angle = torch.outer(torch.arange(50).double(), 100.0 ** (-torch.arange(4).double() / 4))
+    turned = numbers * torch.polar(torch.ones_like(angle), angle)
+    expected = torch.cat([turned.real, turned.imag], -1).float()
+    torch.testing.assert_close(module.rotate(x), expected, rtol=0, atol=1e-5)
+
+
+def test_rotary_has_the_parameters_of_plain_attention():
+    rotary = RotaryAttention(WIDTH, HEADS, length=9)
+    rotary.load_state_dict(MultiHeadAttention(WIDTH, HEADS).state_dict(), strict=True)
+    x = torch.randn(10, WIDTH)
+    with pytest.raises(ValueError, match="10 tokens are more than the 9 positions"):
+        rotary(x, x, x)
+    with pytest.raises(ValueError, match="even head width, not 3"):
+        RotaryAttention(12, 4, length=9)
+
+
+def test_sizes_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="5 heads do not divide a width of 12"):
+        MultiHeadAttention(12, 5)
+    module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
+    x = torch.randn(2, TOKENS, WIDTH)
+    with pytest.raises(ValueError, match="key of shape"):
+        module(x, torch.randn(2, TOKENS, WIDTH + 1), x)
+    with pytest.raises(ValueError, match="6 keys do not fit 5 values"):
+        module(x, x, x[:, :5])
+    with pytest.raises(ValueError, match="key_padding_mask is"):
+        module(x, x, x, key_padding_mask=torch.zeros(1, TOKENS, dtype=torch.bool))
+    with pytest.raises(ValueError, match="attn_mask is"):
+        module(x, x, x, attn_mask=torch.zeros(1, TOKENS))
+    with pytest.raises(ValueError, match=r"a mask is bool or float, not torch\.int64"):
+        module(x, x, x, attn_mask=torch.zeros(TOKENS, TOKENS, dtype=torch.int64))
+
 
 TINY = EncoderConfig(vocabulary=30, width=16, layers=2, heads=2, hidden=32, max_positions=24)
 KINDS = ["rotary", "sinusoidal", "none"]
@@ -141,11 +426,11 @@ def test_an_unknown_activation_says_what_exists():
         EncoderLayer(12, 3, activation="tanh")
 
 
-SIZES = {"vocabulary": 30, "width": 16, "layers": 2, "heads": 2, "hidden": 32}
+FIELDS = {"vocabulary": 30, "width": 16, "layers": 2, "heads": 2, "hidden": 32}
 
 
 def test_a_config_survives_its_own_dictionary():
-    config = EncoderConfig(**SIZES, causal=True, trained=True, positions="none", rotary_base=50.0)
+    config = EncoderConfig(**FIELDS, causal=True, trained=True, positions="none", rotary_base=50.0)
     assert EncoderConfig.from_dict(dataclasses.asdict(config)) == config
 
 
@@ -170,9 +455,9 @@ def test_a_config_survives_its_own_dictionary():
 )
 def test_a_value_that_makes_no_sense_is_named(changes, message):
     with pytest.raises(ModelError, match=message):
-        EncoderConfig.from_dict({**SIZES, **changes})
+        EncoderConfig.from_dict({**FIELDS, **changes})
 
 
 def test_a_missing_size_is_named():
     with pytest.raises(ModelError, match="the field 'layers' is missing"):
-        EncoderConfig.from_dict({name: value for name, value in SIZES.items() if name != "layers"})
+        EncoderConfig.from_dict({name: value for name, value in FIELDS.items() if name != "layers"})

@@ -12,7 +12,7 @@ from attnscope.questions.selection import Selection
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs, own_attentions
 from tests.measures.test_flow import programmed
-from tests.models.test_norm_residual import NORMED, SUMMED, block_vectors, random_model
+from tests.models.test_weighed import NORMED, SUMMED, block_vectors, random_model
 
 pytestmark = pytest.mark.slow
 

@@ -202,14 +202,15 @@ class SourceInput:
             or cache_folder() is None
         ):
             return None
-        from attnscope.models.identity import identify_file, identify_model, identify_programs
+        from attnscope.models.identity import identify_model, identify_programs
+        from attnscope.storage.files import hash_file
 
         files = identify_model(model.name, model.revision)
         if files is None:
             return None
         paths = (*asked.pictures, asked.audio, asked.inputs, asked.labels)
         try:
-            read = [identify_file(path) for path in paths if path]
+            read = [hash_file(path) for path in paths if path]
         except OSError:
             return None
         options = {name: value for name, value in asdict(model).items() if name != "offline"}

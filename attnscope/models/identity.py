@@ -77,13 +77,6 @@ def identify_programs() -> list[Any]:
     ]
 
 
-def identify_file(path: Path) -> str:
-    """The digest of a file. Raises ``OSError``."""
-    digest = hashlib.sha256()
-    hash_file(digest, path)
-    return digest.hexdigest()
-
-
 def _folder_of(name: str, revision: str | None) -> Path | None:
     if name in ("own", "own-causal"):
         return PACKAGE / "pretrained" / name
@@ -122,7 +115,7 @@ def _identify(folder: Path, path: Path, *, hashed: bool) -> tuple[Any, ...]:
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is not a file")
     if hashed:
-        return name, found.st_size, identify_file(path)
+        return name, found.st_size, hash_file(path)
     if abs(time.time() - max(found.st_mtime, found.st_ctime)) < SETTLED or time.time() < found.st_ctime:
         raise ValueError("it was written a moment ago")
     return name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev

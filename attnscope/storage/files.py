@@ -128,11 +128,13 @@ def clean_texts(data: Any) -> Any:
     return [clean_texts(value) for value in data] if isinstance(data, list) else data
 
 
-def hash_file(digest: hashlib._Hash, path: Path) -> None:
-    """Add the bytes of a file to a hash."""
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file. Raises ``OSError``."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(PART):
             digest.update(part)
+    return digest.hexdigest()
 
 
 @contextmanager

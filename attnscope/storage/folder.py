@@ -5,7 +5,6 @@ Names consist of numbers and three known words only, so that no name can leave t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -129,9 +128,7 @@ def claim_folder(folder: Path) -> Iterator[None]:
 
 def describe_file(path: Path) -> dict[str, Any]:
     """A file's entry in the manifest: name, size and checksum."""
-    digest = hashlib.sha256()
-    hash_file(digest, path)
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 def begin_manifest(folder: Path, contents: ExportPlan, identity: str) -> None:

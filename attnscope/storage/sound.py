@@ -28,6 +28,7 @@ FINE = 4096
 
 LOUDEST = 1e12  # no valid sample exceeds this: the maximum is 1, or that of an integer type
 BLOCK = 1 << 16  # samples per channel decoded at once
+UNSAID = 1 << 36  # more samples than a FLAC header can state: it states none
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,17 +76,14 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
         raise InputError(
             f"{path} is not a WAV or FLAC file" if first else f"{path} is empty: it holds no sound"
         )
-    hint = ""
     try:
         with soundfile.SoundFile(path) as file:
             rate = _require_honest(path, file, begin, end)
-            if _leaves_length_unsaid(file):  # its decoder stumbles at the end
-                hint = "; it does not say how long it is, as from a pipe: write it anew, or pass --to-second"
             if begin:
                 file.seek(round(begin * rate))
             blocks = list(_mono(path, file, math.inf if end is None else round((end - begin) * rate)))
     except soundfile.SoundFileError as error:
-        raise InputError(f"{path} cannot be read as sound: {first_line(error)}{hint}") from error
+        raise InputError(f"{path} cannot be read as sound: {first_line(error)}") from error
     samples = np.concatenate([np.zeros(0, np.float32), *blocks])
     if not len(samples):
         behind = f" behind {begin:g} seconds" if begin else ""
@@ -105,18 +103,13 @@ def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> i
             f"{RATES[0]:,} to {RATES[-1]:,} in at most {CHANNELS} are read"
         )
     rate = int(file.samplerate)
-    if _leaves_length_unsaid(file):
-        return rate
+    if file.frames >= UNSAID:
+        raise InputError(f"{path} does not say how long it is, as from a pipe: write it anew")
     if begin * rate >= file.frames > 0:
         raise InputError(f"{path} ends at {file.frames / rate:.2f} seconds: {begin:g} is behind that")
     if (min(file.frames / rate, end or math.inf) - begin) * rate > _most(rate):
         raise _too_long(path)
     return rate
-
-
-def _leaves_length_unsaid(file: Any) -> bool:
-    """Whether a FLAC file has more samples than its header can state."""
-    return bool(file.format == "FLAC" and file.frames >= 1 << 36)
 
 
 def _mono(path: Path, file: Any, most: float) -> Iterator[Array]:

@@ -16,7 +16,8 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from attnscope.render.colour import blend, resize
 from attnscope.render.terminal import print_view
-from tests.models import hearing, speech
+from tests.models import speech
+from tests.tools import sounds
 
 
 def test_a_patch_is_shown_as_shades_in_a_pipe(run, vit, picture):
@@ -173,23 +174,23 @@ def test_long_sounds_have_round_seconds_along_their_axis():
 def given(tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen")
     sound = speech.sound(folder / "tone.wav", 2.0)
-    return "--audio", sound, "-m", hearing.save(folder / "model", hearing.qwen2_audio)
+    sounds.save(folder / "model", "qwen2_audio")
+    return "--audio", sound, "-m", str(folder / "model")
 
 
 def test_heads_that_listen_are_found(run, given):
-    hearing.require_weights(load(given[-1]))
     found = run.json("find", "cat -> sound", "--text", "what is the cat", *given)
     heads = found["questions"][0]["heads"]
     listening = {(head["layer"], head["head"]): head["weight"] for head in heads if head["kind"] == "decoder"}
-    model, keep = load(given[-1]), Keep(lambda site: range(2) if site.kind == "decoder" else None)
+    model, keep = load(given[-1]), Keep(lambda site: range(32) if site.kind == "decoder" else None)
     prepared = model.prepare_audio(given[1], "what is the cat")
     model.run(prepared, [keep])
-    sounds = [place for place, token in enumerate(prepared.tokens) if token.text.endswith(" s")]
-    assert len(sounds) == 50
+    heard = [place for place, token in enumerate(prepared.tokens) if token.text.endswith(" s")]
+    assert len(heard) == 50
     expected = {
-        (layer, head): kept.weights[0, head, -1, sounds].sum().item()
+        (layer, head): kept.weights[0, head, -1, heard].sum().item()
         for layer, kept in enumerate(keep.maps)
-        for head in range(2)
+        for head in range(32)
     }
     assert listening == pytest.approx(expected, abs=1e-5)
 

@@ -33,7 +33,7 @@ from attnscope.capture import Keep
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
 from attnscope.models.huggingface.sounds import SOUND_IDS, SoundTextModel
-from tests.models import hearing, speech
+from tests.models import speech
 from tests.models.vision_language import make_tokenizer
 from tests.tools.coverage.recipes import RECIPES, Recipe
 from tests.tools.coverage.shrink import build, model_class, small_config
@@ -47,8 +47,17 @@ OWN = (
 )  # fmt: skip
 """Settings that stay as they are, because what prepares sounds goes by them."""
 
-ALSO: dict[str, dict[str, Any]] = {"clap": {"audio_config.hidden_size": 192}}
-"""Settings that follow from those: twice the size of a patch, as it has two stages."""
+ALSO: dict[str, dict[str, Any]] = {
+    "clap": {"audio_config.hidden_size": 192},  # twice the size of a patch, as it has two stages
+    "qwen3_asr": {"audio_config.output_dim": 128},  # as wide as its text
+}
+"""Settings that follow from those."""
+
+SIGNS = {
+    "qwen3_asr": ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>"),
+    "voxtral": ("[AUDIO]",),
+}
+"""The signs of a sound that a processor asks its tokenizer for: of the sound, its beginning and its end."""
 
 WORDS = 400
 
@@ -78,7 +87,7 @@ def save(folder: Path, name: str) -> str:
     changes |= {key: value for key, value in recipe.changes.items() if key not in OWN}
     changes |= ALSO.get(name, {})
     signs = find_signs(name)
-    words = make_tokenizer(*signs.values(), words=["the", "cat", *map(str, range(10))], **signs)
+    words = make_tokenizer(*signs.values(), words=["the", "cat", *map(str, range(18))], **signs)
     if "audio_token" in signs:
         key = next(key for key in SOUND_IDS if key in settings)
         changes[key] = words.convert_tokens_to_ids(signs["audio_token"])
@@ -112,6 +121,8 @@ def find_signs(name: str) -> dict[str, str]:
     settings = CONFIG_MAPPING[name]().to_dict()
     if name not in PROCESSOR_MAPPING_NAMES or not any(key in settings for key in SOUND_IDS):
         return {}
+    if name in SIGNS:
+        return dict(zip(("audio_token", "audio_bos_token", "audio_eos_token"), SIGNS[name], strict=False))
     asked = inspect.signature(getattr(transformers, PROCESSOR_MAPPING_NAMES[name]).__init__).parameters
     return {key: one.default for key, one in asked.items() if "token" in key and isinstance(one.default, str)}
 
@@ -142,10 +153,7 @@ def types() -> list[str]:
         getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES") for table in ("CTC", "SPEECH_SEQ_2_SEQ", *heads)
     ]
     found = set(extractors.FEATURE_EXTRACTOR_MAPPING_NAMES).union(*tables)
-    return sorted(found | set(HANDMADE))
-
-
-HANDMADE = {maker()[0].model_type: maker for maker in (*hearing.SECONDS, hearing.voxtral)}
+    return sorted(found)
 
 
 def name_tokens(prepared: ModelInput) -> str:
@@ -184,16 +192,13 @@ def check(name: str) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
         folder, sound, kind = Path(place) / "model", speech.noise(Path(place) / "noise.wav"), "?"
         try:
-            if name in HANDMADE:
-                hearing.save(folder, HANDMADE[name])
-            else:
-                kind = save(folder, name)
+            kind = save(folder, name)
         except Exception as error:
             return [name, kind, "", "", "", f"not built: {type(error).__name__}: {first_line(error)[:80]}"]
         try:
             model = load(str(folder))
             kind = type(model.module).__name__
-            text = "the cat" if name in HANDMADE or isinstance(model, SoundTextModel) else None
+            text = "the cat" if isinstance(model, SoundTextModel) else None
             prepared = model.prepare_audio(sound, text)
             record = model.run(prepared, [])
         except AttnscopeError as error:

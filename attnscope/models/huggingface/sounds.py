@@ -6,7 +6,7 @@ import inspect
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -41,22 +41,6 @@ BANDS = 64  # frequency bands of a wave
 SILENT_SHARE = 1e-6  # the share of the maximum that counts as silence: 60 decibels
 
 
-@dataclass(frozen=True)
-class Frames:
-    """The frames of an encoder, the first ``heard`` of them sound, from the second ``begin`` of a file on."""
-
-    count: int
-    heard: int
-    seconds: float  # of one frame
-    begin: float
-
-    @property
-    def tokens(self) -> tuple[Token, ...]:
-        """A token for each, named by its start time; no two are equal."""
-        names = [name_moment(self.begin + at * self.seconds, self.seconds) for at in range(self.count)]
-        return tuple(Token(name, HEARD + at, special=at >= self.heard) for at, name in enumerate(names))
-
-
 def name_moment(time: float, *steps: float) -> str:
     """A time in seconds, with as many digits as separate it from neighbours ``steps`` away."""
     exact = all(abs(step - round(step, 2)) < 1e-4 for step in steps)
@@ -65,8 +49,11 @@ def name_moment(time: float, *steps: float) -> str:
 
 def find_frames(
     name: str, module: nn.Module, values: Tensor, heard: int | None, sound: Sound, extractor: Any
-) -> Frames | None:
-    """The frames of an encoder, by its own function from lengths to frames; ``None`` if it has none."""
+) -> tuple[Heard, tuple[Token, ...]] | None:
+    """A sound in an encoder's frames, by its own function from lengths to frames; ``None`` if it has none.
+
+    With a token for each frame, named by its start time; no two are equal.
+    """
     methods = (getattr(child, name, None) for name in LENGTHS for child in module.modules())
     if (method := next((method for method in methods if method is not None), None)) is None:
         return None
@@ -88,7 +75,9 @@ def find_frames(
     if heard is None:
         heard = min(steps, math.ceil(round(sound.seconds / step, 6)))
     known = min(count(heard) // joined, int(heard / long))  # the last may be half padding
-    return Frames(full, min(full, max(1, known)), step * long, sound.begin)
+    found = Heard(step * long, min(full, max(1, known)), begin=sound.begin)
+    names = [name_moment(found.begin + at * found.seconds, found.seconds) for at in range(full)]
+    return found, tuple(Token(name, HEARD + at, special=at >= found.frames) for at, name in enumerate(names))
 
 
 def time_axis(values: Tensor, extractor: Any) -> int:
@@ -113,11 +102,11 @@ def _is_wave(values: Tensor) -> bool:
     return values.ndim == 2 or (values.ndim == 3 and values.shape[1] == 1)
 
 
-def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> Array | None:
+def find_bands(values: Tensor, frames: int, seconds: float, rate: int, extractor: Any) -> Array | None:
     """Loudness in each frame.  [1, sample] or [1, band, step] or [1, step, band] -> [band, frame]"""
     if _is_wave(values):
         wave = values.flatten().float().cpu()
-        return _bands_of_wave(wave, frames.count, round(frames.seconds * sound.rate))
+        return _bands_of_wave(wave, frames, round(seconds * rate))
     bands = getattr(extractor, "feature_size", None)
     bands = bands if isinstance(bands, int) and bands > 0 else getattr(extractor, "num_mel_bins", 0)
     if values.ndim != 3 or not isinstance(bands, int) or bands < 1:
@@ -127,14 +116,14 @@ def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> 
         loud = loud.reshape(len(loud), -1, bands).mean(1).mT  # neighbours that are stacked in a step
     elif values.shape[1] != bands:
         return None
-    long = max(1, round(loud.shape[1] / frames.count))  # input steps per frame
+    long = max(1, round(loud.shape[1] / frames))  # input steps per frame
     hop = getattr(extractor, "hop_length", None)
     if isinstance(hop, int) and values.shape[1] == bands:
-        long = max(1, round(frames.seconds * sound.rate / hop))
-    if abs(missing := frames.count * long - loud.shape[1]) > FRAMES_CUT * long:
+        long = max(1, round(seconds * rate / hop))
+    if abs(missing := frames * long - loud.shape[1]) > FRAMES_CUT * long:
         return None
     whole = functional.pad(loud[None], (0, missing), mode="replicate")[0]  # or cut, if there are more
-    means: Array = whole.reshape(bands, frames.count, long).mean(-1).numpy()
+    means: Array = whole.reshape(bands, frames, long).mean(-1).numpy()
     return means
 
 
@@ -224,8 +213,8 @@ class SpeechModel(HuggingFaceModel):
             notes += more
             inputs["decoder_input_ids"] = self._tensor([token.id for token in written])
             axes["decoder"] = written, written
-        frames = find_frames(self.name, self.module, values, heard, sound, self._extractor)
-        if frames is None:
+        found = find_frames(self.name, self.module, values, heard, sound, self._extractor)
+        if found is None:
             notes += (
                 f"what looks at the sound is numbered, without times: {self.name} does not say how long a "
                 "frame is",
@@ -236,15 +225,15 @@ class SpeechModel(HuggingFaceModel):
             if (samples != sound.samples).any() and torch.equal(values, silenced):
                 notes += (f"the end of the sound is not heard: {self.name}'s feature extractor cuts it off",)
             return ModelInput(inputs, axes, (), notes, self.settings)
-        tokens = frames.tokens
+        known, tokens = found
         axes["encoder"] = tokens, tokens
         if written is not None:
             axes["cross"] = written, tokens
-        end = frames.count * frames.seconds
-        if sound.seconds > end + FRAMES_CUT * frames.seconds:  # the extractor cut it without saying so
+        end = len(tokens) * known.seconds
+        if sound.seconds > end + FRAMES_CUT * known.seconds:  # the extractor cut it without saying so
             notes += self._note_cut(path, sound, end, part)
-        bands = find_bands(values, frames, sound, self._extractor)
-        known = Heard(frames.seconds, frames.heard, bands, sound.begin)
+        bands = find_bands(values, len(tokens), known.seconds, sound.rate, self._extractor)
+        known = replace(known, bands=bands)
         prepared = ModelInput(inputs, axes, tokens, notes, self.settings, heard=known)
         return self._read_letters(prepared, known) if is_ctc(self.module.config) else prepared
 

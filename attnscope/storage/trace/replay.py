@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HELD = 2  # calls whose tensors are cached
+SAME = {each.name for each in fields(Attention)} & {each.name for each in fields(TracedCall)}
+"""What a traced call says as ``Attention`` does; its axes are numbers."""
 
 
 def replay(trace: Trace, *, arrays: bool = False) -> Replay:
@@ -44,20 +46,11 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
     attentions = tuple(
         Attention(
             site=Site(call.name, call.call, call.kind, call.layer),
-            source=call.source,
-            kernel=call.kernel,
-            batch=call.batch,
-            heads=call.heads,
-            key_heads=call.key_heads,
             queries=trace.axis(call.queries),
             keys=trace.axis(call.keys),
-            offset=call.offset,
-            dtype=call.dtype,
             read=_Rows(trace, call, None if arrays else partial(source_of, number)),
             arrays=arrays,
-            window=call.window,
-            refusal=call.refusal,
-            difference=call.difference,
+            **{name: getattr(call, name) for name in SAME - {"queries", "keys"}},
         )
         for number, call in enumerate(description.calls)
     )

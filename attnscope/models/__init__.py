@@ -82,21 +82,11 @@ def load(
         raise ModelError(f"{name} is a file, not a model: {wanted}")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"no model folder {name}")
+    from attnscope.models.foreign import Source
     from attnscope.models.huggingface.load import load_huggingface
 
-    found = load_huggingface(
-        name,
-        device=place,
-        dtype=kind,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        allow_pickle=allow_pickle,
-        generative=generative,
-        predicting=predicting,
-        device_map=device_map,
-    )
-    found.forkable = device_map is None
-    return found
+    source, where = Source(name, revision, trust_remote_code), (place, kind, device_map)
+    return load_huggingface(source, *where, allow_pickle, generative=generative, predicting=predicting)
 
 
 def choose_device(device: str) -> torch.device:

@@ -147,8 +147,12 @@ def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> 
         plain = [number for number, token in enumerate(_tokens(prepared)) if not token.special]
         masked = [] if objective.mask is None else (ids[0] == objective.mask).nonzero().flatten().tolist()
         at = next(iter(masked), next(reversed(plain), ids.shape[1] - 1))
-    if at >= ids.shape[1]:
-        raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{ids.shape[1] - 1:,}")
+    return _require_token(at, ids.shape[1])
+
+
+def _require_token(at: int, count: int) -> int:
+    if at >= count:
+        raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{count - 1:,}")
     return at
 
 
@@ -205,10 +209,7 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
             plain = plain or [scores.shape[1] - 1]
             shares = scores[0, plain].detach().softmax(-1)  # [token, class]
             at = plain[-1 if chosen is None else int(shares[:, chosen].argmax())]
-        if at >= scores.shape[1]:
-            last = scores.shape[1] - 1
-            raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{last:,}")
-        scores, place = scores[:, at], f" of token {at:,}"
+        scores, place = scores[:, _require_token(at, scores.shape[1])], f" of token {at:,}"
         place += f", {visible(tokens[at].text)!r}" if tokens else ""
     else:
         chosen = None if target is None else _class_of(model.labels, target)

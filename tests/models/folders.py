@@ -116,13 +116,13 @@ def mamba(folder: Path) -> str:
     return save(folder, transformers.MambaModel(config), wrapped)
 
 
-def save(folder: Path, model, tokenizer) -> str:
-    """Write a model with random weights and its tokenizer, and say where."""
-    torch.manual_seed(0)
+def save(folder: Path, model, *parts, seed: int = 0) -> str:
+    """Write a model with random weights and what prepares its inputs, and say where."""
+    torch.manual_seed(seed)
     for weights in model.parameters():
         torch.nn.init.normal_(weights, std=0.2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    for each in (model, *parts):
+        each.save_pretrained(folder)
     return str(folder)
 
 

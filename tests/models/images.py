@@ -113,12 +113,7 @@ def save_noise(file: Path, rows: int, columns: int, seed: int = 0) -> Path:
 
 def save_images(folder: Path, model, processor: str, sizes) -> str:
     """Write a model of images with random weights, and what prepares them, and say where."""
-    torch.manual_seed(0)
-    for weights in model.parameters():
-        torch.nn.init.normal_(weights, std=0.2)
-    model.save_pretrained(folder)
-    getattr(transformers, processor)(**sizes).save_pretrained(folder)
-    return str(folder)
+    return folders.save(folder, model, getattr(transformers, processor)(**sizes))
 
 
 def put_in_place(windows: torch.Tensor, size: int, shift: int = 0) -> torch.Tensor:

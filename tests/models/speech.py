@@ -15,17 +15,8 @@ from tests.models import folders
 SECONDS = 2
 FRAMES = 50 * SECONDS
 LAYERS, HEADS = 2, 2
-SPECIAL = (
-    "<|endoftext|>",
-    "<|startoftranscript|>",
-    "<|en|>",
-    "<|de|>",
-    "<|translate|>",
-    "<|transcribe|>",
-    "<|notimestamps|>",
-    "<|0.00|>",
-    "<|0.02|>",
-)
+NAMES = "endoftext startoftranscript en de translate transcribe notimestamps 0.00 0.02"
+SPECIAL = [f"<|{name}|>" for name in NAMES.split()]
 ENCODER = {
     "hidden_size": 32,
     "num_hidden_layers": LAYERS,
@@ -65,10 +56,7 @@ def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (
         vocab_size=len(tokenizer()),
         **tokens(),
     )
-    torch.manual_seed(seed)
     model = transformers.WhisperForConditionalGeneration(config)
-    for weights in model.parameters():
-        torch.nn.init.normal_(weights, std=0.2)
     model.generation_config = transformers.GenerationConfig(
         **tokens(),
         alignment_heads=alignment_heads,
@@ -80,10 +68,8 @@ def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (
         suppress_tokens=[spell(one) for one in SPECIAL[1:]],
         max_length=48,
     )
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=SECONDS).save_pretrained(folder)
-    return str(folder)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=SECONDS)
+    return folders.save(folder, model, tokenizer(), extractor, seed=seed)
 
 
 def tokenizer(lines: Sequence[str] = folders.LINES) -> transformers.WhisperTokenizer:
@@ -96,7 +82,7 @@ def tokenizer(lines: Sequence[str] = folders.LINES) -> transformers.WhisperToken
     )
     held = json.loads(learned.to_str())["model"]
     made = transformers.WhisperTokenizer(vocab=held["vocab"], merges=[tuple(pair) for pair in held["merges"]])
-    made.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
+    made.add_special_tokens({"additional_special_tokens": SPECIAL})
     return made
 
 
@@ -152,6 +138,15 @@ def letters(folder: Path) -> None:
     file = folder / "vocab.json"
     file.write_text(json.dumps({letter: number for number, letter in enumerate(VOCABULARY)}), "utf-8")
     transformers.Wav2Vec2CTCTokenizer(str(file)).save_pretrained(folder)
+
+
+def extract(folder: str | Path, path: Path):
+    """What the feature extractor of a folder makes of a sound."""
+    import soundfile
+
+    samples, rate = soundfile.read(path, dtype="float32")
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    return extractor(samples, sampling_rate=rate, return_tensors="pt")
 
 
 def noise(path: Path) -> Path:

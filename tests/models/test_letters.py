@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 import transformers
 
@@ -31,12 +30,9 @@ def folder(tmp_path_factory):
 
 def theirs(folder, path):
     """The ids of each frame by transformers alone, and its tokenizer."""
-    samples, rate = soundfile.read(path, dtype="float32")
-    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
     model = transformers.AutoModelForCTC.from_pretrained(folder).eval()
     with torch.inference_mode():
-        values = extractor(samples, sampling_rate=rate, return_tensors="pt")
-        ids = model(**values).logits[0].argmax(-1).tolist()
+        ids = model(**speech.extract(folder, path)).logits[0].argmax(-1).tolist()
     return ids, transformers.AutoTokenizer.from_pretrained(folder)
 
 

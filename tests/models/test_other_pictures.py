@@ -68,7 +68,6 @@ def test_its_tokens_have_places_and_its_weights_are_those_of_the_eager_model(nam
     "name",
     [
         "t5gemma2",  # its encoder is given the text and the pixels, and joins them itself
-        pytest.param("fuyu", marks=pytest.mark.slow),  # its processor has the former name of the pixels
         pytest.param("gemma4_unified", marks=pytest.mark.slow),  # no tower at all
     ],
 )

@@ -50,11 +50,7 @@ def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, tone, name)
     assert texts == [f"{0.02 * frame:.2f} s" for frame in range(50)]
     assert not any(token.special for token in prepared.tokens)
     assert len({token.id for token in prepared.tokens}) == 50
-    samples, rate = soundfile.read(tone, dtype="float32")
-    values = transformers.AutoFeatureExtractor.from_pretrained(folder)(
-        samples, sampling_rate=rate, return_tensors="pt"
-    )
-    expected = folders.eager(folder, input_values=values["input_values"]).attentions
+    expected = eager(folder, input_values=speech.extract(folder, tone)["input_values"]).attentions
     found = maps(model, prepared)
     assert len(found) == len(expected) == speech.LAYERS
     for kept, weights in zip(found, expected, strict=True):
@@ -83,13 +79,10 @@ def test_whisper_hears_the_sound_and_reads_what_is_said(folder_of, tone):
     assert texts[1] in ("<|en|>", "<|de|>")
     assert texts[2:4] == ["<|transcribe|>", START[1]]
     assert "".join(texts[4:]).strip() == "Thecatsat."
-    samples, rate = soundfile.read(tone, dtype="float32")
-    features = transformers.AutoFeatureExtractor.from_pretrained(folder)(
-        samples, sampling_rate=rate, return_tensors="pt"
-    )
+    features = speech.extract(folder, tone)
     ids = torch.tensor([[token.id for token in said]])
     kind = transformers.WhisperForConditionalGeneration
-    expected = own_attentions(folders.eager(folder, kind, **features, decoder_input_ids=ids))
+    expected = own_attentions(eager(folder, kind, **features, decoder_input_ids=ids))
     found = maps(model, prepared)
     assert len(found) == 3 * speech.LAYERS
     for kept in found:
@@ -534,12 +527,12 @@ def test_what_sounds_at_a_moment_moves_its_token_most(kept_folder, tmp_path, nam
         assert abs(middle - (at + 0.01)) < SECONDS[name]
 
 
-@pytest.mark.parametrize("name", ["qwen2_audio", "glmasr"])
+@pytest.mark.parametrize("name", ["qwen2_audio", "glmasr", "voxtral"])
 def test_weights_are_the_eager_ones(kept_folder, longer_tone, name):
     model = load(kept_folder(name))
     prepared = model.prepare_audio(longer_tone, "the cat")
-    expected = folders.eager(kept_folder(name), **prepared.inputs, use_cache=False).attentions
-    kept_maps = [kept for kept in folders.maps(model, prepared) if kept.site.kind == "decoder"]
+    expected = eager(kept_folder(name), **prepared.inputs, use_cache=False).attentions
+    kept_maps = [kept for kept in maps(model, prepared) if kept.site.kind == "decoder"]
     assert len(kept_maps) == len(expected) == 2
     for kept, weights in zip(kept_maps, expected, strict=True):
         torch.testing.assert_close(kept.weights, weights[:, :2], atol=1e-5, rtol=0)
@@ -549,18 +542,10 @@ def test_weights_are_the_eager_ones(kept_folder, longer_tone, name):
 def test_a_processor_that_reads_sounds_in_chats_alone_is_done_without(kept_folder, longer_tone, tmp_path):
     model = load(kept_folder("voxtral"))
     prepared = model.prepare_audio(longer_tone, "the cat")
-    named = moments(prepared)
-    assert list(named.values()) == [
-        round(0.08 * number, 2) for number in range(375)
-    ]  # thirty seconds, padded
-    assert [prepared.tokens[position].special for position in named] == [
-        number >= 25 for number in range(375)
-    ]
+    named, numbers = moments(prepared), range(375)  # thirty seconds, padded
+    assert list(named.values()) == [round(0.08 * number, 2) for number in numbers]
+    assert [prepared.tokens[at].special for at in named] == [number >= 25 for number in numbers]
     assert any("375 tokens stand for it" in note for note in prepared.notes)
-    expected = folders.eager(kept_folder("voxtral"), **prepared.inputs, use_cache=False).attentions
-    kept_maps = [kept for kept in folders.maps(model, prepared) if kept.site.kind == "decoder"]
-    for kept, weights in zip(kept_maps, expected, strict=True):
-        torch.testing.assert_close(kept.weights, weights[:, :2], atol=1e-5, rtol=0)
     with pytest.raises(InputError, match="at most 30 seconds in a text"):
         model.prepare_audio(speech.sound(tmp_path / "long.wav", 31.0), "the cat")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-import torch
 import transformers
+
+from tests.models.folders import save
 
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 VISION = LAYERS | {"image_size": 56, "patch_size": 14}
@@ -579,10 +580,4 @@ NEED_TORCHVISION = {name for name, family in ALL.items() if family.videos is not
 def vision_language(folder: Path, name: str) -> str:
     """The folder of a tiny model of that family, with random weights."""
     config, processor = ALL[name].make()
-    torch.manual_seed(0)
-    model = transformers.AutoModelForImageTextToText.from_config(config)
-    for weights in model.parameters():
-        torch.nn.init.normal_(weights, std=0.2)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return str(folder)
+    return save(folder, transformers.AutoModelForImageTextToText.from_config(config), processor)

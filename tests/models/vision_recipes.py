@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-import torch
 import transformers
 
-from tests.models.vision_language import LAYERS, SQUARE, WORDS, make_tokenizer
+from tests.models.folders import save
+from tests.models.vision_language import LAYERS, SQUARE, make_tokenizer
 from tests.tools.coverage.recipes import RECIPES as COVERED
 from tests.tools.coverage.shrink import small_config
 
@@ -36,7 +35,6 @@ class Reading:
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
-    spelled: bool = False  # its signs are words as others, and its texts begin with a mark
     images: Mapping[str, Any] = field(default_factory=dict)
     videos: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -142,12 +140,6 @@ RECIPES: dict[str, Reading] = {
         },
     ),
     "kosmos-2.5": Reading(processor="Kosmos2_5Processor"),
-    "fuyu": Reading(
-        images={"size": {"height": 150, "width": 150}},
-        spelled=True,
-        signs=["|SPEAKER|", "|NEWLINE|"],
-        ids={"image_token_id": "|SPEAKER|"},
-    ),
     "got_ocr2": Reading(side=1024),
     "granite4_vision": Reading(
         {
@@ -222,10 +214,6 @@ RECIPES: dict[str, Reading] = {
         options={"chat_template": CHART},
         ids={"image_token_index": "<imgpad>"},
     ),
-    "video_llava": Reading(
-        {"vision_feature_layer": -1},
-        images={"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
-    ),
     "step3p7": Reading(
         {"vision_config.num_attention_heads": 12, "vision_config.image_size": 224},
         images={"size": {"height": 224, "width": 224}, "patch_size": 112, "max_image_size": 448},
@@ -235,8 +223,10 @@ RECIPES: dict[str, Reading] = {
 
 LEFT = {
     "evolla": "reads proteins, no pictures",
+    "fuyu": "its processor has another name for the pixels",
     "mistral4": "reads text alone",
     "pi0": "moves a robot: reads its state with pictures",
+    "video_llava": "its processor has another name for the pixels",
     "udop": "its processor reads the words of a page by tesseract, which is not here",
 }
 
@@ -248,16 +238,12 @@ def vision_encoder_decoder(folder: Path) -> str:
     decoder = transformers.BertConfig(
         vocab_size=len(words), is_decoder=True, add_cross_attention=True, **LAYERS
     )
-    torch.manual_seed(0)
     model = transformers.VisionEncoderDecoderModel(
         encoder=transformers.ViTModel(encoder), decoder=transformers.BertLMHeadModel(decoder)
     )
     model.config.decoder_start_token_id, model.config.pad_token_id = 2, 1
-    for weights in model.parameters():
-        torch.nn.init.normal_(weights, std=0.2)
-    model.save_pretrained(folder)
-    transformers.TrOCRProcessor(transformers.ViTImageProcessorPil(size=SQUARE), words).save_pretrained(folder)
-    return str(folder)
+    images = transformers.ViTImageProcessorPil(size=SQUARE)
+    return save(folder, model, transformers.TrOCRProcessor(images, words))
 
 
 def make_folder(name: str, folder: Path) -> str:
@@ -278,14 +264,7 @@ def make_folder(name: str, folder: Path) -> str:
         setattr(
             functools.reduce(getattr, path, config), last, processor.tokenizer.convert_tokens_to_ids(token)
         )
-    torch.manual_seed(0)
-    module = transformers.AutoModelForImageTextToText.from_config(config)
-    with torch.no_grad():
-        for weights in module.parameters():
-            torch.nn.init.normal_(weights, std=0.2)
-    module.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return str(folder)
+    return save(folder, transformers.AutoModelForImageTextToText.from_config(config), processor)
 
 
 def _classes_of(part: str) -> Any:
@@ -313,13 +292,6 @@ def _make_processor(name: str, reading: Reading, patch: int, side: int) -> Any:
     named = {token: f"<{token}>" for token in [*found, *around] if token not in USUAL}
     signs = [sign for sign in SIGN.findall(source) if sign not in ("<s>", "</s>", "<unk>")]
     words = make_tokenizer(*dict.fromkeys([*signs, *reading.signs]), **named)
-    if reading.spelled:
-        words = make_tokenizer(words=[*WORDS, "▁", *signs, *reading.signs], **named)
-        pattern = "|".join([*map(re.escape, reading.signs), r"▁|\w+|[^\w\s▁]"])
-        words.backend_tokenizer.normalizer = tokenizers.normalizers.Prepend("▁")
-        words.backend_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(
-            tokenizers.Regex(pattern), "removed", invert=True
-        )
     takes = inspect.signature(kind.__init__).parameters
     settings = {"image_processor": reading.images, "video_processor": reading.videos}
     parts = {

@@ -64,16 +64,14 @@ class Classifier(HuggingFaceModel):
 
 
 def load_huggingface(
-    name: str,
-    *,
+    source: Source,
     device: torch.device,
-    dtype: torch.dtype | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    allow_pickle: bool = False,
-    generative: bool = False,
-    predicting: bool = False,
-    device_map: str | Mapping[str, str] | None = None,
+    dtype: torch.dtype | None,
+    device_map: str | Mapping[str, str] | None,
+    allow_pickle: bool,
+    *,
+    generative: bool,
+    predicting: bool,
 ) -> HuggingFaceModel:
     """Load a hub id or a local folder. ``dtype`` ``None`` keeps the type of the stored weights.
 
@@ -83,7 +81,7 @@ def load_huggingface(
     """
     from transformers import AutoModel
 
-    source = Source(name, revision, trust_remote_code)
+    name = source.name
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
         lacks = "a device map needs accelerate, which is not installed"
         raise ModelError(f"{lacks}: pip install 'attnscope[large]'")
@@ -129,7 +127,9 @@ def load_huggingface(
     )
     make = next(make for fits, make in rows if fits)
     writer = None if kind is AutoModel or headless else loaded
-    return make(name, module, tokenizer, notes, writer, source.load_processor, preferred)
+    found = make(name, module, tokenizer, notes, writer, source.load_processor, preferred)
+    found.forkable = device_map is None
+    return found
 
 
 def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:

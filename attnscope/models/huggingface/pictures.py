@@ -157,9 +157,6 @@ TYPE_IDS = "mm_token_type_ids"
 POSITION_MASK = "image_embeds_position_mask"
 """Processor outputs for the positions of a picture, where its ids there mean nothing."""
 
-FORMER_NAMES = {"image_patches": "pixel_values", "pixel_values_images": "pixel_values"}
-"""Old processor outputs for pixels."""
-
 
 @dataclass(frozen=True)
 class PictureText:
@@ -326,11 +323,7 @@ class PictureText:
             given = {"videos": [frames], "do_sample_frames": False}
         if accepts(self.module, TYPE_IDS):
             given[f"return_{TYPE_IDS}"] = True
-        made = ask_processor(self.reader.name, "picture", self.processor, text=prompt, **given)
-        return {
-            name if accepts(self.module, name) else FORMER_NAMES.get(name, name): value
-            for name, value in made.items()
-        }
+        return ask_processor(self.reader.name, "picture", self.processor, text=prompt, **given)
 
     def _find(
         self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], settings: Mapping[str, Any]

@@ -84,10 +84,7 @@ class TrainingProgress:
 
 
 def save_checkpoint(
-    path: Path,
-    encoder: Encoder,
-    optimizers: Sequence[torch.optim.Optimizer],
-    progress: TrainingProgress,
+    path: Path, encoder: Encoder, optimizers: Sequence[torch.optim.Optimizer], progress: TrainingProgress
 ) -> None:
     """Weights, moments and progress in one safetensors file, which appears whole or not at all."""
     from safetensors.torch import save
@@ -97,25 +94,18 @@ def save_checkpoint(
         tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
         for key, value in states[parameter].items():
             tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
-    metadata = {"progress": json.dumps(asdict(progress)), "config": json.dumps(asdict(encoder.config))}
-    write_whole(path, save(tensors, metadata=metadata))
+    write_whole(path, save(tensors, metadata={"progress": json.dumps(asdict(progress))}))
 
 
 def load_checkpoint(
     path: Path, encoder: Encoder, optimizers: Sequence[torch.optim.Optimizer]
 ) -> TrainingProgress:
     """Restore encoder and optimizers to the state that ``save_checkpoint`` saved."""
-    if not path.is_file():
-        raise ModelError(f"there is nothing to resume: {path} does not exist")
     try:
         tensors, metadata = read_safetensors(path)
         progress: TrainingProgress = read(TrainingProgress, json.loads(metadata["progress"]))
-        config = json.loads(metadata["config"])
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a checkpoint: {error}") from error
-    for name, value in asdict(encoder.config).items():
-        if config.get(name) != value:
-            raise ModelError(f"{path} was made with {name} {config.get(name)}, not {value}: resume with that")
     states = _states(optimizers)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():

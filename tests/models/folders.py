@@ -116,9 +116,10 @@ def mamba(folder: Path) -> str:
     return save(folder, transformers.MambaModel(config), wrapped)
 
 
-def save(folder: Path, model, *parts, seed: int = 0) -> str:
+def save(folder: Path, model, *parts, seed: int | None = 0) -> str:
     """Write a model with random weights and what prepares its inputs, and say where."""
-    torch.manual_seed(seed)
+    if seed is not None:
+        torch.manual_seed(seed)
     for weights in model.parameters():
         torch.nn.init.normal_(weights, std=0.2)
     for each in (model, *parts):

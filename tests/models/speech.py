@@ -56,6 +56,7 @@ def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (
         vocab_size=len(tokenizer()),
         **tokens(),
     )
+    torch.manual_seed(seed)
     model = transformers.WhisperForConditionalGeneration(config)
     model.generation_config = transformers.GenerationConfig(
         **tokens(),
@@ -69,7 +70,7 @@ def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (
         max_length=48,
     )
     extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=SECONDS)
-    return folders.save(folder, model, tokenizer(), extractor, seed=seed)
+    return folders.save(folder, model, tokenizer(), extractor, seed=None)
 
 
 def tokenizer(lines: Sequence[str] = folders.LINES) -> transformers.WhisperTokenizer:

@@ -43,14 +43,7 @@ def cutters(tmp_path_factory):
     )
 
 
-def run(
-    cutters,
-    path,
-    settings=SETTINGS,
-    config=CONFIG,
-    resume=False,
-    observe=lambda progress: None,
-):
+def run(cutters, path, settings=SETTINGS, config=CONFIG, resume=False, observe=lambda progress: None):
     torch.manual_seed(settings.seed)
     encoder = Encoder(config)
     training, held_out = (replace(cutter, causal=config.causal) for cutter in cutters)
@@ -112,13 +105,9 @@ def test_minutes_end_by_the_clock(cutters, tmp_path):
     assert progress.step >= 1
 
 
-def test_a_checkpoint_of_another_shape_is_refused(cutters, tmp_path):
+def test_a_damaged_checkpoint_is_refused(cutters, tmp_path):
     path = tmp_path / "c"
     run(cutters, path, replace(SETTINGS, steps=2))
-    with pytest.raises(ModelError, match="was made with width 32, not 64"):
-        run(cutters, path, config=replace(CONFIG, width=64), resume=True)
-    with pytest.raises(ModelError, match="there is nothing to resume"):
-        run(cutters, tmp_path / "none", resume=True)
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ModelError, match="cannot be read as a checkpoint"):
         run(cutters, path, resume=True)

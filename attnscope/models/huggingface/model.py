@@ -37,47 +37,6 @@ from attnscope.progress import tell
 PROBED = 64  # tokens on which it is tried whether parts of the scores are those of a whole pass
 
 
-def generate_cached(
-    writer: Any,
-    module: nn.Module,
-    inputs: Mapping[str, Tensor],
-    side: str,
-    count: int,
-    sampling: Sampling,
-    ends: Collection[int],
-) -> tuple[list[int], Steps | None, Record]:
-    """Generate up to ``count`` tokens with ``writer``, a model with its language-model head.
-
-    ``inputs[side]`` are the tokens to continue, ``module`` is what is recorded. ``count`` + 1 tokens are
-    generated and the last is dropped, so that the one before it is read too and has its row. A model that
-    reads the whole text again at every step gives no ``Steps``.
-    """
-    from transformers import GenerationConfig, GenerationMixin
-
-    steps = Steps()
-    drawn = {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0} if sampling.temperature else {}
-    config = GenerationConfig(
-        max_new_tokens=count + 1, do_sample=sampling.temperature > 0, num_beams=1, **drawn
-    )
-    device = inputs[side].device
-    with (
-        torch.inference_mode(),
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
-        recording(module, [steps], warn=False) as record,
-    ):
-        torch.manual_seed(sampling.seed)
-        # speech models have their own loop over pieces of the sound, without steps
-        generate = partial(GenerationMixin.generate, writer) if hears(writer) else writer.generate
-        whole = generate(**inputs, generation_config=config, streamer=_Written(count))  # [1, token]
-    new = whole[0, inputs[side].shape[1] :].tolist()
-    new = new[:-1] if len(new) > count or new[-1] in ends else new
-    counts: dict[Site, list[int]] = {}
-    for layer in record.sites:
-        counts.setdefault(layer.site, []).append(layer.queries)
-    cached = all(queries == 1 for _, *later in counts.values() for queries in later)
-    return new, steps if cached else None, record
-
-
 @dataclass
 class _Written:
     """Receives each token from transformers, the prompt first, and reports how many there are."""
@@ -273,11 +232,10 @@ class HuggingFaceModel(Model):
         inputs = dict(prepared.inputs)
         if len(tokens) < len(start):
             inputs |= {name: x[:, : len(tokens)] for name, x in inputs.items() if is_row(x, len(start))}
-        given = self.writer, self.module, inputs, side, count, sampling, ends
         try:
             self.show_kinds(prepared)
             with self.threads(prepared), foreign_output():
-                new, steps, record = generate_cached(*given)
+                new, steps, record = self._write(inputs, side, count, sampling, ends)
         except Exception as error:
             raise ModelError(f"{self.name} cannot continue a text: {first_line(error)}") from error
         self._require_attention(record)
@@ -305,6 +263,41 @@ class HuggingFaceModel(Model):
             note = f"{self.name} keeps no cache: shown is one pass over all tokens"
             return replace(result, notes=(*notes, note))
         return replace(result, notes=notes, replay=steps.replay(record, result.axes))
+
+    def _write(
+        self, inputs: Mapping[str, Tensor], side: str, count: int, sampling: Sampling, ends: Collection[int]
+    ) -> tuple[list[int], Steps | None, Record]:
+        """Up to ``count`` tokens that go on from ``inputs[side]``, and the recorded steps.
+
+        ``count`` + 1 tokens are generated and the last is dropped, so that the one before it is read too and
+        has its row. A model that reads the whole text again at every step gives no ``Steps``.
+        """
+        from transformers import GenerationConfig, GenerationMixin
+
+        steps, writer = Steps(), self.writer
+        drawn = (
+            {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0} if sampling.temperature else {}
+        )
+        config = GenerationConfig(
+            max_new_tokens=count + 1, do_sample=sampling.temperature > 0, num_beams=1, **drawn
+        )
+        device = inputs[side].device
+        with (
+            torch.inference_mode(),
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            recording(self.module, [steps], warn=False) as record,
+        ):
+            torch.manual_seed(sampling.seed)
+            # speech models have their own loop over pieces of the sound, without steps
+            generate = partial(GenerationMixin.generate, writer) if hears(writer) else writer.generate
+            whole = generate(**inputs, generation_config=config, streamer=_Written(count))  # [1, token]
+        new = whole[0, inputs[side].shape[1] :].tolist()
+        new = new[:-1] if len(new) > count or new[-1] in ends else new
+        counts: dict[Site, list[int]] = {}
+        for layer in record.sites:
+            counts.setdefault(layer.site, []).append(layer.queries)
+        cached = all(queries == 1 for _, *later in counts.values() for queries in later)
+        return new, steps if cached else None, record
 
     @property
     def _begin(self) -> Token:

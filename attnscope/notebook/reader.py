@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope import models
 from attnscope.errors import InputError
+from attnscope.models.inputs import place_images
 from attnscope.models.kept import TracedModel
-from attnscope.models.labels import place_images
 from attnscope.models.request import InputRequest
 from attnscope.models.served import open_file
 from attnscope.notebook.run import Run
@@ -178,7 +178,6 @@ def record(
     ...     policy(observation)
     """
     from attnscope.capture import recording
-    from attnscope.models.inputs import place_images
     from attnscope.models.keeping import RecordedPasses, axes_of_texts
 
     run, held, axes, images = Run(), RecordedPasses(), axes_of_texts(tokens), images or {}

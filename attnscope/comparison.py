@@ -15,16 +15,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from attnscope.records import MATRIX, Meaning, record, rounded
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 LARGEST = math.log(2)  # the divergence of two rows that share no key
 
@@ -55,8 +53,6 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
 
 def measure_distances(rows: Tensor, others: Tensor | None = None) -> Divergences:
     """Divergence of heads from each other, or ``others``, over rows.  [head, row, key] -> [head, other]"""
-    import torch
-
     heads, count, keys = rows.shape
     size = heads if others is None else len(others)
     total, squares = torch.zeros(2, heads, size, dtype=torch.float64)
@@ -93,8 +89,6 @@ def _missing(rows: int, population: int) -> float:
 
 def _halves(rows: Tensor) -> Tensor:
     """Half of each weight, the rest of the row as one more key.  [..., key] -> [..., key + 1]"""
-    import torch
-
     rows = rows.clamp(min=0)
     sums = rows.sum(-1, keepdim=True)
     rest = (1 - sums).clamp(min=0)
@@ -103,8 +97,6 @@ def _halves(rows: Tensor) -> Tensor:
 
 def _entropy(rows: Tensor, logs: Tensor | None = None) -> Tensor:
     """Shannon entropy in nats, of rows without a zero; ``logs`` is scratch memory.  [..., key] -> [...]"""
-    import torch
-
     return -torch.log(rows, out=logs).mul_(rows).sum(-1)
 
 

@@ -24,7 +24,6 @@ from attnscope.views import AlignedTexts, Bars, Overlay, Ranking, Step, Table, T
 from attnscope.views.charts import BREAK, Cell, Curves, MovedWords, Stack, Term, Terms, full_light
 
 INDENT = 2  # least columns before a command; indented like a head's reason if there is room
-
 LABEL_WIDTH = 24
 LONGEST_BAR = 48
 SHORTEST_BAR = 8  # columns of a full bar when the part of a picture is written beside it
@@ -47,9 +46,9 @@ def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
         where = 0
     drawn = [list(_bars(title, bars, full, width, where, surface)) for title, bars in lists]
     blocks = [list(screen.side_by_side(drawn, width + 4))] if beside else drawn
-    for i, block in enumerate(blocks):
-        yield from [[], *block] if i else block
-    yield []
+    for block in blocks:
+        yield from block
+        yield []
     yield [Segment(f"a full bar is {full:.3g}", DIM)]
 
 
@@ -158,9 +157,10 @@ def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str,
     line: list[tuple[str, str, str, int]] = []
     for one, other in steps:
         first, second = ("" if place is None else screen.cut(place.label, LONGEST) for place in (one, other))
-        mark = LEFT_OUT if other is None else PUT_IN if one is None else " "
-        if one is not None and other is not None and one.text != other.text:
-            mark = REPLACED
+        if one is None or other is None:
+            mark = LEFT_OUT if other is None else PUT_IN
+        else:
+            mark = " " if one.text == other.text else REPLACED
         wide = max(cell_len(first), cell_len(second))
         if line and sum(step[-1] + 1 for step in line) + wide + 1 > width:
             yield line
@@ -307,7 +307,6 @@ def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
 
 
 FULL = 100  # least columns to show a table in full if it has a narrow form
-
 MOST_ROWS = 2000  # most rows that are printed: laying out tens of thousands takes minutes
 
 
@@ -360,7 +359,6 @@ def _cell_text(cell: Cell, palette: Palette | None) -> Text:
 WIDEST_PICTURE = 64  # most columns of a picture
 NARROWEST = 34  # least columns of pictures side by side
 TALLEST_PICTURE = 28  # lines of a picture
-
 BETWEEN = 3
 ITSELF = "×"  # marks the patch that looks or is looked at
 

@@ -15,22 +15,11 @@ from rich.segment import Segment
 
 from attnscope.axes import Array, Place
 from attnscope.render.terminal import surface as screen
-from attnscope.render.terminal.surface import (
-    BOLD,
-    DIM,
-    MARK,
-    PLAIN,
-    SHADE_FROM,
-    TONES,
-    Line,
-    Palette,
-    Surface,
-)
+from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import isolate
 from attnscope.views import DistanceMap, HeadMap, HeadPair, HeadRow, Heatmap
 
 NUMBERED = 4  # columns of a cell with its number
-
 LABEL_WIDTH = 20
 HEADER_HEIGHT = 12
 TALLEST = 40  # most rows with a line each
@@ -82,12 +71,11 @@ def _cells_of(
 def token_at(view: Heatmap, surface: Surface, pinned: int | None, y: int) -> int | None:
     """The token whose row is at a line of a picture without a title."""
     view, layout = _settle(view, surface)
-    marked = (
-        pinned is not None and _place_of(view.weights.queries, pinned) is not None and view.weights.square
-    )
-    line = y - len(list(_header(view, layout))) - bool(marked)
+    queries = view.weights.queries
+    marked = pinned is not None and view.weights.square and _place_of(queries, pinned) is not None
+    line = y - len(list(_header(view, layout))) - marked
     row = 2 * line if layout.half else line
-    return view.weights.queries[row].start if 0 <= row < len(view.weights.queries) else None
+    return queries[row].start if 0 <= row < len(queries) else None
 
 
 def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
@@ -178,11 +166,10 @@ def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout,
     for loss in strip:
         if loss is None:
             line.append(Segment(screen.centre("·", layout.cell), DIM))
-            continue
-        mark = surface.spark(loss / view.most)
-        number = f"{loss:.{int(loss < 9.95)}f}"
-        text = (mark + number).ljust(layout.cell) if layout.cell >= NUMBERED else mark * layout.cell
-        line.append(Segment(text, surface.bar_style()))
+        else:
+            mark, number = surface.spark(loss / view.most), f"{loss:.{int(loss < 9.95)}f}"
+            text = (mark + number).ljust(layout.cell) if layout.cell >= NUMBERED else mark * layout.cell
+            line.append(Segment(text, surface.bar_style()))
     return list(Segment.simplify(line))
 
 
@@ -206,23 +193,20 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
 
 GAP = 3  # columns between heads that stand beside each other
 BESIDE = 110  # from this width on, the two heads stand side by side
-
 LABEL = 18
 
 
 def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
     """Both heads, the first minus the second, and the tokens where they differ most."""
+    maps, half = [*view.maps, view.difference], (surface.width - 4) // 2
     if surface.width >= BESIDE:
-        half = (surface.width - 4) // 2
         blocks = [list(_titled(each, replace(surface, width=half))) for each in view.maps]
         yield from screen.side_by_side(blocks, half + 4)
         yield []
-    else:
-        for each in view.maps:
-            yield from _titled(each, surface)
-            yield []
-    yield from _titled(view.difference, surface)
-    yield []
+        maps = [view.difference]
+    for each in maps:
+        yield from _titled(each, surface)
+        yield []
     yield from _partings(view, surface)
 
 
@@ -276,14 +260,12 @@ MEAN = 5  # columns of a layer's mean
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     """The whole table; if it is too wide, further heads follow below in a second one."""
     palette = surface.palette(signed=view.signed)
-    texts = view.texts
-    rows, columns = view.rows, view.columns
+    texts, rows, columns = view.texts, view.rows, view.columns
     column = replace(view, values=view.means[:, None])
     means = [text for (text,) in column.texts] if view.by_layer else []
     label, heads = max(map(len, rows), default=0) + 1, len(columns)
-    cell = max(
-        [4, *(len(text) + 2 for row in texts for text in row), *(len(name) + 1 for name in columns[-1:])]
-    )
+    named = (len(name) + 1 for name in columns[-1:])
+    cell = max(4, *(len(text) + 2 for row in texts for text in row), *named)
     beside = max(1, (surface.width - label) // cell)
     beside = -(-heads // -(-heads // beside)) if heads else 1  # equal halves rather than a remainder
     tones = np.round(np.nan_to_num(view.levels()) * (TONES - 1)).astype(int)
@@ -305,8 +287,7 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
                 line.append(Segment(means[row].rjust(MEAN)))
             yield line
     yield []
-    unit = f" {view.unit}" if view.unit else ""
-    low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g}{unit}"
+    low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g} {view.unit}".rstrip()
     if surface.colour:
         yield surface.colour_bar(low, high, palette)
     else:
@@ -337,12 +318,12 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     if surface.colour:
         yield surface.colour_bar(f"{view.top:.2f} nats", "0 alike", surface.palette(signed=False))
     else:
-        steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in SHADE_FROM]
+        steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in screen.SHADE_FROM]
         lines = screen.flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
         yield from ([Segment(line)] for line in lines)
-    if view.groups and layout.cell == DISTANCE and layout.gap:
-        yield from surface.quiet("groups of alike heads stand apart")
-    elif view.groups and layout.cell != DISTANCE:
+    if view.groups and layout.cell == DISTANCE:
+        yield from surface.quiet("groups of alike heads stand apart") if layout.gap else ()
+    elif view.groups:
         told = "each line is two heads, the first one named" if layout.half else "each line is a head"
         more = "columns are in the same order, numbers above them name groups of alike heads"
         yield from surface.quiet(f"{told}; {more}")
@@ -354,8 +335,7 @@ def _distance_layout(view: DistanceMap, surface: Surface) -> CellLayout | None:
     rows, columns = len(view.rows), len(view.columns)
     label = max(len(name) for name in view.rows)
     gaps = max(len(view.groups) - 1, 0)
-    shapes = [(DISTANCE, False), (SQUARE, False), (1, surface.colour)]
-    for cell, half in shapes:
+    for cell, half in ((DISTANCE, False), (SQUARE, False), (1, surface.colour)):
         if not half and rows > (NAMED if cell == DISTANCE or surface.colour else TALLEST):
             continue
         for gap in (1, 0):
@@ -403,10 +383,8 @@ def _distance_rows(view: DistanceMap, layout: CellLayout, surface: Surface) -> I
         for column, value in enumerate(view.values[row]):
             if column in edges:
                 line.append(Segment(" "))
-            text = f" {value:.2f} ".rjust(layout.cell) if layout.cell == DISTANCE else " " * layout.cell
-            if surface.colour:
-                line.append(Segment(text, screen.style_on(palette, int(tones[row, column]))))
-            else:
-                shade = surface.shade(near[row, column]) * layout.cell
-                line.append(Segment(text if layout.cell == DISTANCE else shade))
+            blank = " " if surface.colour else surface.shade(near[row, column])
+            text = f" {value:.2f} ".rjust(layout.cell) if layout.cell == DISTANCE else blank * layout.cell
+            style = screen.style_on(palette, int(tones[row, column])) if surface.colour else None
+            line.append(Segment(text, style))
         yield list(Segment.simplify(line))

@@ -325,10 +325,9 @@ def sheet(
         if text:
             figure.text(GAP / full, at, text, size=size, color=colour, va="top", gid=gid)
             at -= step / tall
+    loose = {"linespacing": 1.25, **QUIET}
     if lines:
-        figure.text(
-            GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, linespacing=1.25, **QUIET
-        )
+        figure.text(GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, **loose)
     for number, reading in enumerate(readings):
         column, row = divmod(number, measured)
         start = GAP + column * COLUMN
@@ -339,7 +338,7 @@ def sheet(
             (start + TO_VALUE, "right", VALUE, value),
             (start + TO_VALUE + 0.05, "left", BASELINE, f"{reading.unit} {baseline}".strip()),
         ):
-            figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, linespacing=1.25, **QUIET)
+            figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, **loose)
     return Sheet(figure, left, bottom, width, height)
 
 
@@ -469,14 +468,9 @@ def beside(
 ) -> None:
     """Write texts on the left of the axes, or on the right, at these rows; ``size`` in points."""
     transform = axes.get_yaxis_transform() + _shift(axes, PAD if right else -PAD, 0)
-    look: dict[str, Any] = {
-        "size": size,
-        "ha": "left" if right else "right",
-        "va": "center_baseline",
-        "gid": ROW,
-    }
+    ha = "left" if right else "right"
     for y, text in zip(at, texts, strict=True):
-        axes.text(float(right), y, text, transform=transform, **look)
+        axes.text(float(right), y, text, transform=transform, size=size, ha=ha, va="center_baseline", gid=ROW)
 
 
 def _shift(axes: Axes, x: float, y: float) -> ScaledTranslation:

@@ -216,20 +216,15 @@ class Page:
     def _labels(self, places: Sequence[Place]) -> list[list[Any]]:
         """Text, number, whether it joins the text before; its parts of the scene."""
         numbers = {id_: number for number, id_ in enumerate(self.scene.parts)} if self.scene else {}
-
-        def parts_of(place: Place) -> list[int] | None:
-            ids = self.scene.ids_of(place) if self.scene else ()
-            return [numbers[id_] for id_ in ids] if ids or not place.heard else None  # padding has none
-
-        return [
-            [
-                place.label,
-                place.start,
-                int(before is not None and None is not place.word == before.word),
-                *([parts_of(place)] if self.scene else []),
-            ]
-            for before, place in zip((None, *places), places, strict=False)
-        ]
+        labels: list[list[Any]] = []
+        for before, place in zip((None, *places), places, strict=False):
+            joins = before is not None and None is not place.word == before.word
+            labels.append([place.label, place.start, int(joins)])
+            if self.scene:
+                ids = self.scene.ids_of(place)
+                known = ids or not place.heard  # padding of a sound has no part
+                labels[-1].append([numbers[each] for each in ids] if known else None)
+        return labels
 
     def _picture(self) -> dict[str, Any] | None:
         """The scene as plain data: left, top, right and bottom of each part, and whether it is fine."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from rich.segment import Segment
@@ -23,8 +24,9 @@ CLEAR_SHADED = 9  # the same without colour, if a head is chosen
 AROUND, AROUND_LOOSE = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
 LARGEST = 17  # columns of a large thumbnail with several keys per column
 WHOLE = 24  # up to this many keys, each has a column in a large thumbnail
-
 WRITTEN = "━"  # marks the columns of generated tokens
+
+Chosen: TypeAlias = "tuple[int, int] | None"  # a layer and a head
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,38 +104,35 @@ def half_lines(view: Grid, width: int) -> int:
     return tall if tall <= queries else max(tall - tall % max(queries, 1), 1)
 
 
-def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = None) -> Iterator[Line]:
+def grid_lines(view: Grid, surface: Surface, chosen: Chosen = None) -> Iterator[Line]:
     """The whole picture, line by line; the ``chosen`` (layer, head) gets brackets and reversed names."""
     shape = layout_of(view, surface, chosen is not None)
-    small = view.fit(shape.height, shape.width)
-    palette = surface.palette(signed=view.signed)
-    count = 0
+    small, count = view.fit(shape.height, shape.width), 0
     for start in range(0, view.heads, shape.beside):
         heads = range(start, min(start + shape.beside, view.heads))
         if start:
             yield []
         if any(small.columns):
             yield _names(small, shape, heads, chosen)
-        for line in _band(small, shape, heads, surface, palette, chosen):
-            count += 1
-            yield line
+        lines = _band(small, shape, heads, surface, surface.palette(signed=view.signed), chosen)
+        count += len(lines)
+        yield from lines
     if shape.around == AROUND_LOOSE:
         yield []
     if surface.height and not view.large and count + AROUND > surface.height:
         yield [Segment("more than a screen: scroll up; --layers 0-5 or --large shows more of each head", DIM)]
-    yield from legend(view, small, surface, palette)
+    yield from legend(view, small, surface)
 
 
-def _names(small: Grid, shape: GridLayout, heads: range, chosen: tuple[int, int] | None) -> Line:
+def _names(small: Grid, shape: GridLayout, heads: range, chosen: Chosen) -> Line:
     """The name of each head above its thumbnail, if there is room, and marks of its columns."""
-    marks = [" "] * shape.width
-    for column in range(small.written_from(shape.width), shape.width):
-        marks[column] = WRITTEN
+    plain = small.written_from(shape.width)
+    marks = " " * plain + WRITTEN * (shape.width - plain)
     line: Line = [Segment(" " * (_label(small) + 1))]
     used, step = 0, shape.gap + shape.width  # generated columns
     for start, head in zip(range(0, step * len(heads), step), heads, strict=True):
         name = small.columns[head] if used < start or not used else ""
-        rest = "".join(marks[max(used - start, 0) + len(name) :]).rstrip()
+        rest = marks[max(used - start, 0) + len(name) :].rstrip()
         line += [Segment(" " * (start - used)), Segment(name, MARK if chosen and chosen[1] == head else DIM)]
         line.append(Segment(rest, DIM))
         used = max(used, start) + len(name + rest)
@@ -141,13 +140,8 @@ def _names(small: Grid, shape: GridLayout, heads: range, chosen: tuple[int, int]
 
 
 def _band(
-    small: Grid,
-    shape: GridLayout,
-    heads: range,
-    surface: Surface,
-    palette: Palette,
-    chosen: tuple[int, int] | None,
-) -> Iterator[Line]:
+    small: Grid, shape: GridLayout, heads: range, surface: Surface, palette: Palette, chosen: Chosen
+) -> list[Line]:
     """The thumbnails of some heads of all layers, each layer's name at its first line."""
     cells = thumbnail_cells(small, shape, heads)
     drawn = cell_lines(cells, surface, palette)
@@ -163,10 +157,12 @@ def _band(
         before, between, after = (cell_lines(part, surface, palette) for part in parts)
         for at in inside:
             drawn[at] = [*before[at], Segment("▐", BOLD), *between[at], Segment("▌", BOLD), *after[at]]
+    label = _label(small)
     for at, line in enumerate(drawn):
         name = f"L{names[at]}" if at in names else ""
         marked = bool(chosen and names.get(at) == chosen[0] and inside)
-        yield [Segment(name, MARK if marked else DIM), Segment(" " * (_label(small) - len(name))), *line]
+        drawn[at] = [Segment(name, MARK if marked else DIM), Segment(" " * (label - len(name))), *line]
+    return drawn
 
 
 def thumbnail_cells(small: Grid, shape: GridLayout, heads: range) -> Array:
@@ -196,12 +192,12 @@ def cell_lines(cells: Array, surface: Surface, palette: Palette) -> list[Line]:
     ]
 
 
-def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
+def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:
     """The colour bar, and beside it what a thumbnail is; ``small`` is the view as drawn."""
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
     said = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN))
-    bar = surface.colour_bar(*small.scale_ends(), palette)
+    bar = surface.colour_bar(*small.scale_ends(), surface.palette(signed=view.signed))
     left = sum(segment.cell_length for segment in bar) + 3
     if surface.width - left < left:
         yield bar

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attnscope.axes import weights
-from attnscope.errors import SelectionError
 from attnscope.render.page import MASKED, Code, Page, pack, unpack
 from tests.render.page.browser import weights_of
 from tests.render.screen import random_head, tokens
@@ -152,11 +151,6 @@ def test_labels_that_repeat_are_stored_once() -> None:
     data = content(Page(two_layers(), title="x").text())
     assert len(data["axes"]) == 2
     assert [layer["axes"] for layer in data["kinds"][0]["layers"]] == [0, 0]
-
-
-def test_a_colour_map_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(SelectionError, match="no colour map"):
-        Page(two_layers(), title="x", cmap="rainbough").text()
 
 
 def test_each_layer_says_how_its_weights_were_proved() -> None:

@@ -69,9 +69,7 @@ def test_levels_take_the_nearest_entry() -> None:
 
 def test_an_unknown_map_says_what_exists() -> None:
     for wrong, meant in (("embers", "ember"), ("virdis", "viridis"), ("blues", "Blues"), ("rdbu", "RdBu")):
-        told = (
-            f"no colour map '{wrong}': did you mean '{meant}'.*there are ember, tide and those of matplotlib"
-        )
+        told = f"no colour map '{wrong}': did you mean '{meant}'.*there are ember, tide and those of"
         with pytest.raises(SelectionError, match=told):
             choose_map(wrong, signed=False)
 

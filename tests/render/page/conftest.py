@@ -10,3 +10,11 @@ def chromium(tmp_path_factory):
     """One browser, with a profile of its own."""
     with browser(tmp_path_factory.mktemp("profile")) as found:
         yield found
+
+
+@pytest.fixture
+def opened(chromium, path):
+    """The page of a file, freshly loaded in a wide light window; nothing may go wrong in it during a test."""
+    chromium.open_anew(path)
+    yield chromium
+    assert chromium.troubles == []

@@ -37,13 +37,6 @@ def path(tmp_path_factory):
     return write_page(tmp_path_factory.mktemp("page") / "page.html", {"encoder": layers}, "a pair")
 
 
-@pytest.fixture
-def opened(chromium, path):
-    chromium.open_anew(path)
-    yield chromium
-    assert chromium.troubles == []
-
-
 def open_head(page, layer: int, number: int) -> None:
     page.run(f"openHead({layer}, {number})")
     page.until(f"headName() === 'L{layer}H{number}' && current.row === {layer} && current.head === {number}")

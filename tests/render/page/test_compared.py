@@ -48,13 +48,6 @@ def path(tmp_path_factory):
     return write_page(found, {"encoder": layers}, "a <i>model</i>", described=said, worth=worth)
 
 
-@pytest.fixture
-def opened(chromium, path):
-    chromium.open_anew(path)
-    yield chromium
-    assert chromium.troubles == []
-
-
 def over_key(page, key: int) -> tuple[float, float]:
     left, top, *_ = page.box("element('strokes')")
     return left + page.run("lines.right") + 40, top + 4 + (key + 0.5) * page.run("LINE")

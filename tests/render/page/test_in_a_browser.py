@@ -42,14 +42,6 @@ def path(tmp_path_factory):
     return write_page(found, kinds, "<i>a model</i>", subtitle="eight tokens", notes=("untrained",))
 
 
-@pytest.fixture
-def opened(chromium, path):
-    """The page, freshly loaded in a wide light window; nothing may go wrong in it during a test."""
-    chromium.open_anew(path, 1300)
-    yield chromium
-    assert chromium.troubles == []
-
-
 def shown(page) -> np.ndarray:
     """The weights of the open head, as the page decodes them."""
     rows = page.run("Array.from(current.bytes, (byte) => byte === CLOSED ? -1 : WEIGHT[byte])")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 
@@ -12,9 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from PIL import Image
 
-from attnscope.axes import weights
-from attnscope.render.page import MASKED, Code, Page, pack, unpack
+from attnscope.attention import Token
+from attnscope.axes import PICTURED, join_places, places, weights
+from attnscope.models import load
+from attnscope.questions.layers import all_heads
+from attnscope.questions.selection import Selection
+from attnscope.render.page import LOSSLESS, MASKED, SIDE, Code, Page, data_uri, pack, page_of, unpack
+from attnscope.views import Scene, SceneRegion
 from tests.render.page.browser import weights_of
 from tests.render.screen import random_head, tokens
 
@@ -162,13 +169,60 @@ def test_each_layer_says_how_its_weights_were_proved() -> None:
 
 
 def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> None:
-    from attnscope.models import load
-    from attnscope.questions.layers import all_heads
-    from attnscope.questions.selection import Selection
-    from attnscope.render.page import page_of
-
     model = load("own")
     heads = all_heads(model, model.prepare("The cat sat on the mat."), Selection())
     (kind,) = content(page_of(heads))["kinds"]
     for layer, site in zip(kind["layers"], heads.layers.record.sites, strict=True):
         assert f"(relative error {site.difference:.1g})" in layer["proof"]
+
+
+PATCHES = [Token(f"image 1 · {n // 2},{n % 2}", PICTURED + n) for n in range(4)]
+QUARTERS = {
+    PICTURED + n: SceneRegion((n % 2) / 2, (n // 2) / 2, (n % 2 + 1) / 2, (n // 2 + 1) / 2) for n in range(4)
+}
+WHITE = np.full((40, 60, 3), 255, np.uint8)
+WORDS = [Token("<s>", 1, special=True), Token("the", 10), Token("disc", 11), Token("<i>mat</i>", 12)]
+
+
+def field(rows, queries, keys, allowed=None):
+    return weights(np.asarray(rows, float)[None], tuple(queries), tuple(keys), allowed)
+
+
+def test_only_a_page_with_a_picture_may_load_one():
+    kinds = {"encoder": [(0, field(np.full((4, 4), 0.25), WORDS, WORDS))]}
+    plain = Page(kinds, title="words").text()
+    assert "img-src" not in plain
+    assert content(plain)["scene"] is None
+    kinds = {"cross": [(0, field(np.full((4, 4), 0.25), WORDS, PATCHES))]}
+    seen = Page(kinds, title="x", scene=Scene(WHITE, QUARTERS)).text()
+    assert "img-src data:;" in seen
+    assert content(seen)["scene"]["parts"] == [[*part[:4], 1] for part in QUARTERS.values()]
+
+
+def decoded(uri: str) -> tuple[bytes, Image.Image]:
+    raw = base64.b64decode(uri.partition(",")[2])
+    return raw, Image.open(io.BytesIO(raw))
+
+
+def test_a_picture_in_a_page_is_bounded_and_drawn_anew():
+    pixels = np.random.default_rng(0).integers(0, 256, (900, 3000, 3), dtype=np.uint8)
+    uri, across, down = data_uri(Scene(pixels))
+    raw, image = decoded(uri)
+    assert (across, down) == image.size == (SIDE, SIDE * 900 // 3000)
+    assert uri.startswith("data:image/jpeg;base64,")  # noise is too large without loss
+    assert len(raw) <= 2 * LOSSLESS
+    flat = np.zeros((30, 50, 3), np.uint8)
+    flat[:15] = (10, 200, 30)
+    uri, *size = data_uri(Scene(flat))
+    _, image = decoded(uri)
+    assert image.format == "PNG"
+    assert size == [50, 30]
+    np.testing.assert_array_equal(np.asarray(image), flat)
+    assert image.info == {}
+
+
+def test_places_of_several_neighbours_have_the_parts_of_all():
+    scene = Scene(WHITE, QUARTERS)
+    joined = join_places(places(tuple(PATCHES))[1:3], pooled=True)
+    assert scene.ids_of(joined) == (PICTURED + 1, PICTURED + 2)
+    assert scene.ids_of(join_places(places(tuple(WORDS))[1:3], pooled=True)) == ()

@@ -91,7 +91,7 @@ def measure_corpus(
     **more: Any,
 ) -> Stats:
     """The figures of a corpus as the options ask, with a progress bar; ``more`` goes to ``corpus_stats``."""
-    from attnscope.questions.corpus_stats import corpus_stats
+    from attnscope.questions.corpus import corpus_stats
 
     corpus = open_corpus(asked, chat=source.chat)
     model = load()

@@ -1,4 +1,4 @@
-"""What goes into a model, and what it predicts: the data that all kinds of models share.
+"""What goes into a model, alone or in batches, and what it predicts: data that all kinds of models share.
 
 Labels name positions that are not text: genes, table cells, joints, time steps, nodes of a graph.
 """
@@ -6,7 +6,7 @@ Labels name positions that are not text: genes, table cells, joints, time steps,
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -158,6 +158,56 @@ class ModelInput:
             return "cross"
         inside |= self.heard is not None and any(token.id < HEARD for token in self.tokens)
         return "decoder" if inside else None
+
+
+BATCH_TOKENS = 4096  # tokens per pass: enough to keep the processor busy, few enough for its caches
+
+
+class Batch(NamedTuple):
+    """Texts of one length: what the model reads, and the tokens of the queries and keys of each text."""
+
+    prepared: ModelInput
+    labels: Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
+    texts: int
+    tokens: int
+    numbers: Sequence[int] = ()  # of the texts that were put into batches
+
+
+def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
+    """The texts in batches, longest first; the same texts always make the same batches."""
+    alike: dict[tuple[object, ...], list[tuple[int, ModelInput]]] = {}
+    for number, one in enumerate(prepared):
+        shapes = [(name, tensor.shape) for name, tensor in one.inputs.items()]
+        shape = (len(one.tokens), *shapes, *(tensor.shape for tensor in one.arguments))
+        alike.setdefault(shape, []).append((number, one))
+    groups = sorted(alike.values(), key=lambda group: -len(group[0][1].tokens))
+    made = []
+    for group in groups:
+        size = max(1, BATCH_TOKENS // len(group[0][1].tokens))
+        for start in range(0, len(group), size):
+            numbers, texts = zip(*group[start : start + size], strict=True)
+            made.append(join_texts(texts)._replace(numbers=numbers))
+    return made
+
+
+def join_texts(texts: Sequence[ModelInput]) -> Batch:
+    """One batch of texts whose inputs have the same shapes."""
+    import torch
+
+    first = texts[0]
+    inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}
+    arguments = tuple(torch.cat(parts) for parts in zip(*(text.arguments for text in texts), strict=True))
+    labels: dict[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]] = {}
+    for kind in first.axes:
+        axes = [text.axes[kind] for text in texts]
+        queries = [queries for queries, _ in axes if not isinstance(queries, range)]
+        keys = [keys for _, keys in axes if not isinstance(keys, range)]
+        if len(queries) == len(keys) == len(texts):
+            one_sequence = all(queries is keys for queries, keys in axes)  # then their facts are had once
+            labels[kind] = (queries, queries) if one_sequence else (queries, keys)
+    tokens = tuple(token for text in texts for token in text.tokens)
+    prepared = ModelInput(inputs, {}, tokens, settings=first.settings, arguments=arguments)
+    return Batch(prepared, labels, len(texts), len(tokens))
 
 
 class Objective(NamedTuple):

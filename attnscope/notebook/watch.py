@@ -20,8 +20,7 @@ from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models.module import wrap_module
 from attnscope.notebook.reader import at_rest
 from attnscope.notebook.run import Display, Drawing
-from attnscope.questions.corpus import CorpusRun
-from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.corpus import CorpusRun, corpus_stats
 from attnscope.questions.processes import joined_processes
 from attnscope.questions.stats import Condition, parse_conditions
 from attnscope.questions.track import Track, courses_of, figures_of, of_track

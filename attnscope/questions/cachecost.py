@@ -23,11 +23,10 @@ from attnscope.errors import InputError, ModelError
 from attnscope.measures import Measurement
 from attnscope.measures.roles import RETRIEVES, STREAMS
 from attnscope.models import Model, ModelInput
-from attnscope.models.inputs import text_axes
+from attnscope.models.inputs import join_texts, text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import join_texts
 from attnscope.questions.intervention import (
     Change,
     KeptLayers,

@@ -1,24 +1,28 @@
-"""Runs over many texts: batches of equal length, shared among threads and processes, with progress."""
+"""Runs over many texts, shared among threads and processes, with progress; every head's figures over them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-from attnscope.attention import Kind, Token
-from attnscope.capture import KnownPasses
+from attnscope.capture import FUSED, KnownPasses, Record
 from attnscope.errors import AttnscopeError, InputError
-from attnscope.models import Model, ModelInput
-from attnscope.models.inputs import Limit
+from attnscope.measures import DEFAULT, Measurement, settle_roles
+from attnscope.models import Model, ModelInput, inputs
+from attnscope.models.inputs import Batch, Limit
 from attnscope.models.text.tokens import read_unknown, say_unknown
+from attnscope.questions.loss import HeadSums, MeanOutputs, Way, corpus_means, describe_way
 from attnscope.questions.processes import Processes, in_order, together, workers
 from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import describe_kernels, extent, require_selected
+from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions
 from attnscope.records import read
 from attnscope.storage.corpus import Corpus, CorpusText
 from attnscope.storage.files import fingerprint, read_checkpoint, write_checkpoint
@@ -108,18 +112,6 @@ WINDOW_TEXTS = 8192
 WINDOW_CHARACTERS = 1 << 20
 """Texts per window, among which equal lengths are batched, limited by number and size."""
 
-BATCH_TOKENS = 4096  # tokens per pass: enough to keep the processor busy, few enough for its caches
-
-
-class Batch(NamedTuple):
-    """Texts of one length: what the model reads, and the tokens of the queries and keys of each text."""
-
-    prepared: ModelInput
-    labels: Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
-    texts: int
-    tokens: int
-    numbers: Sequence[int] = ()  # of the texts that were put into batches
-
 
 def windows(entries: Iterable[CorpusText]) -> Iterator[list[CorpusText]]:
     """Split a stream of texts into windows."""
@@ -133,43 +125,6 @@ def windows(entries: Iterable[CorpusText]) -> Iterator[list[CorpusText]]:
             window, characters = [], 0
     if window:
         yield window
-
-
-def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
-    """The texts in batches, longest first; the same texts always make the same batches."""
-    alike: dict[tuple[object, ...], list[tuple[int, ModelInput]]] = {}
-    for number, one in enumerate(prepared):
-        shapes = [(name, tensor.shape) for name, tensor in one.inputs.items()]
-        shape = (len(one.tokens), *shapes, *(tensor.shape for tensor in one.arguments))
-        alike.setdefault(shape, []).append((number, one))
-    groups = sorted(alike.values(), key=lambda group: -len(group[0][1].tokens))
-    made = []
-    for group in groups:
-        size = max(1, BATCH_TOKENS // len(group[0][1].tokens))
-        for start in range(0, len(group), size):
-            numbers, texts = zip(*group[start : start + size], strict=True)
-            made.append(join_texts(texts)._replace(numbers=numbers))
-    return made
-
-
-def join_texts(texts: Sequence[ModelInput]) -> Batch:
-    """One batch of texts whose inputs have the same shapes."""
-    import torch
-
-    first = texts[0]
-    inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}
-    arguments = tuple(torch.cat(parts) for parts in zip(*(text.arguments for text in texts), strict=True))
-    labels: dict[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]] = {}
-    for kind in first.axes:
-        axes = [text.axes[kind] for text in texts]
-        queries = [queries for queries, _ in axes if not isinstance(queries, range)]
-        keys = [keys for _, keys in axes if not isinstance(keys, range)]
-        if len(queries) == len(keys) == len(texts):
-            one_sequence = all(queries is keys for queries, keys in axes)  # then their facts are had once
-            labels[kind] = (queries, queries) if one_sequence else (queries, keys)
-    tokens = tuple(token for text in texts for token in text.tokens)
-    prepared = ModelInput(inputs, {}, tokens, settings=first.settings, arguments=arguments)
-    return Batch(prepared, labels, len(texts), len(tokens))
 
 
 ROUND = 4  # batches per process after which several processes combine their sums
@@ -259,14 +214,15 @@ class CorpusWork(ABC):
         """Do this process's share of a window; yields how to go on whenever the sums have more batches."""
         progress, begun = self.progress, replace(self.progress)
         read = list(self._read(window, processes))
-        made = batches(text.prepared for text in read)
+        made = inputs.batches(text.prepared for text in read)
         jobs = [(batch, self.ask([read[number] for number in batch.numbers])) for batch in made]
         every = sum(batch.tokens for batch in made)
         passed = sum(batch.tokens for batch in made[: begun.batches])
         left = jobs[begun.batches :]
         mine = left[processes.number :: processes.count]
         round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        whole = all(batch.tokens <= BATCH_TOKENS for batch in made)  # a longer text is work for all threads
+        # a longer text is work for all threads
+        whole = all(batch.tokens <= inputs.BATCH_TOKENS for batch in made)
         count = workers(self.model, len(mine)) if whole else 1
         with closing(in_order(lambda job: self.share(*job), mine, count)) as results:
             for start in range(0, len(left), round_):
@@ -312,3 +268,123 @@ class CorpusWork(ABC):
             self.progress.skip(entry.where)
             if processes.number == 0:
                 self.run.report(f"{entry.where}: {prepared}")
+
+
+@dataclass
+class Totals:
+    """Sums over batches. They are added batch by batch, in one order whatever the number of processes."""
+
+    measured: Measurement
+    importances: HeadSums = field(default_factory=partial(HeadSums, importance=True))
+    removals: HeadSums = field(default_factory=HeadSums)
+
+    def merge(self, other: Totals) -> None:
+        """Add another batch."""
+        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
+            mine.merge(theirs)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # sent by another process
+        return Totals.from_state, (self.state(),)
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain lists, which JSON keeps exactly."""
+        return {name: sums.state() for name, sums in vars(self).items()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], names: Sequence[str] | None = None) -> Totals:
+        """What ``state`` wrote down; with ``names`` of measures, anything else raises an error."""
+        kinds: dict[str, Any] = {"measured": Measurement, "importances": HeadSums, "removals": HeadSums}
+        totals = cls(**{name: kind.from_state(state[name]) for name, kind in kinds.items()})
+        if names is not None:
+            totals.measured.merge(Measurement(names))  # refuses another set of measures
+            for sums in vars(totals).values():
+                sums.figures()
+        return totals
+
+
+def corpus_stats(
+    model: Model,
+    corpus: Corpus,
+    selection: Selection | None = None,
+    *,
+    names: tuple[str, ...] = DEFAULT,
+    exact_kernel: bool = False,
+    importance: bool = False,
+    ablation: Way | None = None,
+    run: CorpusRun = CorpusRun(),
+) -> Stats:
+    """Measure every selected head over all texts of a corpus; each figure has its standard error.
+
+    Texts of equal token count go through the model together, without padding, so the figures equal those
+    of single texts. The standard error is explained in ``Sums.figures``.
+    """
+    work = _StatsWork(model, corpus, selection or Selection(), run, Totals(Measurement(names)))
+    work.importance, work.ablation, work.exact_kernel = importance, ablation, exact_kernel
+    if ablation == "mean":
+        limit = Limit(run.max_tokens, run.truncate)
+        work.means = corpus_means(model, islice(corpus.entries(), run.limit), limit)
+    asked = {
+        "corpus": corpus.fingerprint(),
+        "set of measures": list(names),
+        "kernel": exact_kernel,
+        "importance": importance,
+        "ablation": ablation,
+    }
+    work.walk(asked, lambda state: Totals.from_state(state, names))
+    total, progress = work.total, work.progress
+    importances, removals = total.importances.figures(), total.removals.figures()
+    if (importance and not importances) or (ablation and not removals):
+        raise InputError(
+            f"{corpus.name} holds nothing that {model.name} predicts: give longer texts, or, "
+            "of an encoder-decoder, one text and its target"
+        )
+    layers, how = progress.layout or ("", "")
+    parts = (model.title, layers, f"{progress.texts:,} texts, {progress.tokens:,} tokens", how)
+    return Stats(
+        settle_roles(with_predictions(list(total.measured.figures()), importances, removals)),
+        " · ".join(part for part in parts if part),
+        count_fused(progress.taken, progress.calls),
+        (*model.notes, *progress.left_out, *describe_way(ablation)),
+    )
+
+
+_Share = tuple[Totals, int, int, Sequence[str]]  # sums, calls of the fused pass, of all, and notes
+
+
+class _StatsWork(CorpusWork):
+    importance: bool
+    ablation: Way | None
+    exact_kernel: bool
+    means: MeanOutputs | None = None
+
+    def share(self, batch: Batch, asked: None) -> _Share:
+        """One forward pass of a batch, measured, and those that importance and ablation take."""
+        measured, record = self.known.run(lambda: self._measure(batch))
+        sums = Totals(measured, removals=HeadSums(means=self.means))
+        with suppress(InputError):  # nothing to predict: such texts do not count
+            if self.importance:
+                sums.importances.add(self.model, batch.prepared, batch.labels)
+            if self.ablation:
+                sums.removals.add(self.model, batch.prepared, batch.labels, self.selection)
+        if not self.progress.layout:
+            require_selected(measured.figures(), record, self.selection)
+            self.progress.layout = extent(record.sites), describe_kernels(record.sites)
+        taken = sum(call.kernel == FUSED for call in record.sites)
+        return sums, taken, len(record.sites), record.notes
+
+    def _measure(self, batch: Batch) -> tuple[Measurement, Record]:
+        measured = Measurement(tuple(self.total.measured.measures))
+        measured.label(batch.labels)
+        sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
+        record = measuring_pass(
+            self.model, batch.prepared, measured, self.selection, sides[0], exact_kernel=self.exact_kernel
+        )
+        return measured, record
+
+    def add(self, share: _Share) -> None:
+        """Add it."""
+        sums, taken, calls, notes = share
+        self.total.merge(sums)
+        self.progress.taken += taken
+        self.progress.calls += calls
+        self.progress.note(notes)

@@ -10,8 +10,9 @@ from attnscope.attention import Head, Kind, Site
 from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.models import Model
+from attnscope.models.inputs import Batch
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, ReadText, counted
+from attnscope.questions.corpus import CorpusRun, CorpusWork, ReadText, counted
 from attnscope.questions.gold_reading import (
     HALVES,
     REACH,

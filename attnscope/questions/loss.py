@@ -25,13 +25,12 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Figure
 from attnscope.measures.measurement import Sums
 from attnscope.models import Model, ModelInput
-from attnscope.models.inputs import Limit
+from attnscope.models.inputs import Limit, batches, join_texts
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.progress import listening, tell
 from attnscope.questions.answer import Answer
 from attnscope.questions.cause import Intervention, measure_effects
-from attnscope.questions.corpus import batches, join_texts
 from attnscope.questions.head import TokenLoss
 from attnscope.questions.intervention import PlainPass, calls_of, editing, scoring
 from attnscope.questions.selection import Asked, Selection, selection_of

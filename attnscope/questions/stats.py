@@ -402,7 +402,7 @@ def measure_heads(
     require_selected(heads, record, selection)
     how: tuple[str, ...] = ()
     if importance or ablation:
-        from attnscope.questions.corpus import join_texts
+        from attnscope.models.inputs import join_texts
         from attnscope.questions.loss import HeadSums, describe_way
 
         importances, removals, batch = HeadSums(importance=True), HeadSums(), join_texts([prepared])

@@ -17,8 +17,7 @@ from attnscope.errors import AttnscopeError, InputError, NoCheckpoint
 from attnscope.measures import MEASURES, HeadFigures
 from attnscope.models import Model
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import CorpusRun, counted
-from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.corpus import CorpusRun, corpus_stats, counted
 from attnscope.questions.selection import Selection
 from attnscope.records import Meaning, Notes, record
 from attnscope.storage.corpus import Corpus

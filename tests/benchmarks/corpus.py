@@ -171,7 +171,7 @@ def largest_difference(measured, looped) -> float:
 
 def measure(model, texts: list[str]):
     """All of attnscope's default measures."""
-    from attnscope.questions.corpus_stats import corpus_stats
+    from attnscope.questions.corpus import corpus_stats
     from attnscope.storage.corpus import ListedTexts
 
     return corpus_stats(model, ListedTexts(texts)).heads
@@ -181,7 +181,7 @@ def batched(model, texts: list[str]) -> Callable[[], None]:
     """The model alone on the batches that a corpus is measured in, ready to run."""
     import torch
 
-    from attnscope.questions.corpus import batches
+    from attnscope.models.inputs import batches
 
     made = [batch.prepared.inputs for batch in batches(model.prepare_all([(text,) for text in texts]))]
 

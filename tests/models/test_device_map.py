@@ -11,7 +11,7 @@ import attnscope
 from attnscope.attention import Head
 from attnscope.errors import ModelError
 from attnscope.models import load
-from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.corpus import corpus_stats
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.storage.corpus import ListedTexts

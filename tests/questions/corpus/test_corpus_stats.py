@@ -8,9 +8,8 @@ import pytest
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Measurement
 from attnscope.models import load
-from attnscope.models.inputs import Limit
-from attnscope.questions.corpus import CorpusRun, batches, windows
-from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.models.inputs import Limit, batches
+from attnscope.questions.corpus import CorpusRun, corpus_stats, windows
 from attnscope.questions.selection import Selection
 from attnscope.storage.corpus import CorpusText, ListedTexts, read_corpus
 from attnscope.storage.files import write_checkpoint
@@ -216,13 +215,13 @@ def sums(kept, tmp_path):
 def whole(model):
     """All texts as one run of small batches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnscope.questions.corpus.BATCH_TOKENS", 20)
+        patch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
         return corpus_stats(model, ListedTexts([*TEXTS, UNREADABLE]))
 
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    monkeypatch.setattr("attnscope.questions.corpus.BATCH_TOKENS", 20)
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
 
 
 def state_of(file):
@@ -458,7 +457,7 @@ def test_windows_hold_so_many_texts_or_characters(monkeypatch):
 
 
 def test_only_texts_of_one_length_go_together_and_none_is_lost(monkeypatch):
-    monkeypatch.setattr("attnscope.questions.corpus.BATCH_TOKENS", 12)
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 12)
     texts = ["a cat", "it", "the dog", "a long story of a cat", "on it", "so what", "no", "off"]
     made = batches(load("own").prepare_all([(text,) for text in texts]))
     for batch in made:

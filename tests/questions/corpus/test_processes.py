@@ -16,8 +16,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.limits import memory_shared
 from attnscope.models import load
 from attnscope.questions import corpus
-from attnscope.questions.corpus import CorpusRun
-from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.corpus import CorpusRun, corpus_stats
 from attnscope.questions.processes import in_order, torchrun_processes, workers
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import minilm
@@ -183,7 +182,7 @@ def test_only_many_batches_of_a_small_model_whose_passes_nobody_else_sees_are_sh
 def test_a_text_that_is_longer_than_a_batch_has_all_threads(monkeypatch):
     model, counts = load("own"), []
     monkeypatch.setattr(corpus, "in_order", lambda *given: counts.append(given[2]) or in_order(*given))
-    monkeypatch.setattr(corpus, "BATCH_TOKENS", 40)
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 40)
     corpus_stats(model, ListedTexts(LONGER))
     assert counts == [1]
 

@@ -16,7 +16,7 @@ from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.targets import batch_predictions
 from attnscope.questions.cause import cut
-from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.corpus import corpus_stats
 from attnscope.questions.find import parse_questions
 from attnscope.questions.loss import HeadSums, ablate, measure_ablation
 from attnscope.questions.selection import Selection

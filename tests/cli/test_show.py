@@ -133,9 +133,9 @@ def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
     ]
 
 
-def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, talker):
+def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, chat_folder):
     asked = ("--chat", "--system", "Be a mat.", "--head", "L0H0", "--json")
-    command = ["show", "The cat", "-m", talker, *asked]
+    command = ["show", "The cat", "-m", chat_folder, *asked]
     read = "".join(json.loads(run(*command).out)["queries"])
     assert read.startswith("<|system|>")
     assert read.index("mat") < read.index("user")

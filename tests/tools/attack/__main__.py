@@ -1,6 +1,6 @@
 """Files, folders, texts and moments that were made to break it, from valid ones, each by its number.
 
-    python -m tests.tools.attack                    # some 1,900 of all kinds
+    python -m tests.tools.attack                    # some 1,900, one after another
     python -m tests.tools.attack trace --first 7 --cases 1
 
 A case is made from its kind and its number alone, and runs in a process of its own with a limit of time and
@@ -20,10 +20,8 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import unicodedata
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -45,6 +43,9 @@ REACHES = re.compile(r"socket\.(connect|getaddrinfo)|subprocess\.Popen|os\.(syst
 """What no case may do."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+NUMBER = re.compile(r"[-+](\d+\.?\d*(e[-+]?\d+)?|inf|nan)")
+"""A cell of CSV that is a number, though it begins as a formula does."""
 
 
 def _run(kind: str, number: int, bases: Path, place: Path) -> None:
@@ -159,55 +160,35 @@ def unclean(path: Path) -> str:
         if path.suffix == ".csv":
             with path.open(encoding="utf-8", newline="") as file:
                 for cell in [cell for row in csv.reader(file) for cell in row]:
-                    if cell.startswith(("=", "+", "-", "@")) and not _is_number(cell):
+                    if cell.startswith(("=", "+", "-", "@")) and not NUMBER.fullmatch(cell):
                         return f"a formula {cell!r:.40}"
     except Exception as error:
         return f"{path.name}: {type(error).__name__} {error}"
     return ""
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def run_all(
-    kind: str, numbers: Sequence[int], bases: Path, place: Path, jobs: int
-) -> dict[int, tuple[str, float, str]]:
-    """Run these cases, so many at a time; returns each one's verdict, processor time and what was changed.
+def run_case(kind: str, number: int, bases: Path, place: Path) -> tuple[str, float, str]:
+    """One case's verdict, processor time and what was changed.
 
     A verdict is ``answer`` or ``sentence``, or says what was wrong.
     """
-    waiting, children, found = list(reversed(numbers)), dict[int, tuple[int, float]](), {}
-    while waiting or children:
-        while waiting and len(children) < jobs:
-            number = waiting.pop()
-            folder = place / f"{kind}{number}"
-            folder.mkdir()
-            sys.stdout.flush()
-            child = os.fork()
-            if child == 0:
-                _run(kind, number, bases, folder)
-            children[child] = number, time.monotonic()
-        child, status, usage = os.wait4(-1, os.WNOHANG)
-        if child:
-            number, _ = children.pop(child)
-            folder = place / f"{kind}{number}"
-            verdict = _verdict(folder, status, usage)
-            case = (folder / "case").read_text("utf-8") if (folder / "case").exists() else "not made"
-            if verdict == "sentence":
-                case += "\n    " + (folder / "stderr").read_text("utf-8").strip()[-300:]
-            found[number] = verdict, usage.ru_utime + usage.ru_stime, case
-            shutil.rmtree(folder, ignore_errors=True)
-            continue
-        for process, (_, begun) in children.items():
-            if time.monotonic() - begun > 5 * SECONDS:
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.01)
-    return found
+    folder = place / f"{kind}{number}"
+    folder.mkdir()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        _run(kind, number, bases, folder)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.alarm(5 * SECONDS)
+    _, status, usage = os.wait4(child, 0)
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    verdict = _verdict(folder, status, usage)
+    case = (folder / "case").read_text("utf-8") if (folder / "case").exists() else "not made"
+    if verdict == "sentence":
+        case += "\n    " + (folder / "stderr").read_text("utf-8").strip()[-300:]
+    shutil.rmtree(folder, ignore_errors=True)
+    return verdict, usage.ru_utime + usage.ru_stime, case
 
 
 def main() -> None:
@@ -216,7 +197,6 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help=", ".join(KINDS))
     parser.add_argument("--cases", type=int)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="print every case, and every sentence")
     asked = parser.parse_args()
     os.environ |= {"ATTNSCOPE_MEMORY": str(MEMORY), "ATTNSCOPE_DEADLINE": "10"}
@@ -235,15 +215,14 @@ def main() -> None:
         print("| kind | cases | answers | sentences | wrong | longest |\n|---|---|---|---|---|---|")
         for kind in asked.kinds or KINDS:
             count = asked.cases or KINDS[kind][1]
-            work = place / f"run-{kind}"
-            work.mkdir()
-            found = run_all(kind, range(asked.first, asked.first + count), place, work, asked.jobs)
+            numbers = range(asked.first, asked.first + count)
+            found = {number: run_case(kind, number, place, place) for number in numbers}
             verdicts = [verdict for verdict, _, _ in found.values()]
             answers, sentences = verdicts.count("answer"), verdicts.count("sentence")
             longest = max(seconds for _, seconds, _ in found.values())
             bad = count - answers - sentences
             print(f"| {kind} | {count} | {answers} | {sentences} | {bad} | {longest:.0f} s |", flush=True)
-            for number, (verdict, seconds, case) in sorted(found.items()):
+            for number, (verdict, seconds, case) in found.items():
                 fell = verdict not in ("answer", "sentence")
                 wrong += fell
                 if fell or asked.all:

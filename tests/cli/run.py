@@ -1,5 +1,6 @@
 """Run the command line inside the test process, as a user would call it."""
 
+import csv
 import json
 import os
 import re
@@ -42,7 +43,7 @@ def numbers(ran) -> str:
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """A function that runs ``attnscope`` with arguments; its ``json`` gives the numbers of an answer."""
+    """A function that runs ``attnscope`` with arguments; its ``json`` and ``csv`` give the numbers."""
     # a process with --offline has no network for good: here, until the test ends
     monkeypatch.setattr("attnscope.limits._everywhere", [])
 
@@ -54,6 +55,7 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         return Ran(ended.value.code or 0, out, err)
 
     run.json = lambda *arguments: json.loads(run(*arguments, "--json").out)
+    run.csv = lambda *arguments: list(csv.DictReader(run(*arguments, "--csv").out.splitlines()))
     return run
 
 

@@ -1,7 +1,5 @@
 """The commands that change a pass: cut, patch, ablate, circuit and cachecost."""
 
-import csv
-import io
 import re
 from html import escape
 from pathlib import Path
@@ -33,7 +31,7 @@ def ask(run, tmp_path):
         answer = run.json(*asked)
         assert answer["schema"] == f"urn:attnscope:{asked[0]}:1"
         assert run(*asked, "-o", tmp_path / picture).code == 0
-        return printed.out, answer, list(csv.DictReader(io.StringIO(run(*asked, "--csv").out)))
+        return printed.out, answer, run.csv(*asked)
 
     return ask
 

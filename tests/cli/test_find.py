@@ -1,7 +1,5 @@
 """``attnscope find``, also with known answers, ``spans``, and ``flow``."""
 
-import csv
-import io
 import json
 import re
 
@@ -21,7 +19,7 @@ def test_json_and_csv_hold_every_head_of_every_question(run):
     questions = run.json(*asked)["questions"]
     assert [each["question"] for each in questions] == ["it -> cat", "it -> mat", "mat -> it"]
     assert all(len(each["heads"]) == 32 for each in questions)
-    rows = list(csv.DictReader(io.StringIO(run(*asked, "--csv").out)))
+    rows = run.csv(*asked)
     assert len(rows) == 3 * 32
     first = questions[0]["heads"][0]
     assert (first["layer"], first["head"], first["kind"]) == (2, 5, "encoder")
@@ -71,7 +69,7 @@ def test_json_is_what_its_schema_says_and_csv_has_the_same(run, bank, tmp_path):
     for file in (bank, tmp_path / "small.jsonl"):
         seen = run.json("find", "--gold", file)
         jsonschema.Draft202012Validator(schema).validate(seen)
-        rows = list(csv.DictReader(io.StringIO(run("find", "--gold", file, "--csv").out)))
+        rows = run.csv("find", "--gold", file)
         flat = [(each["label"], each["direction"], head) for each in seen["labels"] for head in each["heads"]]
         assert len(rows) == len(flat)
         for row, (label, direction, head) in zip(rows, flat, strict=True):
@@ -121,7 +119,7 @@ def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
     numbers = run.json("spans", TWO)
     assert numbers["parts"][0]["name"] == "[CLS]"
     assert len(numbers["heads"]) == 32
-    rows = list(csv.DictReader(io.StringIO(run("spans", TWO, "--csv").out)))
+    rows = run.csv("spans", TWO)
     assert len(rows) == 32 * 4 * 4
     assert float(rows[1]["weight"]) == numbers["heads"][0]["weights"][0][1]
 

@@ -26,24 +26,24 @@ DECODER = re.compile(
 """Paths of decoders; some see a prefix or a picture in both directions."""
 
 _shown: WeakKeyDictionary[nn.Module, dict[str, Kind]] = WeakKeyDictionary()
+"""Kinds that calls of a model showed in any recording, encoder or decoder, by path.
 
-
-def shown_kinds(model: nn.Module) -> dict[str, Kind]:
-    """Known kinds of a model's calls, from this and earlier recordings: encoder or decoder, by path.
-
-    A text of one token shows nothing, and gets the kinds of longer texts of the same model.
-    """
-    return _shown.setdefault(model, {})
+A text of one token shows nothing, and gets the kinds of longer texts of the same model.
+"""
 
 
 def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
-    """Whether queries and keys come from different sequences: by the call, the path or two inputs.
+    """Whether queries and keys come from different sequences: by the call, its names, or two inputs.
 
     ``calls`` are the running modules around and at ``name``, outermost first.
     """
     if capture.crossed is not None:
         return capture.crossed
-    if _is_cross_by_name(name, [type(call.module).__name__ for call in calls[-2:]]):
+    parts = name.split(".")
+    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+    tail = parts[numbers[-1] + 1 if numbers else 0 :][-3:]
+    around = [type(call.module).__name__.lower() for call in calls[-2:]]
+    if any(map(CROSS.search, tail)) or any("cross" in part for part in around):
         return True
     at = calls[-1] if calls and calls[-1].name == name else None
     return at is not None and _given_elsewhere(at, capture)
@@ -126,14 +126,6 @@ def texts_in_batch(calls: Sequence[Call], queries: int) -> int:
     return 0
 
 
-def _is_cross_by_name(name: str, classes: Sequence[str]) -> bool:
-    """Whether the last part of a module's path, or a class around it, says cross-attention."""
-    parts = name.split(".")
-    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
-    tail = parts[numbers[-1] + 1 if numbers else 0 :][-3:]
-    return any(CROSS.search(part) for part in tail) or any("cross" in part.lower() for part in classes)
-
-
 def _given_elsewhere(call: Call, capture: Capture) -> bool:
     """Whether a module received the states of two sequences, the second of which gives the keys."""
     if call.cached:
@@ -200,7 +192,7 @@ class Sites:
     def __init__(self, model: nn.Module, axes: Mapping[Kind, tuple[Axis, Axis]]) -> None:
         self.model = model
         self.axes = axes
-        self._kinds = shown_kinds(model)  # for calls of one query, which show nothing themselves
+        self._kinds = _shown.setdefault(model, {})  # for calls of one query, which show nothing themselves
         self.begin_pass()
 
     def begin_pass(self) -> None:

@@ -26,10 +26,14 @@ ATTENDING = (
 def why_opaque(module: nn.Module) -> str | None:
     """Why nothing that a module computes is seen; None if it is."""
     if isinstance(module, torch.jit.ScriptModule):
-        return _unwatched("traced or scripted (torch.jit)", "runs outside of Python")
-    if isinstance(module, GraphModule) and _is_exported(module):
-        return _unwatched("exported (torch.export)", "calls torch's kernels directly")
-    return None
+        made = "traced or scripted (torch.jit), which runs outside of Python"
+    elif isinstance(module, GraphModule) and any(
+        isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes
+    ):
+        made = "exported (torch.export), which calls torch's kernels directly"
+    else:
+        return None
+    return f"it is {made}: watch the original module"
 
 
 def find_opaque(model: nn.Module, ran: set[str]) -> list[LayerWithoutAttention]:
@@ -52,15 +56,6 @@ def _ops(module: nn.Module) -> Iterator[str]:
         yield from [name for name in ATTENDING if graph.findAllNodes(f"aten::{name}")]
 
 
-def _unwatched(made: str, how: str) -> str:
-    return f"it is {made}, which {how}: watch the original module"
-
-
-def _is_exported(module: GraphModule) -> bool:
-    """Whether the operators of a graph are those of torch's core."""
-    return any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes)
-
-
 def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
     """What failed, what cannot be observed, or what the model has in place of attention.
 
@@ -69,9 +64,8 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
     if record.failures:
         return "; ".join(record.notes)
     modules = list(model.modules())
-    for module in modules:
-        if (reason := why_opaque(module)) is not None:
-            return reason
+    if (reason := next(filter(None, map(why_opaque, modules)), None)) is not None:
+        return reason
     if not ran:
         return "it was not called while it was watched, or ran on another thread"
     if record.without_attention:

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertAttention
 
-from attnscope.capture.placing.between import ACROSS
+from attnscope.capture.placing.mixing import ACROSS
 from tests.capture.observing import observe
 from tests.capture.placing.ways import COUNT, SIZE, STATES
 

@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from attnscope.attention import RowSource
+from attnscope.capture.hooks.functions import Function
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
@@ -111,9 +112,7 @@ class PassTrace:
         self.plain &= len(shape) >= 2 and not self.shape
         self.shape = shape[:2]
 
-    def add(
-        self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
-    ) -> None:
+    def add(self, name: str, func: Function, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function ran; its tensors are known by its number, its other results are not."""
         made = args[:1] if name == "__setitem__" else result
         made = made if isinstance(made, (tuple, list)) else [made]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.functions import (
     FUSED_FUNCTIONS,
+    Function,
     FusedProducts,
     WatchingMode,
     attention_functions,
@@ -72,9 +73,7 @@ class Recorder(Pass):
         super().__init__(model, observers, axes, (*TRACKERS, *plugins("hooks").values()), trace)
         self.fused = fused
 
-    def kernel_call(
-        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def kernel_call(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a Hugging Face attention function exactly once, and take its attention.
 
         Under vmap, the functions inside are named.
@@ -83,9 +82,7 @@ class Recorder(Pass):
             return kernel(*args, **kwargs)
         return self.guard.run(partial(self._call_kernel, name), kernel, args, kwargs)
 
-    def _call_kernel(
-        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _call_kernel(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an attention function, or the fused pass instead, and take its attention."""
         known = self.stack.name_of(args[0] if args else kwargs.get("module"))
         if is_quiet() or (known is None and not self.stack.calls):
@@ -116,7 +113,7 @@ class Recorder(Pass):
                 self.take(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
         return result
 
-    def sdpa(self, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    def sdpa(self, kernel: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         """Run torch's own kernel, or the fused pass instead, and take its attention."""
         frame = self.frames[-1] if self.frames else None
         given = dict(zip(("query", "key"), args, strict=False)) | kwargs
@@ -245,9 +242,7 @@ class AttentionMode(WatchingMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``; the mode itself is off inside this method."""
         kwargs, recorder = kwargs or {}, self.recorder
         name = getattr(func, "__name__", "") if recorder.listens else ""
@@ -257,7 +252,7 @@ class AttentionMode(WatchingMode):
                 recorder.trace.add(name, func, args, kwargs, result)
         return result
 
-    def _run(self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def _run(self, name: str, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and show it to the trackers that follow the pass."""
         recorder, inside = self.recorder, None
         if (

@@ -241,9 +241,7 @@ class FusedProducts(TorchDispatchMode):
         with products if all(isinstance(mode, FusedProducts) for mode in modes) else nullcontext():
             return kernel(*args, **kwargs), products
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator; those of a fused function run under this mode, which is off inside this method."""
         if func in OPERATORS:
             below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)

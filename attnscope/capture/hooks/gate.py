@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from attnscope.capture.hooks.functions import attention_functions
+from attnscope.capture.hooks.functions import Function, attention_functions
 from attnscope.capture.rows.kernels import bind
 
 Edit: TypeAlias = Callable[[int, Tensor], "Tensor | None"]
@@ -34,9 +34,7 @@ class Gates(TorchFunctionMode):
         self.heads: list[int] = []
         self._inside = 0
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``, and edit what torch's own kernel returns."""
         name = getattr(func, "__name__", "")
         if name == "multi_head_attention_forward" and not self._inside:
@@ -49,9 +47,7 @@ class Gates(TorchFunctionMode):
             return result
         return self._edited(result.transpose(1, 2)).transpose(1, 2)  # of [batch, head, query, size]
 
-    def kernel_call(
-        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def kernel_call(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an attention function of transformers, and edit what it returns."""
         self._inside += 1
         try:
@@ -60,7 +56,7 @@ class Gates(TorchFunctionMode):
             self._inside -= 1
         return (self._edited(output), *more)
 
-    def _projected(self, func: Callable[..., Any], given: dict[str, Any]) -> Any:
+    def _projected(self, func: Function, given: dict[str, Any]) -> Any:
         """Run torch's attention with its projections, and edit its heads before the last of them.
 
         The function gets an identity as its last projection, since it does not return heads otherwise.
@@ -89,7 +85,7 @@ def edited(edit: Edit) -> Iterator[Gates]:
 
 
 @contextmanager
-def put_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def put_forward(module: nn.Module, forward: Function) -> Iterator[None]:
     """Run another forward in the place of a module's while the block runs."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward

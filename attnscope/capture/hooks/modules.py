@@ -16,12 +16,11 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from attnscope.capture.hooks.functions import Tap, fast_path, is_compiled, original
+from attnscope.capture.hooks.functions import Function, Tap, fast_path, is_compiled, original
 from attnscope.capture.record import Failure, Record
 from attnscope.errors import AttnscopeError, first_line, out_of_memory
 
-Kernel: TypeAlias = Callable[..., Any]
-Watch: TypeAlias = Callable[[Kernel, Any, Any], Any]
+Watch: TypeAlias = Callable[[Function, Any, Any], Any]
 """Runs a kernel with its arguments, observes it, and returns its result."""
 
 PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
@@ -92,9 +91,7 @@ class ModuleStack:
         """Keep the stack while the block runs; the model itself is not touched."""
         return _tap.listening(nn.Module, self)
 
-    def run(
-        self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, module: nn.Module, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module with its entry on the stack.
 
         A wrapper of ``torch.compile`` stands for its module: it may call it by a method that is not watched.
@@ -132,10 +129,10 @@ class ModuleStack:
 
 
 @functools.partial(Tap, "__call__")
-def _tap(original: Kernel, listeners: Callable[[], list[ModuleStack]]) -> Kernel:
+def _tap(original: Function, listeners: Callable[[], list[ModuleStack]]) -> Function:
     """The call method, routed through every stack of this thread."""
 
-    def through(stack: ModuleStack, module: nn.Module, call: Kernel, *args: Any, **kwargs: Any) -> Any:
+    def through(stack: ModuleStack, module: nn.Module, call: Function, *args: Any, **kwargs: Any) -> Any:
         return stack.run(module, call, args, kwargs)
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +166,7 @@ class Guard:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return error is not None and self._noted(error)
 
-    def run(self, watch: Watch, kernel: Kernel, args: Any, kwargs: Any) -> Any:
+    def run(self, watch: Watch, kernel: Function, args: Any, kwargs: Any) -> Any:
         """The result of ``watch``; if that fails, the kernel's own result. The kernel runs exactly once.
 
         Exceptions of the kernel itself belong to the model and pass through.

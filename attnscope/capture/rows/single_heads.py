@@ -7,7 +7,7 @@ a list is therefore held until the next entry starts or the module around the li
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -26,27 +26,13 @@ from attnscope.capture.rows.scores import (
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
 
-@dataclass(frozen=True, eq=False)
-class Pending:
-    """A single head that waits for its siblings."""
-
-    taken: Taken
-    entry: str  # the list's entry that it ran in
-    given: Tensor | None  # the entry's input, copied: a residual may be added to it in place
-
-    def was_given(self, tensor: Tensor | None) -> bool:
-        """Whether another entry received the same numbers."""
-        if self.given is None or tensor is None:
-            return self.given is tensor
-        return torch.equal(self.given, tensor)
-
-
 class SingleHeads(Tracker):
     """Holds single heads by their list, and passes them on joined or one by one."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
-        self.held: dict[str, list[Pending]] = {}
+        # with the list's entry that each ran in, and its input, copied: something may be added in place
+        self.held: dict[str, list[tuple[Taken, str, Tensor | None]]] = {}
 
     def take(self, taken: Taken) -> bool:
         """Hold one head if it ran inside an entry of a module list; returns whether it did."""
@@ -55,19 +41,19 @@ class SingleHeads(Tracker):
         for call in reversed(taken.calls[1:]):
             parent, _, index = call.name.rpartition(".")
             if index.isdigit() and isinstance(self.recorder.stack.root.get_submodule(parent), nn.ModuleList):
-                if not all(held.was_given(call.first) for held in self.held.get(parent, ())):
+                if not self._were_given(parent, call.first):
                     self._show(parent)  # a layer that was held back itself, and comes after the next began
                 given = None if call.first is None else call.first.clone()
-                self.held.setdefault(parent, []).append(Pending(taken, call.name, given))
+                self.held.setdefault(parent, []).append((taken, call.name, given))
                 return True
         return False
 
     def enter(self, call: Call) -> None:
         """A module starts: lists beside it are over, and entries with another input were layers."""
         parent, _, _ = call.name.rpartition(".")
-        for path, group in list(self.held.items()):
+        for path in list(self.held):
             outside = not call.name.startswith(f"{path}.")
-            if outside or (path == parent and not all(held.was_given(call.first) for held in group)):
+            if outside or (path == parent and not self._were_given(path, call.first)):
                 self._show(path)
 
     def leave(self, call: Call, output: object) -> None:
@@ -80,14 +66,19 @@ class SingleHeads(Tracker):
         for parent in list(self.held):
             self._show(parent)
 
+    def _were_given(self, parent: str, tensor: Tensor | None) -> bool:
+        """Whether all held heads of a list received the same numbers."""
+        given = [given for _, _, given in self.held.get(parent, ())]
+        return all(
+            each is tensor if each is None or tensor is None else torch.equal(each, tensor) for each in given
+        )
+
     def _show(self, parent: str) -> None:
         """Pass the heads of a list on, as one attention if they are."""
-        group = self.held.pop(parent)
-        shown = [held.taken for held in group]
-        one_each = len({held.entry for held in group}) == len(group)
+        shown, entries, _ = zip(*self.held.pop(parent), strict=True)
         sizes = {(one.capture.batch, one.capture.queries, one.capture.keys) for one in shown}
-        if len(group) > 1 and one_each and len(sizes) == 1:
-            shown = [replace(shown[0], capture=_joined([taken.capture for taken in shown]), name=parent)]
+        if len(shown) > 1 and len(set(entries)) == len(shown) and len(sizes) == 1:
+            shown = (replace(shown[0], capture=_joined([taken.capture for taken in shown]), name=parent),)
         with quietly():
             for taken in shown:
                 self.recorder.pass_on(replace(taken, calls=tuple(self.recorder.stack.calls)), self)

@@ -69,17 +69,6 @@ def deliver(
         save_data(answer, out, picture)
 
 
-def curve_marks(picture: PrintedOptions, room: int) -> str:
-    """The marks of curves in the terminal; empty if it is too narrow."""
-    from rich.console import Console
-
-    from attnscope.render.terminal.surface import ASCII_SPARKS, SPARKS
-
-    console = Console()
-    marks = ASCII_SPARKS if picture.plain or not console.encoding.startswith("utf") else SPARKS
-    return marks if console.width >= room else ""
-
-
 def latex_of(answer: Answer) -> str:
     """The tables of an answer as LaTeX. Raises ``OutputError`` if it has none."""
     from attnscope.render.latex import latex_of_map, latex_of_rows, latex_of_table

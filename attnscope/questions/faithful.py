@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ from attnscope.attention import Attention, Head, Site, tensor_of
 from attnscope.axes import Array
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.capture.projections import Projections
+from attnscope.capture.record import Seeing
 from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionError
 from attnscope.figures import Weigh
 from attnscope.models import Model, ModelInput
@@ -115,29 +116,6 @@ BLOCK = 1 << 22  # weights that are read at a time
 NOTHING = 1e-6  # a prediction does not depend on a row whose gradient is below this share of the largest
 
 
-@dataclass(eq=False)
-class ReadRows:
-    """An observer that keeps the weighted sum of some rows of each call: [head, key]."""
-
-    counts: Array  # [query]
-    name: str
-    found: dict[Site, Array] = field(default_factory=dict)
-
-    def observe(self, attention: Attention) -> None:
-        """Read the rows that count."""
-        size = len(self.counts)
-        if attention.batch != 1 or (len(attention.queries), len(attention.keys)) != (size, size):
-            shape = f"{attention.batch} × {len(attention.queries)} × {len(attention.keys)}"
-            raise ModelError(f"{attention.site.name} of {self.name} has no row a token ({shape})")
-        where, step = np.flatnonzero(self.counts), rows_at_a_time(attention, BLOCK)
-        total = np.zeros((attention.heads, size))
-        for start in range(int(where[0]), int(where[-1]) + 1, step):
-            stop = min(start + step, int(where[-1]) + 1)
-            rows = attention.rows(start, stop)[0].nan_to_num().double().cpu().numpy()  # [head, row, key]
-            total += np.einsum("q,hqk->hk", self.counts[start:stop], rows)
-        self.found[attention.site] = total
-
-
 def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, at: int | None) -> Array:
     """How much each row of the last layer counts: that at which it is made, or those with a gradient."""
     counts = np.zeros(len(prepared.tokens))
@@ -161,11 +139,23 @@ def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, a
 def weigh_heads(
     model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, counts: Array
 ) -> Mapping[Site, Array]:
-    """The attention of each head's rows that count, under one weighing.  -> [head, key]"""
-    shown = ReadRows(counts, model.name)
+    """The weighted sum of each head's rows that count, under one weighing.  -> [head, key]"""
+    where, size, found = np.flatnonzero(counts), len(counts), dict[Site, Array]()
+
+    def read(attention: Attention) -> None:
+        if attention.batch != 1 or (len(attention.queries), len(attention.keys)) != (size, size):
+            shape = f"{attention.batch} × {len(attention.queries)} × {len(attention.keys)}"
+            raise ModelError(f"{attention.site.name} of {model.name} has no row a token ({shape})")
+        step, total = rows_at_a_time(attention, BLOCK), np.zeros((attention.heads, size))
+        for start in range(int(where[0]), int(where[-1]) + 1, step):
+            stop = min(start + step, int(where[-1]) + 1)
+            rows = attention.rows(start, stop)[0].nan_to_num().double().cpu().numpy()  # [head, row, key]
+            total += np.einsum("q,hqk->hk", counts[start:stop], rows)
+        found[attention.site] = total
+
     weighed = model if weigh == "raw" else weigh_model(model, weigh, target)
-    weighed.run(prepared, [shown])
-    return shown.found
+    weighed.run(prepared, [Seeing(read)])
+    return found
 
 
 def rank_tokens(
@@ -292,11 +282,8 @@ def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> Array:
     return deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(taken))
 
 
-CURVE = 24  # most columns of a curve in a table
-
-
-def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:
-    """The ``top`` orders, with random ones at their rank; curves are drawn with ``marks``."""
+def of_faithful(result: Faithful, top: int) -> Answer:
+    """The ``top`` orders, with random ones at their rank; pictures of their curves."""
     shown = replace(result, ranked=result.ranked[:top])
     random, alone = result.random, result.alone
     orders = [alone, *sorted([*shown.ranked, random], key=lambda each: each.deletion_area)]
@@ -306,15 +293,11 @@ def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:
         if each is random:
             errors = (each.deletion_error, each.insertion_error)
             areas = [f"{area} ±{error / result.whole:.2f}" for area, error in zip(areas, errors, strict=True)]
-        values = each.deletion[:: -(-len(each.deletion) // CURVE)]
-        heights = [round(value / (max(each.deletion) or 1.0) * (len(marks) - 1)) for value in values]
-        curve = ["".join(marks[height] for height in heights)] if marks else []
-        rows.append((each.name, *areas, *curve, " · ".join(map(visible, each.first))))
+        rows.append((each.name, *areas, " · ".join(map(visible, each.first))))
     more = len(result.ranked) - top
     notes = [f"and {more:,} more with a higher deletion: --top {len(result.ranked)}"] if more > 0 else []
-    columns = ("order by", "deletion", "insertion", *(["as they go"] if marks else []), "first")
     table = Table(
-        tuple(Column(name, long="cut") for name in columns),
+        tuple(Column(name, long="cut") for name in ("order by", "deletion", "insertion", "first")),
         tuple(rows),
         notes=(*notes, *result.notes),
         edge=True,

@@ -7,13 +7,11 @@ from typing import Literal
 
 from attnscope.cli import options
 from attnscope.cli.command import WHERE, Group, command, flag, option, refuse, refuse_first
-from attnscope.cli.deliver import curve_marks, deliver
+from attnscope.cli.deliver import deliver
 from attnscope.cli.options import parse_numbers, select
 from attnscope.cli.source import read_source
 
 FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer, --from or --csv"
-
-CURVED = 116  # least columns for the curves of --faithful
 
 
 class FlowOptions(Group):
@@ -88,8 +86,7 @@ def flow(
 
         with given.reading(predicting=True) as (loaded, prepared):
             found = compare_methods(loaded, prepared, asked.target)
-        marks = curve_marks(picture, CURVED)
-        return deliver("flow", of_faithful(found, len(found.ranked), marks), output, picture)
+        return deliver("flow", of_faithful(found, len(found.ranked)), output, picture)
     from attnscope.questions.flow import follow_flow, of_flow
 
     how = {"predicting": asked.method == "relevance", "cached": asked.method in ("rollout", "flow")}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from attnscope.cli import options
 from attnscope.cli.command import MODEL, PICTURE, WHERE, Group, command, flag, option, refuse, refuse_first
-from attnscope.cli.commands.flow import CURVED, FAITHFUL_ALONE
+from attnscope.cli.commands.flow import FAITHFUL_ALONE
 from attnscope.cli.corpus import check_texts, each_text, measure_corpus, text_reader
-from attnscope.cli.deliver import PLAIN, curve_marks, deliver, print_answer, save_data
+from attnscope.cli.deliver import PLAIN, deliver, print_answer, save_data
 from attnscope.cli.options import parse_rows, select_heads
 from attnscope.cli.source import load_model, read_source
 
@@ -144,7 +144,7 @@ def stats(
         given = replace(given, model=replace(model, weigh="raw", target=None))  # weighed below
         with given.reading(predicting=True) as (loaded, prepared):
             ranked = compare_weighed_heads(loaded, prepared, model.weigh, model.target, selection)
-        answer = of_faithful(ranked, attention.top or FAITHFUL_TOP, curve_marks(picture, CURVED))
+        answer = of_faithful(ranked, attention.top or FAITHFUL_TOP)
         return deliver("stats", answer, output, picture, model.metadata)
     met = study.parse_conditions(attention.where) if attention.where is not None else ()
     sort = attention.sort if attention.sort not in ("role", "head") else None

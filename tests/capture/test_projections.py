@@ -7,6 +7,7 @@ from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.projections import PROOF, Circuits, Projections, Residuals
+from attnscope.capture.record import Seeing
 from attnscope.models import load
 from tests.capture.tiny import DECODER, FAMILIES, SIZES, Tiny, inputs
 
@@ -49,23 +50,6 @@ def random_family(name):
     return model
 
 
-class _Blocks:
-    """An observer that adds up weights times values times the projection, for all rows, head by head."""
-
-    def __init__(self, found):
-        self.found, self.sums = found, []
-
-    def observe(self, attention):
-        projection = self.found[attention.site]
-        weights = attention.weights()
-        groups = attention.heads // attention.values.shape[1]
-        total = 0
-        for head in range(attention.heads):
-            vectors = attention.values[:, head // groups] @ projection.weight[head]  # [batch, key, width]
-            total = total + torch.einsum("bij,bjw->biw", weights[:, head], vectors)
-        self.sums.append((projection.name, total if projection.bias is None else total + projection.bias))
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_the_sum_over_heads_and_keys_with_the_bias_is_what_the_block_gives(name):
     model, given = random_family(name), inputs((ALL | OTHERS)[name].inputs)
@@ -83,13 +67,23 @@ def test_the_sum_over_heads_and_keys_with_the_bias_is_what_the_block_gives(name)
         for path, module in model.named_modules()
         if path in names
     ]
-    blocks = _Blocks(projections.found)
-    with torch.inference_mode(), recording(model, [blocks]):
+    sums = []
+
+    def add_up(attention):
+        """Weights times values times the projection, for all rows, head by head."""
+        projection, weights, total = projections.found[attention.site], attention.weights(), 0
+        groups = attention.heads // attention.values.shape[1]
+        for head in range(attention.heads):
+            vectors = attention.values[:, head // groups] @ projection.weight[head]  # [batch, key, width]
+            total = total + torch.einsum("bij,bjw->biw", weights[:, head], vectors)
+        sums.append((projection.name, total if projection.bias is None else total + projection.bias))
+
+    with torch.inference_mode(), recording(model, [Seeing(add_up)]):
         model(**given)
     for hook in hooks:
         hook.remove()
-    assert [path for path, _ in blocks.sums] == [path for path, _ in outputs]
-    for (path, ours), (_, theirs) in zip(blocks.sums, outputs, strict=True):
+    assert [path for path, _ in sums] == [path for path, _ in outputs]
+    for (path, ours), (_, theirs) in zip(sums, outputs, strict=True):
         gap = (ours - theirs.reshape(ours.shape)).abs().max() / theirs.abs().max()
         assert gap <= 1e-5, path
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 
+from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions.flow import focus_token, follow_flow
@@ -51,12 +52,12 @@ def test_alti_where_attention_and_feed_forward_read_the_same_states(tmp_path, na
         )
     with torch.no_grad():
         own = eager(**text.inputs, output_attentions=True, output_hidden_states=True)
-    values = _Values()
-    model.run(text, [values])
+    values = []
+    model.run(text, [Seeing(lambda attention: values.append(attention.values[0].clone()))])
     expected = np.eye(len(text.tokens))
     maps = follow_flow(model, text, "alti", Selection()).maps["decoder"]
     for (_, ours), weights, states, value, (dense, mixed, output) in zip(
-        maps, own.attentions, own.hidden_states, values.seen, heads, strict=False
+        maps, own.attentions, own.hidden_states, values, heads, strict=False
     ):
         with torch.no_grad():
             value = value.expand(4, -1, -1)  # [head, key, size]
@@ -70,14 +71,6 @@ def test_alti_where_attention_and_feed_forward_read_the_same_states(tmp_path, na
             shares = (given.abs().sum(-1, keepdim=True) - moved).clamp(min=0).double().numpy()
         expected = shares / shares.sum(-1, keepdims=True) @ expected
         np.testing.assert_allclose(ours.values, expected, atol=1e-5)
-
-
-class _Values:
-    def __init__(self):
-        self.seen = []
-
-    def observe(self, attention):
-        self.seen.append(attention.values[0].clone())
 
 
 def test_a_block_that_alti_cannot_follow_is_named(tmp_path):

@@ -141,6 +141,11 @@ class ModelInput:
         """The first picture; ``None`` if there is none."""
         return self.pictures[0] if self.pictures else None
 
+    def texts(self, rows: Tensor, **changed: Tensor) -> ModelInput:
+        """Some of its texts, by number, in new tensors; ``changed`` ones take the place of inputs."""
+        inputs = {name: tensor[rows] for name, tensor in self.inputs.items()} | changed
+        return replace(self, inputs=inputs, arguments=tuple(tensor[rows] for tensor in self.arguments))
+
     @property
     def read(self) -> int:
         """How many of ``tokens`` were read; generated ones follow."""

@@ -89,9 +89,7 @@ def batch_predictions(
     for start in range(0, len(copies), size):
         batch = copies[start : start + size]
         rows = torch.tensor([copy[0].text for copy in batch], device=model.device)
-        inputs = {name: tensor[rows] for name, tensor in prepared.inputs.items()}
-        arguments = tuple(tensor[rows] for tensor in prepared.arguments)
-        copied = replace(prepared, inputs=inputs, arguments=arguments)
+        copied = prepared.texts(rows)
         if objective.mask is not None:
             ids = objective.ids(copied)  # [copy, token], a new tensor already
             for number, copy in enumerate(batch):

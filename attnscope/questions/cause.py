@@ -187,12 +187,8 @@ def _correlate(heads: Sequence[ChangedHead]) -> float | None:
     return float(both.T.corrcoef()[0, 1]) if len(both) > 1 else None
 
 
-FindPairs: TypeAlias = Callable[[Axis, Axis], Tensor]
-"""Finds the pairs of tokens of a call, bool, [query, key]."""
-
-
-def _pair_finder(questions: Sequence[Question]) -> FindPairs:
-    """Finds the pairs of tokens of the questions, once for all calls with the same axes."""
+def _pair_finder(questions: Sequence[Question]) -> Callable[[Axis, Axis], Tensor]:
+    """Finds the pairs of tokens of the questions, [query, key] bool, once for all calls with equal axes."""
 
     @cache
     def find(queries: Axis, keys: Axis) -> Tensor:

@@ -77,39 +77,38 @@ def _choose(
 ) -> tuple[str, Callable[[Tensor], ModelInput]]:
     """What replaces a token, in words, and a function that makes such copies."""
     picture, inputs = prepared.picture, prepared.inputs
+
+    def copies(kept: Tensor, **changed: Tensor) -> ModelInput:  # [copy, token]
+        plain = replace(prepared, replay=None, figures=None, arrays=None)
+        return plain.texts(torch.zeros(len(kept), dtype=torch.long, device=kept.device), **changed)
+
     if picture is not None and picture.grid is not None and len(places) == math.prod(picture.grid):
         pixels, size = inputs["pixel_values"], picture.grid
 
-        def grey(kept: Tensor) -> ModelInput:  # the mean of what the model was trained on. [copy, token]
+        def grey(kept: Tensor) -> ModelInput:  # the mean of what the model was trained on
             grid = kept[:, places].view(len(kept), 1, *size).float()  # [copy, 1, row, column]
             shown = torch.nn.functional.interpolate(grid, size=pixels.shape[-2:], mode="nearest")
-            return _copies(prepared, kept, {"pixel_values": pixels * shown.to(pixels.dtype)})
+            return copies(kept, pixel_values=pixels * shown.to(pixels.dtype))
 
         return "its patch of the image is grey", grey
-    mask, where = None, "input_ids" if isinstance(model, Classifier) else model.objective.input
+    where, mask = "input_ids" if isinstance(model, Classifier) else model.objective.input, None
     if picture is None and isinstance(model, Classifier):
         mask = getattr(model.reader.tokenizer, "mask_token_id", None)
     elif picture is None:
         mask = model.objective.mask
     if mask is not None:
-        ids = inputs[where] if isinstance(where, str) else prepared.arguments[where]
-        return "a mask token takes its place", lambda kept: _copies(
-            prepared, kept, {where: ids.expand(len(kept), -1).where(kept, mask)}
-        )
+
+        def masked(kept: Tensor) -> ModelInput:
+            copied = copies(kept)
+            ids = copied.inputs[where] if isinstance(where, str) else copied.arguments[where]
+            ids[~kept] = mask
+            return copied
+
+        return "a mask token takes its place", masked
     if isinstance(where, str) and accepts(model.module, "attention_mask"):
-        return "no other token sees it", lambda kept: _copies(
-            prepared, kept, {"attention_mask": kept.to(inputs.get("attention_mask", kept).dtype)}
-        )
+        kind = inputs["attention_mask"].dtype if "attention_mask" in inputs else torch.bool
+        return "no other token sees it", lambda kept: copies(kept, attention_mask=kept.to(kind))
     raise ModelError(f"no token can be removed: {model.name} has neither a mask token nor an attention mask")
-
-
-def _copies(prepared: ModelInput, kept: Tensor, changed: Mapping[str | int, Tensor]) -> ModelInput:
-    """One copy of all tensors per row, some of them changed."""
-    given: list[tuple[str | int, Tensor]] = [*prepared.inputs.items(), *enumerate(prepared.arguments)]
-    copied = {name: each.expand(len(kept), *each.shape[1:]) for name, each in given} | dict(changed)
-    inputs = {name: each for name, each in copied.items() if isinstance(name, str)}
-    arguments = tuple(copied[number] for number in range(len(prepared.arguments)))
-    return replace(prepared, inputs=inputs, arguments=arguments, replay=None, figures=None, arrays=None)
 
 
 BLOCK = 1 << 22  # weights that are read at a time

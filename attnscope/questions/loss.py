@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias
@@ -367,16 +367,6 @@ def corpus_means(model: Model, entries: Iterable[CorpusText], limit: Limit) -> d
 WINDOW = 1024  # lines among which equal lengths are batched
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Mean cross-entropy in nats; ``masked``: each token was masked when it was predicted."""
-
-    mean: float
-    tokens: int
-    vocabulary: int
-    masked: bool
-
-
 def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
     """The loss of every token on the side that a model predicts: next tokens, or each token while masked."""
     batch = join_texts([prepared])
@@ -389,8 +379,8 @@ def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
     return tuple(TokenLoss(token.text, losses.get(place)) for place, token in enumerate(tokens))
 
 
-def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
-    """Have a model predict the first ``length`` tokens of each line; a line counts by its tokens."""
+def measure_loss(model: Model, lines: Sequence[str], length: int) -> tuple[float, int, int]:
+    """The mean cross-entropy of the first ``length`` tokens of lines, their number, and the vocabulary's."""
     total, tokens, vocabulary = 0.0, 0, 0
     masked = model.objective.mask is not None
     for start in range(0, len(lines), WINDOW):
@@ -410,4 +400,4 @@ def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
         tell("line", start + len(window), len(lines))
     if not tokens:
         raise InputError("there is no token to predict in the files: give longer texts")
-    return Loss(total / tokens, tokens, vocabulary, masked)
+    return total / tokens, tokens, vocabulary

@@ -58,9 +58,9 @@ def loss(asked: LossOptions) -> None:
         lines = list(Lines(tuple(asked.files)))
         model = load_model(asked, predicting=True)
         with waiting(f"{model.title} predicts"):
-            result = measure_loss(model, lines, asked.length)
-        mean, vocabulary = result.mean, result.vocabulary
-        of = f"{result.tokens:,} tokens, each {'masked once' if result.masked else 'after those before it'}"
+            mean, tokens, vocabulary = measure_loss(model, lines, asked.length)
+        causal = model.objective.mask is None
+        of = f"{tokens:,} tokens, each {'after those before it' if causal else 'masked once'}"
     guess = f"uniform guessing: ln({vocabulary:,}) = {math.log(vocabulary):.3f}"
     words = ((f"{mean:.3f} nats per token ({of})",),)
     deliver("loss", Answer((Table((Column(""),), words, notes=(guess,)),), {}, dict), None)

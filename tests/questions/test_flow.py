@@ -7,6 +7,7 @@ import transformers
 
 from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError, SelectionError
+from attnscope.measures.flow import as_shares, with_residual
 from attnscope.models import load
 from attnscope.questions.flow import focus_token, follow_flow
 from attnscope.questions.selection import Selection
@@ -143,3 +144,16 @@ def test_what_cannot_be_followed_or_is_not_there_is_refused():
         seen.map("decoder", None)
     with pytest.raises(SelectionError, match="no token 'dog'"):
         focus_token(seen, None, None, "dog")
+
+
+def test_a_row_without_attention_keeps_its_token():
+    weights = np.array([[0.2, 0.2], [0.0, 0.0]])
+    np.testing.assert_allclose(with_residual(weights), [[0.75, 0.25], [0.0, 1.0]])
+
+
+def test_a_row_across_without_attention_is_the_residual_alone():
+    weights = np.array([[0.2, 0.2], [0.0, 0.0]])
+    np.testing.assert_allclose(with_residual(weights, crossed=True), [[0.25, 0.25, 0.5], [0, 0, 1]])
+    np.testing.assert_allclose(
+        as_shares(np.pad(weights, ((0, 0), (0, 1))), crossed=True), [[0.5, 0.5, 0], [0, 0, 1]]
+    )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
 
 from attnscope.models import weighed
 from attnscope.models.inputs import ModelInput
@@ -11,7 +12,6 @@ from attnscope.questions.flow import follow_flow
 from attnscope.questions.selection import Selection
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs, own_attentions
-from tests.measures.test_flow import programmed
 from tests.models.test_weighed import NORMED, SUMMED, block_vectors, random_model
 
 pytestmark = pytest.mark.slow
@@ -183,8 +183,17 @@ def test_relevance_adds_up_what_raises_a_score_by_autograd_on_eager_weights(name
     _check(follow_flow(model, text, "relevance", Selection()), _added(_raising(model, text)))
 
 
+def programmed(edges, source, sink):
+    """The largest flow from a node above to one below, as a linear programme over the edges."""
+    inner = sorted({node for edge in edges for node in edge[:2]} - {source, sink})
+    kept = np.array([[(start == node) - (end == node) for start, end, _ in edges] for node in inner], float)
+    gain = [(end == source) - (start == source) + 0.0 for start, end, _ in edges]
+    bounds = [(0, capacity) for _, _, capacity in edges]
+    return -linprog(gain, A_eq=kept, b_eq=np.zeros(len(kept)), bounds=bounds).fun
+
+
 @over(ALL)
-def test_the_largest_flow_of_the_last_token_is_that_of_linear_programming(name):
+def test_the_largest_flow_of_a_token_is_that_of_linear_programming(name):
     model, text = _asked(name)
     steps = _shares(model, text)
     edges, at = [], {"other": 0, "own": 0}
@@ -197,7 +206,7 @@ def test_the_largest_flow_of_the_last_token_is_that_of_linear_programming(name):
             if kind == "cross":
                 end = ("own", below, query) if key == other else ("other", at["other"], key)
             edges.append(((side, at[side], query), end, shares[query, key]))
-    row = len(steps[-1][1]) - 1
+    row = len(steps[-1][1]) - 2
     sinks = [
         (name, 0, key)
         for name, kinds in (("own", ("decoder",)), ("other", ("self", "encoder")))

@@ -371,36 +371,29 @@ class Stream:
             elif name == "AccumulateGrad":
                 _add(parts.biases, node, grads[0])
             else:
-                self._pass(node, name, grads, parts)
+                inputs, chosen = node.next_functions, self._chosen(node, name)
+                known = [(each, output) for each, output in inputs if each is not None]
+                if name in ("Add", "Sub") and len(known) < 2 and grads[0] is not None:
+                    parts.constants.append(((node, 0), known[0] if known else None, grads[0]))
+                for (each, output), grad, follow in zip(inputs, pull(node, grads), chosen, strict=False):
+                    if follow and each is not None and grad is not None:
+                        shape = tuple(each._input_metadata[output].shape)
+                        grad = grad.sum_to_size(shape) if grad.shape != shape else grad
+                        self._push((each, output), grad, parts)
         return parts
 
-    def _pass(self, node: Node, name: str, grads: list[Tensor | None], parts: ScoreParts) -> None:
-        """Pass gradients through one node."""
-        chosen = self._chosen(node, name)
-        if chosen is None:
-            raise Lost(f"nothing is known of {name.lower()}")
-        known = [(each, output) for each, output in node.next_functions if each is not None]
-        if name in ("Add", "Sub") and len(known) < 2 and grads[0] is not None:
-            parts.constants.append(((node, 0), known[0] if known else None, grads[0]))
-        for (each, output), grad, follow in zip(node.next_functions, pull(node, grads), chosen, strict=False):
-            if follow and each is not None and grad is not None:
-                shape = tuple(each._input_metadata[output].shape)
-                grad = grad.sum_to_size(shape) if grad.shape != shape else grad
-                self._push((each, output), grad, parts)
-
-    def _chosen(self, node: Node, name: str) -> list[bool] | None:
+    def _chosen(self, node: Node, name: str) -> list[bool]:
         """The inputs that the gradient goes on to: all terms of a sum, one side of a product."""
         inputs = node.next_functions
         if name in LINEAR:
             return [True] * len(inputs)
-        ways = self._ways(node, self.mixes)
-        streams = self._ways(node, self.streams)
-        ways = [one or other for one, other in zip(ways, streams, strict=True)]
+        both = self._ways(node, self.mixes), self._ways(node, self.streams)
+        ways = [one or other for one, other in zip(*both, strict=True)]
         if not any(ways) and name in PRODUCTS:
             varying = [edge[0] is not None and self._varies[edge[0]] for edge in inputs]
             ways = varying if sum(varying) == 1 else ways
         if not any(ways):
-            return None
+            raise Lost(f"nothing is known of {name.lower()}")
         if name in NORMS:
             return [True, False, True][: len(inputs)]
         return [True if side < SIDES.get(name, 0) else way for side, way in enumerate(ways)]

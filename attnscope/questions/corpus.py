@@ -139,6 +139,9 @@ class ReadText(NamedTuple):
     number: int
 
 
+Share = tuple[Any, int, int, Sequence[str]]  # sums, calls of the fused pass, of all, and notes
+
+
 @dataclass
 class CorpusWork(ABC):
     """One pass over many texts: what all batches share, and the sums so far in ``total``."""
@@ -152,12 +155,8 @@ class CorpusWork(ABC):
     known: KnownPasses = field(default_factory=KnownPasses, init=False)
 
     @abstractmethod
-    def share(self, batch: Batch, asked: Any) -> Any:
+    def share(self, batch: Batch, asked: Any) -> Share:
         """One forward pass of a batch, and what it adds to the sums, computed in any process."""
-
-    @abstractmethod
-    def add(self, share: Any) -> None:
-        """Add it, in the order of the batches, whatever the number of processes."""
 
     def inputs(self, entries: Sequence[CorpusText]) -> list[tuple[str, ...]]:
         """The model's input for each text."""
@@ -236,8 +235,11 @@ class CorpusWork(ABC):
                     progress.done = begun.done + (window[-1].done - begun.done) * passed // every
                     self.run.watch(progress)
                 for each in zip_longest(*processes.gather(shares)):
-                    for share in filter(None, each):
-                        self.add(share)
+                    for sums, taken, calls, notes in filter(None, each):  # in the order of the batches
+                        self.total.merge(sums)
+                        progress.taken += taken
+                        progress.calls += calls
+                        progress.note(notes)
                 yield replace(
                     begun,
                     texts=progress.texts,
@@ -348,16 +350,13 @@ def corpus_stats(
     )
 
 
-_Share = tuple[Totals, int, int, Sequence[str]]  # sums, calls of the fused pass, of all, and notes
-
-
 class _StatsWork(CorpusWork):
     importance: bool
     ablation: Way | None
     exact_kernel: bool
     means: MeanOutputs | None = None
 
-    def share(self, batch: Batch, asked: None) -> _Share:
+    def share(self, batch: Batch, asked: None) -> Share:
         """One forward pass of a batch, measured, and those that importance and ablation take."""
         measured, record = self.known.run(lambda: self._measure(batch))
         sums = Totals(measured, removals=HeadSums(means=self.means))
@@ -380,11 +379,3 @@ class _StatsWork(CorpusWork):
             self.model, batch.prepared, measured, self.selection, sides[0], exact_kernel=self.exact_kernel
         )
         return measured, record
-
-    def add(self, share: _Share) -> None:
-        """Add it."""
-        sums, taken, calls, notes = share
-        self.total.merge(sums)
-        self.progress.taken += taken
-        self.progress.calls += calls
-        self.progress.note(notes)

@@ -12,17 +12,15 @@ from attnscope.errors import InputError
 from attnscope.models import Model
 from attnscope.models.inputs import Batch
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import CorpusRun, CorpusWork, ReadText, counted
+from attnscope.questions.corpus import CorpusRun, CorpusWork, ReadText, Share, counted
 from attnscope.questions.gold_reading import (
     HALVES,
     REACH,
     GoldQuestions,
     GoldReading,
-    GoldSums,
     GoldTotals,
     SlotSums,
     ask_batch,
-    merge_sums,
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, list_some, selected_sites
@@ -161,9 +159,6 @@ def find_gold(
     return GoldResult(f"{title}{progress.tokens:,} tokens", labels, held_out, tuple(notes))
 
 
-_Share = tuple[GoldSums, set[Kind], int]  # sums, kinds that are not over the tokens, the number of lost pairs
-
-
 class _GoldWork(CorpusWork):
     source: GoldFile
     relations: tuple[str, ...]
@@ -178,7 +173,7 @@ class _GoldWork(CorpusWork):
             raise InputError(f"{self.model.name} is not an encoder-decoder: it reads no text and its target")
         return ask_batch([self._meant(text) for text in texts], self.source, self.total)
 
-    def share(self, batch: Batch, asked: dict[Kind, GoldQuestions]) -> _Share:
+    def share(self, batch: Batch, asked: dict[Kind, GoldQuestions]) -> Share:
         """One forward pass of a batch, with all its questions."""
 
         def read() -> tuple[GoldReading, Record]:
@@ -189,15 +184,8 @@ class _GoldWork(CorpusWork):
         if not self.progress.layout:
             selected_sites(record, self.selection)
             self.progress.layout = extent(record.sites), ""
-        lost = max((each.lost for each in asked.values()), default=0)
-        return reading.sums, reading.skipped, lost
-
-    def add(self, share: _Share) -> None:
-        """Add it."""
-        sums, skipped, lost = share
-        merge_sums(self.total.sums, sums)
-        self.total.skipped |= skipped
-        self.total.lost += lost
+        reading.found.lost = max((each.lost for each in asked.values()), default=0)
+        return reading.found, 0, 0, ()
 
     def _meant(self, text: ReadText) -> ReadText:
         """The text with the requested pairs; nsubj includes nsubj:pass."""

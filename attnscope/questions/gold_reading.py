@@ -66,17 +66,6 @@ class SiteSums:
         return SlotSums(self.table[[HALVES * slot + half for half in halves]].sum(0))
 
 
-GoldSums: TypeAlias = dict[Site, SiteSums]
-
-
-def merge_sums(sums: GoldSums, others: GoldSums) -> None:
-    """Add the sums of other texts; the later ones may have more slots."""
-    for site, other in others.items():
-        mine = sums.setdefault(site, SiteSums(other.heads, other.table[:0]))
-        more = len(other.table) - len(mine.table)
-        mine.table = F.pad(mine.table, (0, 0, 0, max(more, 0))) + F.pad(other.table, (0, 0, 0, max(-more, 0)))
-
-
 MOST_LABELS = 1000  # most labels of a file; there are figures of every head for each
 
 Slot: TypeAlias = tuple[str, int] | None
@@ -93,7 +82,7 @@ class GoldTotals:
     kinds ``skipped`` is not over the tokens.
     """
 
-    sums: GoldSums = field(default_factory=dict)
+    sums: dict[Site, SiteSums] = field(default_factory=dict)
     slots: dict[Slot, int] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
     lost: int = 0
@@ -104,6 +93,16 @@ class GoldTotals:
         if len(self.slots) > 2 * MOST_LABELS:
             raise InputError(f"there are more than {MOST_LABELS:,} labels: ask for some with --relation")
         return HALVES * self.slots.setdefault(slot, len(self.slots)) + half
+
+    def merge(self, other: GoldTotals) -> None:
+        """Add the sums of other texts; the later ones may have more slots."""
+        for site, theirs in other.sums.items():
+            mine = self.sums.setdefault(site, SiteSums(theirs.heads, theirs.table[:0]))
+            more = len(theirs.table) - len(mine.table)
+            padded = F.pad(mine.table, (0, 0, 0, max(more, 0)))
+            mine.table = padded + F.pad(theirs.table, (0, 0, 0, max(-more, 0)))
+        self.skipped |= other.skipped
+        self.lost += other.lost
 
     def state(self) -> dict[str, Any]:
         """All of it as plain lists, which JSON keeps exactly."""
@@ -290,8 +289,7 @@ class GoldReading:
     asked: Mapping[Kind, GoldQuestions]
     slots: int
     selection: Selection
-    sums: GoldSums = field(default_factory=dict)
-    skipped: set[Kind] = field(default_factory=set)
+    found: GoldTotals = field(default_factory=GoldTotals)
 
     @torch.no_grad()
     def observe(self, attention: Attention) -> None:
@@ -303,10 +301,10 @@ class GoldReading:
             return
         lengths = len(asked.rows), len(asked.rows[0].of_token), len(asked.keys[0].of_token)
         if lengths != (attention.batch, len(attention.queries), len(attention.keys)):
-            self.skipped.add(site.kind)
+            self.found.skipped.add(site.kind)
             return
         sums = asked.tables.sums(attention.only(heads), self.slots)
-        merge_sums(self.sums, {site: SiteSums(tuple(heads), sums)})
+        self.found.merge(GoldTotals({site: SiteSums(tuple(heads), sums)}))
 
 
 class _Tables:

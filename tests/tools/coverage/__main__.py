@@ -5,7 +5,6 @@ It builds some 800 model types, each in a process of its own, and writes ``tests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 from tests.tools.coverage.compare import Result, attempt
@@ -85,6 +84,9 @@ KNOWN = {
 """Exceptions that were looked into, and what was found."""
 
 
+COLUMNS = "type, class, same output, own, equal, laid out, maps, kernel, twin, computed by"
+
+
 def table(rows: list[Row]) -> str:
     """Figures first, then every exception with its reason, then every type."""
     import transformers
@@ -114,47 +116,32 @@ def table(rows: list[Row]) -> str:
         "of those, vouched for": sum(r.maps - len(r.unvouched) for r in ran),
     }
 
-    def listed(title: str, some: Iterable[Result], says: Callable[[Result], str]) -> list[str]:
-        return section(title, {r.name: says(r) for r in some})
-
-    head = "type", "class", "same output", "own", "equal", "laid out", "maps", "kernel", "twin", "computed by"
-    parts = [
-        HEAD.format(version=transformers.__version__),
-        *grid(counts.items()),
-        "",
-        *listed("Exceptions: own attentions that do not equal the captured ones", others, reason),
-        *listed(
-            "Equal in another layout", laid, lambda r: f"{r.laid} of {r.speaking}: {', '.join(r.layouts)}"
-        ),
-        *listed(
-            "Scores where weights were promised",
-            filter(lambda r: r.scores, ran),
-            lambda r: f"{r.scores} of its tensors become captured maps by a softmax",
-        ),
-        *listed(
-            "Maps that nothing but capture vouches for",
-            filter(lambda r: r.unvouched, ran),
-            lambda r: f"{len(r.unvouched)} of {r.maps}: {', '.join(r.unvouched)}",
-        ),
-        *listed(
-            "Maps whose module does not call itself attention",
-            filter(lambda r: r.unlikely, ran),
-            lambda r: ", ".join(dict.fromkeys(r.unlikely)),
-        ),
-        *listed(
-            "Types whose own `output_attentions` says nothing usable",
-            filter(lambda r: not r.speaking, ran),
-            silent,
-        ),
-        *listed(
-            "Types that did not run",
-            filter(lambda r: r.identical is None, results),
-            lambda r: r.note + (" (built)" if r.built else ""),
-        ),
-        "## All types that ran\n",
-        *grid([head, *map(cells, ran)]),
-    ]
-    return "\n".join(parts) + "\n"
+    says = {
+        "Exceptions: own attentions that do not equal the captured ones": {r.name: reason(r) for r in others},
+        "Equal in another layout": {
+            r.name: f"{r.laid} of {r.speaking}: {', '.join(r.layouts)}" for r in laid
+        },
+        "Scores where weights were promised": {
+            r.name: f"{r.scores} of its tensors become captured maps by a softmax" for r in ran if r.scores
+        },
+        "Maps that nothing but capture vouches for": {
+            r.name: f"{len(r.unvouched)} of {r.maps}: {', '.join(r.unvouched)}" for r in ran if r.unvouched
+        },
+        "Maps whose module does not call itself attention": {
+            r.name: ", ".join(dict.fromkeys(r.unlikely)) for r in ran if r.unlikely
+        },
+        "Types whose own `output_attentions` says nothing usable": {
+            r.name: silent(r) for r in ran if not r.speaking
+        },
+        "Types that did not run": {
+            r.name: r.note + " (built)" * r.built for r in results if r.identical is None
+        },
+    }
+    lines = [HEAD.format(version=transformers.__version__), *grid(counts.items()), ""]
+    for title, each in says.items():
+        lines += section(title, each)
+    lines += ["## All types that ran\n", *grid([COLUMNS.split(", "), *map(cells, ran)])]
+    return "\n".join(lines) + "\n"
 
 
 def reason(result: Result) -> str:

@@ -24,12 +24,12 @@ from attnscope.models.kept import TracedModel
 from attnscope.models.request import InputRequest
 from attnscope.questions.answer import Answer
 from attnscope.questions.check import Verdict, claim
-from attnscope.questions.head import OneHead, of_head, one_head
+from attnscope.questions.head import OneHead, one_head
 from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.parts import cut_input
 from attnscope.questions.selection import Selection, head_of
 from attnscope.questions.stats import Stats, measure_heads, of_overview, of_stats, overview
-from attnscope.questions.token import of_token, one_token
+from attnscope.questions.token import one_token
 from attnscope.render.page import PAGE, page_of, save_page
 from attnscope.render.terminal import print_views
 from attnscope.storage.arrays import FORMATS as DATA
@@ -317,7 +317,8 @@ class Run(Display):
         """One head by its address, ``"L2H1"`` or ``"cross L0H3"``; cells below ``min_weight`` are hidden."""
         asked = _select(head=head, words=words, hide_special=hide_special, scale=scale, min_weight=min_weight)
         result = one_head(*self._given, asked)
-        return HeadDrawing(of_head(result), result, self._pass.weights(result.figures.address), cmap)
+        answer = Answer.of("head", result.heatmap, result)
+        return HeadDrawing(answer, result, self._pass.weights(result.figures.address), cmap)
 
     def token(
         self,
@@ -330,7 +331,7 @@ class Run(Display):
     ) -> Drawing:
         """What a token looks at and which tokens look at it, in one head or on average over all."""
         asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
-        return Drawing(of_token(one_token(*self._given, asked)), cmap)
+        return Drawing(Answer.of("token", one_token(*self._given, asked)), cmap)
 
     def stats(self, measures: Sequence[str] | None = None) -> FigureTable:
         """The figures of every head, ordered by the role's lift; ``measures`` alone take less time."""

@@ -39,6 +39,11 @@ class Answer:
     layers: Callable[[], tuple[Kinds, str, tuple[str, ...]]] | None = None
     heads: Callable[[], Any] | None = None  # questions.layers.AllHeads, which is built on answers
 
+    @classmethod
+    def of(cls, name: str, view: Any, result: Any = None) -> Answer:
+        """One view, and its picture of that name; its numbers are those of ``result``, or its own."""
+        return cls((view,), {name: view}, lambda: view if result is None else result)
+
     @cached_property
     def numbers(self) -> Mapping[str, Any]:
         """The numbers behind the views, as plain data."""

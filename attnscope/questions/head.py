@@ -18,7 +18,6 @@ from attnscope.measures.measurement import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Heard
 from attnscope.questions import sentences
-from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, head_of, selection_of
 from attnscope.records import Meaning, derived, record
 from attnscope.text import visible
@@ -228,16 +227,6 @@ def _show(
             raise SelectionError("the loss is that of other tokens than these columns: name --kind decoder")
         picture = replace(picture, losses=tuple(each.loss for each in losses))
     return OneHead(picture, figures, site, losses)
-
-
-def of_head(result: OneHead) -> Answer:
-    """One head's heatmap."""
-    return Answer((result.heatmap,), {"head": result.heatmap}, lambda: result)
-
-
-def of_heads(result: SeveralHeads) -> Answer:
-    """The heads side by side."""
-    return Answer((result.view,), {"heads": result.view}, lambda: result)
 
 
 def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:

@@ -304,4 +304,4 @@ def written_looks(
 def of_written(result: WrittenAttention, *, one: bool) -> Answer:
     """What each generated token looks at: the mean of the heads, or of ``one``."""
     stack = result.stack(result.heads[0].name if one else f"mean of {len(result.heads)} heads")
-    return Answer((stack,), {"": stack}, lambda: result)
+    return Answer.of("", stack, result)

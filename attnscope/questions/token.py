@@ -16,7 +16,6 @@ from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.questions import sentences
-from attnscope.questions.answer import Answer
 from attnscope.questions.head import loudness
 from attnscope.questions.parts import place_names
 from attnscope.questions.selection import Selection
@@ -282,11 +281,6 @@ def hold_mass(weights: Array, among: Array, mass: float) -> Array:
     kept = np.zeros(len(weights), bool)
     kept[order] = before < mass * weights.sum() - 1e-9
     return kept
-
-
-def of_token(result: TokenView) -> Answer:
-    """What one token looks at, and which tokens look at it."""
-    return Answer((result,), {"token": result}, lambda: result)
 
 
 class _Meant(NamedTuple):

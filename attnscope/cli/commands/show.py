@@ -120,10 +120,10 @@ def show(
         refuse(not alone, "--prompts", "averages one head: add --head, without --token, --loss or --words")
         return _show_prompts(given, many.prompts, selection, output, picture)
     from attnscope.questions.answer import Answer
-    from attnscope.questions.head import of_head, of_heads, one_head, several_heads
+    from attnscope.questions.head import one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
     from attnscope.questions.stats import of_overview, overview
-    from attnscope.questions.token import of_token, one_token
+    from attnscope.questions.token import one_token
 
     exact, saving = output.exact_kernel, output.out is not None
     kind = "kernel" if pictured or whole or exact else "fused"
@@ -138,11 +138,13 @@ def show(
 
             losses = token_losses(loaded, prepared)
         if token is not None:
-            answer = of_token(one_token(loaded, prepared, selection))
+            answer = Answer.of("token", one_token(loaded, prepared, selection))
         elif several:
-            answer = of_heads(several_heads(loaded, prepared, selection, heads))
+            row = several_heads(loaded, prepared, selection, heads)
+            answer = Answer.of("heads", row.view, row)
         elif head is not None:
-            answer = of_head(one_head(loaded, prepared, selection, losses))
+            one = one_head(loaded, prepared, selection, losses)
+            answer = Answer.of("head", one.heatmap, one)
         else:
             again, anew = reopen(source, model)
             opening = repeat("show", again, axes, picture, anew)
@@ -157,7 +159,7 @@ def _show_prompts(
     given: SourceInput, table: Path, selection: Selection, output: ShowOutput, picture: options.PrintedOptions
 ) -> None:
     """The mean map of one head."""
-    from attnscope.questions.head import of_head
+    from attnscope.questions.answer import Answer
     from attnscope.questions.prompts import mean_head, read_prompts
 
     prompts = read_prompts(given.text, read_file(table))
@@ -165,7 +167,7 @@ def _show_prompts(
     texts = [(prompt, replace(given, text=prompt.text).prepare(loaded)) for prompt in prompts]
     with reading(loaded, *(prepared for _, prepared in texts)):
         result = mean_head(loaded, texts, given.text, selection)
-    deliver("show", of_head(result), output, picture, given.model.metadata)
+    deliver("show", Answer.of("head", result.heatmap, result), output, picture, given.model.metadata)
 
 
 def _show_neurons(

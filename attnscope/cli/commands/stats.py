@@ -157,8 +157,7 @@ def stats(
             curves = study.curves_by_position(
                 loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
             )
-        answer = Answer((curves,), {"": curves}, lambda: curves)
-        return deliver("stats", answer, replace(output, as_csv=False), picture, model.metadata)
+        return deliver("stats", Answer.of("", curves), replace(output, as_csv=False), picture, model.metadata)
     head, selection = selection.head, replace(selection, head=None)  # its role depends on the other heads
     names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))
 

@@ -49,11 +49,6 @@ class Progress:
     layout: tuple[str, ...] = ()  # what ran, in words
     batches: int = 0  # of the next window that are already counted
 
-    def skip(self, where: str) -> None:
-        """Count a text that could not be read."""
-        self.skipped += 1
-        self.places = (*self.places, where)[:NAMED]
-
     def note(self, notes: Sequence[str]) -> None:
         """Count a text that was cut, and unknown tokens; keep each other note once."""
         for note in notes:
@@ -267,7 +262,8 @@ class CorpusWork(ABC):
                 continue
             if self.run.strict:
                 raise InputError(f"{self.source.name}, {entry.where}: {prepared}")
-            self.progress.skip(entry.where)
+            self.progress.skipped += 1
+            self.progress.places = (*self.progress.places, entry.where)[:NAMED]
             if processes.number == 0:
                 self.run.report(f"{entry.where}: {prepared}")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from string import punctuation
@@ -17,7 +16,8 @@ from attnscope.limits import OutOfTime, deadline
 from attnscope.measures.block import all_punctuation
 from attnscope.models.inputs import ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END
-from attnscope.records import Meaning, record
+from attnscope.records import Meaning, read, record
+from attnscope.storage.files import parse_json
 from attnscope.storage.trace.layout import DOCUMENT, Message
 from attnscope.text import MOST_CHARACTERS, read_number
 
@@ -338,12 +338,12 @@ def read_parts(written: str) -> tuple[tuple[str, int], ...]:
     if len(written) > MOST_MARKED:
         raise InputError(f"the file of parts has {len(written):,} characters: shorten it to {MOST_MARKED:,}")
     try:
-        parts = sorted((start, stop, name) for name, (start, stop) in json.loads(written).items())
-        fits = all(isinstance(each, int) for start, stop, _ in parts for each in (start, stop))
-        runs = [0, *(each for start, stop, _ in parts for each in (start, stop))]
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        fits, runs, parts = False, [], []
-    if not (fits and parts and runs == sorted(runs)):
+        named = read(Mapping[str, tuple[int, int]], parse_json(written))
+    except ValueError:
+        named = {}
+    parts = sorted((start, stop, name) for name, (start, stop) in named.items())
+    runs = [0, *(each for start, stop, _ in parts for each in (start, stop))]
+    if not parts or runs != sorted(runs):
         raise InputError(
             'a file of parts is JSON, {"question": [0, 40], "fact": [41, 90]}: the first character of each '
             "part and the one behind its last, one part behind the other"

@@ -15,9 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from attnscope.capture import recording
 from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
-from tests.tools.coverage.feed import feedings
 from tests.tools.coverage.recipes import RECIPES, Recipe, accepted
-from tests.tools.coverage.shrink import build, small_config
+from tests.tools.coverage.shrink import build, feedings, small_config
 from tests.tools.survey import Row, first_line, grid, section, survey
 
 AT, NEAR = 5, 1e-4

@@ -10,8 +10,18 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tests.tools.coverage.feed import LENGTH, feedings, image, noise, numbers, texts
-from tests.tools.coverage.shrink import RESNET, build, model_class, small_config
+from tests.tools.coverage.shrink import (
+    LENGTH,
+    RESNET,
+    build,
+    feedings,
+    image,
+    model_class,
+    noise,
+    numbers,
+    small_config,
+    texts,
+)
 from tests.tools.survey import told
 
 Feed: TypeAlias = "Callable[[Any], dict[str, Any]]"

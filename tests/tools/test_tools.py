@@ -1,0 +1,144 @@
+"""A round of tools: the gallery can be made, no link of the site leads nowhere, hostile cases end well."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import induction
+from tests.render.page.browser import CHROMIUM, browser
+from tests.tools.attack.__main__ import run_case, unseen
+from tests.tools.attack.cases import KINDS, make_bases
+from tests.tools.gallery import PAGES_OF, draw, plates
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_every_plate_can_be_made_and_one_is_drawn(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(induction, "STEPS", 2)
+    made = list(plates(tmp_path))
+    names = [plate.name for plate in made]
+    assert len(set(names)) == len(names)
+    pictures = sum(len(plate.terminals) + len(plate.inches) for plate in made)
+    photographs = sum(map(len, PAGES_OF.values()))
+    assert 60 <= pictures + photographs <= 80
+    folder = tmp_path / "gallery"
+    folder.mkdir()
+    draw(folder, next(plate for plate in made if plate.name == "token"))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "token-160-true.ansi",
+        "token-160-true.svg",
+        "token-3.3in.png",
+    ]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.subprocess
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_pages_are_photographed_by_a_process_that_drew_a_picture(tmp_path: Path) -> None:
+    script = """if True:
+        import sys
+        from pathlib import Path
+        from matplotlib.figure import Figure
+        from tests.render.page.browser import browser
+        figure = Figure()
+        figure.text(0, 0, "a letter")
+        figure.savefig(sys.argv[1] + "/picture.png")
+        with browser(Path(sys.argv[1])) as shown:
+            shown.photograph(Path(sys.argv[1]) / "page.png")
+    """
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, cwd=ROOT)
+    assert (tmp_path / "page.png").stat().st_size > 100
+
+
+site = importlib.import_module("tests.tools.site.__main__")
+
+
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """The pages, without the pictures that commands would draw."""
+    monkeypatch.setattr(site, "PICTURES", {})
+    site.write_pages(tmp_path)
+    return tmp_path
+
+
+def test_every_link_between_pages_leads_to_a_page(pages):
+    links = 0
+    for page in pages.rglob("*.md"):
+        for mark, _, target, _ in site.LINK.findall(page.read_text("utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).is_file(), f"{page.name} {mark} {target}"
+                links += 1
+    assert links > 10
+
+
+def test_what_is_made_of_the_code_is_whole(pages):
+    measures, python = ((pages / f"{name}.md").read_text("utf-8") for name in ("measures", "python"))
+    assert set(re.findall("^## (.+)$", measures, re.M)) == set(site.MEASURES)
+    assert {"`attnscope.load`", "`run.stats`", "`run.cut`"} <= set(re.findall("^##+ (.+)$", python, re.M))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The site without its gallery."""
+    pytest.importorskip("material")
+    out = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(site, "PICTURES", {})
+        site.build(out)
+    return out
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_asks_no_other_machine(built):
+    assert "attention heads" in (built / "index.html").read_text("utf-8")
+    for page in built.rglob("*.html"):
+        assert not re.search(
+            r"<(script|link|img)[^>]+(src|href)=.?https?://(?!localhost)", page.read_text("utf-8")
+        ), page
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
+def test_its_search_answers_from_the_disk(built, tmp_path):
+    field, found = "document.querySelector('[data-md-component=search-query]')", ".md-search-result__link"
+    with browser(tmp_path) as chromium:
+        chromium.size(1200, 800)
+        chromium.load(built / "attnscope" / "cli" / "TOUR.html")
+        chromium.run(f"{field}.focus()")
+        chromium.run(f"({field}).value = 'induction'")
+        chromium.run(f"{field}.dispatchEvent(new KeyboardEvent('keyup', {{bubbles: true}}))")
+        chromium.until(f"document.querySelectorAll('{found}').length > 3")
+        links = chromium.run(f"[...document.querySelectorAll('{found}')].map(link => link.href)")
+        assert f"{built.as_uri()}/measures.html#induction" in links
+        assert chromium.troubles == []
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    made = tmp_path_factory.mktemp("bases")
+    make_bases(made)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_case_ends_in_an_answer_or_in_a_sentence(kind, bases, tmp_path, monkeypatch, request):
+    monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
+    monkeypatch.setenv("ATTNSCOPE_DEADLINE", "5")
+    numbers = range(25 if request.config.getoption("whole") else 6)
+    found = {number: run_case(kind, number, bases, tmp_path) for number in numbers}
+    wrong = {number: said for number, said in found.items() if said[0] not in ("answer", "sentence")}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("printed", ["\x1b[2J", "\u202e", "\ud800", "\ufffe", "\x9b", "\u2028", "\r"])
+def test_what_a_terminal_obeys_is_seen(printed):
+    assert unseen(printed.encode("utf-8", "surrogatepass"))
+    assert not unseen("a ␛ ‹202E› שלום\n".encode())

@@ -82,8 +82,13 @@ class Drawing(Display):
         """The numbers as a ``pandas.DataFrame``: what the command line prints with ``--csv``."""
         if self._answer.table is None:
             raise AttnscopeError("this answer is not a table: read numbers")
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            said = "a frame needs pandas, which is not installed: pip install pandas"
+            raise AttnscopeError(said) from error
         header, *rows = self._answer.table()
-        return _pandas().DataFrame(rows, columns=header)
+        return pandas.DataFrame(rows, columns=header)
 
     def save(self, path: str | Path, *, dpi: float = 150, width: float | None = None) -> None:
         """Write the picture, .png, .svg or .pdf; several kinds of attention make several files."""
@@ -147,14 +152,6 @@ class HeadDrawing(Drawing):
         return ax
 
 
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError as error:
-        raise AttnscopeError("a frame needs pandas, which is not installed: pip install pandas") from error
-    return pandas
-
-
 def as_text(draw: Callable[[Console], object]) -> str:
     """The drawing on a console as wide as the terminal, also in Jupyter."""
     file, width = io.StringIO(), shutil.get_terminal_size((100, 24)).columns
@@ -183,7 +180,7 @@ class FigureTable(Drawing):
 
     def frame(self) -> Any:
         """The rows as a ``pandas.DataFrame``, indexed by head."""
-        return _pandas().DataFrame(self.rows, index=[str(head.address) for head in self.heads])
+        return super().frame().set_axis([str(head.address) for head in self.heads])
 
     def _repr_html_(self) -> str:
         """A row per head, with the columns of ``attnscope stats``."""

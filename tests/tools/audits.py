@@ -85,7 +85,7 @@ def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
     """
     from attnscope.models import ModelInput
     from attnscope.questions.audit import audit
-    from tests.questions.audit.tiny import Bare, missing
+    from tests.questions.test_audit import Bare, missing
 
     failures: list[str] = []
     made = make(model_type, failures)

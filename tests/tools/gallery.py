@@ -28,7 +28,7 @@ from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.render.page import Page, save_page
 from tests.models import folders, images, speech, vision_language
-from tests.notebook.induction import learn
+from tests.notebook.test_induction import learn
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.readme import run
 

@@ -1,4 +1,4 @@
-"""Positions that are no text, and weights in files, have names: genes, table cells, joints, cameras."""
+"""Positions that are no text, and weights in files, have names: genes, and the cells of a table."""
 
 from __future__ import annotations
 
@@ -49,19 +49,6 @@ class Columns(nn.Module):
     def forward(self, row):
         columns = row[..., None] * self.weight
         return self.attention(columns, columns, columns, need_weights=False)[0]
-
-
-class Policy(nn.Module):
-    """Chunks of actions that look at two cameras and at the joints of an arm."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(2)
-        self.steps = nn.Parameter(torch.randn(3, 8))
-        self.layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-
-    def forward(self, seen):
-        return self.layer(self.steps.expand(len(seen), -1, -1), seen)
 
 
 @pytest.fixture
@@ -125,18 +112,6 @@ def test_a_cell_of_a_table_has_the_name_of_its_column(tmp_path):
     assert run.head("L0H0").keys == ("age", "income", "city", "claims")
 
 
-def test_a_policy_looks_at_cameras_and_joints_by_their_names():
-    seen = [f"front · {n // 2},{n % 2}" for n in range(4)] + [f"arm · {n}" for n in ("shoulder", "elbow")]
-    policy = Policy().eval()
-    with attnscope.record(policy, tokens={"encoder": seen, "decoder": ["t+0", "t+1", "t+2"]}) as run:
-        policy(torch.rand(1, 6, 8))
-    head = run.head("cross L0H1")
-    assert head.queries == ("t+0", "t+1", "t+2")
-    (question,) = run.find("t+1 -> front").numbers["questions"]
-    weight = next(h["weight"] for h in question["heads"] if (h["kind"], h["head"]) == ("cross", 1))
-    assert weight == pytest.approx(head.weights[1, :4].sum(), abs=1e-6)
-
-
 def test_another_number_of_labels_is_refused_with_both_numbers(table):
     class Ids(nn.Module):
         def __init__(self):
@@ -154,7 +129,7 @@ def test_another_number_of_labels_is_refused_with_both_numbers(table):
 def test_tokens_of_something_else_than_encoder_and_decoder_are_refused():
     with (
         pytest.raises(InputError, match="name those of encoder and decoder"),
-        attnscope.record(Policy(), tokens={"camera": ["a"]}),
+        attnscope.record(Genes(), tokens={"camera": ["a"]}),
     ):
         pass
 

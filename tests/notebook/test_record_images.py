@@ -101,6 +101,7 @@ def test_actions_are_shown_by_what_they_see_unless_another_head_is_named(policy,
     np.testing.assert_allclose(np.ravel(shown), own.mean(0), atol=1e-6)
     looked = recorded.token("front · 1,2", head="encoder L0H0").numbers["patches"]
     assert [each["looked_at_by"] is not None for each in looked] == [True, True]
+    assert recorded.head("cross L0H1").queries == tuple(STEPS)
     (question,) = recorded.find("t+4 -> front").numbers["questions"]
     assert question["heads"][0]["weight"] == pytest.approx(own.sum(-1).max(), abs=1e-6)
 

@@ -21,13 +21,13 @@ from textual.widgets import Footer, Static
 
 from attnscope.errors import AttnscopeError
 from attnscope.questions.layers import AllHeads
-from attnscope.render.colour import OFFERED, SEQUENTIAL
+from attnscope.render.colour import SEQUENTIAL
 from attnscope.render.terminal import PrintedView
 from attnscope.render.terminal.charts import patch_under
 from attnscope.render.terminal.heatmap import token_at
 from attnscope.render.terminal.surface import Surface
 from attnscope.text import clean, visible
-from attnscope.views import SCALES, Drawable, TokenView
+from attnscope.views import Drawable, TokenView
 
 T = TypeVar("T")
 
@@ -40,21 +40,10 @@ KEYS = (
     ("click", "pin the token of a row, or of a patch of the picture or a moment of the sound"),
     ("n", "the next head worth a look"),
     ("Tab", "the next kind of attention: encoder, decoder, cross"),
-    ("x", "full colour is 1 (of a faint head its largest), always 1, each row's largest, or the head's"),
-    ("c", "the next colour map"),
-    ("d", "light or dark"),
+    ("d", "light or dark; browse --scale and --cmap choose the colours of the maps"),
     ("s", "save what is in view as PNG"),
     ("q", "quit"),
 )
-
-
-MEANING = {
-    "auto": "full colour is 1, or a faint head's largest",
-    "fixed": "full colour is 1",
-    "row": "full colour is each row's largest",
-    "head": "full colour is the head's largest",
-}
-"""The description of each scale."""
 
 
 class Keys(ModalScreen[None]):
@@ -130,8 +119,6 @@ class Browser(App[None]):
         Binding("j", "pin(1)", "Token", key_display="jk"),
         Binding("k", "pin(-1)", "", show=False),
         Binding("n", "worth", "Next"),
-        Binding("x", "scale", "Scale", show=False),
-        Binding("c", "colours", "Colours", show=False),
         Binding("d", "light", "Light", show=False),
         Binding("tab", "kind", "Kind", priority=True),
         Binding("s", "save", "Save"),
@@ -286,19 +273,6 @@ class Browser(App[None]):
         """The next kind of attention."""
         self.kind = after(self.kind, self.kinds)
         self.place, self.pinned = (0, 0), None
-        self.draw()
-
-    def action_scale(self) -> None:
-        """The next colour scale."""
-        scale = after(self.heads.selection.scale, SCALES)
-        self.heads = replace(self.heads, selection=replace(self.heads.selection, scale=scale))
-        self.notify(MEANING[scale], timeout=2)
-        self.draw()
-
-    def action_colours(self) -> None:
-        """The next colour map."""
-        self.cmap = after(self.cmap, OFFERED)
-        self.notify(self.cmap, timeout=2)
         self.draw()
 
     def action_light(self) -> None:

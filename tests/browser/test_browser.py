@@ -168,14 +168,6 @@ def test_without_colour_shades_carry_the_weights(heads, monkeypatch):
     assert "▓" in browsed(heads)[1]
 
 
-def test_scales_and_colours_go_round(heads):
-    app, shown = browsed(heads, "enter", "x", "x", size=(80, 50))
-    assert app.heads.selection.scale == "row"
-    assert "each row's largest" in shown
-    assert browsed(heads, "x", "x", "x", "x")[0].heads.selection.scale == "auto"
-    assert browsed(heads, "c")[0].cmap != browsed(heads)[0].cmap
-
-
 def test_kinds_of_attention_follow_each_other_and_cross_attention_pins_a_row_only(tmp_path):
     pair = load(t5(tmp_path))
     heads = all_heads(pair, pair.prepare(TEXT, "It slept."), Selection())

@@ -249,11 +249,13 @@ class Transformers:
         rows = [{"input_ids": row, "labels": row} for ids in batches(steps * accumulate) for row in ids]
         model = build() if model is None else model
         sampler = torch.utils.data.SequentialSampler(rows)
-        self.trainer = trainer = hf.Trainer(model, settings, train_dataset=rows)
+        trainer = hf.Trainer(model, settings, train_dataset=rows)
         trainer._get_train_sampler = lambda *_: sampler
         called = None if options is None else attnscope.callback(**options)
         for each in filter(None, (called, logger)):
             trainer.add_callback(each)
+        if logger is not None:
+            called.history.report = trainer.log
         trainer.train()
         return [*model.state_dict().values(), torch.get_rng_state()], called and called.history
 
@@ -383,10 +385,8 @@ def test_a_run_that_fails_leaves_nothing_behind(framework):
 
 @pytest.mark.parametrize("trainer", [Transformers, Lightning])
 def test_what_a_trainer_logs_to_gets_every_figure(trainer, tmp_path):
-    framework, logged, options = trainer(tmp_path), [], {"every": 3}
-    if trainer is Transformers:
-        base, options["report"] = hf.TrainerCallback, lambda figures: framework.trainer.log(figures)
-    else:
+    framework, logged, base = trainer(tmp_path), [], hf.TrainerCallback
+    if trainer is Lightning:
         base = framework.lightning.pytorch.loggers.logger.DummyLogger
 
     class Logger(base):
@@ -396,7 +396,7 @@ def test_what_a_trainer_logs_to_gets_every_figure(trainer, tmp_path):
         def on_log(self, args, state, control, logs=None, **more):
             logged.append((state.global_step, logs))
 
-    _, log = framework.run(options, logger=Logger())
+    _, log = framework.run({"every": 3}, logger=Logger())
     told = [each for each in logged if "L0H0/entropy" in each[1]]
     assert [step for step, _ in told] == [0, 3, 6]
     assert told[1][1]["L1H0/entropy"] == log.figures[3][2]["figures"]["entropy"][0]

@@ -1,6 +1,7 @@
 """Compiled models are watched as they were written, in whatever way they were compiled, and stay compiled."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -30,23 +31,21 @@ class Counting:
 
 def compiled(plain, how, backend):
     """What is called in the place of the plain model."""
+    compile = partial(torch.compile, backend=backend)
+    if how == "function":
+        return compile(lambda *given, **more: plain(*given, **more))
+    if how == "module":
+        return compile(plain)
     if how == "method":
         plain.compile(backend=backend)
-        return plain
+    for index, part in enumerate(plain if how in ("parts", "forward") else []):
+        if how == "parts":
+            plain[index] = compile(part)
+        else:
+            part.forward = compile(part.forward)
     if how == "own forward":
-        plain.forward = torch.compile(plain.forward, backend=backend)
-        return plain
-    if how == "parts":
-        for index in range(len(plain)):
-            plain[index] = torch.compile(plain[index], backend=backend)
-        return plain
-    if how == "forward":
-        for block in plain:
-            block.forward = torch.compile(block.forward, backend=backend)
-        return plain
-    if how == "function":
-        return torch.compile(lambda *given, **more: plain(*given, **more), backend=backend)
-    return torch.compile(plain, backend=backend)
+        plain.forward = compile(plain.forward)
+    return plain
 
 
 @pytest.fixture(autouse=True)

@@ -166,10 +166,7 @@ class Lineage(Tracker):
             return
 
         def joined(side: str) -> Moved:
-            made = {
-                "dtype": torch.float64,
-                "device": seen.result.device,
-            }  # labels of 0: no origin
+            made = {"dtype": torch.float64, "device": seen.result.device}  # labels of 0: no origin
             nodes = [
                 getattr(origin, side, None) or Moved(torch.zeros, "zeros", (tuple(part.shape),), made)
                 for part, origin in zip(parts, origins, strict=True)

@@ -1,6 +1,6 @@
 """Torch's fused encoder layers stay fused while they are watched, and their attention is seen and proved."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -191,22 +191,18 @@ def test_a_mode_of_operators_sees_what_it_did_and_the_record_says_what_is_not_wa
     assert ["TorchDispatchMode" in layer.reason for layer in record.without_attention] == [True] * 2
 
 
-def test_under_another_mode_the_plain_path_runs_as_it_does_without_a_recording():
-    class Other(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
+class Other(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
+
+@pytest.mark.parametrize(("grad", "mode"), [(torch.inference_mode, Other), (nullcontext, nullcontext)])
+def test_where_torch_takes_its_plain_path_it_does_so_under_a_recording(grad, mode):
     model, closed = encoder(), padding(6, 4, 2)
-    with Other():
-        record, _ = watched(model, X, src_key_padding_mask=closed)
-    assert {site.kernel for site in record.sites} == {"multi_head_attention_forward"}
-
-
-def test_with_gradients_the_plain_path_runs_as_it_does_without_a_recording():
-    model, closed = encoder(), padding(6, 4, 2)
-    expected = model(X, src_key_padding_mask=closed)
-    with recording(model) as record:
-        assert torch.equal(model(X, src_key_padding_mask=closed), expected)
+    with grad(), mode():
+        expected = model(X, src_key_padding_mask=closed)
+        with recording(model) as record:
+            assert torch.equal(model(X, src_key_padding_mask=closed), expected)
     assert {site.kernel for site in record.sites} == {"multi_head_attention_forward"}
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers as hf
 
-from attnscope.capture import Keep, recording
 from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES
 
@@ -69,28 +68,6 @@ def test_padding_changes_no_real_row(family, side):
         outside = other.allowed[:, :, inside].clone()
         outside[..., inside] = False
         assert not outside.any()
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])
-def test_a_cached_step_is_the_next_row_of_the_whole_map(family):
-    model = FAMILIES[family].build()
-    ids = torch.randint(4, 99, (2, 8))
-    _, whole = keep_all(model, input_ids=ids)
-    keep = Keep(lambda site: range(4))
-    with torch.inference_mode(), recording(model, [keep]) as record:
-        cache = model(input_ids=ids[:, :6], use_cache=True).past_key_values
-        for step in (6, 7):
-            model(input_ids=ids[:, step : step + 1], past_key_values=cache, use_cache=True)
-    layers = len(whole)
-    assert [site.step for site in record.sites] == [step for step in range(3) for _ in range(layers)]
-    for index, kept in enumerate(keep.maps):
-        step, layer = divmod(index, layers)
-        assert (kept.site.layer, kept.site.kind, kept.site.call) == (layer, "decoder", 0)
-        row = 5 + step
-        full = whole[layer].weights[:, :, row]
-        seen = kept.weights[:, :, -1]  # a sliding cache has dropped the first keys
-        torch.testing.assert_close(seen, full[..., row + 1 - seen.shape[-1] : row + 1], atol=1e-5, rtol=0)
-        assert kept.offset == (0 if step == 0 else len(kept.keys) - 1)
 
 
 def test_packed_texts_do_not_see_each_other():

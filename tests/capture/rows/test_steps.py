@@ -9,19 +9,11 @@ import transformers as hf
 
 import attnscope
 from attnscope.attention import Attention, HeldRows, Site, Token
-from attnscope.capture import Keep, Steps, recording
+from attnscope.capture import Steps, recording
 from attnscope.capture.rows.steps import SteppedRows
 from attnscope.measures import Measurement
+from tests.capture.observing import observe
 from tests.capture.tiny import BART, FAMILIES
-
-
-def keep_all(model, *passes):
-    """Every head of several passes under one recording.  -> maps"""
-    keep = Keep(lambda site: range(4))
-    with torch.inference_mode(), recording(model, [keep]):
-        for given in passes:
-            model(**given)
-    return keep.maps
 
 
 def grown(model, ids, cache=None, first=5):
@@ -44,19 +36,17 @@ def agree(joined, whole):
         assert torch.equal(allowed.expand(batch, -1, -1, -1), full.allowed.expand(batch, -1, -1, -1))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])
-def test_steps_make_the_map_of_the_whole_text(family):
-    model = FAMILIES[family].build()
-    ids = torch.randint(4, 99, (2, 11))
-    agree(grown(model, ids)[0].joined(), keep_all(model, {"input_ids": ids}))
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_a_static_cache_makes_the_same_map(family):
-    model = FAMILIES[family].build()
-    ids = torch.randint(4, 99, (1, 9))
-    steps, _ = grown(model, ids, hf.StaticCache(config=model.config, max_cache_len=16))
-    agree(steps.joined(), keep_all(model, {"input_ids": ids}))
+@pytest.mark.parametrize(
+    ("family", "static"),
+    [(family, False) for family in ("gpt2", "llama", "mistral", "gemma2", "gpt-oss")]
+    + [(family, True) for family in ("llama", "gemma2")],
+)
+def test_steps_make_the_map_of_the_whole_text(family, static):
+    model, ids = FAMILIES[family].build(), torch.randint(4, 99, (2, 11))
+    cache = hf.StaticCache(config=model.config, max_cache_len=16) if static else None
+    steps, record = grown(model, ids, cache)
+    agree(steps.joined(), observe(model, input_ids=ids)[1])
+    assert [site.step for site in record.sites[:: len(record.sites) // 7]] == list(range(7))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -115,7 +105,7 @@ def test_cross_attention_grows_by_rows_and_the_encoder_stays():
     with torch.inference_mode(), recording(model, [steps]):
         out = model.generate(ids, max_new_tokens=4, num_beams=1, do_sample=False, decoder_start_token_id=1)
     targets = out[:, :-1]
-    whole = keep_all(model, {"input_ids": ids, "decoder_input_ids": targets})
+    whole = observe(model, input_ids=ids, decoder_input_ids=targets)[1]
     joined = {(attention.site.kind, attention.site.layer): attention for attention in steps.joined()}
     assert len(joined) == len(whole)
     for full in whole:
@@ -162,9 +152,8 @@ def test_a_call_that_does_not_go_on_keeps_keys_of_its_own():
     with torch.inference_mode(), recording(model, [steps]):
         model(input_ids=ids, use_cache=False)
         model(input_ids=ids.flip(1), use_cache=False)
-    whole = keep_all(model, {"input_ids": ids}, {"input_ids": ids.flip(1)})
-    for attention in steps.joined():
-        first, second = (kept for kept in whole if kept.site == attention.site)
+    passes = [observe(model, input_ids=each)[1] for each in (ids, ids.flip(1))]
+    for attention, first, second in zip(steps.joined(), *passes, strict=True):
         weights = attention.weights()
         torch.testing.assert_close(weights[:, :, :6, :6], first.weights)
         torch.testing.assert_close(weights[:, :, 6:, 6:], second.weights)

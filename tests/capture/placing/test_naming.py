@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers as hf
 
-from attnscope.capture import recording
 from attnscope.capture.placing.kinds import LayerNumbers
+from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES, SIZES
 
 LAYERS = "layers.{}.attn"
@@ -46,11 +46,10 @@ def test_kinds_are_numbered_apart():
 
 
 def test_no_two_calls_of_a_kind_in_a_pass_share_a_number():
+    ids = torch.randint(4, 99, (1, 6))
     for name in ("bert", "albert", "gpt-oss"):
         model = FAMILIES[name].build()
-        with torch.inference_mode(), recording(model) as record:
-            for _ in range(2):
-                model(input_ids=torch.randint(4, 99, (1, 6)))
+        record, *_ = observe(model, call=lambda model=model: [model(ids)[0] for _ in range(2)])
         places = [(site.step, site.site.kind, site.site.layer) for site in record.sites]
         assert len(set(places)) == len(places)
 
@@ -59,9 +58,8 @@ def test_both_towers_of_a_two_tower_model_are_named():
     text = {**SIZES, "num_hidden_layers": 2}
     vision = {**text, "image_size": 16, "patch_size": 8}
     config = hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
-    model = hf.CLIPModel._from_config(config).eval()
-    with torch.inference_mode(), recording(model) as record:
-        model(input_ids=torch.randint(4, 90, (1, 6)), pixel_values=torch.randn(1, 3, 16, 16))
+    ids, pixels = torch.randint(4, 90, (1, 6)), torch.randn(1, 3, 16, 16)
+    record, *_ = observe(hf.CLIPModel._from_config(config), input_ids=ids, pixel_values=pixels)
     assert {(site.site.kind, site.site.layer, site.site.name) for site in record.sites} == {
         (kind, layer, f"{tower}.encoder.layers.{layer}.self_attn")
         for kind, tower in (("decoder", "text_model"), ("encoder", "vision_model"))
@@ -71,36 +69,23 @@ def test_both_towers_of_a_two_tower_model_are_named():
 
 def test_a_decoder_that_attends_to_an_encoder_has_both_kinds():
     config = hf.BertConfig(**SIZES, num_hidden_layers=2, is_decoder=True, add_cross_attention=True)
-    model = hf.BertModel._from_config(config).eval()
-    with torch.inference_mode(), recording(model) as record:
-        model(input_ids=torch.randint(4, 99, (1, 5)), encoder_hidden_states=torch.randn(1, 5, 32))
-    assert [(site.site.kind, site.site.layer) for site in record.sites] == [
-        ("decoder", 0),
-        ("cross", 0),
-        ("decoder", 1),
-        ("cross", 1),
-    ]
+    ids, states = torch.randint(4, 99, (1, 5)), torch.randn(1, 5, 32)
+    record, *_ = observe(hf.BertModel._from_config(config), input_ids=ids, encoder_hidden_states=states)
+    expected = [(kind, layer) for layer in (0, 1) for kind in ("decoder", "cross")]
+    assert [(site.site.kind, site.site.layer) for site in record.sites] == expected
 
 
 def test_padding_behind_the_text_makes_no_decoder():
     model = FAMILIES["bert"].build()
     for real in (1, 2, 4):
         mask = (torch.arange(6) < real).long()[None]
-        with torch.inference_mode(), recording(model) as record:
-            model(input_ids=torch.randint(4, 99, (1, 6)), attention_mask=mask)
+        record, *_ = observe(model, input_ids=torch.randint(4, 99, (1, 6)), attention_mask=mask)
         assert {site.site.kind for site in record.sites} == {"encoder"}
 
 
-def test_padding_behind_one_token_leaves_a_decoder_a_decoder():
-    model = FAMILIES["llama"].build()
-    mask = torch.tensor([[1, 0, 0, 0]])
-    with torch.inference_mode(), recording(model) as record:
-        model(input_ids=torch.randint(4, 99, (1, 4)), attention_mask=mask)
-    assert {site.site.kind for site in record.sites} == {"decoder"}
-
-
-def test_one_token_alone_is_still_a_decoder():
-    model = FAMILIES["llama"].build()
-    with torch.inference_mode(), recording(model) as record:
-        model(input_ids=torch.tensor([[5]]))
+@pytest.mark.parametrize("padding", [0, 3])
+def test_one_token_alone_or_before_padding_is_still_a_decoder(padding):
+    mask = torch.tensor([[1, *[0] * padding]])
+    ids = torch.randint(4, 99, (1, 1 + padding))
+    record, *_ = observe(FAMILIES["llama"].build(), input_ids=ids, attention_mask=mask)
     assert {site.site.kind for site in record.sites} == {"decoder"}

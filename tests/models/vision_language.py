@@ -38,6 +38,19 @@ def make_tokenizer(*special: str, words: Sequence[str] = WORDS, **named: str) ->
     return tokenizer
 
 
+def name_tokens(config: Any, processor: Any) -> None:
+    """Give the config the ids that its special tokens have in the processor's tokenizer."""
+    for key in config.to_dict():
+        stem, _, last = key.rpartition("_")
+        if stem.endswith("_token") and last in ("id", "index"):
+            sources = (processor, processor.tokenizer)
+            for token in [getattr(one, ending, None) for one in sources for ending in (f"{stem}_id", stem)]:
+                id_ = processor.tokenizer.convert_tokens_to_ids(token) if isinstance(token, str) else token
+                if isinstance(id_, int) and id_ > 3:  # behind those that every tokenizer has
+                    setattr(config, key, id_)
+                    break
+
+
 Settings = Mapping[str, Any]
 Part = tuple[str, Settings]  # the class of a processor's part, without its last words, and its settings
 
@@ -48,7 +61,7 @@ class Family:
 
     ``vision`` and ``text`` are settings of the inner configs, the latter beside ``TEXT``, or of the config
     itself if it is ``flat``; ``signs`` and ``named`` are special tokens, ``ids`` fields of the config that
-    hold the id of one, or of several. ``options`` are of the processor.
+    hold the id of one, or of several, where its name does not tell. ``options`` are of the processor.
     """
 
     kind: str
@@ -69,18 +82,20 @@ class Family:
         words = make_tokenizer(*self.signs, **self.named)
         kind = getattr(transformers, f"{self.kind}Config")
         text = TEXT | {"vocab_size": len(words), "pad_token_id": 1} | deepcopy(self.text)
-        ids = {name: words.convert_tokens_to_ids(token) for name, token in self.ids.items()}
         inner = text if self.flat else {"text_config": text}
         seen = {"vision_config": dict(self.vision)} if self.vision else {}
         drawn = {"vocabulary_map": words.get_vocab()} if self.kind in ("Chameleon", "Emu3") else {}
-        config = kind(**inner, **seen, **drawn, **ids, **self.config)
+        config = kind(**inner, **seen, **drawn, **self.config)
         parts = {"image_processor": _make(self.images, "ImageProcessor"), "tokenizer": words}
         if self.videos is not None:
             parts["video_processor"] = _make(self.videos, "VideoProcessor")
         if self.kind == "InstructBlip":
             parts["qformer_tokenizer"] = make_tokenizer()
-        processor = getattr(transformers, f"{self.processor or self.kind}Processor")
-        return config, processor(**parts, **self.options)
+        processor = getattr(transformers, f"{self.processor or self.kind}Processor")(**parts, **self.options)
+        name_tokens(config, processor)
+        for name, token in self.ids.items():
+            setattr(config, name, words.convert_tokens_to_ids(token))
+        return config, processor
 
 
 def _make(part: Part, last: str) -> Any:
@@ -95,18 +110,11 @@ PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
 LAST = {"vision_feature_layer": -1}
 PATCHED = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 TILED = {"size": SQUARE, "crop_to_patches": True, "max_patches": 6, "min_patches": 2}
-IMAGE = {"image_token_id": "<image>"}
-BOTH = IMAGE | {"video_token_id": "<video>"}
-LLAVA = Family(
-    "Llava", CLIP, LLAMA, ("CLIP", CUT), signs=["<image>"], ids=IMAGE, config=LAST, options=PATCHED
-)
+LLAVA = Family("Llava", CLIP, LLAMA, ("CLIP", CUT), signs=["<image>"], config=LAST, options=PATCHED)
 LLAVA_NEXT = replace(LLAVA, kind="LlavaNext", images=("LlavaNext", CUT | PINS), config=LAST | PINS)
 
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-QWEN_IDS = {
-    f"{name}_token_id": sign
-    for name, sign in zip(("vision_start", "vision_end", "image", "video"), QWEN, strict=True)
-}
+QWEN_IDS = {"vision_start_token_id": QWEN[0], "vision_end_token_id": QWEN[1]}
 DEEP = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14}
 OUT = DEEP | {"out_hidden_size": 32, "intermediate_size": 32}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
@@ -130,8 +138,7 @@ QWEN3_VL = replace(
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 GLM_SIGNS = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
-GLM_NAMES = ("image_start", "image_end", "video_start", "video_end", "image", "video")
-GLM_IDS = dict(zip(GLM_NAMES, (*GLM_SIGNS, "<|image|>", "<|video|>"), strict=True))
+GLM_NAMES = ("image_start", "image_end", "video_start", "video_end")
 GLM4V = Family(
     "Glm4v",
     OUT | {"image_size": 56, "spatial_merge_size": 2},
@@ -139,7 +146,7 @@ GLM4V = Family(
     ("Glm4v", MANY | {"size": {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}}),
     ("Glm4v", MANY | {"size": {"shortest_edge": 56 * 56, "longest_edge": 8 * 140 * 140}}),
     signs=["<|image|>", "<|video|>", *GLM_SIGNS],
-    ids={f"{name}_token_id": sign for name, sign in GLM_IDS.items()},
+    ids={f"{name}_token_id": sign for name, sign in zip(GLM_NAMES, GLM_SIGNS, strict=True)},
 )
 
 AROUND = ("<fake_token_around_image>", "<image>", "<end_of_utterance>")
@@ -153,7 +160,6 @@ IDEFICS3 = Family(
         "<global-img>",
         *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
     ],
-    ids=IMAGE,
     config={"scale_factor": 2},
     options={"image_seq_len": 4},
 )
@@ -179,11 +185,7 @@ FAMILIES = {
     # a small picture of the whole, and tiles of which the padding is cut away, each row with an end
     "llava_next": LLAVA_NEXT,
     "llava_next_video": replace(  # and videos, of which four patches of a frame are averaged into a token
-        LLAVA_NEXT,
-        kind="LlavaNextVideo",
-        videos=("LlavaNextVideo", CUT),
-        signs=["<image>", "<video>"],
-        ids=BOTH,
+        LLAVA_NEXT, kind="LlavaNextVideo", videos=("LlavaNextVideo", CUT), signs=["<image>", "<video>"]
     ),
     "llava_onevision": Family(  # the same with another tower
         "LlavaOnevision",
@@ -192,7 +194,6 @@ FAMILIES = {
         ("LlavaOnevision", {"size": SQUARE} | PINS),
         ("LlavaOnevision", {"size": SQUARE}),
         signs=["<image>", "<video>"],
-        ids=BOTH,
         config=LAST | PINS,
         options={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "patch_size": 14},
     ),
@@ -207,7 +208,6 @@ FAMILIES = {
         {"model_type": "gemma"},
         ("Siglip", {"size": SQUARE, "image_seq_length": 16}),
         signs=["<image>", *(f"<loc{at:04}>" for at in range(1024)), *(f"<seg{at:03}>" for at in range(128))],
-        ids=IMAGE,
         config={"projection_dim": 32},
     ),
     "gemma3": Family(  # a square, of which four patches are averaged into a token
@@ -220,11 +220,7 @@ FAMILIES = {
             "eoi_token": "<end_of_image>",
             "image_token": "<image_soft_token>",
         },
-        ids={
-            "image_token_id": "<image_soft_token>",
-            "boi_token_id": "<start_of_image>",
-            "eoi_token_id": "<end_of_image>",
-        },
+        ids={"image_token_id": "<image_soft_token>"},
         config={"mm_tokens_per_image": 4},
         options={"image_seq_length": 4},
     ),
@@ -234,7 +230,6 @@ FAMILIES = {
         {"model_type": "mistral"},
         ("Idefics2", {"size": {"longest_edge": 56, "shortest_edge": 28}, "do_image_splitting": False}),
         signs=AROUND,
-        ids=IMAGE,
         config={
             "perceiver_config": {
                 "hidden_size": 32,
@@ -266,7 +261,6 @@ FAMILIES = {
             "context_image_token": "<IMG_CONTEXT>",
             "video_token": "<video>",
         },
-        ids={"image_token_id": "<IMG_CONTEXT>"},
         config=LAST,
         options={"image_seq_length": 4},
     ),
@@ -285,7 +279,6 @@ FAMILIES = {
             "TILE",
             *(f"TILE_{number}" for number in range(1, 13)),
         ],
-        ids={"image_token_id": "<|IMG_PATCH|>"},
         config=LAST | {"downsample_factor": 2},
         options={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
     ),
@@ -295,7 +288,6 @@ FAMILIES = {
         {"model_type": "mistral"},
         ("Pixtral", {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}}),
         signs=["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
-        ids={"image_token_id": "[IMG]"},
         config=LAST | {"spatial_merge_size": 2},
         options={
             "patch_size": 14,
@@ -320,7 +312,6 @@ FAMILIES = {
         {"cross_attention_layers": [1], "vocab_size": 25},  # without the sign of a picture
         ("Mllama", {"size": SQUARE, "max_image_tiles": 4}),
         signs=["<|image|>", "<|python_tag|>"],
-        ids={"image_token_index": "<|image|>"},
     ),
     "glm4v": GLM4V,  # any proportions, four patches a token, signs around each picture
     "deepseek_vl": Family(  # a square with padding around the picture
@@ -329,7 +320,6 @@ FAMILIES = {
         LLAMA,
         ("DeepseekVL", {"size": SQUARE, "min_size": 14}),
         named={"image_token": "<image_placeholder>"},
-        ids={"image_token_id": "<image_placeholder>"},
         options={"num_image_tokens": 16},
     ),
     "lfm2_vl": Family(  # tiles of any proportions, four patches a token
@@ -354,7 +344,6 @@ FAMILIES = {
             "image_end_token": "<|image_end|>",
             "image_thumbnail_token": "<|img_thumbnail|>",
         },
-        ids=IMAGE,
         config={"downsample_factor": 2},
     ),
 }
@@ -394,7 +383,6 @@ MORE = {  # other ways to stand in a text
             "boi_token": "<begin_of_image>",
             "eoi_token": "<end_of_image>",
         },
-        ids={"image_token_id": "<image_placeholder>"},
         config={
             "vq_config": {
                 "embed_dim": 8,
@@ -432,7 +420,6 @@ MORE = {  # other ways to stand in a text
             "boi_token": "<|START_OF_IMG|>",
             "eoi_token": "<|END_OF_IMG|>",
         },
-        ids={"image_token_id": "<|IMG_PATCH|>"},
         config={"downsample_factor": 2},
     ),
     "video_llama_3": Family(  # any proportions, each patch a token
@@ -442,7 +429,6 @@ MORE = {  # other ways to stand in a text
         ("VideoLlama3", PIXELS),
         ("VideoLlama3", PIXELS),
         signs=["<|image_pad|>", "<|video_pad|>"],
-        ids={"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
     ),
     "qwen3_5": replace(  # any proportions, four patches a token, in a text with full attention
         QWEN3_VL,
@@ -509,7 +495,6 @@ MORE = {  # other ways to stand in a text
             "<eoss>",
             *(f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(at))}Z" for at in range(CODES)),
         ],
-        ids=IMAGE,
         config={
             "vq_config": DRAWN
             | {"num_embeddings": CODES, "latent_channels": 32, "resolution": 56, "channel_multiplier": [1, 1]}
@@ -559,7 +544,6 @@ MORE = {  # other ways to stand in a text
         | {"model_type": "bart", "decoder_start_token_id": 2},
         ("CLIP", {"size": SQUARE, "do_center_crop": False, "image_seq_length": 50}),
         named={"image_token": "<image>"},
-        ids=IMAGE,
     ),
 }
 

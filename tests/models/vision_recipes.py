@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from tests.models.folders import save
-from tests.models.vision_language import LAYERS, SQUARE, make_tokenizer
+from tests.models.vision_language import LAYERS, SQUARE, make_tokenizer, name_tokens
 from tests.tools.coverage.recipes import RECIPES as COVERED
 from tests.tools.coverage.shrink import small_config
 
@@ -260,7 +260,7 @@ def make_folder(name: str, folder: Path) -> str:
     side = reading.side or 4 * patch
     processor = _make_processor(name, reading, patch, side)
     config = _make_config(name, reading, vision, side)
-    _name_tokens(config, processor)
+    name_tokens(config, processor)
     for key, token in reading.ids.items():
         *path, last = key.split(".")
         setattr(
@@ -346,19 +346,6 @@ def _make_config(name: str, reading: Reading, vision: Mapping[str, Any], side: i
             if hasattr(text, "hidden_size") and hasattr(getattr(config, tower, None), wide):
                 setattr(getattr(config, tower), wide, text.hidden_size)
     return config
-
-
-def _name_tokens(config: Any, processor: Any) -> None:
-    """Give the config the ids that its special tokens have in the processor's tokenizer."""
-    for key in config.to_dict():
-        stem, _, last = key.rpartition("_")
-        if stem.endswith("_token") and last in ("id", "index"):
-            sources = (processor, processor.tokenizer)
-            for token in [getattr(one, ending, None) for one in sources for ending in (f"{stem}_id", stem)]:
-                id_ = processor.tokenizer.convert_tokens_to_ids(token) if isinstance(token, str) else token
-                if isinstance(id_, int) and id_ > 3:  # behind those that every tokenizer has
-                    setattr(config, key, id_)
-                    break
 
 
 def _first(names: Any) -> str | None:

@@ -16,47 +16,28 @@ VIT = {**SHAPE, "image_size": 64, "patch_size": 16}
 WHOLE = {"size": SIZE}
 CROPPED = {"size": {"shortest_edge": 64}, "crop_size": SIZE}
 
-VISION = {
-    "vit": (lambda: transformers.ViTConfig(**VIT), "ViTImageProcessor", WHOLE),
-    "deit": (lambda: transformers.DeiTConfig(**VIT), "DeiTImageProcessor", WHOLE | {"crop_size": SIZE}),
-    "beit": (lambda: transformers.BeitConfig(**VIT), "BeitImageProcessor", WHOLE | {"do_center_crop": False}),
-    "dinov2": (lambda: transformers.Dinov2Config(**VIT), "BitImageProcessor", CROPPED),
-    "dinov2-with-registers": (
-        lambda: transformers.Dinov2WithRegistersConfig(**VIT),
-        "BitImageProcessor",
-        CROPPED,
-    ),
-    "dinov3": (
-        lambda: transformers.DINOv3ViTConfig(**VIT, num_register_tokens=4),
-        "ViTImageProcessor",
-        WHOLE,
-    ),
-    "clip-vision": (lambda: transformers.CLIPVisionConfig(**VIT), "CLIPImageProcessor", CROPPED),
-    "siglip-vision": (lambda: transformers.SiglipVisionConfig(**VIT), "SiglipImageProcessor", WHOLE),
-    "yolos": (
-        lambda: transformers.YolosConfig(**{**VIT, "image_size": [64, 64]}, num_detection_tokens=3),
-        "ViTImageProcessor",
-        WHOLE,
-    ),
+VISION = {  # the names of the config and of the image processor, without their last words, and the settings
+    "vit": ("ViT", VIT, "ViT", WHOLE),
+    "deit": ("DeiT", VIT, "DeiT", WHOLE | {"crop_size": SIZE}),
+    "beit": ("Beit", VIT, "Beit", WHOLE | {"do_center_crop": False}),
+    "dinov2": ("Dinov2", VIT, "Bit", CROPPED),
+    "dinov2-with-registers": ("Dinov2WithRegisters", VIT, "Bit", CROPPED),
+    "dinov3": ("DINOv3ViT", VIT | {"num_register_tokens": 4}, "ViT", WHOLE),
+    "clip-vision": ("CLIPVision", VIT, "CLIP", CROPPED),
+    "siglip-vision": ("SiglipVision", VIT, "Siglip", WHOLE),
+    "yolos": ("Yolos", VIT | {"image_size": [64, 64], "num_detection_tokens": 3}, "ViT", WHOLE),
     "segformer": (
-        lambda: transformers.SegformerConfig(
-            depths=[1, 1],
-            num_encoder_blocks=2,
-            hidden_sizes=[16, 32],
-            sr_ratios=[4, 2],
-            num_attention_heads=[1, 2],
-            patch_sizes=[7, 3],
-            strides=[4, 2],
-            mlp_ratios=[2, 2],
-        ),
-        "ViTImageProcessor",
+        "Segformer",
+        {"depths": [1, 1], "num_encoder_blocks": 2, "hidden_sizes": [16, 32], "sr_ratios": [4, 2]}
+        | {"num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]},
+        "ViT",
         WHOLE,
     ),
     "swin": (
-        lambda: transformers.SwinConfig(
-            image_size=64, patch_size=4, embed_dim=16, depths=[2, 1], num_heads=[2, 2], window_size=4
-        ),
-        "ViTImageProcessor",
+        "Swin",
+        {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2]}
+        | {"window_size": 4},
+        "ViT",
         WHOLE,
     ),
 }
@@ -64,8 +45,11 @@ VISION = {
 
 def vision(folder: Path, name: str) -> str:
     """A tiny model of images alone."""
-    config, processor, sizes = VISION[name]
-    return save_images(folder, transformers.AutoModel.from_config(config()), processor, sizes)
+    kind, settings, processor, sizes = VISION[name]
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    return save_images(
+        folder, transformers.AutoModel.from_config(config), f"{processor}ImageProcessor", sizes
+    )
 
 
 def clip(folder: Path) -> str:

@@ -141,8 +141,7 @@ def test_text_and_images_go_to_the_models_that_read_them(folder_of, picture):
 
 
 def test_a_folder_that_does_not_say_how_it_reads_images_is_told_so(tmp_path, picture):
-    config = images.VISION["vit"][0]()
-    transformers.ViTModel(config).save_pretrained(tmp_path)
+    transformers.ViTModel(transformers.ViTConfig(**images.VIT)).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="it has no preprocessor_config"):
         load(str(tmp_path)).prepare_image(picture)
 

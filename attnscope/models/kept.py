@@ -8,7 +8,7 @@ from dataclasses import astuple, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Array, Place, Weights
@@ -61,14 +61,12 @@ class TracedModel(Model):
             when = f"a trace of {description.kept}, attnscope {description.attnscope}"
             self.notes += (f"from {file}: {when}",)
 
-    def __getattr__(self, name: str) -> Any:
+    @cached_property
+    def module(self) -> nn.Module:  # type: ignore[override]
         """A module without weights, made on first use: reading a file needs no torch."""
-        if name != "module":
-            raise AttributeError(f"{self.what} has no {name}")
         from torch import nn
 
-        self.module: nn.Module = nn.Module()
-        return self.module
+        return nn.Module()
 
     @property
     def title(self) -> str:

@@ -20,6 +20,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import overview
 from attnscope.questions.token import one_token
 from tests.models.folders import gpt2, t5
+from tests.models.test_module import Letters
 
 TABLE = "label\tgroup\tspecial\nCLS\t\tyes\nTP53\tcycle\t\nCDK1\tcycle\t\nIL6\timmune\t\nTNF\timmune\t\n"
 
@@ -113,17 +114,8 @@ def test_a_cell_of_a_table_has_the_name_of_its_column(tmp_path):
 
 
 def test_another_number_of_labels_is_refused_with_both_numbers(table):
-    class Ids(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.names, self.attention = nn.Embedding(9, 8), nn.MultiheadAttention(8, 2, batch_first=True)
-
-        def forward(self, ids):
-            states = self.names(ids)
-            return self.attention(states, states, states)[0]
-
     with pytest.raises(InputError, match="there are 5 labels, and 7 positions"):
-        attnscope.wrap(Ids()).read({"0": torch.arange(7)[None]}, labels=table)
+        attnscope.wrap(Letters()).read({"0": torch.arange(7)[None]}, labels=table)
 
 
 def test_tokens_of_something_else_than_encoder_and_decoder_are_refused():

@@ -28,41 +28,22 @@ def prepare(model, file):
     return InputRequest(tensors=file).prepare(model)
 
 
-SOURCE = '''
-import math
-
+SOURCE = """
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import beside
-
-
-class Block(nn.Module):
-    """In the manner of small GPT code: one projection for all three, and the fused kernel."""
-
-    def __init__(self, width=32, heads=4):
-        super().__init__()
-        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x):
-        batch, tokens, width = x.shape
-        q, k, v = (y.view(batch, tokens, self.heads, -1).transpose(1, 2) for y in self.qkv(x).split(width, 2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+from tests.capture.modules import Fused, blocks
 
 
 class Gpt(nn.Module):
     def __init__(self, vocabulary=40000, layers=2):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.blocks = nn.Embedding(vocabulary, 32), nn.ModuleList(Block() for _ in range(layers))
+        self.embed, self.blocks = nn.Embedding(vocabulary, 32), blocks(lambda: Fused(32), layers)
 
     def forward(self, ids):
-        x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return self.blocks(self.embed(ids))
 
 
 class Cross(nn.Module):
@@ -94,7 +75,7 @@ number = 3
 
 class Holder:
     inner = model
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +101,7 @@ def test_its_head_is_what_the_formula_says(file):
     found = one_head(model, prepared, "L0H1").heatmap
     with torch.inference_mode():
         x = model.module.embed(prepared.arguments[0])
-        query, key, _ = model.module.blocks[0].qkv(x).split(32, 2)
+        query, key, _ = model.module.blocks[0].attention.c_attn(x).split(32, 2)
         scores = query[0, :, 8:16] @ key[0, :, 8:16].T / 8**0.5
         size = len(scores)
         scores = scores.masked_fill(~torch.ones(size, size).tril().bool(), float("-inf"))

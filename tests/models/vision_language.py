@@ -1,5 +1,7 @@
 """Tiny folders of models that read a picture as a part of their text, each with its real processor."""
 
+import inspect
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -38,6 +40,23 @@ def make_tokenizer(*special: str, words: Sequence[str] = WORDS, **named: str) ->
     return tokenizer
 
 
+NAMED = re.compile(r'tokenizer\.(\w+_token)\b|getattr\(\s*(?:self\.)?tokenizer, "(\w+_token)"')
+SIGN = re.compile(r'"(<[^"\s{}]{1,40}>|\[[A-Z_]+\])"')
+BESIDE = re.compile(r"_(start|end)_token_(id|index)$")
+USUAL = re.compile(r"(add_)?(pad|unk|bos|eos)_token")
+
+
+def make_words(config: Any, processor: Any, *special: str, **named: str) -> Any:
+    """A tokenizer of whole words, with the special tokens that a processor asks for in its source."""
+    source = inspect.getsource(inspect.getmodule(processor))
+    asked = [one or other for one, other in NAMED.findall(source)]
+    asked += [key.rpartition("_")[0] for key in config().to_dict() if BESIDE.search(key)]
+    own = {token: f"<{token}>" for token in asked if not USUAL.fullmatch(token)}
+    signs = [sign for sign in SIGN.findall(source) if sign not in ("<s>", "</s>", "<unk>")]
+    own = {token: sign for token, sign in (own | named).items() if sign}
+    return make_tokenizer(*dict.fromkeys([*signs, *special]), **own)
+
+
 def name_tokens(config: Any, processor: Any) -> None:
     """Give the config the ids that its special tokens have in the processor's tokenizer."""
     for key in config.to_dict():
@@ -60,8 +79,8 @@ class Family:
     """A type by its ``kind``, the name of its config and of its processor unless ``processor`` is another.
 
     ``vision`` and ``text`` are settings of the inner configs, the latter beside ``TEXT``, or of the config
-    itself if it is ``flat``; ``signs`` and ``named`` are special tokens, ``ids`` fields of the config that
-    hold the id of one, or of several, where its name does not tell. ``options`` are of the processor.
+    itself if it is ``flat``; ``options`` are of the processor. ``signs`` and ``named`` are special tokens
+    that its source does not name, ``ids`` fields of the config that do not tell their token, or tokens.
     """
 
     kind: str
@@ -79,8 +98,9 @@ class Family:
 
     def make(self) -> tuple[Any, Any]:
         """The config and the processor."""
-        words = make_tokenizer(*self.signs, **self.named)
         kind = getattr(transformers, f"{self.kind}Config")
+        processor = getattr(transformers, f"{self.processor or self.kind}Processor")
+        words = make_words(kind, processor, *self.signs, **dict(self.named))
         text = TEXT | {"vocab_size": len(words), "pad_token_id": 1} | deepcopy(self.text)
         inner = text if self.flat else {"text_config": text}
         seen = {"vision_config": dict(self.vision)} if self.vision else {}
@@ -91,11 +111,11 @@ class Family:
             parts["video_processor"] = _make(self.videos, "VideoProcessor")
         if self.kind == "InstructBlip":
             parts["qformer_tokenizer"] = make_tokenizer()
-        processor = getattr(transformers, f"{self.processor or self.kind}Processor")(**parts, **self.options)
-        name_tokens(config, processor)
+        made = processor(**parts, **self.options)
+        name_tokens(config, made)
         for name, token in self.ids.items():
             setattr(config, name, words.convert_tokens_to_ids(token))
-        return config, processor
+        return config, made
 
 
 def _make(part: Part, last: str) -> Any:
@@ -110,11 +130,9 @@ PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
 LAST = {"vision_feature_layer": -1}
 PATCHED = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 TILED = {"size": SQUARE, "crop_to_patches": True, "max_patches": 6, "min_patches": 2}
-LLAVA = Family("Llava", CLIP, LLAMA, ("CLIP", CUT), signs=["<image>"], config=LAST, options=PATCHED)
+LLAVA = Family("Llava", CLIP, LLAMA, ("CLIP", CUT), config=LAST, options=PATCHED)
 LLAVA_NEXT = replace(LLAVA, kind="LlavaNext", images=("LlavaNext", CUT | PINS), config=LAST | PINS)
 
-QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-QWEN_IDS = {"vision_start_token_id": QWEN[0], "vision_end_token_id": QWEN[1]}
 DEEP = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14}
 OUT = DEEP | {"out_hidden_size": 32, "intermediate_size": 32}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
@@ -126,8 +144,6 @@ QWEN2_VL = Family(
     {"rope_parameters": ROPE},
     ("Qwen2VL", PIXELS),
     ("Qwen2VL", MANY),
-    signs=QWEN,
-    ids=QWEN_IDS,
 )
 QWEN3_VL = replace(
     QWEN2_VL,
@@ -137,29 +153,20 @@ QWEN3_VL = replace(
 )
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
-GLM_SIGNS = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
-GLM_NAMES = ("image_start", "image_end", "video_start", "video_end")
 GLM4V = Family(
     "Glm4v",
     OUT | {"image_size": 56, "spatial_merge_size": 2},
     {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
     ("Glm4v", MANY | {"size": {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}}),
     ("Glm4v", MANY | {"size": {"shortest_edge": 56 * 56, "longest_edge": 8 * 140 * 140}}),
-    signs=["<|image|>", "<|video|>", *GLM_SIGNS],
-    ids={f"{name}_token_id": sign for name, sign in zip(GLM_NAMES, GLM_SIGNS, strict=True)},
 )
 
-AROUND = ("<fake_token_around_image>", "<image>", "<end_of_utterance>")
 IDEFICS3 = Family(
     "Idefics3",
     VISION,
     LLAMA,
     ("Idefics3", {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}),
-    signs=[
-        *AROUND,
-        "<global-img>",
-        *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
-    ],
+    signs=[f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)],
     config={"scale_factor": 2},
     options={"image_seq_len": 4},
 )
@@ -169,6 +176,7 @@ QUERIED = Family(
     {"model_type": "opt", "word_embed_proj_dim": 32, "ffn_dim": 32, "max_position_embeddings": 512},
     ("Blip", {"size": SQUARE}),
     signs=["<image>"],
+    named={"image_token": ""},  # it makes one itself
     ids={"image_token_index": "<image>"},
     config={"qformer_config": LAYERS | {"encoder_hidden_size": 32, "vocab_size": 40}, "num_query_tokens": 8},
     options={"num_query_tokens": 8},
@@ -193,7 +201,6 @@ FAMILIES = {
         QWEN2,
         ("LlavaOnevision", {"size": SQUARE} | PINS),
         ("LlavaOnevision", {"size": SQUARE}),
-        signs=["<image>", "<video>"],
         config=LAST | PINS,
         options={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "patch_size": 14},
     ),
@@ -229,7 +236,6 @@ FAMILIES = {
         VISION,
         {"model_type": "mistral"},
         ("Idefics2", {"size": {"longest_edge": 56, "shortest_edge": 28}, "do_image_splitting": False}),
-        signs=AROUND,
         config={
             "perceiver_config": {
                 "hidden_size": 32,
@@ -255,12 +261,6 @@ FAMILIES = {
         QWEN2,
         ("GotOcr2", TILED),
         ("InternVL", {"size": SQUARE}),
-        named={
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<IMG_CONTEXT>",
-            "video_token": "<video>",
-        },
         config=LAST,
         options={"image_seq_length": 4},
     ),
@@ -269,16 +269,7 @@ FAMILIES = {
         SIGLIP,
         COHERE2,
         ("GotOcr2", TILED),
-        signs=[
-            "<image>",
-            "<|START_OF_IMG|>",
-            "<|END_OF_IMG|>",
-            "<|IMG_PATCH|>",
-            "<|IMG_LINE_BREAK|>",
-            "TILE_GLOBAL",
-            "TILE",
-            *(f"TILE_{number}" for number in range(1, 13)),
-        ],
+        signs=["TILE_GLOBAL", "TILE", *(f"TILE_{number}" for number in range(1, 13))],
         config=LAST | {"downsample_factor": 2},
         options={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
     ),
@@ -287,15 +278,8 @@ FAMILIES = {
         VISION | {"model_type": "pixtral", "image_size": 112, "head_dim": 16},
         {"model_type": "mistral"},
         ("Pixtral", {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}}),
-        signs=["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         config=LAST | {"spatial_merge_size": 2},
-        options={
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "image_token": "[IMG]",
-            "image_break_token": "[IMG_BREAK]",
-            "image_end_token": "[IMG_END]",
-        },
+        options={"patch_size": 14, "spatial_merge_size": 2},
         processor="Pixtral",
     ),
     "mllama": Family(  # the picture is looked at across, from some layers
@@ -311,7 +295,6 @@ FAMILIES = {
         },
         {"cross_attention_layers": [1], "vocab_size": 25},  # without the sign of a picture
         ("Mllama", {"size": SQUARE, "max_image_tiles": 4}),
-        signs=["<|image|>", "<|python_tag|>"],
     ),
     "glm4v": GLM4V,  # any proportions, four patches a token, signs around each picture
     "deepseek_vl": Family(  # a square with padding around the picture
@@ -319,7 +302,6 @@ FAMILIES = {
         SIGLIP,
         LLAMA,
         ("DeepseekVL", {"size": SQUARE, "min_size": 14}),
-        named={"image_token": "<image_placeholder>"},
         options={"num_image_tokens": 16},
     ),
     "lfm2_vl": Family(  # tiles of any proportions, four patches a token
@@ -338,12 +320,6 @@ FAMILIES = {
             },
         ),
         signs=[f"<|img_row_{at // 10 + 1}_col_{at % 10 + 1}|>" for at in range(100)],
-        named={
-            "image_token": "<image>",
-            "image_start_token": "<|image_start|>",
-            "image_end_token": "<|image_end|>",
-            "image_thumbnail_token": "<|img_thumbnail|>",
-        },
         config={"downsample_factor": 2},
     ),
 }
@@ -361,14 +337,6 @@ MORE = {  # other ways to stand in a text
             "moe_layers": [],
         },
         ("Llama4", {"size": SQUARE, "max_patches": 4}),
-        signs=[
-            "<|image|>",
-            "<|patch|>",
-            "<|image_start|>",
-            "<|image_end|>",
-            "<|tile_x_separator|>",
-            "<|tile_y_separator|>",
-        ],
         ids={"image_token_index": "<|patch|>"},
         options={"patch_size": 14},
     ),
@@ -378,11 +346,6 @@ MORE = {  # other ways to stand in a text
         | {"patch_size": 14, "mlp_ratio": 1, "projection_dim": 32, "num_image_tokens": 16},
         LLAMA,
         ("Janus", {"size": SQUARE, "min_size": 14}),
-        named={
-            "image_token": "<image_placeholder>",
-            "boi_token": "<begin_of_image>",
-            "eoi_token": "<end_of_image>",
-        },
         config={
             "vq_config": {
                 "embed_dim": 8,
@@ -414,12 +377,6 @@ MORE = {  # other ways to stand in a text
         COHERE2,
         # its patch size is how many tokens a tile has along its side
         ("Cohere2Vision", {"size": SQUARE, "patch_size": 2, "max_patches": 6, "min_patches": 1}),
-        named={
-            "image_token": "<|IMG_PATCH|>",
-            "img_line_break_token": "<|IMG_LINE_BREAK|>",
-            "boi_token": "<|START_OF_IMG|>",
-            "eoi_token": "<|END_OF_IMG|>",
-        },
         config={"downsample_factor": 2},
     ),
     "video_llama_3": Family(  # any proportions, each patch a token
@@ -428,7 +385,6 @@ MORE = {  # other ways to stand in a text
         QWEN2,
         ("VideoLlama3", PIXELS),
         ("VideoLlama3", PIXELS),
-        signs=["<|image_pad|>", "<|video_pad|>"],
     ),
     "qwen3_5": replace(  # any proportions, four patches a token, in a text with full attention
         QWEN3_VL,
@@ -457,7 +413,6 @@ MORE = {  # other ways to stand in a text
         VISION | {"embed_dim": 32},
         {"additional_vocab_size": 0, "cross_layer_interval": 1, "use_resampler": False},
         ("Idefics", {"image_size": 56}),
-        signs=AROUND,
         options={"image_size": 56},
         flat=True,
     ),
@@ -469,17 +424,7 @@ MORE = {  # other ways to stand in a text
         VISION,
         {"vocab_size": 128, "ffn_dim": 32, "max_position_embeddings": 256},
         ("CLIP", CUT),
-        signs=[
-            "<image>",
-            "</image>",
-            "<phrase>",
-            "</phrase>",
-            "<object>",
-            "</object>",
-            "</delimiter_of_multi_objects/>",
-            "<grounding>",
-            *(f"<patch_index_{at:04}>" for at in range(16)),
-        ],
+        signs=[f"<patch_index_{at:04}>" for at in range(16)],
         config={"latent_query_num": 64},
         options={"num_patch_index_tokens": 16},
     ),
@@ -489,12 +434,8 @@ MORE = {  # other ways to stand in a text
         {},
         {},
         ("Chameleon", CUT),
-        signs=[
-            "<image>",
-            "<racm3:break>",
-            "<eoss>",
-            *(f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(at))}Z" for at in range(CODES)),
-        ],
+        named={"image_token": "<image>"},
+        signs=[f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(at))}Z" for at in range(CODES)],
         config={
             "vq_config": DRAWN
             | {"num_embeddings": CODES, "latent_channels": 32, "resolution": 56, "channel_multiplier": [1, 1]}
@@ -510,8 +451,6 @@ MORE = {  # other ways to stand in a text
         signs=[*(f"<|visual token {at:06}|>" for at in range(CODES)), "<|extra_200|>"],
         named={
             "image_token": "<image>",
-            "boi_token": "<|image start|>",
-            "eoi_token": "<|image end|>",
             "image_wrapper_token": "<|image token|>",
             "eof_token": "<|extra_201|>",
         },
@@ -543,7 +482,6 @@ MORE = {  # other ways to stand in a text
         }
         | {"model_type": "bart", "decoder_start_token_id": 2},
         ("CLIP", {"size": SQUARE, "do_center_crop": False, "image_seq_length": 50}),
-        named={"image_token": "<image>"},
     ),
 }
 

@@ -6,7 +6,6 @@ its own classes. ``RECIPES`` says what they do not tell, ``LEFT`` which types ar
 
 import functools
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +15,10 @@ import torch
 import transformers
 
 from tests.models.folders import save
-from tests.models.vision_language import LAYERS, SQUARE, make_tokenizer, name_tokens
+from tests.models.vision_language import LAYERS, SQUARE, make_tokenizer, make_words, name_tokens
 from tests.tools.coverage.recipes import RECIPES as COVERED
 from tests.tools.coverage.shrink import small_config
 
-NAMED = re.compile(r'tokenizer\.(\w+_token)\b|getattr\(\s*(?:self\.)?tokenizer, "(\w+_token)"')
-SIGN = re.compile(r'"(<[^"\s{}]{1,40}>|\[[A-Z_]+\])"')
-AROUND = re.compile(r"_(start|end)_token_(id|index)$")
-USUAL = ("pad_token", "unk_token", "bos_token", "eos_token")
 WIDE = ("out_hidden_size", "text_hidden_size", "adapter_out_dim", "output_dim")
 
 
@@ -287,14 +282,7 @@ def _make_processor(name: str, reading: Reading, patch: int, side: int) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     kind = getattr(transformers, reading.processor or PROCESSOR_MAPPING_NAMES[name])
-    source = inspect.getsource(inspect.getmodule(kind))
-    found = dict.fromkeys(one or other for one, other in NAMED.findall(source))
-    around = [
-        key.rpartition("_")[0] for key in transformers.CONFIG_MAPPING[name]().to_dict() if AROUND.search(key)
-    ]
-    named = {token: f"<{token}>" for token in [*found, *around] if token not in USUAL}
-    signs = [sign for sign in SIGN.findall(source) if sign not in ("<s>", "</s>", "<unk>")]
-    words = make_tokenizer(*dict.fromkeys([*signs, *reading.signs]), **named)
+    words = make_words(transformers.CONFIG_MAPPING[name], kind, *reading.signs)
     takes = inspect.signature(kind.__init__).parameters
     settings = {"image_processor": reading.images, "video_processor": reading.videos}
     parts = {

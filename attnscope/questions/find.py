@@ -282,7 +282,6 @@ def of_found(result: FindResult, top: int = LISTED, opening: str | None = None) 
 
 
 def _csv_rows(result: FindResult) -> Iterator[tuple[object, ...]]:
-    """One line per head of each question."""
     yield "question", "kind", "layer", "head", "weight", "baseline", "rank", "rows"
     for answer in result.answers:
         for each in answer.heads:

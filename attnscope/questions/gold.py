@@ -91,10 +91,7 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> Iterat
 def _score(
     site: Site, heads: Sequence[int], chosen: SlotSums, scored: SlotSums, agreed: SlotSums | None
 ) -> Iterator[GoldScore]:
-    """The figures of each head on ``scored``, beside the distance that is best on ``chosen``.
-
-    ``agreed`` are its agreements with an alignment, if there is one.
-    """
+    """The figures of each head on ``scored``, beside the distance that is best on ``chosen``."""
     offset = int(chosen.offsets.argmax())
     order = (chosen.right[0] / chosen.asked).tolist()
     rates = [(None, None)] * len(heads) if agreed is None else agreed.ratios(agreed.right)
@@ -216,8 +213,7 @@ RARE = 10
 
 def of_gold(result: GoldResult, top: int = 1) -> Answer:
     """For each label the ``top`` heads that find most answers, with errors if there is room."""
-    table = replace(_table(result, top, wide=True), narrow=_table(result, top, wide=False))
-    return Answer((table,), {}, lambda: result, lambda: _csv_rows(result, top))
+    return Answer((_table(result, top),), {}, lambda: result, lambda: _csv_rows(result, top))
 
 
 def _comparable(result: GoldResult) -> dict[str, list[tuple[LabelScores, GoldScore]]]:
@@ -243,38 +239,40 @@ def _csv_rows(result: GoldResult, top: int) -> Iterator[list[Any]]:
             yield [each.label, each.way, *figures.values(), id(head) in printed]
 
 
-def _table(result: GoldResult, top: int, *, wide: bool) -> Table:
+def _table(result: GoldResult, top: int) -> Table:
     by_label = _comparable(result)
     every = [head for each in result.labels for head in each.heads]
     several = len({head.head.kind for head in every}) > 1
     rate = any(head.aer is not None for head in every)
     left = ("label", "direction", "head", *(("kind",) if several else ()))
     figures = ("right", "fixed", "weight", *(("AER",) if rate else ()), "asked")
-    lines: list[tuple[str, ...]] = []
-    dim: set[int] = set()
-    better = 0
+    printed = [
+        (label if not number else "", each, head)
+        for label, rows in by_label.items()
+        for number, (each, head) in enumerate(rows[:top])
+    ]
+    wide, narrow = (
+        tuple(
+            (name, each.way, head.head.name, *((head.head.kind or "",) * several), *_cells(head, rate, room))
+            for name, each, head in printed
+        )
+        for room in (True, False)
+    )
+    better = sum(rows[0][1].accuracy > rows[0][1].fixed for rows in by_label.values())
     shown = {(label, each.way) for label, rows in by_label.items() for each, _ in rows}
     rare = len({(each.label, each.way) for each in result.labels} - shown)
-    for label, rows in by_label.items():
-        better += rows[0][1].accuracy > rows[0][1].fixed
-        for number, (each, head) in enumerate(rows[:top]):
-            if head.accuracy <= head.fixed:
-                dim.add(len(lines))
-            kind = (head.head.kind or "",) if several else ()
-            name = label if not number else ""
-            lines.append((name, each.way, head.head.name, *kind, *_cells(head, rate, wide)))
     notes = _table_notes(result, better, len(by_label), rate)
     if rare:
         them = ("directions", "them") if rare > 1 else ("direction", "it")
         notes.append(f"{rare:,} {them[0]} can be asked too rarely to be compared: --json has {them[1]}")
-    return Table(
+    table = Table(
         tuple(Column(name, name in figures, "keep") for name in (*left, *figures)),
-        tuple(lines),
+        wide,
         title=result.title,
         notes=(*notes, *result.notes),
-        gap=1 + wide,
-        dim=frozenset(dim),
+        dim=frozenset(place for place, (*_, head) in enumerate(printed) if head.accuracy <= head.fixed),
     )
+    return replace(table, narrow=replace(table, rows=narrow, gap=1))
 
 
 def _cells(head: GoldScore, rate: bool, wide: bool) -> list[str]:
@@ -291,7 +289,6 @@ def _ratio(value: float, error: float | None) -> str:
 
 
 def _table_notes(result: GoldResult, better: int, labels: int, rate: bool) -> list[str]:
-    """Notes on the table's columns."""
     right = "right more often than the word at a fixed distance"
     best = f"for {better:,} of {labels:,} labels the head is {right} (the other lines are dim)"
     if labels == 1:

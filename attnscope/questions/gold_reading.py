@@ -236,7 +236,6 @@ class GoldQuestions:
         return known
 
     def _add(self, questions: Mapping[int, Mapping[int, int]]) -> None:
-        """Add questions to the last unit."""
         for row, answers in questions.items():
             self.answers += ((len(self.questions), key, offset) for key, offset in answers.items())
             self.questions.append((len(self.rows) - 1, row, len(self.units) - 1))

@@ -194,7 +194,6 @@ def _show(
     kinds: Sequence[str],
     losses: Losses,
 ) -> OneHead:
-    """One head of a map, with its figures and notes."""
     site = next(each for each in record.sites if each.site == made.site)
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]

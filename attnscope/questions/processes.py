@@ -167,7 +167,6 @@ def _fork(work: Callable[[Any], Any], items: Sequence[Any]) -> tuple[BaseProcess
 
 
 def _send(work: Callable[[Any], Any], items: Sequence[Any], receiver: Connection, sender: Connection) -> None:
-    """What a forked process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends this
     receiver.close()  # so that sending fails once the first process is gone
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -157,7 +157,6 @@ def of_spans(result: SpanMaps, *, one: bool) -> Answer:
 
 
 def _csv_rows(result: SpanMaps) -> Iterator[tuple[object, ...]]:
-    """One line per pair of parts and head."""
     yield "kind", "layer", "head", "from", "to", "weight", "baseline"
     for each in result.by_head:
         head = each.head.kind, each.head.layer, each.head.head

@@ -110,8 +110,7 @@ def editor_cell(shown):
 def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_network(tmp_path, host):
     shown = attnscope.load("own").read("The cat sat on the mat.").page()._repr_html_()
     (tmp_path / "cell.html").write_text(host(shown))
-    (tmp_path / "profile").mkdir()
-    with browser(tmp_path / "profile") as chromium:
+    with browser() as chromium:
         chromium.size(1300, 900)
         chromium.send("Page.navigate", url=(tmp_path / "cell.html").as_uri())
         chromium.until("document.readyState === 'complete' && document.querySelector('iframe') !== null")
@@ -129,8 +128,7 @@ def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_netwo
 def test_a_page_with_a_picture_fits_into_a_cell_of_any_width(tmp_path):
     model = attnscope.load(vision(tmp_path / "vit", "vit"))
     model.read(image=picture(tmp_path / "a.png")).page().save(tmp_path / "page.html")
-    (tmp_path / "profile").mkdir()
-    with browser(tmp_path / "profile") as chromium:
+    with browser() as chromium:
         for width in (400, 700, 1100, 1200, 1400):
             chromium.size(width, 900)
             chromium.open(tmp_path / "page.html")

@@ -227,7 +227,7 @@ def twelve_layers(tokens: int) -> list[Weights]:
 
 def photograph(folder: Path) -> None:
     """Pages in a browser as they open, and with a layer compared."""
-    with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as shown:
+    with browser() as shown:
         for path in sorted(folder.glob("page-*.html")):
             for width, dark in PAGES_OF[path.stem]:
                 shown.size(width, 900)

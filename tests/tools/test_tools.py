@@ -49,7 +49,7 @@ def test_pages_are_photographed_by_a_process_that_drew_a_picture(tmp_path: Path)
         figure = Figure()
         figure.text(0, 0, "a letter")
         figure.savefig(sys.argv[1] + "/picture.png")
-        with browser(Path(sys.argv[1])) as shown:
+        with browser() as shown:
             shown.photograph(Path(sys.argv[1]) / "page.png")
     """
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, cwd=ROOT)
@@ -108,7 +108,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_machine(built):
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
 def test_its_search_answers_from_the_disk(built, tmp_path):
     field, found = "document.querySelector('[data-md-component=search-query]')", ".md-search-result__link"
-    with browser(tmp_path) as chromium:
+    with browser() as chromium:
         chromium.size(1200, 800)
         chromium.load(built / "attnscope" / "cli" / "TOUR.html")
         chromium.run(f"{field}.focus()")

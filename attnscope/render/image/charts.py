@@ -298,9 +298,7 @@ def _draw_terms(
 
 
 def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Style) -> None:
-    if not np.isfinite(heads.values).all():
-        paper.hatch(axes)
-    paper.paint(axes, np.ma.masked_invalid(heads.values), style.cmap, heads.limits)
+    paper.paint(axes, heads.values, style.cmap, heads.limits)
     quiet: dict[str, Any] = {"size": max(min(7.0, min(wide, tall) * 72 * 0.5), 3.0), "color": GREY}
     axes.set_title(clean(heads.title), size=SMALL, color=GREY, loc="left", pad=12)
     for head in range(0, heads.values.shape[1], max(1, round(0.22 / wide))):

@@ -140,9 +140,7 @@ POINTS, TALL = 1.65, 1.3  # inches below the map, and of the heads drawn there
 
 
 def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style, cell: float) -> None:
-    if not np.isfinite(view.values).all():
-        paper.hatch(axes)
-    paper.paint(axes, np.ma.masked_invalid(view.values), style.cmap, view.limits)
+    paper.paint(axes, view.values, style.cmap, view.limits)
     paper.above(axes, range(len(names)), names, min(8.0, cell * 72 * 0.3))
     paper.frame(axes)
     if cell >= 0.3:

@@ -38,14 +38,13 @@ from attnscope.text import (
 from attnscope.views import Drawable, Measured
 
 BASE = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
-SHAPING = (3, 11)  # the matplotlib release that shapes text (joins letters, right to left)
+SHAPES = matplotlib.__version_info__ >= (3, 11)  # joins letters, and sets them from right to left
 
 FONTS = {
     **dict.fromkeys(("CJK", "Hiragana", "Katakana", "Ideographic", "Hangul"), "Noto Sans CJK"),
     "emoji and symbols": "Noto Emoji",
 }
 OTHERS = "the Noto Sans of its script"  # free fonts to recommend where one is missing
-
 INVISIBLE = "\u200c\u200d\ufe0e\ufe0f"
 
 
@@ -110,18 +109,12 @@ def _lacks(missing: set[str]) -> list[str]:
     return [sentence] if missing else []
 
 
-def sets_letters() -> bool:
-    """Whether matplotlib shapes text: joins letters and sets right to left."""
-    return matplotlib.__version_info__ >= SHAPING
-
-
 def _note_unjoined_letters(wanted: set[str]) -> list[str]:
-    turned = {script(c) for c in wanted if unicodedata.bidirectional(c) in ("R", "AL")}
+    turned = {script(c) for c in wanted if not SHAPES and unicodedata.bidirectional(c) in ("R", "AL")}
     return [
         f"{name} letters stand unjoined and from left to right: matplotlib {matplotlib.__version__} "
-        f"cannot set them; install matplotlib {SHAPING[0]}.{SHAPING[1]} or later"
+        "cannot set them; install matplotlib 3.11 or later"
         for name in sorted(turned)
-        if not sets_letters()
     ]
 
 
@@ -145,7 +138,7 @@ MARKS = "“”‘’…–·→×"  # other characters that the fonts of pictur
 
 def fence(text: str) -> str:
     """A label, isolated if it runs right to left; not for a matplotlib that would draw the isolates."""
-    return isolate(text) if sets_letters() else text
+    return isolate(text) if SHAPES else text
 
 
 def em(character: str) -> float:
@@ -175,7 +168,7 @@ def wrap_title(text: str, size: float, width: float, *, bold: bool = False, labe
     start, and quotations, may run from right to left.
     """
     text = clean(text)
-    if sets_letters():
+    if SHAPES:
         text = isolate(text[: len(label)]) + isolate_quotes(text[len(label) :])
     lines = wrap_inches(text, size, width, bold=bold)
     if len(lines) <= LINES:
@@ -348,7 +341,12 @@ def note_lines(notes: Sequence[str], width: float) -> list[str]:
 
 
 def paint(axes: Axes, values: Array, cmap: str, limits: tuple[float, float], **options: Any) -> None:
-    """Draw values as cells on a colour map, sharp and filling the axes; masked cells stay transparent."""
+    """Draw values as cells on a colour map, sharp and filling the axes; masked cells stay transparent.
+
+    A ground that is seen through NaNs is hatched.
+    """
+    if not np.isfinite(values).all():
+        hatch(axes)
     clear = (0.0, 0.0, 0.0, 0.0)
     colours = ListedColormap(table(cmap) / 255.0, name=f"attnscope-{cmap}").with_extremes(bad=clear)
     shown: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"} | options

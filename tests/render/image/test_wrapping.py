@@ -7,7 +7,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attnscope.render.image.sheet import BOLD, LINES, sets_letters, wrap_inches, wrap_title
+from attnscope.render.image.sheet import BOLD, LINES, SHAPES, wrap_inches, wrap_title
 
 BY_ITSELF = "this matplotlib sets every letter by itself"
 TITLE = "L2H1 · own · “The cat sat on the mat because…” · encoder attention"
@@ -57,14 +57,14 @@ def test_what_closes_a_text_does_not_begin_a_line():
         assert not any(line[0] in "。”·" for line in lines)
 
 
-@pytest.mark.skipif(not sets_letters(), reason=BY_ITSELF)
+@pytest.mark.skipif(not SHAPES, reason=BY_ITSELF)
 def test_a_label_from_right_to_left_begins_a_title_that_runs_from_left_to_right():
     assert wrap_title("שלום (token 1) looks at", 9, 4, label="שלום") == "\u2068שלום\u2069 (token 1) looks at"
     assert wrap_title("cat (token 1) looks at", 9, 4, label="cat") == "cat (token 1) looks at"
     assert wrap_title("a\u2068b", 9, 4) == "a‹2068›b"
 
 
-@pytest.mark.skipif(not sets_letters(), reason=BY_ITSELF)
+@pytest.mark.skipif(not SHAPES, reason=BY_ITSELF)
 def test_a_line_that_begins_within_a_text_from_right_to_left_still_runs_from_left_to_right():
     title = "L2H1 · own · “جلست القطة على السجادة لأنها كانت متعبة…” · encoder attention"
     lines = wrap_title(title, 11, 3.3).split("\n")

@@ -1,15 +1,12 @@
-"""A headless Chromium, spoken to through a pipe in its own protocol; tests skip where there is none."""
+"""A headless Chromium, driven by Playwright in its own protocol; tests skip where there is none."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
-import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,8 @@ from matplotlib.image import imread
 from attnscope.render.page import LARGEST, MASKED, POWER, Code, Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if find_spec("playwright") is None:
+    CHROMIUM = None
 
 MARKS = [
     pytest.mark.browser,
@@ -27,49 +26,20 @@ MARKS = [
 ]
 """Of a file whose tests need a browser."""
 
-ACTING = {"Tab": 9, " ": 32}
-"""Keys that do something in any page, and their numbers."""
-
 
 class Browser:
     """One page in one browser, without any network."""
 
-    def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = commands, answers
-        self._number, self._unread, self._session = 0, b"", None
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self._session = page.context.new_cdp_session(page)
         self.troubles: list[str] = []
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.send(f"{domain}.enable")
-        still = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-        self.send("Network.emulateNetworkConditions", offline=True, **still)
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("console", lambda said: self.troubles.extend([said.text] * (said.type == "error")))
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send one command and wait for its answer; what goes wrong in the page is noted meanwhile."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._commands, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._read()
-            if answer.get("id") == self._number:
-                assert "error" not in answer, answer["error"]
-                return answer["result"]
-            if answer.get("method") == "Runtime.exceptionThrown":
-                details = answer["params"]["exceptionDetails"]
-                self.troubles.append(details.get("exception", {}).get("description", details["text"]))
-            if answer.get("method") == "Log.entryAdded" and answer["params"]["entry"]["level"] == "error":
-                self.troubles.append(answer["params"]["entry"]["text"])
-
-    def _read(self) -> dict[str, Any]:
-        while b"\0" not in self._unread:
-            part = os.read(self._answers, 1 << 20)
-            assert part, "the browser has gone"
-            self._unread += part
-        line, self._unread = self._unread.split(b"\0", 1)
-        return json.loads(line)
+        """Send one command of Chromium's protocol and wait for its answer."""
+        return self._session.send(method, parameters)
 
     def open_anew(
         self, path: Path, width: int = 1400, height: int = 900, dark: bool = False, fragment: str = ""
@@ -77,7 +47,7 @@ class Browser:
         """Load a page freshly in a window of this size."""
         self.size(width, height)
         self.dark(dark)
-        self.send("Page.navigate", url="about:blank")
+        self.page.goto("about:blank")
         self.open(path, fragment)
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
@@ -85,8 +55,7 @@ class Browser:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, **device)
 
     def dark(self, on: bool = True) -> None:
-        value = "dark" if on else "light"
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": value}])
+        self.page.emulate_media(color_scheme="dark" if on else "light")
 
     def open(self, path: Path, fragment: str = "") -> None:
         """Load a page from its file and wait until everything has been drawn."""
@@ -95,8 +64,7 @@ class Browser:
 
     def load(self, path: Path, fragment: str = "") -> None:
         """Load a page from its file; one without scripts is drawn then."""
-        self.send("Page.navigate", url=f"{path.resolve().as_uri()}{fragment}")
-        self.until("document.readyState === 'complete'")
+        self.page.goto(f"{path.resolve().as_uri()}{fragment}")
 
     def text(self, name: str) -> str:
         """The text of an element, by its id."""
@@ -127,26 +95,20 @@ class Browser:
         raise AssertionError(f"never came true: {script}")
 
     def click(self, x: float, y: float) -> None:
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            count = 0 if kind == "mouseMoved" else 1
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
+        self.page.mouse.click(x, y)
 
     def move(self, x: float, y: float) -> None:
-        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.page.mouse.move(x, y)
 
     def press(self, key: str) -> None:
-        text = {"text": key} if len(key) == 1 else {}
-        code = {"windowsVirtualKeyCode": ACTING[key]} if key in ACTING else {}
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **code)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, **code)
+        self.page.keyboard.press(key)
 
     def photograph(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+        self.page.screenshot(path=path)
 
     def pixels(self) -> np.ndarray:
         """The window as it is seen.  -> [row, column, red green blue], 0 to 255"""
-        data = self.send("Page.captureScreenshot", format="png")["data"]
-        return imread(io.BytesIO(base64.b64decode(data)))[..., :3] * 255
+        return imread(io.BytesIO(self.page.screenshot()))[..., :3] * 255
 
 
 def write_page(path: Path, kinds: Any, title: str = "x", **more: Any) -> Path:
@@ -167,30 +129,12 @@ def stored(values: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
-    """Start Chromium with a profile in ``folder``; it ends with the block."""
-    assert CHROMIUM is not None
-    command_end, commands = os.pipe()
-    answers, answer_end = os.pipe()
+def browser() -> Iterator[Browser]:
+    """Start Chromium with a profile of its own; it ends with the block."""
+    from playwright.sync_api import sync_playwright
 
-    import fcntl  # not on Windows
-
-    def wire() -> None:  # the protocol is spoken on the file descriptors 3 and 4
-        # each copied beyond them: they may be free here, as matplotlib closes its fonts when a process forks
-        first, second = (fcntl.fcntl(end, fcntl.F_DUPFD, 5) for end in (command_end, answer_end))
-        os.dup2(first, 3)
-        os.dup2(second, 4)
-
-    flags = "headless no-sandbox disable-gpu disable-dev-shm-usage remote-debugging-pipe no-first-run"
-    command = [CHROMIUM, *(f"--{flag}" for flag in flags.split()), f"--user-data-dir={folder}", "about:blank"]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, preexec_fn=wire, close_fds=False, **silent)
-    os.close(command_end)
-    os.close(answer_end)
-    try:
-        yield Browser(commands, answers)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(commands)
-        os.close(answers)
+    with sync_playwright() as playwright:
+        shown = {"args": ["--disable-gpu"], "ignore_default_args": ["--hide-scrollbars"]}
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, **shown)
+        yield Browser(chromium.new_context(no_viewport=True, offline=True).new_page())
+        chromium.close()

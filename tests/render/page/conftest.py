@@ -6,9 +6,9 @@ from tests.render.page.browser import browser
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
+def chromium():
     """One browser, with a profile of its own."""
-    with browser(tmp_path_factory.mktemp("profile")) as found:
+    with browser() as found:
         yield found
 
 

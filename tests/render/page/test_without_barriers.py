@@ -90,9 +90,9 @@ def pages(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        found.send("Page.addScriptToEvaluateOnNewDocument", source=RECORDED)
+def chromium():
+    with browser() as found:
+        found.page.add_init_script(RECORDED)
         yield found
 
 

@@ -2,19 +2,15 @@
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.notebook import induction
+from tests.notebook import test_induction as induction
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.attack.__main__ import run_case, unseen
 from tests.tools.attack.cases import KINDS, make_bases
 from tests.tools.gallery import PAGES_OF, draw, plates
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -34,26 +30,6 @@ def test_every_plate_can_be_made_and_one_is_drawn(tmp_path: Path, monkeypatch) -
         "token-160-true.svg",
         "token-3.3in.png",
     ]
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.subprocess
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_pages_are_photographed_by_a_process_that_drew_a_picture(tmp_path: Path) -> None:
-    script = """if True:
-        import sys
-        from pathlib import Path
-        from matplotlib.figure import Figure
-        from tests.render.page.browser import browser
-        figure = Figure()
-        figure.text(0, 0, "a letter")
-        figure.savefig(sys.argv[1] + "/picture.png")
-        with browser() as shown:
-            shown.photograph(Path(sys.argv[1]) / "page.png")
-    """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, cwd=ROOT)
-    assert (tmp_path / "page.png").stat().st_size > 100
 
 
 site = importlib.import_module("tests.tools.site.__main__")

@@ -225,80 +225,63 @@ def heard(tmp_path_factory):
     return all_heads(model, model.prepare_audio(speech.sound(folder / "a.wav"), "cat"), Selection())
 
 
-def use(heads, kind, act):
-    """The browser on the first head of a kind, after what ``act`` does."""
-    turns = list(heads.layers.kinds).index(kind)
-    return browsed(heads, *["tab"] * turns, "enter", size=(140, 50), act=act)[0]
-
-
 def lines_of(app, name: str) -> list[str]:
     widget = app.query_one(name, Static)
     return [widget.render_line(y).text for y in range(widget.size.height)]
 
 
-def places(app):
-    return app.heads.weights[app.head[:2]]
+def use(heads, kind, *keys, clicks=()):
+    """The browser on the first head of a kind after keys and clicks, and the lines of a token's two lists.
+
+    A click is on a part of the screen, at a column of one of the lines that hold a text.
+    """
+    lists = {}
+
+    async def act(app, pilot):
+        await pilot.press(*keys)
+        await pilot.pause()
+        for part, column, text, number in clicks:
+            rows = [y for y, line in enumerate(lines_of(app, part)) if text in line[:24]]
+            await pilot.click(part, offset=(column, rows[number]))
+            await pilot.pause()
+        lists.update({name: lines_of(app, name) for name in ("#looks-at", "#looked-at-by")})
+
+    turns = list(heads.layers.kinds).index(kind)
+    return browsed(heads, *["tab"] * turns, "enter", size=(140, 50), act=act)[0], lists
+
+
+def pinned(app):
+    """The row of the pinned token."""
+    return next(row for row in app.heads.weights[app.head[:2]].queries if row.start == app.pinned)
 
 
 def test_a_click_on_a_word_lights_the_picture(seen):
-    async def click(app, pilot):
-        await pilot.pause()
-        row = next(y for y, line in enumerate(lines_of(app, "#picture")) if "mat" in line[:24])
-        await pilot.click("#picture", offset=(3, row))
-        await pilot.pause()
-        app.said = lines_of(app, "#looks-at")
-
-    app = use(seen, "decoder", click)
-    word = next(place for place in places(app).queries if place.start == app.pinned)
-    assert word.text.strip() == "mat"
-    assert "mat looks at" in app.said[0]
-    assert sum("▀" in line for line in app.said) > 10
-    assert any("full light is" in line for line in app.said)
+    app, lists = use(seen, "decoder", clicks=[("#picture", 3, "mat", 0)])
+    assert pinned(app).text.strip() == "mat"
+    assert "mat looks at" in lists["#looks-at"][0]
+    assert sum("▀" in line for line in lists["#looks-at"]) > 10
+    assert any("full light is" in line for line in lists["#looks-at"])
 
 
 def test_a_click_on_a_patch_pins_its_token(seen):
-    async def click(app, pilot):
-        await pilot.press("k")  # the last word
-        await pilot.pause()
-        lines = [y for y, line in enumerate(lines_of(app, "#looks-at")) if "▀" in line]
-        await pilot.click("#looks-at", offset=(1, lines[-1]))
-
-    app = use(seen, "decoder", click)
-    grid = app.heads.pictures[0].grid
-    token = next(place for place in places(app).queries if place.start == app.pinned)
-    assert token.text == f"image 1 · {grid[0] - 1},0"
+    app, _ = use(seen, "decoder", "k", clicks=[("#looks-at", 1, "▀", -1)])  # of the last word
+    assert pinned(app).text == f"image 1 · {app.heads.pictures[0].grid[0] - 1},0"
 
 
 def test_a_click_on_a_moment_shows_the_words_that_look_at_it(heard):
-    async def click(app, pilot):
-        await pilot.press("j")
-        await pilot.pause()
-        lines = [y for y, line in enumerate(lines_of(app, "#looks-at")) if "▀" in line]
-        await pilot.click("#looks-at", offset=(0, lines[0]))
-        await pilot.pause()
-        app.said = lines_of(app, "#looked-at-by")
-
-    app = use(heard, "cross", click)
+    app, lists = use(heard, "cross", "j", clicks=[("#looks-at", 0, "▀", 0)])
     assert (app.pinned, app.row) == (0, False)
-    assert "0.00 s (token 0) is looked at by" in "\n".join(app.said)
+    assert "0.00 s (token 0) is looked at by" in "\n".join(lists["#looked-at-by"])
 
 
 def test_a_click_beside_everything_changes_nothing(seen):
-    async def click(app, pilot):
-        await pilot.click("#title")
-        await pilot.click("#picture", offset=(60, 0))
-
-    assert use(seen, "decoder", click).pinned is None
+    app, _ = use(seen, "decoder", clicks=[("#title", 0, "", 0), ("#picture", 60, "", 0)])
+    assert app.pinned is None
 
 
 def test_both_lists_of_a_token_have_one_scale(seen):
-    async def pin(app, pilot):
-        await pilot.press("k")
-        await pilot.pause()
-        app.said = [line.strip() for name in ("#looks-at", "#looked-at-by") for line in lines_of(app, name)]
-
-    app = use(seen, "decoder", pin)
-    scales = {line for line in app.said if line.startswith("a full bar is")}
-    assert len(scales) == 1
+    app, lists = use(seen, "decoder", "k")
+    lines = (line.strip() for each in lists.values() for line in each)
+    assert len({line for line in lines if line.startswith("a full bar is")}) == 1
     heaviest = app.focus_of(app.pinned)
     assert max(heaviest.looks_at.bars[0].weight, heaviest.looked_at_by.bars[0].weight) <= heaviest.full_bar

@@ -46,11 +46,16 @@ With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to 
 
 LISTED = 8  # heads that are listed; the map and the numbers have all of them
 
-OPTIONAL = "error", "estimate"  # numbers that not every answer has
 Found = TypeVar("Found", bound=Effect)
 
 Columns: TypeAlias = Mapping[str, Callable[[Any], str]]
 """The columns of a table: each with its part of an entry."""
+
+OPTIONAL: Columns = {
+    "error": lambda each: f"±{each.error:.3f}",
+    "estimate": lambda each: f"{each.estimate:+.3f}",
+}
+"""Those that not every answer has."""
 
 
 @record("a head, changed alone")
@@ -330,8 +335,7 @@ def of_effects(
     columns: Columns = {
         **named,
         effect: lambda each: f"{each.effect:+.3f}",
-        **({"error": lambda each: f"±{each.error:.3f}"} if "error" in known else {}),
-        **({"estimate": lambda each: f"{each.estimate:+.3f}"} if "estimate" in known else {}),
+        **{name: OPTIONAL[name] for name in known},
         "score": lambda each: f"{each.score:.3f}",
         "KL": lambda each: number(each.divergence) or "–",
     }

@@ -61,6 +61,7 @@ PARTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "k": ("keys", ("key",)),
     "v": ("values", ("value",)),
     "pattern": ("weights", ("query", "key")),
+    "qkv": ("queries, keys and values", ("query", "key", "value")),
 }
 """Each in words, and the terms of the call that it is."""
 
@@ -115,8 +116,7 @@ class Receiver(NamedTuple):
     """The end of a path: some input of a head, or the output without a head."""
 
     head: Head | None
-    named: str = ""
-    parts: Sequence[str] = ()
+    part: str = "qkv"
 
     @classmethod
     def parse(cls, text: str) -> Receiver:
@@ -126,10 +126,10 @@ class Receiver(NamedTuple):
             return cls(None)
         if part not in ("", "q", "k", "v", "pattern"):
             raise SelectionError(f"no part {part!r} of a head: write L9H9:q, k, v or pattern, or logits")
-        return cls(Head(name), part or "qkv", PARTS[part][1] if part else ("query", "key", "value"))
+        return cls(Head(name), part or "qkv")
 
     def __str__(self) -> str:
-        return LOGITS if self.head is None else f"{self.head}:{self.named}"
+        return LOGITS if self.head is None else f"{self.head}:{self.part}"
 
     def call(self, sites: Sequence[Site]) -> int:
         """The number of its call; after the last one for the output. Raises ``SelectionError``."""
@@ -216,13 +216,15 @@ def patch(
     for pair in pairs:
         with pair.scoring(model, noise) as (base, donor):
             passes = TwoPasses.of(base, donor, what, keep_calls=to is not None and to.head is not None)
-            calls = calls_of(passes.here.record, selection or Selection(), heads)
-            run: Callable[[Calls], Tensor] = passes.here.changed
+            scored, first, title = passes.scored, passes.here, _title(base, donor)
+            calls = calls_of(first.record, selection or Selection(), heads)
+            run: Callable[[Calls], Tensor] = first.changed
             if to is not None:
                 run, calls = _path_runner(passes, to, calls)
             estimates = _estimate(passes, calls) if fast else {}
-            how = changed, _title(base, donor), run, estimates, exact or not fast
-            found.append(measure_effects(passes.scored, passes.here, calls, *how))
+            found.append(
+                measure_effects(scored, first, calls, changed, title, run, estimates, exact or not fast)
+            )
     title = f"{model.title} · {len(found):,} pairs of texts"
     return average_effects(found, "the prediction of each pair", title)
 
@@ -283,7 +285,7 @@ def _path_runner(passes: TwoPasses, to: Receiver, calls: Calls) -> tuple[Callabl
             logits = scored.logits()
         if to.head is None:
             return logits
-        made = Made(_mixed(passes.mine[end], seen[end - skipped], to.parts))
+        made = Made(_mixed(passes.mine[end], seen[end - skipped], PARTS[to.part][1]))
         changed = {end: (made, [(slice(None), to.head.head)])}
         with first.edited_from(end, partial(put_heads, changed)):
             return scored.logits()

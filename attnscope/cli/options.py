@@ -56,7 +56,7 @@ def measure_names() -> Iterable[str]:
 
 def explained_names() -> Iterable[str]:
     """Measures, roles, weighings, and prediction figures."""
-    from attnscope.measures.flow import METHODS
+    from attnscope.measures.weighing import METHODS
 
     return (*measure_names(), *ROLES, *get_args(Weigh)[1:], *METHODS, "importance", "ablation", "logits")
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from attnscope.errors import SelectionError
-from attnscope.measures.flow import METHODS
 from attnscope.measures.forms import MEASURES
 from attnscope.measures.roles import RETRIEVES, ROLES, STREAMS, explain_role
-from attnscope.measures.weighing import WEIGHINGS
+from attnscope.measures.weighing import METHODS, WEIGHINGS
 from attnscope.registry import nearest_name
 
 NEEDS = {

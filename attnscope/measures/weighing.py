@@ -72,6 +72,34 @@ WEIGHINGS: dict[str, Explanation] = {
     ),
 }
 
+METHODS: dict[str, Explanation] = {
+    "rollout": Explanation(
+        "half of each token stays, half comes by the mean attention of all heads, layer by layer",
+        "Â_l = 0.5 · mean_h A + 0.5 · I; Â_l Â_l-1 ... Â_0; across: 0.5 of each token stays, too",
+        "Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers",
+    ),
+    "flow": Explanation(
+        "the largest flow to each token of the text, where a layer lets through rollout's shares",
+        "the maximum flow from a token of the last layer to each of the text, capacities Â_l, over their "
+        "sum; across: to the tokens of both texts, 0.5 of each token stays, too",
+        "Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers",
+    ),
+    "relevance": Explanation(
+        "what raises a prediction: attention times its gradient, added up layer by layer",
+        "R ← R + mean_h max(0, A · ∂y/∂A) R from R = I on, over its row's sum; across: R ← R + S A E, S and "
+        "E what both sides are made of (Chefer et al. have Sᵀ, by which later tokens would count)",
+        "Chefer et al. 2021, Generic Attention-model Explainability",
+    ),
+    "alti": Explanation(
+        "how near each token's vector brings the sum of residual and heads, multiplied through layers",
+        "c_ij = max(0, ‖y_i‖₁ - ‖y_i - T_i(x_j)‖₁) over its row's sum, T_i(x_j) what y_i has of token j, "
+        "both behind the norm of the sum, where one follows; C_l C_l-1 ... C_0; of cross "
+        "attention the residual is one token more",
+        "Ferrando et al. 2022, Measuring the Mixing of Contextual Information in the Transformer",
+    ),
+}
+"""The same of the ways to follow attention through all layers, in ``questions/flow.py``."""
+
 
 @dataclass(frozen=True, eq=False)
 class Values:

@@ -1,4 +1,8 @@
-"""Contributions of input tokens: attention followed through all layers, heads averaged."""
+"""Contributions of input tokens: attention followed through all layers, heads averaged.
+
+Each layer has one matrix, whose row ``i`` holds the share of each token of the layer below in token
+``i``. All of it is NumPy, float64.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,7 @@ from attnscope.axes import Array, Coarsening, Weights, coarsen, weights
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.capture.projections import Residuals
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures import flow
-from attnscope.measures.weighing import Amounts, Contributions, Values, by_gradient
+from attnscope.measures.weighing import METHODS, Amounts, Contributions, Values, by_gradient
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.models.kept import TracedModel
@@ -101,6 +104,124 @@ class Mixing:
         if attention.values is None or slope is None:
             return lambda rows, _, heads: rows * 0  # the prediction does not depend on it
         return by_gradient(Values.of(attention.values, attention.heads, None), slope)
+
+
+CAPACITY = 1 << 24  # the capacity, as a whole number, of an edge with all of a row's weight
+
+
+def with_residual(weights: Array, crossed: bool = False) -> Array:
+    """Half of each row from its own token, half by attention (Abnar & Zuidema 2020).  [query, key]
+
+    Rows are normalized to sum to 1 first; a row without attention keeps its own token. In cross attention
+    (``crossed``) the residual is an extra last column.
+    """
+    if not crossed:
+        return 0.5 * as_shares(weights) + 0.5 * np.eye(len(weights))
+    halves = 0.5 * _over_sums(weights)
+    return np.hstack([halves, 1 - halves.sum(-1, keepdims=True)])
+
+
+def as_shares(rows: Array, crossed: bool = False) -> Array:
+    """Rows divided by their sums; a row of zeros goes to its own token, or to the last column if ``crossed``.
+
+    [query, key], the same
+    """
+    shares = _over_sums(rows)
+    empty = np.flatnonzero(~shares.any(-1))
+    shares[empty, -1 if crossed else empty] = 1
+    return shares
+
+
+def _over_sums(rows: Array) -> Array:
+    """Rows divided by their sums, where these are positive.  [query, key]"""
+    rows = np.asarray(rows, np.float64)
+    total = rows.sum(-1, keepdims=True)
+    shares: Array = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
+    return shares
+
+
+Both: TypeAlias = "tuple[Array, Array]"
+"""The contributions to a decoder's tokens: of its own side [own, own], and of the encoder's [own, other]."""
+
+
+def roll_out(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
+    """Input tokens' contributions after each step: an encoder's, or those of both sides of a decoder.
+
+    For a model of one sequence (kind encoder) this is the product of all matrices so far. A step is the
+    kind of attention and its shares, including the residual: [query, key], and for cross attention [own,
+    other + 1], whose last column is the residual's.
+    """
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    maps: list[Array | Both] = []
+    for kind, shares in steps:
+        if kind == "encoder":
+            encoded = shares @ encoded
+        elif kind == "decoder":
+            side, across = shares @ side, shares @ across
+        else:
+            kept = shares[:, -1:]
+            side, across = kept * side, kept * across + shares[:, :-1] @ encoded
+        maps.append(encoded if kind == "encoder" else (side, across))
+    return maps
+
+
+def add_up_relevance(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
+    """Relevance (Chefer et al. 2021); a row of an encoder-decoder is normalized over both sides together.
+
+    ``R ← R + A R`` inside each side, and across sides ``R ← R + S A E``: E is the encoder's relevance and
+    S the decoder's, each without the identity, rows normalized, and the identity added. Chefer et al.
+    have Sᵀ, with which later tokens would contribute to earlier ones in a causal decoder.
+    """
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    maps: list[Array | Both] = []
+    for kind, matrix in steps:
+        if kind == "encoder":
+            encoded = encoded + matrix @ encoded
+            maps.append(as_shares(encoded))
+            continue
+        if kind == "decoder":
+            side, across = side + matrix @ side, across + matrix @ across
+        else:
+            across = across + _evened(side) @ matrix @ _evened(encoded)
+        total = (side.sum(-1) + across.sum(-1))[:, None]
+        maps.append((side / total, across / total))
+    return maps
+
+
+def _evened(relevance: Array) -> Array:
+    """The relevance of other tokens, rows normalized, plus the identity.  [query, key]"""
+    own = np.eye(len(relevance))
+    return _over_sums(relevance - own) + own
+
+
+def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int) -> Array:
+    """The maximum flow from one token of the last step to each input token (Abnar & Zuidema 2020), as shares.
+
+    Steps are those of ``roll_out``; a model of one sequence has the kind encoder. Edges go from each
+    token to those that contribute to it, with the shares as capacities.  -> [other + own]
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    starts, ends, capacities = [], [], []
+    encoded, side, nodes = 0, other, other + own  # where the nodes of each side begin, and how many there are
+    for kind, matrix in steps:
+        queries, keys = np.nonzero(matrix)
+        capacities.append(np.rint(matrix[queries, keys] * CAPACITY).astype(np.int32))
+        starts.append(nodes + queries)
+        if kind == "cross":
+            ends.append(np.where(keys < other, encoded + keys, side + queries))
+        else:
+            ends.append((encoded if kind == "encoder" else side) + keys)
+        encoded, side = (nodes, side) if kind == "encoder" else (encoded, nodes)
+        nodes += len(matrix)
+    places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # required by scipy 1.14
+    parts = np.concatenate(capacities), places
+    graph = coo_array(parts, shape=(nodes, nodes)).tocsr()
+    source = (encoded if steps[-1][0] == "encoder" else side) + row
+    flows = [maximum_flow(graph, source, key).flow_value / CAPACITY for key in range(other + own)]
+    shares: Array = np.array(flows) / sum(flows)
+    return shares
 
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
@@ -197,7 +318,7 @@ def follow_flow(
     apart = mixing.leave_out()
     said += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
     passed = (*model.notes, *prepared.notes, *record.notes)
-    notes = (flow.METHODS[method].share, *passed, *apart, *([said] if said else []))
+    notes = (METHODS[method].share, *passed, *apart, *([said] if said else []))
     maps: dict[str, list[tuple[int, Weights]]] = {}
     kinds = kinds_of(mixing.matrices)
     sides = [[site for site in mixing.matrices if site.kind == kind] for kind in kinds]
@@ -218,7 +339,7 @@ def follow_flow(
 
 def _flows(
     steps: Sequence[tuple[str, Array]], own: int, other: int, rows: Rows, of_other: Rows
-) -> Iterator[Array | flow.Both]:
+) -> Iterator[Array | Both]:
     """The maximum flows up to each step, as ``roll_out``, for some tokens of either side or for all."""
     size = max(0 if rows is not None else own, 0 if of_other is not None else other)
     if size > MOST_FLOWS:
@@ -230,7 +351,7 @@ def _flows(
     for count, (kind, _) in enumerate(steps, 1):
         asked = (of_other, other) if kind == "encoder" else (rows, own)
         for row in range(asked[1]) if asked[0] is None else asked[0]:
-            flows = flow.max_flow(steps[:count], own, other, row)
+            flows = max_flow(steps[:count], own, other, row)
             if kind == "encoder":
                 encoded[row] = flows[:other]
             else:
@@ -257,9 +378,9 @@ def _through(
     for site in sites:
         matrix, across = mixing.matrices[site], site.kind == "cross"
         if method in ("rollout", "flow"):
-            matrix = flow.with_residual(matrix, across)
+            matrix = with_residual(matrix, across)
         elif method == "alti":
-            matrix = flow.as_shares(matrix, across)
+            matrix = as_shares(matrix, across)
         steps.append((site.kind if crossed else "encoder", matrix))
     if method == "flow":
         rows: list[Rows] = [None, None]  # those of a token in the texts that have it
@@ -270,7 +391,7 @@ def _through(
             rows = [() if one is None else one.tokens(0) for one in alone]
         found = list(_flows(steps, own, other, *rows))
     else:
-        found = (flow.add_up_relevance if method == "relevance" else flow.roll_out)(steps, own, other)
+        found = (add_up_relevance if method == "relevance" else roll_out)(steps, own, other)
     maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
     for site, made in zip(sites, found, strict=True):
         axes = mixing.axes[site]

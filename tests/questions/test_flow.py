@@ -7,9 +7,8 @@ import transformers
 
 from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.flow import as_shares, with_residual
 from attnscope.models import load
-from attnscope.questions.flow import focus_token, follow_flow
+from attnscope.questions.flow import as_shares, focus_token, follow_flow, with_residual
 from attnscope.questions.selection import Selection
 from tests.models.folders import gpt2, save, t5
 

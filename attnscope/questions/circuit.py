@@ -201,8 +201,10 @@ def _slopes(of: Tensor, sources: Sequence[Tensor], by: Tensor | None = None) -> 
 
 def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:
     """The sources of each node."""
-    targets = {target for _, target in edges}
-    return {target: frozenset(source for source, to in edges if to == target) for target in targets}
+    found: dict[int, set[int]] = {}
+    for source, target in edges:
+        found.setdefault(target, set()).add(source)
+    return {target: frozenset(sources) for target, sources in found.items()}
 
 
 def connected(edges: Sequence[Edge], last: int) -> frozenset[Edge]:

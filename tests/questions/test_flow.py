@@ -3,14 +3,17 @@
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
+from attnscope.models.inputs import ModelInput
+from attnscope.models.module import ModuleModel
 from attnscope.questions.flow import as_shares, focus_token, follow_flow, with_residual
 from attnscope.questions.selection import Selection
-from tests.models.folders import gpt2, save, t5
+from tests.capture.test_projections import ALL, OTHERS, random_family
+from tests.capture.tiny import inputs
+from tests.models.folders import t5
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -19,43 +22,37 @@ def _follow(model, method="rollout", selection=None, **how):
     return follow_flow(model, model.prepare(TEXT), method, selection or Selection(), **how)
 
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 400}
-ROTATED = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "vocab_size": 400}
-PARALLEL = {
-    "gpt-neox": (
-        transformers.GPTNeoXConfig(**SIZES, intermediate_size=48),
-        transformers.GPTNeoXModel,
-        "layers.{}.attention.dense",
-    ),
-    "gptj": (transformers.GPTJConfig(**ROTATED), transformers.GPTJModel, "h.{}.attn.out_proj"),
-    "falcon": (
-        transformers.FalconConfig(**SIZES, multi_query=True),
-        transformers.FalconModel,
-        "h.{}.self_attention.dense",
-    ),
+def _random(name):
+    """A random model of a family, and six tokens."""
+    ids = {"input_ids": inputs("text", 1, 6)["input_ids"]}
+    return ModuleModel(name, random_family(name), load("own").reader), ModelInput(ids, {}, ())
+
+
+DENSE = {
+    "gpt-neox": "layers.{}.attention.dense",
+    "gptj": "h.{}.attn.out_proj",
+    "falcon": "h.{}.self_attention.dense",
+    "phi": "layers.{}.self_attn.dense",
 }
 
 
-@pytest.mark.parametrize("name", PARALLEL)
-def test_alti_where_attention_and_feed_forward_read_the_same_states(tmp_path, name):
+@pytest.mark.parametrize("name", DENSE)
+def test_alti_where_attention_and_feed_forward_read_the_same_states(name):
     """The sum that attention makes with the residual, which such a model never has by itself."""
-    config, make, path = PARALLEL[name]
-    gpt2(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    model = load(save(tmp_path, make(config), tokenizer))
-    text = model.prepare(TEXT)
-    eager = make.from_pretrained(tmp_path, attn_implementation="eager")
+    model, text = _random(name)
+    eager = (ALL | OTHERS)[name].build("eager")
+    eager.load_state_dict(model.module.state_dict())
     heads = []  # what goes into the output projection of each layer
     for layer in range(2):
-        eager.get_submodule(path.format(layer)).register_forward_hook(
+        eager.get_submodule(DENSE[name].format(layer)).register_forward_hook(
             lambda module, given, output: heads.append((module, given[0][0], output[0]))
         )
     with torch.no_grad():
         own = eager(**text.inputs, output_attentions=True, output_hidden_states=True)
     values = []
     model.run(text, [Seeing(lambda attention: values.append(attention.values[0].clone()))])
-    expected = np.eye(len(text.tokens))
-    maps = follow_flow(model, text, "alti", Selection()).maps["decoder"]
+    expected = np.eye(6)
+    (maps,) = follow_flow(model, text, "alti", Selection()).maps.values()
     for (_, ours), weights, states, value, (dense, mixed, output) in zip(
         maps, own.attentions, own.hidden_states, values, heads, strict=False
     ):
@@ -73,13 +70,9 @@ def test_alti_where_attention_and_feed_forward_read_the_same_states(tmp_path, na
         np.testing.assert_allclose(ours.values, expected, atol=1e-5)
 
 
-def test_a_block_that_alti_cannot_follow_is_named(tmp_path):
-    config = transformers.GraniteConfig(**SIZES, intermediate_size=48, residual_multiplier=0.5)
-    gpt2(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    model = load(save(tmp_path, transformers.GraniteModel(config), tokenizer))
+def test_a_block_that_alti_cannot_follow_is_named():
     with pytest.raises(ModelError, match="what its output is added to was not found"):
-        _follow(model, "alti")
+        follow_flow(*_random("granite"), "alti", Selection())
 
 
 @pytest.mark.parametrize("method", ["rollout", "flow", "relevance", "alti"])

@@ -309,17 +309,8 @@ SHAPES = (
     (2, 4, 6, 6), (4, 6, 6), (4, 6, 9), (1, 1, 1), (3, 1, 6, 6), (6, 6), (0, 6, 6), (2, 4, 0, 6), (300, 2, 2),
     (1, 4, 600, 600), (2,) * 8,
 )  # fmt: skip
-LAYERS = [
-    "encoder.00",
-    "encoder.01",
-    "encoder.131071",
-    "cross.00",
-    "decoder.07",
-    "attention_0",
-    "0",
-    "layer.3",
-    "x",
-]
+LAYERS = ["encoder.00", "encoder.01", "encoder.131071", "cross.00", "decoder.07", "attention_0"]
+LAYERS += ["0", "layer.3", "x"]
 
 
 def _array(chance: Random, shapes: Sequence[tuple[int, ...]], kinds: Sequence[str]) -> Any:
@@ -508,12 +499,9 @@ def corpus(chance: Random, bases: Path) -> Case:
     broken = (b'{"text": "cut', b'{"other": 1}', b"[]", chance.randbytes(20))
 
     def line() -> bytes:
-        whole = chance.random() < 0.6
-        return (
-            dump({"text": chance.choice((word(chance), TEXT, value(chance)))})
-            if whole
-            else chance.choice(broken)
-        )
+        if chance.random() < 0.6:
+            return dump({"text": chance.choice((word(chance), TEXT, value(chance)))})
+        return chance.choice(broken)
 
     lines = [line() for _ in range(chance.randint(0, 5))]
     file = chance.choice(("corpus.jsonl", "corpus.txt"))

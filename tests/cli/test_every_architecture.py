@@ -1,6 +1,7 @@
 """Every command, on the sample inputs, in every sort of model: a trace answers what the model answers."""
 
 import asyncio
+import shlex
 from importlib import import_module
 from pathlib import Path
 
@@ -86,27 +87,13 @@ SOURCES = {
     **{name: of_pair(name) for name in ("bart", "marian")},
     **{name: of_image(name) for name in ("vit", "dinov2", "swin", "yolos", "segformer")},
 }
-LOOKS = [
-    ["show"],
-    ["show", "--layer", "1"],
-    ["show", "--head", "L1H0"],
-    ["show", "--head", "L1H1", "--words", "--hide-special"],
-    ["show", "--token", "2"],
-    ["stats"],
-    ["stats", "--sort", "coverage90"],
-    ["stats", "--rows", "1-3"],
-    ["stats", "--by-position", "entropy"],
-    ["compare"],
-    ["compare", "--head", "1"],
-    ["compare", "L0H0", "L1H1"],
-    ["check", "any.entropy > 0.5", "all.confidence > 0.1"],
-    ["find", "* -> -1"],
-    ["find", "X -> X-1"],
-    ["spans"],
-    ["spans", "--by", "segment"],
-    ["flow"],
-    ["export", "--format", "csv"],
-]
+ASKED = (
+    "show|show --layer 1|show --head L1H0|show --head L1H1 --words --hide-special|show --token 2|stats|"
+    "stats --sort coverage90|stats --rows 1-3|stats --by-position entropy|compare|compare --head 1|"
+    "compare L0H0 L1H1|check 'any.entropy > 0.5' 'all.confidence > 0.1'|find '* -> -1'|find 'X -> X-1'|"
+    "spans|spans --by segment|flow|export --format csv"
+)
+LOOKS = [shlex.split(look) for look in ASKED.split("|")]
 
 
 def place(command: str, asked: list, given: list) -> list:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -274,23 +275,16 @@ def test_the_answer_is_printed_and_the_code_is_right_whatever_standard_error_is(
     assert done.stdout.startswith("L0H0") == (code == 0)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("stats", TEXT),
-        ("stats", TEXT, "--by-position", "previous"),
-        ("compare", TEXT, "--composition", "-m", "own-causal"),
-        ("logits", TEXT, "-m", "own-causal", "--by", "layer"),
-        ("ablate", TEXT, "-m", "own-causal"),
-        ("check", "L2H1.previous > 0.8", "--text", TEXT),
-        ("info",),
-        ("info", "--defaults"),
-        ("show", TEXT),
-    ],
-    ids=" ".join,
+PRINTED = (
+    "stats TEXT|stats TEXT --by-position previous|compare TEXT --composition -m own-causal|show TEXT|"
+    "logits TEXT -m own-causal --by layer|ablate TEXT -m own-causal|info|info --defaults|"
+    "check 'L2H1.previous > 0.8' --text TEXT"
 )
-def test_no_line_in_a_pipe_ends_in_spaces(run, arguments):
-    lines = run(*arguments).out.splitlines()
+
+
+@pytest.mark.parametrize("asked", PRINTED.split("|"))
+def test_no_line_in_a_pipe_ends_in_spaces(run, asked):
+    lines = run(*(TEXT if word == "TEXT" else word for word in shlex.split(asked))).out.splitlines()
     assert lines
     assert [line for line in lines if line != line.rstrip()] == []
 

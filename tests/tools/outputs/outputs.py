@@ -77,9 +77,6 @@ LONGEST = 300
 
 TEXT = "The cat sat on the mat because it was tired."
 
-UNSTABLE: dict[str, str] = {}
-"""Commands whose output differs from run to run of the same code, each with the reason."""
-
 SPECIAL = ("ALONE", "KEYS", "LAUNCH")
 
 RUN = "--length 16 --batch 4"
@@ -185,7 +182,6 @@ def recorded(asked: argparse.Namespace) -> None:
             for stream in ("stdout", "stderr"):
                 _settle(into / stream, names)
             about = {"line": line.text, "argv": line.argv, "code": code}
-            about |= {"unstable": UNSTABLE[line.text]} if line.text in UNSTABLE else {}
             for path, stamp in _stamps(run).items():
                 if before.get(path) != stamp:
                     (into / "files" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -319,21 +315,17 @@ def _settle(path: Path, names: dict[str, str]) -> None:
 
 def compare(one: Path, other: Path) -> int:
     """Print all differences and how many commands have any; returns the exit code."""
-    same, differ, unstable = 0, 0, []
+    same, differ = 0, 0
     names = sorted({path.parent.name for record in (one, other) for path in record.glob("*/command.json")})
     for name in names:
         known = [record / name for record in (one, other) if (record / name / "command.json").is_file()]
         about = json.loads((known[0] / "command.json").read_text())
-        if "unstable" in about:
-            unstable.append(f"not compared: {about['line']}  ({about['unstable']})")
-            continue
         found = list(_command(*known)) if len(known) == 2 else [f"only in {known[0].parent}"]
         same, differ = same + (not found), differ + bool(found)
         if found:
             print(f"\n{about['line']}\n  {name}")
             for line in found:
                 print(f"    {line}")
-    print(*unstable, sep="\n", end="\n" if unstable else "")
     print(f"{same} same, {differ} differ")
     return int(differ > 0 or not names)
 

@@ -1,8 +1,11 @@
-"""``attnscope show`` as a user meets it, also of what a model writes and of a chat."""
+"""``attnscope show`` as a user meets it, of generated text and of a chat, too; and how ``browse`` starts."""
 
+import builtins
 import json
 import re
 import shlex
+import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -180,3 +183,53 @@ def test_thumbnails_have_a_line_above_what_the_model_wrote(run):
 )
 def test_a_long_text_is_quoted_by_its_beginning(run, text, quoted):
     assert run("show", text).out.startswith(quoted)
+
+
+MAT = "The cat sat on the mat."
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Tests have no terminal: browse as if they had."""
+    browse = import_module("attnscope.cli.commands.browse")
+    monkeypatch.setattr(browse, "has_terminal", lambda: True)
+
+
+def test_without_a_terminal_it_ends_in_a_sentence(run):
+    ran = run("browse", MAT, "-m", "no-such-model")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("attnscope: browse needs a terminal")
+
+
+def test_without_textual_one_sentence_says_how_to_install_it(run, terminal, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.split(".")[0] == "textual":
+            raise ModuleNotFoundError("No module named 'textual'", name="textual")
+        return real(name, *rest, **more)
+
+    for name in [name for name in sys.modules if name.startswith("attnscope.browser")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    ran = run("browse", MAT)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "attnscope: browsing needs Textual, which is not installed: pip install 'attnscope[browse]'\n"
+    )
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, terminal, tmp_path):
+    run("browse", MAT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all").refuses(
+        "there is no such folder"
+    )
+
+
+def test_the_browser_is_given_what_the_command_says(run, terminal, monkeypatch, tmp_path):
+    app = pytest.importorskip("textual.app", reason="Textual is not installed")
+    seen = []
+    monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
+    assert run("browse", MAT, "-o", tmp_path, "--cmap", "viridis", "--scale", "row", "--words").code == 0
+    (browser,) = seen
+    assert (browser.folder, browser.cmap, browser.heads.selection.scale) == (tmp_path, "viridis", "row")
+    assert browser.heads.selection.words

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from attnscope.questions.corpus import ReadText
 from attnscope.questions.parts import locate_tokens
 from attnscope.questions.selection import Selection
 from attnscope.records import read
-from attnscope.storage.corpus import GoldPair, Span
+from attnscope.storage.corpus import CorpusText, GoldPair, Span
 from attnscope.storage.gold import GoldFile
 
 REACH = 100  # most words of a fixed offset that is tried as a baseline
@@ -172,6 +172,9 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
     return Grouping(groups, of_word, special, len(number_of))
 
 
+Answers = dict[int, dict[int, int]]  # by row, its keys that are right: how many words each is away
+
+
 @dataclass(eq=False)
 class GoldQuestions:
     """The questions of a batch about one kind of attention: rows and keys are groups of tokens.
@@ -188,54 +191,43 @@ class GoldQuestions:
     lost: int = 0  # pairs without tokens of their own
 
     def ask(
-        self,
-        pairs: Sequence[GoldPair],
-        rows: Grouping,
-        keys: Grouping,
-        total: GoldTotals,
-        ways: int,
-        half: int,
+        self, text: CorpusText, rows: Grouping, keys: Grouping, file: GoldFile, total: GoldTotals, half: int
     ) -> None:
-        """Add the questions of one more text."""
+        """Add the questions of one more text, and its agreement with an alignment (Och and Ney 2003)."""
         self.rows.append(rows)
         self.keys.append(keys)
-        for way in range(ways):
-            found: dict[str, dict[int, dict[int, int]]] = {}
-            for pair in pairs:
+        for way in range(len(file.ways)):
+            found: dict[str, Answers] = {}
+            for pair in text.pairs:
                 known = self._collect(pair, way, found.setdefault(pair.label, {}))
                 self.lost += way == 0 and not known
             for label, questions in found.items():
                 if questions:
                     self.units.append((total.number((label, way), half), 0))
                     self._add(questions)
+        if file.links:  # 1 - AER: the agreement with all links and with the sure ones
+            possible, sure = both = Answers(), Answers()
+            for pair in text.pairs:
+                for links in both[: 1 + pair.sure]:
+                    self._collect(pair, 0, links)
+            counted = len(rows.of_word) + sum(map(len, sure.values()))
+            self.units.append((total.number(None, half), counted - len(possible) - len(sure)))
+            self._add(possible)
+            self._add(sure)
 
-    def ask_alignment(self, pairs: Iterable[GoldPair], total: GoldTotals, half: int) -> None:
-        """Add the agreement with an alignment, its sure links and all links: 1 - AER (Och and Ney 2003)."""
-        possible: dict[int, dict[int, int]] = {}
-        sure: dict[int, dict[int, int]] = {}
-        for pair in pairs:
-            self._collect(pair, 0, possible)
-            if pair.sure:
-                self._collect(pair, 0, sure)
-        counted = len(self.rows[-1].of_word) + sum(map(len, sure.values()))
-        self.units.append((total.number(None, half), counted - len(possible) - len(sure)))
-        self._add(possible)
-        self._add(sure)
-
-    def _collect(self, pair: GoldPair, way: int, found: dict[int, dict[int, int]]) -> bool:
+    def _collect(self, pair: GoldPair, way: int, found: Answers) -> bool:
         """Add the answers of a pair in the last text, their distance in words by row; whether it has any."""
         rows, keys = self.rows[-1].of_word, self.keys[-1].of_word
         lefts, rights = (pair.left, pair.right) if way == 0 else (pair.right, pair.left)
         known = False
-        for one in lefts:
-            for other in rights:
-                row, key = rows.get(one), keys.get(other)
-                if row is not None and key is not None and not (self.one_sequence and row == key):
-                    found.setdefault(row, {})[key] = other - one
-                    known = True
+        for one, other in product(lefts, rights):
+            row, key = rows.get(one), keys.get(other)
+            if row is not None and key is not None and not (self.one_sequence and row == key):
+                found.setdefault(row, {})[key] = other - one
+                known = True
         return known
 
-    def _add(self, questions: Mapping[int, Mapping[int, int]]) -> None:
+    def _add(self, questions: Answers) -> None:
         for row, answers in questions.items():
             self.answers += ((len(self.questions), key, offset) for key, offset in answers.items())
             self.questions.append((len(self.rows) - 1, row, len(self.units) - 1))
@@ -267,9 +259,7 @@ def ask_batch(texts: Sequence[ReadText], file: GoldFile, total: GoldTotals) -> d
                 if gold.target is not None:
                     lines = group_tokens(rows, gold.target, gold.target_words)
                 half = 1 - number % 2
-                asked.ask(gold.pairs, lines, columns, total, len(file.ways), half)
-                if file.links:
-                    asked.ask_alignment(gold.pairs, total, half)
+                asked.ask(gold, lines, columns, file, total, half)
     return kinds
 
 

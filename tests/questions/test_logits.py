@@ -12,16 +12,8 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import place_prediction
 from attnscope.questions.head import one_head
-from attnscope.questions.logits import (
-    Favours,
-    Word,
-    Writes,
-    direct_effects,
-    logit_lens,
-    of_neurons,
-    of_writes,
-    take_apart,
-)
+from attnscope.questions.logits import Favours, Word, Writes, direct_effects, logit_lens, of_writes
+from attnscope.questions.neurons import of_neurons, take_apart
 from attnscope.questions.selection import Selection
 from tests.models.folders import mamba, minilm
 from tests.models.images import save_noise

@@ -191,7 +191,7 @@ def _show_neurons(
     )
     if output.out is not None:
         options.check_place(output.out, options.PICTURES)
-    from attnscope.questions.logits import of_neurons, take_apart
+    from attnscope.questions.neurons import of_neurons, take_apart
 
     with read_source(source, model).reading(cached=False) as (loaded, prepared):
         selection = select(attention, axes, parse_head(attention.head or "", attention))

@@ -20,19 +20,14 @@ Patches = Annotated[Array | None, Meaning("a weight a patch", shape=list[list[fl
 
 @record("on the patches of an image", eq=False)
 class Overlay:
-    """What a place looks at in a picture, and which patches look at it.
-
-    ``looks_at`` and ``looked_at_by`` hold a weight per patch, ``[patch row, patch column]``; either is
-    ``None`` if there is no such row or column. ``patch`` is the place itself, ``None`` for a special
-    token; ``name`` tells several pictures apart, ``verbs`` say what the two maps are.
-    """
+    """What a place looks at in a picture, and which patches look at it; ``None`` without row or column."""
 
     pixels: Array  # [row, column, 3], uint8
     looks_at: Patches  # [patch row, patch column]
     looked_at_by: Patches  # [patch row, patch column]
-    patch: tuple[int, int] | None = None
+    patch: tuple[int, int] | None = None  # the place itself; none for a special token
     name: Annotated[str, Meaning("which", name="picture")] = ""
-    verbs: tuple[str, str] = ("looks at", "is looked at by")
+    verbs: tuple[str, str] = ("looks at", "is looked at by")  # what the two maps are
 
     @property
     def maps(self) -> tuple[tuple[str, Array], ...]:
@@ -58,14 +53,11 @@ class SceneRegion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """What a model saw or heard. ``parts`` are by token id; empty if unknown.
-
-    ``heard`` marks a spectrogram, low frequencies at the bottom.
-    """
+    """What a model saw or heard."""
 
     pixels: Array  # [row, column, 3], uint8
-    parts: Mapping[int, SceneRegion] = field(default_factory=dict)
-    heard: bool = False
+    parts: Mapping[int, SceneRegion] = field(default_factory=dict)  # by token id; empty if unknown
+    heard: bool = False  # a spectrogram, low frequencies at the bottom
 
     def ids_of(self, place: Place) -> tuple[int, ...]:
         """The token ids of a place (one or several neighbours) that have a part."""
@@ -89,10 +81,7 @@ def describe_box(box: Edges) -> str:
 
 @record("a token and its weight", slots=True)
 class Bar:
-    """One ranked token: its label, its number in the text, and the weight between it and the pinned token.
-
-    ``box`` is its part of a picture: left, top, right and bottom in pixels.
-    """
+    """One ranked token: its label, its number in the text, and the weight between it and the pinned token."""
 
     label: Annotated[str, Meaning("its label", name="text")]
     position: Annotated[int, Meaning("its number")]
@@ -146,12 +135,7 @@ class TokenLabel:
 
 @record("one token (--token)", "show", eq=False)
 class TokenView:
-    """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
-
-    Either is ``None`` if the token has no row or no column, as in cross-attention. ``overlays`` show the
-    same on a picture, for tokens that are patches. ``verbs`` say what row and column are. ``full`` is the
-    weight of a full bar, if it is not chosen from the lists.
-    """
+    """One token's row and column of a head, ranked; ``None`` if it has none, as in cross-attention."""
 
     label: str
     position: int
@@ -160,9 +144,9 @@ class TokenView:
     title: Annotated[str, Meaning("the head, or those that it is the mean of", name="which")] = ""
     subtitle: str = ""
     notes: Notes = ()
-    overlays: tuple[Overlay, ...] = ()
-    verbs: tuple[str, str] = ("looks at", "is looked at by")
-    full: float | None = None
+    overlays: tuple[Overlay, ...] = ()  # the same on a picture, for tokens that are patches
+    verbs: tuple[str, str] = ("looks at", "is looked at by")  # what row and column are
+    full: float | None = None  # the weight of a full bar, if it is not chosen from the lists
 
     @property
     def lists(self) -> tuple[tuple[str, Bars], ...]:
@@ -300,11 +284,7 @@ AreaError = Annotated[float, Meaning("its standard error over random orders; 0 o
 
 @record("an order of the tokens, or the mean of random ones", slots=True)
 class TokenOrder:
-    """One order of removing tokens: the probability of the prediction after each step, and summary means.
-
-    ``first`` are the first tokens of the order, empty for a mean over several orders; errors belong to
-    such a mean.
-    """
+    """One order of removing tokens: the probability of the prediction after each step, and summary means."""
 
     name: Annotated[str, Meaning("the way of weighing or following attention, or the head, that gives it")]
     first: Annotated[
@@ -398,19 +378,15 @@ class MovedWords:
 
 @dataclass(frozen=True, eq=False)
 class Terms(Titled):
-    """What a number is the sum of: a few groups, and the largest single terms.
-
-    ``groups`` sum to ``total``, and so do ``largest`` and ``rest``. ``marked`` is the label of the
-    requested term. ``heads`` is a map of all heads, drawn beside the bars in a picture.
-    """
+    """What a number is the sum of: a few groups, and the largest single terms."""
 
     groups: tuple[Term, ...]
-    total: Term
+    total: Term  # of the groups, and of the largest with the rest
     largest: tuple[Term, ...]
     rest: Term | None = None
     moved: tuple[MovedWords, ...] = ()
-    marked: str | None = None
-    heads: HeadMap | None = None
+    marked: str | None = None  # the label of the requested term
+    heads: HeadMap | None = None  # a map of all heads, drawn beside the bars in a picture
 
     @property
     def blocks(self) -> tuple[tuple[Term, ...], ...]:
@@ -427,20 +403,15 @@ class Terms(Titled):
 
 @dataclass(frozen=True, eq=False)
 class SoundMap(Titled):
-    """The attention from a text's tokens to the frames of a sound, and the path through both.
-
-    ``path`` has the frame in which each token begins and the last one's end, ``words`` each word and its
-    first frame. A frame is ``seconds`` long, the first one starts at ``begin``. ``bands`` is the loudness
-    of the sound by frequency, 0 to 1.
-    """
+    """The attention from a text's tokens to the frames of a sound, and the path through both."""
 
     values: Array  # [token, frame]
     tokens: tuple[str, ...]
-    path: tuple[int, ...]
-    words: tuple[tuple[str, int], ...]
-    seconds: float
-    begin: float = 0.0
-    bands: Array | None = None  # [band, frame], the lowest first
+    path: tuple[int, ...]  # the frame in which each token begins, and the last one's end
+    words: tuple[tuple[str, int], ...]  # each with its first frame
+    seconds: float  # of a frame
+    begin: float = 0.0  # of the first one
+    bands: Array | None = None  # [band, frame], the loudness by frequency, 0 to 1, the lowest first
 
 
 @dataclass(frozen=True, eq=False)
@@ -506,17 +477,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table(Titled):
-    """Rows under the names of their columns.
-
-    ``gap`` is the number of spaces between columns; ``edge`` adds them after the last one, too. ``dim``
-    are the numbers of dimmed rows. ``command``, to be copied, stands below on one line. ``narrow``
-    replaces the table where space is short.
-    """
+    """Rows under the names of their columns."""
 
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
-    gap: int = 2
-    edge: bool = False
-    dim: frozenset[int] = frozenset()
-    command: str = ""
-    narrow: Table | None = None
+    gap: int = 2  # spaces between columns
+    edge: bool = False  # whether they follow the last column, too
+    dim: frozenset[int] = frozenset()  # the numbers of dimmed rows
+    command: str = ""  # to be copied; below, on one line
+    narrow: Table | None = None  # replaces the table where space is short

@@ -16,22 +16,17 @@ from attnscope.views.maps import Measured, Titled
 
 @dataclass(frozen=True, eq=False)
 class HeadMap(Titled):
-    """One number per head. ``values`` is ``[layer, head]``; NaN where there is no such head or number.
+    """One number per head."""
 
-    ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle. ``marks`` prefix the
-    numbers of rows and columns (L and H for heads); ``labels`` replace them for rows. A map ``by_layer``
-    adds the mean of each layer, and in a picture a plot of every head over its layer.
-    """
-
-    values: Array  # [layer, head]
-    layers: tuple[int, ...]
+    values: Array  # [layer, head]; NaN where there is no such head or number
+    layers: tuple[int, ...]  # the number of each row
     name: str
     unit: str = ""
     limits: tuple[float, float] = (0.0, 1.0)
-    signed: bool = False
-    marks: tuple[str, str] = ("L", "H")
-    labels: tuple[str, ...] = ()
-    by_layer: bool = False
+    signed: bool = False  # then 0 is in the middle
+    marks: tuple[str, str] = ("L", "H")  # before the numbers of rows and columns
+    labels: tuple[str, ...] = ()  # of the rows, in place of mark and number
+    by_layer: bool = False  # adds the mean of each layer, and in a picture every head over its layer
 
     @property
     def means(self) -> Array:
@@ -190,17 +185,15 @@ def joint_difference(maps: tuple[Array, Array], queries: Sequence[Step], keys: S
 class DistanceMap(Titled):
     """Distances between the heads of the rows and those of the columns, in nats.
 
-    ``groups`` are the sizes of the groups along both axes, in order; empty where rows and columns are the
-    heads of two models. ``top`` is the distance at the far end of the colour bar. If ``matched``, the
-    diagonal pairs each row with its column, nearest first; then smaller tables show fewer pairs instead
-    of averages.
+    If ``matched``, the diagonal pairs each row with its column, nearest first; then smaller tables show fewer
+    pairs instead of averages.
     """
 
     values: Array  # [row, column]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    groups: tuple[int, ...] = ()
-    top: float = 1.0
+    groups: tuple[int, ...] = ()  # their sizes along both axes, in order; none for the heads of two models
+    top: float = 1.0  # the distance at the far end of the colour bar
     matched: bool = False
 
     def nearness(self) -> Array:

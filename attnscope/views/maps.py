@@ -65,26 +65,18 @@ def mean_known(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Heatmap(Titled):
-    """One head, ready to draw. A cell has a weight, or is masked, or hidden.
-
-    ``limits`` are the values of the two ends of the colour bar (with the scale "row", of the row that has
-    the largest). ``signed`` maps show differences, with 0 in the middle of a diverging colour map.
-    ``block`` says how many rows and columns of the head one cell stands for, ``written`` is the first
-    generated token. ``bands`` is the loudness of the columns' sound, lowest frequency first, drawn above
-    them; ``losses`` is the loss of each token of the columns in nats, drawn below them. Cells weaker than
-    ``min_weight`` are hidden: no colour, no number.
-    """
+    """One head, ready to draw. A cell has a weight, or is masked, or hidden."""
 
     weights: Weights  # [query, key]
     scale: Scale = "fixed"
-    signed: bool = False
-    limits: tuple[float, float] = (0.0, 1.0)
+    signed: bool = False  # differences, with 0 in the middle of a diverging colour map
+    limits: tuple[float, float] = (0.0, 1.0)  # of the colour bar; by row, those of the row with the largest
     readings: tuple[Measured, ...] = ()
-    block: tuple[int, int] = (1, 1)
-    written: int | None = None
-    bands: Array | None = None  # [band, moment], 0 to 1
-    losses: tuple[float | None, ...] | None = None
-    min_weight: float = 0.0
+    block: tuple[int, int] = (1, 1)  # how many rows and columns of the head one cell stands for
+    written: int | None = None  # the first generated token
+    bands: Array | None = None  # [band, moment], the columns' loudness, 0 to 1, lowest first, drawn above
+    losses: tuple[float | None, ...] | None = None  # of each token of the columns in nats, drawn below
+    min_weight: float = 0.0  # weaker cells are hidden: no colour, no number
 
     @property
     def strip(self) -> tuple[float | None, ...] | None:
@@ -325,20 +317,16 @@ class Grid(Titled):
     """Thumbnails of every head of one kind of attention.
 
     Layers keep their numbers: a layer without attention leaves a gap. Layers may have different numbers
-    of heads. ``size`` is how many queries and keys a thumbnail stands for. ``whole`` is False if only
-    some layers were asked for; then the others are not named.
-
-    A ``large`` grid may exceed one screen. ``written`` is the number of the first generated key, if any.
-    ``each`` says what a thumbnail is.
+    of heads.
     """
 
     layers: tuple[GridLayer, ...]
-    size: tuple[int, int]
+    size: tuple[int, int]  # how many queries and keys a thumbnail stands for
     scale: Scale = "fixed"
-    whole: bool = True
-    written: int | None = None
-    each: str = "a head"
-    large: bool = False
+    whole: bool = True  # whether all layers were asked for; otherwise those left out are not named
+    written: int | None = None  # the number of the first generated key
+    each: str = "a head"  # what a thumbnail is
+    large: bool = False  # may exceed one screen
 
     def written_from(self, columns: int) -> int:
         """The first generated column in a thumbnail of ``columns``; ``columns`` if there is none."""

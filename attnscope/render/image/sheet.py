@@ -226,14 +226,11 @@ SIZES = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL, NOTES: SMALL}
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How an image should look: ``width`` in inches, or whatever is readable; ``cmap`` by name.
+    """How an image should look."""
 
-    ``annotate`` writes the weights of a head into its cells.
-    """
-
-    width: float | None
+    width: float | None  # in inches, or whatever is readable
     cmap: str
-    annotate: bool = False
+    annotate: bool = False  # the weights of a head are written into its cells
 
     @property
     def narrow(self) -> bool:
@@ -341,11 +338,8 @@ def note_lines(notes: Sequence[str], width: float) -> list[str]:
 
 
 def paint(axes: Axes, values: Array, cmap: str, limits: tuple[float, float], **options: Any) -> None:
-    """Draw values as cells on a colour map, sharp and filling the axes; masked cells stay transparent.
-
-    A ground that is seen through NaNs is hatched.
-    """
-    if not np.isfinite(values).all():
+    """Draw values as cells on a colour map, sharp and filling the axes; masked cells are clear."""
+    if not np.isfinite(values).all():  # seen through cells without a number
         hatch(axes)
     clear = (0.0, 0.0, 0.0, 0.0)
     colours = ListedColormap(table(cmap) / 255.0, name=f"attnscope-{cmap}").with_extremes(bad=clear)

@@ -42,14 +42,10 @@ PLAIN, UP = b"\0", b"\1"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell.
+    """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell."""
 
-    ``top`` is 1, or the largest weight if that is larger. Weights below ``min_weight`` have the bytes
-    below ``shown``.
-    """
-
-    top: float = 1.0
-    min_weight: float = 0.0
+    top: float = 1.0  # or the largest weight if that is larger
+    min_weight: float = 0.0  # lower weights have the bytes below ``shown``
 
     @property
     def shown(self) -> int:
@@ -133,27 +129,20 @@ Words = Mapping[tuple[str, int], Sequence[Described]]  # the text about each hea
 
 @dataclass(eq=False)
 class Page:
-    """A page of all heads. ``kinds`` maps "encoder", "decoder" or "cross" to layers, ``[head, query, key]``.
+    """A page of all heads. Layers may come from a generator; one is in memory at a time."""
 
-    Layers may come from a generator; one is in memory at a time. ``top`` is the largest weight, 1 for weights
-    that sum to 1. By kind and layer, ``proofs`` are sentences on the weights and ``described`` texts about
-    each head. The page opens at the first head of ``worth``, or at the first of all. ``written`` is the
-    number of the first generated token, ``scene`` a picture or a sound behind tokens. Cells of a head's map
-    below ``min_weight`` are hidden.
-    """
-
-    kinds: Mapping[str, Layers]
+    kinds: Mapping[str, Layers]  # "encoder", "decoder" or "cross", and its layers [head, query, key]
     title: str
     subtitle: str = ""
     notes: tuple[str, ...] = ()
     cmap: str | None = None
-    top: float = 1.0
-    proofs: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    top: float = 1.0  # the largest weight: 1 for weights that sum to 1
+    proofs: Mapping[tuple[str, int], str] = field(default_factory=dict)  # by kind and layer, on the weights
     described: Words = field(default_factory=dict)
-    worth: Sequence[Head] = ()
-    written: int | None = None
-    scene: Scene | None = None
-    min_weight: float = 0.0
+    worth: Sequence[Head] = ()  # the page opens at the first of these, or else of all
+    written: int | None = None  # the number of the first generated token
+    scene: Scene | None = None  # the picture or sound behind tokens
+    min_weight: float = 0.0  # cells of a head's map below it are hidden
     _heads: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)  # packed, and its keys
     _axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict, init=False)
 

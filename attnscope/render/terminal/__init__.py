@@ -52,17 +52,13 @@ DRAWN: dict[type, Callable[..., Iterator[Line]]] = {
 
 @dataclass(frozen=True, eq=False)
 class PrintedView:
-    """A view that rich can print; ``plain`` disables colour.
-
-    ``marked`` is highlighted: a (layer, head) of a grid, or a token of a heatmap. ``height`` is the most
-    lines, if it must fit a screen.
-    """
+    """A view that rich can print."""
 
     view: View
     cmap: str | None = None
-    plain: bool = False
-    marked: tuple[int, int] | int | None = None
-    height: int | None = None
+    plain: bool = False  # without colour
+    marked: tuple[int, int] | int | None = None  # a (layer, head) of a grid, a token of a heatmap
+    height: int | None = None  # most lines, if it must fit a screen
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         surface = replace(Surface.of(console, options, self.cmap, self.plain), height=self.height)

@@ -31,17 +31,14 @@ Chosen: TypeAlias = "tuple[int, int] | None"  # a layer and a head
 
 @dataclass(frozen=True, slots=True)
 class GridLayout:
-    """A thumbnail's ``width`` in columns, ``height`` in rows, ``gap`` after it and ``air`` below.
+    """The size of a thumbnail, and what stands around it."""
 
-    ``beside`` is the number of heads in a band; ``around`` are the lines of everything else.
-    """
-
-    width: int
-    height: int
-    gap: int
-    air: int
-    beside: int
-    around: int = AROUND_LOOSE
+    width: int  # columns
+    height: int  # rows
+    gap: int  # columns after it
+    air: int  # rows below it
+    beside: int  # heads in a band
+    around: int = AROUND_LOOSE  # lines of everything else
 
 
 def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:

@@ -27,15 +27,12 @@ TALLEST = 40  # most rows with a line each
 
 @dataclass(frozen=True, slots=True)
 class CellLayout:
-    """``cell`` columns per cell; ``half``: two rows per line; ``label``: the width of a row's label.
+    """How a map fits a surface."""
 
-    ``gap``: the columns between groups of heads.
-    """
-
-    cell: int
-    half: bool
-    label: int
-    gap: int = 0
+    cell: int  # columns of a cell
+    half: bool  # two rows a line
+    label: int  # columns of a row's label
+    gap: int = 0  # columns between groups of heads
 
 
 def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) -> Iterator[Line]:

@@ -148,18 +148,14 @@ class Palette:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """``width`` in columns; ``colour`` is False for pipes, NO_COLOR and terminals of 16 colours or fewer.
+    """What a picture is drawn on."""
 
-    ``indexed`` marks a terminal of 256 colours, as opposed to true colour. ``height`` is the most lines
-    of a picture, if it must fit a screen.
-    """
-
-    width: int
-    colour: bool
+    width: int  # columns
+    colour: bool  # not for pipes, NO_COLOR and terminals of 16 colours or fewer
     ascii: bool = False
     cmap: str | None = None
-    indexed: bool = False
-    height: int | None = None
+    indexed: bool = False  # a terminal of 256 colours, as opposed to true colour
+    height: int | None = None  # most lines of a picture, if it must fit a screen
 
     @classmethod
     def of(cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool) -> Surface:

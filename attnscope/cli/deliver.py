@@ -86,7 +86,7 @@ def latex_of(answer: Answer) -> str:
 
 def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     """Write a page, or all numbers."""
-    from attnscope.render.page import PAGE, save_page
+    from attnscope.render.page import PAGE, graph_page, save_page
     from attnscope.storage import arrays
     from attnscope.storage.files import write_whole
     from attnscope.views import LayerGraph
@@ -101,8 +101,6 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     elif answer.heads is not None:
         save_page(answer.heads(), out, picture.cmap)
     elif isinstance(view, LayerGraph):
-        from attnscope.render.page import graph_page
-
         write_whole(out, graph_page(dress(view, picture), picture.cmap).encode())
     else:
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")

@@ -122,6 +122,7 @@ REFUSED = {
     "stats TEXT --pooled nowhere/maps.npz -m no-such": "there is no folder nowhere",
     "stats --texts texts.txt --pooled maps.npz -m no-such": "only valid with one text, not with --texts",
     "stats TEXT --by-position entropy --where entropy<1": "a fixed order",
+    "stats TEXT --by-position entropy --sort entropy": "a fixed order",
     "stats TEXT -o x.png": "--by-position MEASURE",
     "stats TEXT --texts texts.txt": "give a text or --texts, not both",
     "stats --line 2 --texts texts.txt": "give a text or --texts, not both",

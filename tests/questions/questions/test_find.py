@@ -10,8 +10,9 @@ import torch
 
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
-from attnscope.models import Model, ModelInput, load
+from attnscope.models import ModelInput, load
 from attnscope.models.inputs import Limit
+from attnscope.models.module import ModuleModel
 from attnscope.questions.find import find_heads, parse_questions
 from attnscope.questions.parts import TextPart
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
@@ -190,13 +191,6 @@ TARGET = ("<s>", "Die", "Katze", ",", "die", "Kat", "ze", "schlief", "</s>")
 TARGET_WORDS = (None, 0, 1, 2, 3, 4, 4, 5, None)
 
 
-class Tiny(Model):
-    """A random model that reads what it is given."""
-
-    def prepare(self, text, second=None, limit=None):
-        raise AssertionError("nothing is tokenized here")
-
-
 def axis(texts, words):
     return tuple(
         Token(text, number, special=word is None, word=word)
@@ -220,7 +214,7 @@ def made(name):
         axes = {"encoder": (range(17), range(17))}
     with torch.inference_mode():
         own = own_attentions(family.build("eager")(**given, output_attentions=True))
-    return Tiny(name, family.build(), None), ModelInput(given, axes, source), own
+    return ModuleModel(name, family.build(), None), ModelInput(given, axes, source), own
 
 
 def made_of_images(name, folder):

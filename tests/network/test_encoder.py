@@ -11,8 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from attnscope.errors import InputError, ModelError
-from attnscope.network.attention import MultiHeadAttention, RotaryAttention, sinusoids
-from attnscope.network.encoder import Encoder, EncoderConfig, EncoderLayer
+from attnscope.network.encoder import (
+    Encoder,
+    EncoderConfig,
+    EncoderLayer,
+    MultiHeadAttention,
+    RotaryAttention,
+    sinusoids,
+)
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS, TOKENS = 2, 3, 5, 12, 3, 6
 EXACT = {"rtol": 0.0, "atol": 1e-6, "equal_nan": True}

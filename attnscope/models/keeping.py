@@ -25,37 +25,11 @@ from attnscope.fused.runs import is_plain, opens
 from attnscope.limits import MEASURED_WEIGHTS
 from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.measurement import measure_words
-from attnscope.models.inputs import (
-    Axes,
-    Label,
-    ModelInput,
-    images_of_pass,
-    place_images,
-    text_axes,
-    tokens_of,
-)
+from attnscope.models import inputs
 from attnscope.models.kept import TracedModel, has_short_text, is_short
 from attnscope.models.model import Model, find_device
 from attnscope.storage.cache import LARGEST
-from attnscope.storage.trace import Trace
-from attnscope.storage.trace.layout import (
-    About,
-    Bias,
-    Box,
-    Held,
-    Image,
-    Joined,
-    Labels,
-    Mask,
-    Stepped,
-    TracedCall,
-    TraceDescription,
-    TracedRows,
-    TracedScores,
-    TracedSound,
-    pack_mask,
-    traced_axis,
-)
+from attnscope.storage.trace import Trace, layout
 from attnscope.storage.trace.replay import replay
 
 if TYPE_CHECKING:
@@ -80,7 +54,7 @@ class KeepRows:
     cannot be recomputed: from queries and keys they come out bit-identical.
     """
 
-    calls: list[tuple[Axis, Axis, TracedRows]] = field(default_factory=list)
+    calls: list[tuple[Axis, Axis, layout.TracedRows]] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
     names: dict[bytes, str] = field(default_factory=dict)
 
@@ -98,22 +72,22 @@ class KeepRows:
         self.arrays.setdefault(name, array)
         return name
 
-    def _rows(self, read: RowSource, shape: tuple[int, int, int, int]) -> TracedRows:
+    def _rows(self, read: RowSource, shape: tuple[int, int, int, int]) -> layout.TracedRows:
         batch, _, queries, keys = shape
         if isinstance(read, ScoredRows):
             return self._scores(read.call)
         if isinstance(read, JoinedHeads):
             parts = zip(read.parts, read.counts, strict=True)
             joined = tuple(self._rows(part, (batch, count, queries, keys)) for part, count in parts)
-            return Joined("heads", joined, read.counts)
+            return layout.Joined("heads", joined, read.counts)
         if isinstance(read, SteppedRows):
             return self._steps(read, shape)
         weights = read.weights if isinstance(read, HeldRows) else read.rows(0, queries, None)
         opened = read.open_keys if isinstance(read, HeldRows) else read.allowed(0, queries)
         mask = None if opened is None else self._mask(opened, queries, weights.shape[-1])
-        return Held("weights", self._tensor("weights", weights), mask)
+        return layout.Held("weights", self._tensor("weights", weights), mask)
 
-    def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> Stepped:
+    def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> layout.Stepped:
         """The steps of a generation; a step shares its first keys with the one before if they are equal."""
         keys = [part.call.key for part in read.calls if isinstance(part, ScoredRows)]
         longest = max(keys, key=lambda key: key.shape[2], default=None)
@@ -123,15 +97,15 @@ class KeepRows:
             else self._rows(part, (*shape[:2], stop - start, shape[3]))
             for part, (start, stop) in zip(read.calls, pairwise(read.starts), strict=True)
         ]
-        return Stepped("steps", tuple(parts), read.starts, read.shifts, read.keys)
+        return layout.Stepped("steps", tuple(parts), read.starts, read.shifts, read.keys)
 
-    def _scores(self, call: AttentionCall, longest: Tensor | None = None) -> TracedScores:
+    def _scores(self, call: AttentionCall, longest: Tensor | None = None) -> layout.TracedScores:
         queries, keys = call.query.shape[2], call.key.shape[2]
         begins = None  # the longest keys, where these are their beginning
         if longest is not None and keys < longest.shape[2] and longest[..., :keys, :].equal(call.key):
             begins = longest
         number = isinstance(call.scale, (int, float))
-        return TracedScores(
+        return layout.TracedScores(
             "scores",
             query=self._tensor("query", call.query),
             key=self._tensor("key", call.key if begins is None else begins),
@@ -144,7 +118,7 @@ class KeepRows:
             sinks=None if call.sinks is None else self._tensor("sinks", call.sinks),
         )
 
-    def _bias(self, bias: Tensor) -> Bias:
+    def _bias(self, bias: Tensor) -> layout.Bias:
         """An additive mask as a boolean one and one number if possible; otherwise all its numbers."""
         import torch
 
@@ -153,17 +127,17 @@ class KeepRows:
             opened = opens(bias)
             closed = torch.unique(bias[~opened])
             if len(closed) < 2:
-                mask = pack_mask(opened.cpu().numpy(), self.hold)
+                mask = layout.pack_mask(opened.cpu().numpy(), self.hold)
                 closed = closed if len(closed) else bias.new_zeros(1)
-                return Bias(self._tensor("closed", closed.reshape(1, 1, 1, 1)), mask)
-        return Bias(self._tensor("bias", bias), None)
+                return layout.Bias(self._tensor("closed", closed.reshape(1, 1, 1, 1)), mask)
+        return layout.Bias(self._tensor("bias", bias), None)
 
-    def _mask(self, mask: OpenKeys, queries: int, keys: int) -> Mask:
+    def _mask(self, mask: OpenKeys, queries: int, keys: int) -> layout.Mask:
         if not callable(mask):
-            return pack_mask(_narrow(mask).cpu().numpy(), self.hold)
+            return layout.pack_mask(_narrow(mask).cpu().numpy(), self.hold)
         step = max(1, BLOCK // keys)
         blocks = [mask(start, min(queries, start + step)).cpu().numpy() for start in range(0, queries, step)]
-        return pack_mask(np.concatenate(blocks, 2), self.hold)
+        return layout.pack_mask(np.concatenate(blocks, 2), self.hold)
 
     def _tensor(self, what: str, tensor: Any) -> str:
         """Store a copy of a tensor; bfloat16, which NumPy lacks, as its bits."""
@@ -203,7 +177,7 @@ class _Measuring:
         return tuple(self.measured.figures()) if self.size <= self.most else ()
 
 
-def hold_pass(model: Model, prepared: ModelInput, *, fused: bool = False) -> Trace | None:
+def hold_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = False) -> Trace | None:
     """Keep the pass of a short input in memory, so that it can be read like a trace from a file.
 
     ``fused``: the fused pass measures all heads of a long text; no long text is measured otherwise.
@@ -226,15 +200,15 @@ def hold_pass(model: Model, prepared: ModelInput, *, fused: bool = False) -> Tra
     return replace(trace, description=replace(trace.description, weighed=model.weighed))
 
 
-def keep_trace(model: Model, prepared: ModelInput) -> Trace:
+def keep_trace(model: Model, prepared: inputs.ModelInput) -> Trace:
     """Run the model once with its own kernels, and keep what its rows are computed from, and all figures."""
     return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes)
 
 
 def make_trace(
     run: Callable[[Sequence[Observer]], Record],
-    prepared: ModelInput,
-    about: About,
+    prepared: inputs.ModelInput,
+    about: layout.About,
     notes: tuple[str, ...] = (),
     *,
     most: float = math.inf,
@@ -250,13 +224,14 @@ def make_trace(
         raise UnkeptPass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
     images = []
     for place, each in enumerate(prepared.pictures):
-        pixels, boxes = kept.hold(f"pixels{place}", each.pixels), tuple(starmap(Box, each.boxes.items()))
-        images.append(Image(each.name, pixels, each.grid, number(each.tokens), boxes))
+        pixels = kept.hold(f"pixels{place}", each.pixels)
+        boxes = tuple(starmap(layout.Box, each.boxes.items()))
+        images.append(layout.Image(each.name, pixels, each.grid, number(each.tokens), boxes))
     heard, sound = None, prepared.heard
     if sound is not None:
         bands = None if sound.bands is None else kept.hold("bands", sound.bands)
-        heard = TracedSound(sound.seconds, sound.frames, sound.begin, bands)
-    description = TraceDescription(
+        heard = layout.TracedSound(sound.seconds, sound.frames, sound.begin, bands)
+    description = layout.TraceDescription(
         kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         model=about,
         model_notes=notes,
@@ -266,15 +241,15 @@ def make_trace(
         tokens=number(prepared.tokens),
         written=prepared.written,
         labels=tuple(
-            Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
+            layout.Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
         ),
         images=tuple(images),
         heard=heard,
         calls=tuple(
-            TracedCall.of(site, number(queries), number(keys), rows)
+            layout.TracedCall.of(site, number(queries), number(keys), rows)
             for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
         ),
-        axes=tuple(map(traced_axis, axes)),
+        axes=tuple(map(layout.traced_axis, axes)),
         without_attention=tuple(record.without_attention),
         failures=tuple(record.failures),
         changes=tuple(record.changes),
@@ -293,16 +268,16 @@ def make_trace(
     return replace(trace, description=replace(description, words=tuple(words)))
 
 
-def describe_model(model: Model) -> About:
+def describe_model(model: Model) -> layout.About:
     """A model's description for a file; for a trace, that of its model."""
     if isinstance(model, TracedModel):
         return model.trace.description.model
     return describe_module(model.name, model.module)
 
 
-def describe_module(name: str, module: nn.Module) -> About:
+def describe_module(name: str, module: nn.Module) -> layout.About:
     """A module's description for a file."""
-    return About(
+    return layout.About(
         name=name,
         class_=type(module).__name__,
         revision=getattr(getattr(module, "config", None), "_commit_hash", None),
@@ -346,7 +321,7 @@ class RecordedPasses:
         self.seen += 1
 
     def kept(
-        self, module: nn.Module, name: str, record: Record, axes: Axes, images: Mapping[str, Any]
+        self, module: nn.Module, name: str, record: Record, axes: inputs.Axes, images: Mapping[str, Any]
     ) -> list[Callable[[], TracedModel]]:
         """What makes a trace of each pass; ``images`` are for all, or a list with one for each."""
         if not self.seen:
@@ -362,12 +337,12 @@ class RecordedPasses:
             texts = max(site.batch for site in sites)
             averaged = (f"figures are means over the {texts:,} texts of the batch",) if texts > 1 else ()
             notes = (*notes, *averaged, *said)
-            seen = images_of_pass(images, number + self.dropped, count)
-            placed, pictures = place_images(axes, seen)
+            seen = inputs.images_of_pass(images, number + self.dropped, count)
+            placed, pictures = inputs.place_images(axes, seen)
             tokens = next((keys for _, keys in placed.values() if isinstance(keys, tuple)), ())
             cut = (f"{each.name}: {' × '.join(map(str, each.grid or ()))} patches" for each in pictures)
             replay = self.steps[number].replay(replace(record, sites=sites), placed)
-            prepared = ModelInput({}, placed, tokens, (*notes, *cut), replay=replay, pictures=pictures)
+            prepared = inputs.ModelInput({}, placed, tokens, (*notes, *cut), replay=replay, pictures=pictures)
             return TracedModel(make_trace(replay.shown_to, prepared, about))
 
         return [partial(make, number) for number in range(len(self.steps))]
@@ -397,9 +372,12 @@ def axes_of_texts(
     if tokens is None:
         return {}
     if not isinstance(tokens, Mapping):
-        return text_axes(tokens_of([Label(str(text)) for text in tokens]))
+        return inputs.text_axes(inputs.tokens_of([inputs.Label(str(text)) for text in tokens]))
     if set(tokens) != {"encoder", "decoder"}:
         raise InputError(f"there are tokens of {', '.join(tokens)}: name those of encoder and decoder")
-    sides = {name: tokens_of([Label(str(text)) for text in labels]) for name, labels in tokens.items()}
+    sides = {
+        name: inputs.tokens_of([inputs.Label(str(text)) for text in labels])
+        for name, labels in tokens.items()
+    }
     encoder, decoder = sides["encoder"], sides["decoder"]
     return {"encoder": (encoder, encoder), "decoder": (decoder, decoder), "cross": (decoder, encoder)}

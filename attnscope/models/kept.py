@@ -16,29 +16,10 @@ from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
-from attnscope.models.inputs import (
-    WHOLE,
-    Heard,
-    Limit,
-    ModelInput,
-    Objective,
-    Picture,
-    read_labels,
-    relabel,
-    tokens_of,
-)
+from attnscope.models import inputs
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
-from attnscope.storage.trace import Trace
-from attnscope.storage.trace.layout import (
-    About,
-    Held,
-    Labels,
-    TracedCall,
-    TraceDescription,
-    pack_mask,
-    traced_axis,
-)
+from attnscope.storage.trace import Trace, layout
 from attnscope.storage.trace.replay import replay
 from attnscope.text import Untrusted, clean, visible
 
@@ -76,7 +57,7 @@ class TracedModel(Model):
         return " · ".join(filter(None, parts))
 
     @contextmanager
-    def threads(self, prepared: ModelInput) -> Iterator[None]:
+    def threads(self, prepared: inputs.ModelInput) -> Iterator[None]:
         """All threads: there are no small passes in a row."""
         yield
 
@@ -85,27 +66,29 @@ class TracedModel(Model):
         return self.trace.weights(head)
 
     @cached_property
-    def prepared(self) -> ModelInput:
+    def prepared(self) -> inputs.ModelInput:
         """The text that was read, as far as the file has it."""
         return prepare_traced(self.trace)
 
-    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
+    def prepare(
+        self, text: str, second: str | None = None, limit: inputs.Limit = inputs.WHOLE
+    ) -> inputs.ModelInput:
         """Raises ``InputError``: a file reads no text; ask for ``prepared``."""
         raise InputError(f"{self.name} is {self.what} and reads no text")
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> inputs.Objective:
         """Raises ``ModelError``: nothing is predicted without a model."""
         raise ModelError(f"{self.name} is {self.what} and predicts nothing: give the model itself")
 
 
-def look_at(prepared: ModelInput, trace: Trace) -> ModelInput:
+def look_at(prepared: inputs.ModelInput, trace: Trace) -> inputs.ModelInput:
     """An input with its kept pass: nothing runs again."""
     kept = prepare_traced(trace)
     return replace(prepared, replay=kept.replay, figures=kept.figures, words=kept.words, arrays=kept.arrays)
 
 
-def prepare_traced(trace: Trace) -> ModelInput:
+def prepare_traced(trace: Trace) -> inputs.ModelInput:
     """The input with its kept pass: no model runs again."""
     description, sound = trace.description, trace.description.heard
 
@@ -117,15 +100,15 @@ def prepare_traced(trace: Trace) -> ModelInput:
     for each in description.images:
         boxes = {box.id: box.edges for box in each.boxes}
         pixels = trace.arrays[each.array]
-        pictures.append(Picture(pixels, each.grid, tokens(each.tokens), boxes, each.name))
+        pictures.append(inputs.Picture(pixels, each.grid, tokens(each.tokens), boxes, each.name))
     heard = None
     if sound is not None:
         bands = None if sound.array is None else trace.arrays[sound.array]
-        heard = Heard(sound.seconds, sound.frames, bands, sound.begin)
+        heard = inputs.Heard(sound.seconds, sound.frames, bands, sound.begin)
     figures, words = _figures(description, description.figures), _figures(description, description.words)
     complete = figures is not None and words is not None
     usual = complete and all({*head.figures, *head.absent} == set(DEFAULT) for head in figures or ())
-    return ModelInput(
+    return inputs.ModelInput(
         {},
         {each.kind: (trace.axis(each.queries), trace.axis(each.keys)) for each in description.labels},
         tokens(description.tokens),
@@ -142,7 +125,7 @@ def prepare_traced(trace: Trace) -> ModelInput:
     )
 
 
-def has_short_text(prepared: ModelInput) -> bool:
+def has_short_text(prepared: inputs.ModelInput) -> bool:
     """Whether a text is never measured by the fused pass, whatever its heads are."""
     return len(prepared.tokens) < SHORTEST
 
@@ -152,7 +135,9 @@ def is_short(trace: Trace) -> bool:
     return all(max(trace.size(call)) < SHORTEST for call in trace.description.calls)
 
 
-def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:
+def _figures(
+    description: layout.TraceDescription, found: tuple[HeadFigures, ...]
+) -> tuple[HeadFigures, ...] | None:
     """Figures; ``None`` if they do not belong to the calls' heads."""
     calls = description.calls
     heads = [
@@ -179,7 +164,7 @@ class WeightsFile(TracedModel):
         layers = [weights for layers in found.kinds.values() for _, weights in layers]
         if any(place.stop - place.start > 1 for weights in layers for place in weights.keys):
             notes.append("the figures count the rows and columns that the file has")
-        named = () if labels is None else tokens_of(read_labels(labels))
+        named = () if labels is None else inputs.tokens_of(inputs.read_labels(labels))
         form = Path(path).suffix.lower().removeprefix(".")
         super().__init__(_trace_of(found.kinds, str(path), form, named, tuple(notes)))
         self._title = str(found.title or Untrusted(Path(path).stem))
@@ -200,7 +185,7 @@ def _trace_of(
     """Weights by kind and layer as a trace; the tokens ``named`` label the axes of their length."""
     arrays: dict[str, Array] = {}
     axes: dict[tuple[Place, ...], int] = {}  # layers share these; measures check for it
-    calls, labels = list[TracedCall](), dict[Kind, Labels]()
+    calls, labels = list[layout.TracedCall](), dict[Kind, layout.Labels]()
 
     def hold(what: str, array: Array) -> str:
         arrays[name := f"{what}.{len(arrays)}"] = array
@@ -209,11 +194,11 @@ def _trace_of(
     for kind in get_args(Kind):
         for layer, weighed in sorted(kinds.get(kind, ()), key=itemgetter(0)):
             heads, *size = weighed.values.shape
-            opened = pack_mask(weighed.allowed.reshape(1, -1, *size), hold)
+            opened = layout.pack_mask(weighed.allowed.reshape(1, -1, *size), hold)
             queries, keys = (axes.setdefault(axis, len(axes)) for axis in (weighed.queries, weighed.keys))
-            labels.setdefault(kind, Labels(kind, queries, keys))
+            labels.setdefault(kind, layout.Labels(kind, queries, keys))
             calls.append(
-                TracedCall(
+                layout.TracedCall(
                     name=f"{kind} layer {layer}",
                     call=0,
                     kind=kind,
@@ -226,15 +211,15 @@ def _trace_of(
                     dtype=str(weighed.values.dtype),
                     queries=queries,
                     keys=keys,
-                    rows=Held("weights", hold("weights", weighed.values[None]), opened),
+                    rows=layout.Held("weights", hold("weights", weighed.values[None]), opened),
                 )
             )
-    description = TraceDescription(
-        model=About(name, "Module", None, 0, "cpu"),
+    description = layout.TraceDescription(
+        model=layout.About(name, "Module", None, 0, "cpu"),
         model_notes=notes,
         tokens=calls[0].keys,
         labels=tuple(labels.values()),
-        axes=tuple(traced_axis(relabel(_axis(places), named)) for places in axes),
+        axes=tuple(layout.traced_axis(inputs.relabel(_axis(places), named)) for places in axes),
         calls=tuple(calls),
     )
     return Trace(description, arrays)

@@ -28,16 +28,7 @@ from attnscope.records import read
 from attnscope.storage.files import write_whole
 from attnscope.storage.tensors import read_safetensors
 from attnscope.text import LARGEST_SEED
-from attnscope.training.data import (
-    IGNORED,
-    Cutter,
-    Lines,
-    TokenRows,
-    read_stream,
-    split_held_out,
-    train_tokenizer,
-    write_stream,
-)
+from attnscope.training import data
 
 BETAS = (0.9, 0.98)
 NAMES = ("adamw", "muon")
@@ -173,8 +164,8 @@ def schedule(over: float, warmup: float) -> float:
 
 def train_encoder(
     encoder: Encoder,
-    training: Cutter,
-    held_out: Cutter,
+    training: data.Cutter,
+    held_out: data.Cutter,
     settings: Settings,
     checkpoint: Path,
     resume: bool = False,
@@ -214,7 +205,7 @@ def train_encoder(
 def _step(
     encoder: Encoder,
     optimizers: Sequence[torch.optim.Optimizer],
-    training: Cutter,
+    training: data.Cutter,
     settings: Settings,
     progress: TrainingProgress,
 ) -> None:
@@ -239,7 +230,7 @@ def _step(
     progress.loss = value if math.isnan(progress.loss) else 0.98 * progress.loss + 0.02 * value
 
 
-def evaluate(encoder: Encoder, held_out: Cutter, settings: Settings, rows: int | None = None) -> float:
+def evaluate(encoder: Encoder, held_out: data.Cutter, settings: Settings, rows: int | None = None) -> float:
     """Mean loss in nats per predicted token, over all rows or ``rows`` of them, evenly spread."""
     was_training = encoder.training
     encoder.eval()
@@ -250,24 +241,26 @@ def evaluate(encoder: Encoder, held_out: Cutter, settings: Settings, rows: int |
     with torch.no_grad():
         for start in starts:
             part = held_out.evaluation(start, min(start + block, held_out.count))
-            guessed = int((part.targets != IGNORED).sum())
+            guessed = int((part.targets != data.IGNORED).sum())
             total += float(rows_loss(encoder, part, settings)) * guessed
             count += guessed
     encoder.train(was_training)
     return total / max(1, count)
 
 
-def rows_loss(encoder: Encoder, rows: TokenRows, settings: Settings, causal: bool | None = None) -> Tensor:
+def rows_loss(
+    encoder: Encoder, rows: data.TokenRows, settings: Settings, causal: bool | None = None
+) -> Tensor:
     """Mean cross-entropy of the targets, in nats; only their positions go through the head."""
     device = torch.device(settings.device)
     ids, segments, targets = (torch.from_numpy(x).to(device) for x in (rows.ids, rows.segments, rows.targets))
     half = settings.precision == "bfloat16"
     with torch.autocast(device.type, torch.bfloat16) if half else nullcontext():
         hidden = encoder(ids, segments, causal=causal).flatten(0, 1)  # [batch · token, width]
-        where = (targets.flatten() != IGNORED).nonzero()[:, 0]  # [target]
-        asked = F.pad(targets.flatten()[where], (0, -len(where) % FEWER_SHAPES), value=IGNORED)
+        where = (targets.flatten() != data.IGNORED).nonzero()[:, 0]  # [target]
+        asked = F.pad(targets.flatten()[where], (0, -len(where) % FEWER_SHAPES), value=data.IGNORED)
         logits = encoder.logits(hidden[F.pad(where, (0, -len(where) % FEWER_SHAPES))])  # [target, vocabulary]
-    return F.cross_entropy(logits.float(), asked, ignore_index=IGNORED)
+    return F.cross_entropy(logits.float(), asked, ignore_index=data.IGNORED)
 
 
 @contextmanager
@@ -361,7 +354,7 @@ def train_on_files(
     tokenizer is taken too. ``say`` is called with what is being prepared, ``observe`` with every step.
     """
     work = folder / WORK
-    training_lines, held_out_lines = split_held_out(files, held_out, settings.seed)
+    training_lines, held_out_lines = data.split_held_out(files, held_out, settings.seed)
     terms = _terms(training_lines, held_out_lines, recipe, settings, start)
     first = None if start is None else load_encoder(start)
     if first is not None and replace(first[0].config, trained=True) != replace(recipe.config, trained=True):
@@ -380,7 +373,7 @@ def train_on_files(
         if first is None and not (work / TOKENIZER).is_file():
             say("learning the vocabulary")
             how = recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase
-            learned = train_tokenizer(training_lines, *how)
+            learned = data.train_tokenizer(training_lines, *how)
             write_whole(work / TOKENIZER, learned.to_str().encode())
         tokenizer = load_tokenizer(work / TOKENIZER) if first is None else first[1]
         config = replace(recipe.config, vocabulary=tokenizer.get_vocab_size(), trained=True)
@@ -389,9 +382,9 @@ def train_on_files(
             path = work / f"{name}.tokens"
             if not path.is_file():
                 say(f"reading the {name} text")
-                write_stream(lines, tokenizer, path)
-            stream = read_stream(path)
-            cutters.append(Cutter(stream, tokenizer, recipe.length, config.causal, seed=settings.seed))
+                data.write_stream(lines, tokenizer, path)
+            stream = data.read_stream(path)
+            cutters.append(data.Cutter(stream, tokenizer, recipe.length, config.causal, seed=settings.seed))
             if cutters[-1].count < 1:
                 raise InputError(
                     f"the {name} text has {len(stream)} tokens, but sequences of {recipe.length} "
@@ -434,19 +427,19 @@ def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: 
     causal = encoder.config.causal
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "tokens"
-        write_stream(Lines(tuple(files)), tokenizer, path)
-        stream, stretch = read_stream(path), length - 2
+        data.write_stream(data.Lines(tuple(files)), tokenizer, path)
+        stream, stretch = data.read_stream(path), length - 2
         if len(stream) < FEWEST:
             raise InputError(f"the text has {len(stream)} tokens: give at least {FEWEST}")
         if len(stream) < 2 * stretch:  # one or two rows that hold everything; a cutter holds one row back
             stretch = len(stream) // (-(-len(stream) // stretch))
             stream = np.append(stream, stream[:stretch])
-        cutter = Cutter(stream, tokenizer, stretch + 2, causal, 1.0 if causal else GUESSED, seed=seed)
+        cutter = data.Cutter(stream, tokenizer, stretch + 2, causal, 1.0 if causal else GUESSED, seed=seed)
         return evaluate(encoder, cutter, Settings(steps=1)), cutter.count * stretch
 
 
 def _terms(
-    training: Lines, held_out: Lines, recipe: Recipe, settings: Settings, start: Path | None
+    training: data.Lines, held_out: data.Lines, recipe: Recipe, settings: Settings, start: Path | None
 ) -> dict[str, Any]:
     """Everything that a run's result depends on, as JSON; raises ``InputError`` for missing files."""
     sides = {}

@@ -14,16 +14,9 @@ from torch import Tensor
 from attnscope.errors import ModelError, readable
 from attnscope.limits import free_memory
 from attnscope.models.foreign import WITHOUT, Source, explained
+from attnscope.models.huggingface import sounds
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
-from attnscope.models.huggingface.sounds import (
-    HearingModel,
-    SoundTextModel,
-    SpeechModel,
-    hears_too,
-    is_ctc,
-    stands_for_sounds,
-)
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import accepts, hears
 
@@ -106,8 +99,8 @@ def load_huggingface(
     module = loaded if kind is AutoModel else loaded.base_model
     if accepts(loaded, "decoder_input_ids") and not accepts(module, "decoder_input_ids"):
         module = loaded  # the embedding layers stand around the base model
-    headless = is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
-    if kind is not AutoModel and (generative or predicting) and not is_ctc(config):
+    headless = sounds.is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
+    if kind is not AutoModel and (generative or predicting) and not sounds.is_ctc(config):
         _require_head(name, loaded, missing, of_tokens=classes is None)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
     on_disk = sum(each.numel() * each.itemsize for each in loaded.parameters() if each.device.type == "meta")
@@ -119,9 +112,9 @@ def load_huggingface(
     if isinstance(tokenizer, NoTokenizer) and not accepts(module, "input_ids"):
         tokenizer = None  # image models have none
     rows: tuple[tuple[bool, type[HuggingFaceModel]], ...] = (
-        (stands_for_sounds(config), SoundTextModel),
-        (hears(module), SpeechModel),
-        (hears_too(module) and classes is None, HearingModel),
+        (sounds.stands_for_sounds(config), sounds.SoundTextModel),
+        (hears(module), sounds.SpeechModel),
+        (sounds.hears_too(module) and classes is None, sounds.HearingModel),
         (classes is not None, Classifier),
         (True, HuggingFaceModel),
     )
@@ -169,12 +162,12 @@ def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     masked = predicting and has(library.AutoModelForMaskedLM) and not causal
     rows = (
         (config.is_encoder_decoder and speaks, speech),  # its head tells the language of the sound
-        (is_ctc(config), library.AutoModelForCTC),  # its letters name the frames
+        (sounds.is_ctc(config), library.AutoModelForCTC),  # its letters name the frames
         (bare and not has(library.AutoModel) and has(seeing), seeing),  # some have no class without a head
         (bare, library.AutoModel),
         (config.is_encoder_decoder and (of_text or not has(seeing)), library.AutoModelForSeq2SeqLM),
         (has(seeing), seeing),
-        (stands_for_sounds(config), library.AutoModelForMultimodalLM),
+        (sounds.stands_for_sounds(config), library.AutoModelForMultimodalLM),
         (masked, library.AutoModelForMaskedLM),
         (True, library.AutoModelForCausalLM),
     )

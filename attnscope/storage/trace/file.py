@@ -18,20 +18,7 @@ from attnscope.records import read
 from attnscope.storage.arrays import MOST_HEADS, MOST_LAYERS
 from attnscope.storage.files import clean_texts, reading, write_whole
 from attnscope.storage.tensors import TensorFile
-from attnscope.storage.trace.layout import (
-    FORMAT,
-    Held,
-    Joined,
-    Mask,
-    Positions,
-    Stepped,
-    TracedCall,
-    TraceDescription,
-    TracedRows,
-    TracedScores,
-    allowed_of,
-    traced_rows,
-)
+from attnscope.storage.trace import layout
 
 LONGEST = 1 << 20  # most rows, columns, texts, pixels or frames of a trace
 HELD = 8  # arrays cached in memory: those of a layer or two
@@ -67,7 +54,7 @@ class TraceFile(TensorFile):
 class Trace:
     """A description and the arrays that it names, in memory or read from a file on demand."""
 
-    description: TraceDescription
+    description: layout.TraceDescription
     arrays: Mapping[str, Array]
 
     @property
@@ -78,9 +65,9 @@ class Trace:
     def axis(self, number: int) -> Axis:
         """The tokens of an axis, or bare positions."""
         axis = self.description.axes[number]
-        return range(axis.start, axis.stop) if isinstance(axis, Positions) else axis
+        return range(axis.start, axis.stop) if isinstance(axis, layout.Positions) else axis
 
-    def call(self, head: Head) -> TracedCall:
+    def call(self, head: Head) -> layout.TracedCall:
         """The call that a head belongs to; the first if several kinds have it. Raises ``SelectionError``."""
         calls = self.description.calls
         for call in calls:
@@ -95,18 +82,18 @@ class Trace:
     def weights(self, head: Head) -> Array:
         """All rows of one head, averaged over a batch.  -> [query, key]"""
         call = self.call(head)
-        rows = traced_rows(call.rows, self.arrays, 0, self.size(call)[0], [head.head])
+        rows = layout.traced_rows(call.rows, self.arrays, 0, self.size(call)[0], [head.head])
         mean: Array = rows[0, 0] if len(rows) == 1 else rows.mean(0)[0]
         return mean
 
     def allowed(self, head: Head) -> Array:
         """Where a head has open keys, bool.  -> [query, key]"""
         call = self.call(head)
-        opened = allowed_of(call.rows, self.arrays, 0, self.size(call)[0])
+        opened = layout.allowed_of(call.rows, self.arrays, 0, self.size(call)[0])
         mask: Array = opened[:, 0 if opened.shape[1] == 1 else head.head].max(0)
         return mask
 
-    def size(self, call: TracedCall) -> tuple[int, int]:
+    def size(self, call: layout.TracedCall) -> tuple[int, int]:
         """How many queries and keys a call has."""
         return len(self.axis(call.queries)), len(self.axis(call.keys))
 
@@ -118,7 +105,7 @@ def _check_trace(trace: Trace, arrays: TraceFile) -> None:
     """Raise ``ValueError`` that names what does not fit."""
     description = trace.description
     for axis in description.axes:
-        start, stop = (axis.start, axis.stop) if isinstance(axis, Positions) else (0, len(axis))
+        start, stop = (axis.start, axis.stop) if isinstance(axis, layout.Positions) else (0, len(axis))
         if not (0 <= start <= LONGEST and 0 <= stop - start <= LONGEST):
             raise ValueError(
                 f"an axis has {stop - start:,} rows or columns, and at most {LONGEST:,} are read"
@@ -157,24 +144,24 @@ def _check_trace(trace: Trace, arrays: TraceFile) -> None:
 DTYPES = ("float32", "float16", "bfloat16", "float64")  # the types of a model's computation
 
 
-def _check_rows(rows: TracedRows, arrays: TraceFile, shape: Shape) -> None:
+def _check_rows(rows: layout.TracedRows, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
-    if isinstance(rows, Held):
+    if isinstance(rows, layout.Held):
         if arrays.shape(rows.array, "f", 4) != shape:
             raise ValueError(f"{rows.array} is not weights of {queries} × {keys} in {heads} heads")
         _check_mask(rows.open, arrays, shape)
-    elif isinstance(rows, Joined):
+    elif isinstance(rows, layout.Joined):
         if len(rows.parts) != len(rows.counts) or sum(rows.counts) != heads or min(rows.counts) < 1:
             raise ValueError(f"its parts do not make up {heads} heads")
         for part, count in zip(rows.parts, rows.counts, strict=True):
             _check_rows(part, arrays, (batch, count, queries, keys))
-    elif isinstance(rows, Stepped):
+    elif isinstance(rows, layout.Stepped):
         _check_steps(rows, arrays, shape)
     else:
         _check_scores(rows, arrays, shape)
 
 
-def _check_steps(rows: Stepped, arrays: TraceFile, shape: Shape) -> None:
+def _check_steps(rows: layout.Stepped, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     starts = rows.starts
     fits = len(starts) - 1 == len(rows.parts) == len(rows.shifts) and starts[0] == 0 and starts[-1] == queries
@@ -182,14 +169,14 @@ def _check_steps(rows: Stepped, arrays: TraceFile, shape: Shape) -> None:
         raise ValueError(f"its steps do not make up {queries} × {keys}")
     for part, (start, stop) in zip(rows.parts, pairwise(starts), strict=True):
         own = keys  # of this step
-        if isinstance(part, TracedScores):
+        if isinstance(part, layout.TracedScores):
             own = arrays.shape(part.key, "f", 4)[2] if part.stop is None else part.stop
-        elif isinstance(part, Held):
+        elif isinstance(part, layout.Held):
             own = arrays.shape(part.array, "f", 4)[3]
         _check_rows(part, arrays, (batch, heads, stop - start, own))
 
 
-def _check_scores(rows: TracedScores, arrays: TraceFile, shape: Shape) -> None:
+def _check_scores(rows: layout.TracedScores, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     query, key = (arrays.shape(name, "f", 4) for name in (rows.query, rows.key))
     groups = heads // key[1] * key[1] if key[1] else 0
@@ -212,7 +199,7 @@ def _check_scores(rows: TracedScores, arrays: TraceFile, shape: Shape) -> None:
         raise ValueError(f"{rows.query} and {rows.key} are not of a batch of {batch}")
 
 
-def _check_mask(mask: Mask | None, arrays: TraceFile, shape: Shape) -> int:
+def _check_mask(mask: layout.Mask | None, arrays: TraceFile, shape: Shape) -> int:
     """The number of texts of a mask; 1 for none."""
     if mask is None:
         return 1
@@ -261,11 +248,11 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
             raise ValueError("it is not a trace: attnscope makes one with --keep")
         said: Any = json.loads(arrays.metadata[KEY])
         version = said.get("trace") if isinstance(said, dict) else None
-        if version != FORMAT:
+        if version != layout.FORMAT:
             raise ValueError(
-                f"its layout is number {version!s:.40}; this version of attnscope reads {FORMAT}"
+                f"its layout is number {version!s:.40}; this version of attnscope reads {layout.FORMAT}"
             )
         cleaned = {name: value if name in RAW else clean_texts(value) for name, value in said.items()}
-        trace = Trace(read(TraceDescription, cleaned), arrays)
+        trace = Trace(read(layout.TraceDescription, cleaned), arrays)
         _check_trace(trace, arrays)
     return trace

@@ -12,27 +12,14 @@ import numpy as np
 from attnscope.attention import Attention, AttentionCall, HeldRows, OpenKeys, RowSource, Site, tensor_of
 from attnscope.axes import Array
 from attnscope.capture.record import Record, Replay, SiteRecord
+from attnscope.storage.trace import layout
 from attnscope.storage.trace.file import Trace
-from attnscope.storage.trace.layout import (
-    Bias,
-    Held,
-    Joined,
-    Mask,
-    Stepped,
-    TracedCall,
-    TracedRows,
-    allowed_of,
-    bias_rows,
-    key_of,
-    traced_rows,
-    unpack_rows,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 HELD = 2  # calls whose tensors are cached
-SAME = {each.name for each in fields(Attention)} & {each.name for each in fields(TracedCall)}
+SAME = {each.name for each in fields(Attention)} & {each.name for each in fields(layout.TracedCall)}
 """What a traced call says as ``Attention`` does; its axes are numbers."""
 
 
@@ -64,20 +51,20 @@ class _Rows:
     """The rows of one call: those of a ``source``, which is made on demand, or NumPy arrays without one."""
 
     trace: Trace
-    call: TracedCall
+    call: layout.TracedCall
     source: Callable[[], RowSource] | None
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Any:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
         if self.source is not None:
             return self.source().rows(start, stop, heads)
-        return traced_rows(self.call.rows, self.trace.arrays, start, stop, heads)
+        return layout.traced_rows(self.call.rows, self.trace.arrays, start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Any:
         """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
         if self.source is not None:
             return self.source().allowed(start, stop)
-        return allowed_of(self.call.rows, self.trace.arrays, start, stop)
+        return layout.allowed_of(self.call.rows, self.trace.arrays, start, stop)
 
 
 class _Sources:
@@ -92,21 +79,21 @@ class _Sources:
         call = self.trace.description.calls[number]
         return self._rows(call.rows, self.trace.size(call)[0])
 
-    def _rows(self, rows: TracedRows, queries: int) -> RowSource:
+    def _rows(self, rows: layout.TracedRows, queries: int) -> RowSource:
         from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
         from attnscope.capture.rows.steps import SteppedRows
 
         arrays = self.trace.arrays
-        if isinstance(rows, Held):
-            opened = None if rows.open is None else _tensor(unpack_rows(rows.open, arrays, 0, queries))
+        if isinstance(rows, layout.Held):
+            opened = None if rows.open is None else _tensor(layout.unpack_rows(rows.open, arrays, 0, queries))
             return HeldRows(_tensor(arrays[rows.array]), opened)
-        if isinstance(rows, Joined):
+        if isinstance(rows, layout.Joined):
             return JoinedHeads(tuple(self._rows(part, queries) for part in rows.parts), rows.counts)
-        if isinstance(rows, Stepped):
+        if isinstance(rows, layout.Stepped):
             sizes = np.diff(rows.starts).tolist()
             parts = tuple(self._rows(part, size) for part, size in zip(rows.parts, sizes, strict=True))
             return SteppedRows(parts, rows.starts, rows.shifts, rows.keys)
-        key = _tensor(key_of(rows, arrays))
+        key = _tensor(layout.key_of(rows, arrays))
         call = AttentionCall(
             query=_tensor(arrays[rows.query]),
             key=key,
@@ -120,16 +107,16 @@ class _Sources:
         )
         return ScoredRows(call)
 
-    def _mask(self, mask: Mask, queries: int) -> OpenKeys:
+    def _mask(self, mask: layout.Mask, queries: int) -> OpenKeys:
         """A mask common to all heads as a function of rows, any other as a tensor."""
         arrays = self.trace.arrays
         if arrays[mask.array].shape[1] == 1:
-            return lambda start, stop: _tensor(unpack_rows(mask, arrays, start, stop))
-        return _tensor(unpack_rows(mask, arrays, 0, queries))
+            return lambda start, stop: _tensor(layout.unpack_rows(mask, arrays, start, stop))
+        return _tensor(layout.unpack_rows(mask, arrays, 0, queries))
 
-    def _make_bias(self, bias: Bias, queries: int) -> Tensor:
+    def _make_bias(self, bias: layout.Bias, queries: int) -> Tensor:
         values = self.trace.arrays[bias.array]
-        return _tensor(values if bias.open is None else bias_rows(bias, self.trace.arrays, 0, queries))
+        return _tensor(values if bias.open is None else layout.bias_rows(bias, self.trace.arrays, 0, queries))
 
 
 def _tensor(array: Array) -> Tensor:

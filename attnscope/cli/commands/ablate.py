@@ -7,7 +7,6 @@ from attnscope.cli.command import MOST_USED, Group, command, flag, option, refus
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import parse_heads, select
 from attnscope.cli.source import list_prompts, load_model, read_source, reading
 from attnscope.cli.waiting import waiting
 
@@ -48,7 +47,7 @@ def ablate(
     attnscope ablate --texts corpus.txt -m own-causal --mean --csv
     """
     check_texts(corpus, source)
-    heads = parse_heads(attention.head, attention)
+    heads = options.parse_heads(attention.head, attention)
     texts = corpus.texts is not None
     one = bool(score.target or score.against or many.prompts)
     plain = not (texts or asked.importance)
@@ -64,7 +63,7 @@ def ablate(
         ),
     ):
         refuse(wrong, name, sentence)
-    selection = select(attention, head=heads[0] if len(heads) == 1 else None)
+    selection = options.select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.measures import DEFAULT
     from attnscope.models import ModelInput
     from attnscope.questions.cause import Intervention, of_intervention

@@ -13,7 +13,6 @@ from attnscope.cli import options
 from attnscope.cli.command import Group, argument, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import parse_head, select
 from attnscope.cli.source import HEAD, SourceInput, load_model, read_source, reading, reopen
 from attnscope.errors import InputError, SelectionError
 from attnscope.text import read_number
@@ -71,7 +70,7 @@ def show_composition(
         (len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition"),
         (model.metadata, "--weigh", "not valid with --composition, which reads the model's weights"),
     )
-    fed = parse_head(named[0]) if named else None
+    fed = options.parse_head(named[0]) if named else None
     if output.out is not None:
         refuse(fed is None, "--out", "name the head whose map is saved: compare L1H2 --composition")
         options.check_place(output.out, options.PICTURES)
@@ -118,12 +117,12 @@ def compare(
         return show_composition(source, contrast, output, picture, model)
     number = None if attention.layers is not None else read_number(attention.head or "")
     if number is not None:  # a number alone is that head of every layer
-        selection = select(attention, axes, number=number)
+        selection = options.select(attention, axes, number=number)
     else:
-        head = None if attention.head is None else parse_head(attention.head, attention)
-        selection = select(attention, axes, head)
+        head = None if attention.head is None else options.parse_head(attention.head, attention)
+        selection = options.select(attention, axes, head)
     _check(contrast, corpus, source, selection)
-    pair = [parse_head(name, attention) for name in contrast.heads or ()]
+    pair = [options.parse_head(name, attention) for name in contrast.heads or ()]
     opening, one = None, corpus.texts is None
     if one:
         given = [read_source(source, model)]

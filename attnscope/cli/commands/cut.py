@@ -9,7 +9,6 @@ from attnscope.cli.command import MOST_USED, Group, argument, command, option, r
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import parse_heads, select
 from attnscope.cli.source import list_prompts, read_source, split_asked
 from attnscope.cli.waiting import waiting
 
@@ -67,7 +66,7 @@ def cut(
     mean = edges.how == "mean"
     refuse(mean and corpus.texts is None, "--how", "a mean is taken over a corpus: add --texts")
     refuse(not mean and corpus != options.TextsOptions(), "--texts", "only valid with --how mean")
-    heads = parse_heads(cause.head, attention)
+    heads = options.parse_heads(cause.head, attention)
     given = read_source(source, model)
     prompts = list_prompts(given, many, cause.target, cause.against)
     loaded, named = given.load(predicting=True), ", ".join(map(str, questions))
@@ -76,7 +75,7 @@ def cut(
     def ask(prepared: ModelInput, prompt: Prompt) -> Intervention:
         filled = [each for asked in questions for each in parse_questions(prompt.fill(str(asked)))]
         return cut(
-            loaded, prepared, filled, select(attention), heads=heads, how=edges.how, texts=among,
+            loaded, prepared, filled, options.select(attention), heads=heads, how=edges.how, texts=among,
             target=prompt.target, against=prompt.against, named=named,
         )  # fmt: skip
 

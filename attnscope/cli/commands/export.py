@@ -8,7 +8,6 @@ from pathlib import Path
 from attnscope.cli import options
 from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, refuse, tell_retired, write
 from attnscope.cli.deliver import print_answer
-from attnscope.cli.options import parse_numbers, select
 from attnscope.cli.source import read_source
 from attnscope.cli.waiting import notify, stop, warn
 from attnscope.errors import OutputError
@@ -61,14 +60,14 @@ def export(
     attnscope export --image dog.png -m facebook/dino-vits8 --token CLS --layers 11 --keep-mass 0.6 -o dog
     attnscope export -f paper.txt --truncate -m openai-community/gpt2 -o data --format npz,html
     """
-    layers = parse_numbers(attention.layers, "--layer")
+    layers = options.parse_numbers(attention.layers, "--layer")
     no_token = attention.keep_mass is not None and attention.token is None
     refuse(no_token, "--keep-mass", "only valid with --token")
     given = read_source(source, model)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
     from attnscope.storage.folder import ExportPlan, count_unfinished, refuse_existing
 
-    heads = parse_numbers(attention.heads, "--heads")
+    heads = options.parse_numbers(attention.heads, "--heads")
     try:
         contents = ExportPlan(formats, layers, heads)
     except OutputError as error:
@@ -77,7 +76,7 @@ def export(
         refuse_existing(output.out, contents)
     from attnscope.render.export import save_export
 
-    selection = select(attention, axes, token=attention.token)
+    selection = options.select(attention, axes, token=attention.token)
     asked = write("export", source, attention, axes, replace(output, force=False), picture, model)
     with given.reading(saving=True) as (loaded, prepared):
         try:

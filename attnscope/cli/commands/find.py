@@ -9,7 +9,6 @@ from attnscope.cli import options
 from attnscope.cli.command import RETIRED, Group, argument, command, flag, option, refuse, repeat
 from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import select
 from attnscope.cli.source import load_model, read_source, split_asked
 from attnscope.errors import InputError
 
@@ -83,7 +82,7 @@ def answer_gold(
     loaded = load_model(model)
     with corpus_run(source, gold, file.size) as run:
         result = find_gold(
-            loaded, file, select(attention), relations=relations, held_out=gold.held_out, run=run
+            loaded, file, options.select(attention), relations=relations, held_out=gold.held_out, run=run
         )
     if not torchrun_processes().number:
         deliver("find", of_gold(result, output.top or 1), output, metadata=model.metadata)
@@ -138,7 +137,7 @@ def find(
     refuse(len(questions) > MOST, "ASKED", f"{len(questions):,} questions: ask {MOST} at a time")
     saving, kind = output.out is not None, "other" if asks_all_rows(questions) else "kernel"
     with read_source(source, model).reading(saving=saving, kind=kind) as (loaded, prepared):
-        result = find_heads(loaded, prepared, questions, select(attention))
+        result = find_heads(loaded, prepared, questions, options.select(attention))
     meant = options.LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
     opening = repeat("show", options.SourceOptions(**vars(source)), meant, picture, model)
     deliver("find", of_found(result, output.top or LISTED, opening), output, picture, model.metadata)

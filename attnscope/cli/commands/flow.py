@@ -8,7 +8,6 @@ from typing import Literal
 from attnscope.cli import options
 from attnscope.cli.command import WHERE, Group, command, flag, option, refuse, refuse_first
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import parse_numbers, select
 from attnscope.cli.source import read_source
 
 FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer, --from or --csv"
@@ -69,7 +68,7 @@ def flow(
     attnscope flow "The cat sat on the" -m own-causal --faithful
     attnscope flow --image cat.png -m google/vit-base-patch16-224 --token CLS -o cat-flow.png
     """
-    layers = parse_numbers(attention.layers, "--layer")
+    layers = options.parse_numbers(attention.layers, "--layer")
     several = layers is not None and len(layers) > 1 and asked.token is not None
     unasked = asked.target is not None and asked.method != "relevance" and not asked.faithful
     refuse_first(
@@ -91,7 +90,7 @@ def flow(
 
     how = {"predicting": asked.method == "relevance", "cached": asked.method in ("rollout", "flow")}
     with given.reading(saving=output.out is not None, **how) as (loaded, prepared):
-        shown = select(options.LayerOptions(kind=attention.kind), axes)
+        shown = options.select(options.LayerOptions(kind=attention.kind), axes)
         result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
     if output.as_json or (output.out is not None and output.out.suffix.lower() in options.WHOLE):
         answer = of_flow(result)  # of every layer, whichever is drawn

@@ -8,7 +8,6 @@ from typing import Literal
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, option, refuse
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import parse_head
 from attnscope.cli.source import list_prompts, read_source, reading
 
 
@@ -64,7 +63,7 @@ def logits(
     refuse(attention.layers and not attention.head, "--layer", "only valid with --head")
     by_layer = asked.by == "layer"
     refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
-    head = None if attention.head is None else parse_head(attention.head, attention)
+    head = None if attention.head is None else options.parse_head(attention.head, attention)
     given = read_source(source, model)
     from attnscope.questions.logits import Lens, Writes, direct_effects, logit_lens, of_lens, of_writes
     from attnscope.questions.prompts import mean_lens, mean_writes

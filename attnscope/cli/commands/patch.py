@@ -11,7 +11,6 @@ from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, RETIRED, Group, command, flag, option, refuse
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import parse_heads, select
 from attnscope.cli.source import list_prompts, load_model, read_file, read_source
 from attnscope.cli.waiting import waiting
 
@@ -86,7 +85,7 @@ def patch(
     from attnscope.questions.patching import Receiver, TextPair, of_trace, read_pairs, trace_tokens
     from attnscope.questions.patching import patch as patch_heads
 
-    heads = parse_heads(cause.head, attention)
+    heads = options.parse_heads(cause.head, attention)
     to = None if asked.to is None else Receiver.parse(asked.to)
     if asked.pairs is not None:
         table = read_file(asked.pairs)
@@ -114,7 +113,7 @@ def patch(
             answer = of_trace(trace_tokens(loaded, pairs[0], noise=asked.noise))
         else:
             result = patch_heads(
-                loaded, pairs, select(attention), heads=heads, what=asked.what, to=to,
+                loaded, pairs, options.select(attention), heads=heads, what=asked.what, to=to,
                 noise=asked.noise, fast=asked.fast, exact=asked.exact,
             )  # fmt: skip
             answer = of_intervention(result)

@@ -21,7 +21,6 @@ from attnscope.cli.command import (
     repeat,
 )
 from attnscope.cli.deliver import deliver, print_written, save_data
-from attnscope.cli.options import parse_head, parse_heads, parse_rows, select
 from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def show(
     attnscope show "When {A} and {B} met, {B} gave" --prompts names.tsv --head L0H2
     attnscope show --from heads.npz --head L0H2
     """
-    heads, token = parse_heads(attention.head, attention), attention.token
+    heads, token = options.parse_heads(attention.head, attention), attention.token
     head, several = heads[0] if len(heads) == 1 else None, len(heads) > 1
     pictured = bool(heads) or token is not None
     suffix = "" if output.out is None else output.out.suffix.lower()
@@ -114,8 +113,8 @@ def show(
     if pictured:
         options.refuse_whole(output.out)
     options.PictureOptions(cmap=picture.cmap)  # refuses a map for differences: there are none
-    zoom = parse_rows(output.zoom, "--zoom")
-    selection = select(attention, axes, head, token=token, min_weight=output.min_weight, zoom=zoom)
+    zoom = options.parse_rows(output.zoom, "--zoom")
+    selection = options.select(attention, axes, head, token=token, min_weight=output.min_weight, zoom=zoom)
     if many.prompts is not None:
         refuse(not alone, "--prompts", "averages one head: add --head, without --token, --loss or --words")
         return _show_prompts(given, many.prompts, selection, output, picture)
@@ -194,6 +193,6 @@ def _show_neurons(
     from attnscope.questions.neurons import of_neurons, take_apart
 
     with read_source(source, model).reading(cached=False) as (loaded, prepared):
-        selection = select(attention, axes, parse_head(attention.head or "", attention))
+        selection = options.select(attention, axes, options.parse_head(attention.head or "", attention))
         answer = of_neurons(take_apart(loaded, prepared, selection, score.pair or ""))
     deliver("show", answer, output, picture, model.metadata)

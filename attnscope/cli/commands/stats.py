@@ -12,7 +12,6 @@ from attnscope.cli.command import MODEL, PICTURE, WHERE, Group, command, flag, o
 from attnscope.cli.commands.flow import FAITHFUL_ALONE
 from attnscope.cli.corpus import check_texts, each_text, measure_corpus, text_reader
 from attnscope.cli.deliver import PLAIN, deliver, print_answer, save_data
-from attnscope.cli.options import parse_rows, select_heads
 from attnscope.cli.source import load_model, read_source
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def stats(
     from attnscope.questions.processes import torchrun_processes
 
     check_texts(corpus, source)
-    one, rows, curved = corpus.texts is None, parse_rows(asked.rows), asked.by_position is not None
+    one, rows, curved = corpus.texts is None, options.parse_rows(asked.rows), asked.by_position is not None
     ordered = attention.where or attention.sort
     drawn = output.head_map is not None or curved or asked.faithful
     undrawn = "saves a picture: add --map MEASURE or --by-position MEASURE"
@@ -134,7 +133,7 @@ def stats(
     if asked.pooled is not None:
         options.check_place(asked.pooled, options.WHOLE)
     given = read_source(source, model) if one else None
-    selection = select_heads(attention)
+    selection = options.select_heads(attention)
     if asked.faithful:
         others = source.saved or output.as_csv or output.head_map
         refuse(given is None or others, "--faithful", FAITHFUL_ALONE)

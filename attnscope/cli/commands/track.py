@@ -13,7 +13,6 @@ from attnscope.cli import options
 from attnscope.cli.command import WHERE, Group, argument, command, flag, option, refuse_first
 from attnscope.cli.corpus import open_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import select
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import notify, warn
 from attnscope.errors import NoCheckpoint
@@ -79,7 +78,7 @@ def track(
     measures = tuple(dict.fromkeys(name.strip() for name in asked.measure.split(",") if name.strip()))
     for name in measures:
         MEASURES[name]
-    probes, selection = open_corpus(corpus), select(attention)
+    probes, selection = open_corpus(corpus), options.select(attention)
 
     def load(name: str) -> Model:
         return load_model(replace(model, revision=name) if asked.revisions else replace(model, model=name))

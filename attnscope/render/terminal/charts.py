@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnscope.axes import Array
-from attnscope.render.colour import SEQUENTIAL, blend, resize
+from attnscope.render.colour import blend, resize
 from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import clean, isolate, round_short, visible
@@ -317,9 +317,8 @@ def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
     for text, style in ((view.title, "bold"), (view.subtitle, "dim")):
         if text:
             yield Text(visible(text), style=style)
-    of_256 = console.color_system == "256"
-    coloured = not console.no_color and (of_256 or console.color_system == "truecolor")
-    palette = Palette(SEQUENTIAL, of_256) if coloured else None
+    surface = Surface.of(console, console.options, None, False)
+    palette = surface.palette(signed=False) if surface.colour else None
     if view.rows:
         table = RichTable(box=None, padding=(0, view.gap, 0, 0), pad_edge=view.edge, header_style="bold")
         table.show_header = any(column.name for column in view.columns)

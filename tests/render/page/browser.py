@@ -6,6 +6,7 @@ import contextlib
 import io
 import shutil
 from collections.abc import Iterator
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,24 @@ class Browser:
                     return
             self.send("Runtime.evaluate", expression="new Promise(r => setTimeout(r, 20))", awaitPromise=True)
         raise AssertionError(f"never came true: {script}")
+
+    def strokes(self) -> list[tuple[str, float, float]]:
+        """The colour, opacity and width of each line as the page draws its lines."""
+        return self.run(
+            "(() => { const found = [], { prototype } = CanvasRenderingContext2D, { stroke } = prototype;"
+            "prototype.stroke = function () {"
+            " found.push([this.strokeStyle, this.globalAlpha, this.lineWidth]); return stroke.call(this); };"
+            "drawLines(); prototype.stroke = stroke; return found; })()"
+        )
+
+    def violations(self) -> list[str]:
+        """What axe finds wrong; a test that asks is skipped without it."""
+        pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+        axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+        self.send("Runtime.evaluate", expression=axe)
+        return self.run(
+            "axe.run().then(({ violations }) => violations.map((one) => `${one.id}: ${one.help}`))"
+        )
 
     def click(self, x: float, y: float) -> None:
         self.page.mouse.click(x, y)

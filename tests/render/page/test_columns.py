@@ -133,20 +133,13 @@ def test_a_text_alone_has_no_choice_of_texts(chromium, tmp_path) -> None:
     assert chromium.run("element('texts').hidden")
 
 
-LINES_DRAWN = (
-    "(() => { let drawn = 0; const stroke = CanvasRenderingContext2D.prototype.stroke;"
-    "CanvasRenderingContext2D.prototype.stroke = function () { drawn++; return stroke.call(this); };"
-    "drawLines(); CanvasRenderingContext2D.prototype.stroke = stroke; return drawn; })()"
-)
-
-
 def test_a_layer_begins_with_the_five_strongest_lines_of_each_token(opened) -> None:
     opened.run("changeMode('lines')", "tickLayer()")
     opened.until(f"compared.length === {HEADS}")
     strengths = np.stack([head(0, number) for number in range(HEADS)], 1).reshape(COUNT, -1)
     drawn = strengths >= 0.1
     assert drawn.sum(-1).max() > 5
-    assert opened.run(LINES_DRAWN) == np.minimum(drawn.sum(-1), 5).sum()
+    assert len(opened.strokes()) == np.minimum(drawn.sum(-1), 5).sum()
     kept = opened.run("strongestLines(drawnHeads()).map((line) => [line.row, line.place, line.column])")
     chosen = {
         (row, *divmod(int(place), COUNT))
@@ -156,7 +149,7 @@ def test_a_layer_begins_with_the_five_strongest_lines_of_each_token(opened) -> N
     }
     assert {tuple(line) for line in kept} == chosen
     opened.run("element('few').firstChild.click()")
-    assert opened.run(LINES_DRAWN) == drawn.sum()
+    assert len(opened.strokes()) == drawn.sum()
     opened.press("f")
     assert opened.run("element('few').firstChild.checked")
     assert opened.text("least").endswith("the five strongest of each token")

@@ -134,12 +134,7 @@ def test_the_legend_says_what_is_drawn(opened) -> None:
 
 def test_lines_of_every_strength_have_their_full_colour(opened) -> None:
     opened.run("changeMode('lines')")
-    drawn = opened.run(
-        "(() => { const found = []; const stroke = CanvasRenderingContext2D.prototype.stroke;"
-        "CanvasRenderingContext2D.prototype.stroke = function () {"
-        " found.push([this.strokeStyle, this.globalAlpha, this.lineWidth]); return stroke.call(this); };"
-        "drawLines(); CanvasRenderingContext2D.prototype.stroke = stroke; return found; })()"
-    )
+    drawn = opened.strokes()
     assert drawn
     assert {(colour, alpha) for colour, alpha, _ in drawn} == {(opened.run("css('--head0')"), 1)}
     widths = [width for _, _, width in drawn]

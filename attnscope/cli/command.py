@@ -56,9 +56,7 @@ from attnscope.text import LARGEST, raw_csv
 if TYPE_CHECKING:
     from attnscope.views import Table
 
-MOST_USED = "Options"
-TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
-"""The panels of the options."""
+MOST_USED = "Options"  # the panel of the options that --help lists
 
 Complete: TypeAlias = Callable[[], Iterable[str]]
 """All possible values; Tab offers those with the typed prefix."""

@@ -12,12 +12,7 @@ import click
 
 from attnscope.attention import Head
 from attnscope.cli.command import (
-    MANY,
-    MODEL,
     MOST_USED,
-    PICTURE,
-    TEXT,
-    WHERE,
     Group,
     argument,
     flag,
@@ -33,6 +28,9 @@ from attnscope.text import LARGEST_SEED, read_number
 
 if TYPE_CHECKING:
     from attnscope.questions.selection import Selection
+
+TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
+"""The panels of the options."""
 
 WEAK = ("previous", "next", "self", "induction", "duplicate", "positional")
 ROLES = ("positional", *(f"weak {name}" for name in WEAK), "weak", "sharp", "broad", "none")

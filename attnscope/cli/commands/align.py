@@ -8,18 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import (
-    MOST_USED,
-    REQUIRED,
-    TEXT,
-    WHERE,
-    Group,
-    argument,
-    command,
-    flag,
-    option,
-    refuse_first,
-)
+from attnscope.cli.command import MOST_USED, REQUIRED, Group, argument, command, flag, option, refuse_first
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
@@ -36,17 +25,17 @@ NARROWEST = 16  # least columns for bars
 class SoundOptions(Group):
     """A sound, and its transcript."""
 
-    panel = TEXT
+    panel = options.TEXT
     sound: Path = argument("A WAV or FLAC file.", REQUIRED)
     text: str | None = argument("Its transcript; default: what the model transcribes.")
     file: Path | None = option("Read the transcript from a file.", panel=MOST_USED)
     heads: str | None = option(
         "The heads to align by, like L3H1,L4H2; default: those that the model's config names, or all of the "
         "upper half of its layers.",
-        panel=WHERE,
+        panel=options.WHERE,
     )
     rank: bool = flag(
-        "Rank the heads by how much of their attention moves forward through the sound.", panel=WHERE
+        "Rank the heads by how much of their attention moves forward through the sound.", panel=options.WHERE
     )
     from_second: float = option("The first second that is read.", min=0, default=0.0)
     to_second: float | None = option("The last second that is read.", min=0)

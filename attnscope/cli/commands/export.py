@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, refuse, tell_retired, write
+from attnscope.cli.command import REQUIRED, command, flag, option, refuse, tell_retired, write
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.source import read_source
 from attnscope.cli.waiting import notify, stop, warn
@@ -16,7 +16,7 @@ from attnscope.errors import OutputError
 class ExportedHeads(options.LayerOptions):
     """Layers and heads, several of each."""
 
-    heads: str | None = option("Pictures of these heads of each layer only, like 0-3,7.", panel=WHERE)
+    heads: str | None = option("Pictures of these heads of each layer only, like 0-3,7.", panel=options.WHERE)
     token: str | None = option(
         "One token in each head instead of whole heads: a word, its number, or a patch."
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import WHERE, Group, command, flag, option, refuse, refuse_first
+from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import read_source
 
@@ -27,12 +27,12 @@ class FlowOptions(Group):
     faithful: bool = flag(
         "Instead: which way of weighing or following attention best ranks the tokens that a prediction "
         "needs. Tokens are removed and restored in each way's order, and in random orders.",
-        panel=WHERE,
+        panel=options.WHERE,
     )
     target: str | None = option(
         "With --method relevance or --faithful: the prediction, a word at the end of the text, the number of "
         "a token, or a classifier's class (of a token: CLASS@TOKEN); default: most likely.",
-        panel=WHERE,
+        panel=options.WHERE,
     )
 
 

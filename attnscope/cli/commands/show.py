@@ -8,18 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import (
-    MODEL,
-    PICTURE,
-    WHERE,
-    Group,
-    command,
-    flag,
-    option,
-    refuse,
-    refuse_first,
-    repeat,
-)
+from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
 from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
 
@@ -30,7 +19,7 @@ if TYPE_CHECKING:
 class PairOptions(Group):
     """One score of a head."""
 
-    panel = WHERE
+    panel = options.WHERE
     pair: str | None = option('Two tokens of the head, query and key: "it -> cat".')
     neurons: bool = flag("The score of --pair by dimension: query × key, summed to what the softmax gets.")
 
@@ -45,17 +34,19 @@ class ShowOutput(options.NumbersOptions):
     )
     min_weight: float = option(
         "Hide cells of a head's map below this weight, and say which share of the attention they hold.",
-        panel=PICTURE,
+        panel=options.PICTURE,
         min=0,
         default=0.0,
     )
     zoom: str | None = option(
         "Show a run of tokens alone, like 200-240: their part of each map, with nothing pooled.",
-        panel=PICTURE,
+        panel=options.PICTURE,
     )
-    loss: bool = flag("Show how badly each token is predicted, in nats, under the map.", panel=PICTURE)
-    large: bool = flag("Show every head large, over several screens.", panel=PICTURE)
-    exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=MODEL)
+    loss: bool = flag(
+        "Show how badly each token is predicted, in nats, under the map.", panel=options.PICTURE
+    )
+    large: bool = flag("Show every head large, over several screens.", panel=options.PICTURE)
+    exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=options.MODEL)
 
 
 @command

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from attnscope.cli import options
-from attnscope.cli.command import MODEL, MOST_USED, WHERE, Group, command, flag, option, refuse_first
+from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse_first
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import read_file, read_source, reading
@@ -19,7 +19,7 @@ WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "group",
 class PartOptions(Group):
     """How the text is divided, and which parts are asked about."""
 
-    panel = WHERE
+    panel = options.WHERE
     by: str = option(
         "How the text is cut: sentence, line, paragraph, segment (both texts of a pair), modality (--image "
         "or --audio and its text), role (with --chat), group (with --labels), marks, which it names, "
@@ -35,7 +35,9 @@ class PartOptions(Group):
         "With --generate, or a --chat with its answer: what each written token looks at, by parts, and each "
         "head's lookback ratio."
     )
-    exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
+    exact_kernel: bool = flag(
+        "Never let the fused pass take the place of the model's kernel.", panel=options.MODEL
+    )
 
 
 @command

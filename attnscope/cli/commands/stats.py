@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import MODEL, PICTURE, WHERE, Group, command, flag, option, refuse, refuse_first
+from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first
 from attnscope.cli.commands.flow import FAITHFUL_ALONE
 from attnscope.cli.corpus import check_texts, each_text, measure_corpus, text_reader
 from attnscope.cli.deliver import PLAIN, deliver, print_answer, save_data
@@ -31,7 +31,7 @@ class MeasuredHeads(options.HeadOptions):
 class StatsOptions(Group):
     """What is measured beyond the table's figures, and how."""
 
-    panel = WHERE
+    panel = options.WHERE
     faithful: bool = flag(
         "Rank heads by how well they find the tokens that a prediction (--target) depends on; "
         "flow --faithful compares the ways of weighing."
@@ -39,19 +39,19 @@ class StatsOptions(Group):
     pooled: Path | None = option(
         "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show, "
         "export and browse read the first three with --from.",
-        panel=PICTURE,
+        panel=options.PICTURE,
     )
     cell: Literal["share", "mean", "max"] = option(
         "With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
         "the largest of its weights.",
-        panel=PICTURE,
+        panel=options.PICTURE,
         default="share",
     )
     rows: str | None = option("Only rows of these tokens: 30-46.")
     by_position: str | None = option(
         "Plot one measure along the text, a curve per head.", complete=options.measure_names
     )
-    exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=MODEL)
+    exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=options.MODEL)
 
 
 class StatsOutput(options.TableOutput):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import options
-from attnscope.cli.command import WHERE, Group, argument, command, flag, option, refuse_first
+from attnscope.cli.command import Group, argument, command, flag, option, refuse_first
 from attnscope.cli.corpus import open_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model
@@ -35,7 +35,7 @@ class TrackOptions(Group):
         "Measures, with commas (attnscope stats --list).",
         default="entropy,first,previous,induction",
         complete=options.measure_names,
-        panel=WHERE,
+        panel=options.WHERE,
     )
     jsonl: Path | None = option("Keep the figures in this file; checkpoints that it has are not run again.")
     watch: bool = flag("Wait for new checkpoints until Ctrl-C; needs --jsonl.")

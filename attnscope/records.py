@@ -15,7 +15,7 @@ turns data from outside back into a record, with checks. Fields without a meanin
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache, reduce
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -207,15 +207,6 @@ def plain(value: Any) -> Any:
 def rounded(values: Any) -> Any:
     """An array as nested lists, rounded to significant digits."""
     return values.astype(float).round(7).tolist()
-
-
-def csv_rows(records: Iterable[Any]) -> Iterator[Sequence[object]]:
-    """Records as CSV rows, the field names first."""
-    for number, each in enumerate(records):
-        row = plain(each)
-        if not number:
-            yield tuple(row)
-        yield tuple(row.values())
 
 
 def read(kind: Any, value: Any, where: str = "it") -> Any:

@@ -18,11 +18,11 @@ from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import TracedModel
 from attnscope.questions import compare
-from attnscope.questions.answer import Answer
+from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.compare import CELLS, Choosing, evenly, head_rows
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, quote_text, selected_sites
-from attnscope.records import Meaning, Notes, csv_rows, derived, record, rounded
+from attnscope.records import Meaning, Notes, derived, record, rounded
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, head_map, heatmap
 from attnscope.views.heads import AlignedTexts, DistanceMap, Step, distance_map, joint_difference, layer_rows
 

@@ -56,10 +56,16 @@ class Answer:
             yield path if len(self.pictures) == 1 else path.with_stem(f"{path.stem}-{name}"), view
 
 
-def csv_rows(entries: Iterable[object], names: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    """A header and a row an entry; ``head.layer`` is a column ``layer``."""
-    yield tuple(name.rpartition(".")[2] for name in names)
-    yield from map(attrgetter(*names), entries)
+def csv_rows(entries: Iterable[object], names: Sequence[str] = ()) -> Iterator[tuple[object, ...]]:
+    """A header and a row an entry: what has a meaning, or ``names``; ``head.layer`` is a column ``layer``."""
+    if names:
+        yield tuple(name.rpartition(".")[2] for name in names)
+        yield from map(attrgetter(*names), entries)
+        return
+    for number, row in enumerate(map(plain, entries)):
+        if not number:
+            yield tuple(row)
+        yield tuple(row.values())
 
 
 UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")

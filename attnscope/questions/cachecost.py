@@ -26,7 +26,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import join_texts, text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions
 from attnscope.progress import tell
-from attnscope.questions.answer import Answer
+from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.intervention import (
     Change,
     KeptLayers,
@@ -39,7 +39,7 @@ from attnscope.questions.intervention import (
 from attnscope.questions.loss import predicted_side
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
-from attnscope.records import Meaning, Notes, csv_rows, derived, record
+from attnscope.records import Meaning, Notes, derived, record
 from attnscope.views import Column, Curve, Curves, Drawable, Table, head_map
 
 LISTED = 10  # heads that are listed; the map and the numbers have all of them

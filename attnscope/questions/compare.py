@@ -20,7 +20,7 @@ from attnscope.capture.observers import Rows, Sample, Sampled, SharedRows
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.answer import Answer
+from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.head import LARGEST, pick_head
 from attnscope.questions.selection import Selection, head_of
 from attnscope.questions.sentences import (
@@ -32,7 +32,7 @@ from attnscope.questions.sentences import (
     require_selected,
     selected_sites,
 )
-from attnscope.records import MATRIX, Meaning, Notes, Parts, csv_rows, derived, record, rounded
+from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, record, rounded
 from attnscope.views import HeadDistances, HeadPair, Parting, Ranked, Ranking, View, distance_map, head_pair
 
 NEAREST = 5  # pairs that are listed; --csv has all of them

@@ -220,7 +220,7 @@ def of_track(result: Track) -> Answer:
         columns = (Column("head"), *(Column(name, True) for name in names))
         views += [pictures[measure], Table(columns, tuple(rows))]
         if len(result.steps) > 1:
-            views.append(_layers(measure, courses, len(result.steps)))
+            views.append(_layers(measure, courses))
 
     def table() -> Iterator[Sequence[object]]:
         yield "measure", "head", "step", "value", "baseline", "appears"
@@ -231,7 +231,7 @@ def of_track(result: Track) -> Answer:
     return Answer(tuple(views), pictures, lambda: result, table)
 
 
-def _layers(measure: str, courses: Sequence[Course], count: int) -> HeadMap:
+def _layers(measure: str, courses: Sequence[Course]) -> HeadMap:
     """The mean of each layer's heads at each checkpoint, on a map with a column per checkpoint."""
     rows: dict[int, list[float]] = {}
     for layer in sorted({course.layer for course in courses}):

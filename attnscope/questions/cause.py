@@ -36,7 +36,7 @@ from attnscope.questions.intervention import (
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Address, Meaning, Notes, record
-from attnscope.views import Column, HeadMap, Table, maps_by_kind, number
+from attnscope.views import Column, HeadMap, Table, effect_maps, number
 
 How: TypeAlias = Literal["renormalize", "zero", "mean"]
 """Whether the other weights of a row are renormalized, as after a mask, or stay.
@@ -362,7 +362,7 @@ def of_intervention(result: Intervention) -> Answer:
     quick = "estimated from one gradient, not run: leave out --fast for the exact effects"
     unit = result.unit if result.reference is None else ""
     effects = {each.head: each.effect for each in result.heads}
-    maps = maps_by_kind(effects, effect, unit=unit, lead=f"{effect}, ")
+    maps = effect_maps(effects, effect, unit=unit, lead=f"{effect}, ")
     named: dict[str, Callable[[Any], str]] = {"head": lambda each: each.head.name}
     if len({each.head.kind for each in result.heads}) > 1:
         named["kind"] = lambda each: each.head.kind or ""

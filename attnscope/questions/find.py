@@ -25,7 +25,7 @@ from attnscope.questions.parts import Group, TextPart, part_of, word_groups
 from attnscope.questions.selection import Selection
 from attnscope.records import ADDRESS, Meaning, Notes, record
 from attnscope.registry import nearest_name
-from attnscope.views import Column, HeadMap, Table, View, head_map, number, rows_by_kind
+from attnscope.views import Column, HeadMap, Table, View, maps_by_kind, number
 
 HELP = (
     "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
@@ -226,12 +226,12 @@ class QuestionResult:
 
     def maps(self, subtitle: str = "", notes: tuple[str, ...] = ()) -> dict[str, HeadMap]:
         """Every head's share as a map, one for each kind of attention."""
-        maps = {}
-        for kind, rows in rows_by_kind({each.head: each.weight for each in self.heads}).items():
-            title = f"{self.question} · {sentences.kind_title(kind)}"
-            limits = 0.0, 1.0
-            maps[kind] = head_map(rows, "share", limits=limits, title=title, subtitle=subtitle, notes=notes)
-        return maps
+        shares = {each.head: each.weight for each in self.heads}
+
+        def title(kind: str) -> str:
+            return f"{self.question} · {sentences.kind_title(kind)}"
+
+        return maps_by_kind(shares, "share", title, limits=(0.0, 1.0), subtitle=subtitle, notes=notes)
 
     def table(self, top: int, notes: tuple[str, ...] = (), command: str = "") -> Table:
         """The heads with the largest shares, one line each."""

@@ -6,22 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
-from attnscope.attention import Head, Kind, Site
+from attnscope.attention import Head, Site
 from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.models import Model
 from attnscope.models.inputs import Batch
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import CorpusRun, CorpusWork, ReadText, Share, counted
-from attnscope.questions.gold_reading import (
-    HALVES,
-    REACH,
-    GoldQuestions,
-    GoldReading,
-    GoldTotals,
-    SlotSums,
-    ask_batch,
-)
+from attnscope.questions.gold_reading import REACH, Asked, GoldReading, GoldTotals, SlotSums, ask_batch
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, list_some, selected_sites
 from attnscope.records import ADDRESS, Meaning, Notes, plain, record
@@ -164,17 +156,17 @@ class _GoldWork(CorpusWork):
         """The text, and its target if there is one."""
         return [(gold.text,) if gold.target is None else (gold.text, gold.target) for gold in entries]
 
-    def ask(self, texts: Sequence[ReadText]) -> dict[Kind, GoldQuestions]:
+    def ask(self, texts: Sequence[ReadText]) -> Asked:
         """The questions about a batch."""
         if texts[0].entry.target is not None and "cross" not in texts[0].prepared.axes:
             raise InputError(f"{self.model.name} is not an encoder-decoder: it reads no text and its target")
         return ask_batch([self._meant(text) for text in texts], self.source, self.total)
 
-    def share(self, batch: Batch, asked: dict[Kind, GoldQuestions]) -> Share:
+    def share(self, batch: Batch, asked: Asked) -> Share:
         """One forward pass of a batch, with all its questions."""
 
         def read() -> tuple[GoldReading, Record]:
-            reading = GoldReading(asked, HALVES * len(self.total.slots), self.selection)
+            reading = GoldReading(asked, len(self.total.slots), self.selection)
             return reading, self.model.run(batch.prepared, [reading])
 
         reading, record = self.known.run(read)

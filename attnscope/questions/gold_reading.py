@@ -238,10 +238,13 @@ class GoldQuestions:
         return _Tables(self)
 
 
-def ask_batch(texts: Sequence[ReadText], file: GoldFile, total: GoldTotals) -> dict[Kind, GoldQuestions]:
+Asked = dict[Kind, GoldQuestions]
+
+
+def ask_batch(texts: Sequence[ReadText], file: GoldFile, total: GoldTotals) -> Asked:
     """The questions about a batch, by kind of attention: within a text, or from a target to its text."""
     first = texts[0].prepared.axes
-    kinds: dict[Kind, GoldQuestions] = {}
+    kinds: Asked = {}
     for kind, axes in first.items():
         if (texts[0].entry.target is None) == (kind == "cross"):
             continue
@@ -275,7 +278,7 @@ class GoldReading:
     question with all answers masked is skipped.
     """
 
-    asked: Mapping[Kind, GoldQuestions]
+    asked: Asked
     slots: int
     selection: Selection
     found: GoldTotals = field(default_factory=GoldTotals)
@@ -292,7 +295,7 @@ class GoldReading:
         if lengths != (attention.batch, len(attention.queries), len(attention.keys)):
             self.found.skipped.add(site.kind)
             return
-        sums = asked.tables.sums(attention.only(heads), self.slots)
+        sums = asked.tables.sums(attention.only(heads), HALVES * self.slots)
         self.found.merge(GoldTotals({site: SiteSums(tuple(heads), sums)}))
 
 

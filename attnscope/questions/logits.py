@@ -31,7 +31,7 @@ from attnscope.questions.intervention import KeptLayers, attending_layers, run_k
 from attnscope.questions.loss import Likeliest, name_likeliest, read_token, show_likeliest
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Address, Meaning, Notes, Parts, derived, record
-from attnscope.views import Column, MovedWords, Table, Term, Terms, View, maps_by_kind
+from attnscope.views import Column, MovedWords, Table, Term, Terms, View, effect_maps
 
 HEADS = 5  # heads whose words are listed, unless one is named
 WORDS = 8  # words of each head, in each direction
@@ -213,7 +213,7 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
     order = sorted(parts, key=lambda part: (part not in told, -abs(parts[part])))
     listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
     rest = order[MOST:]
-    maps = maps_by_kind(effects.heads, "added to the score", unit="logits")
+    maps = effect_maps(effects.heads, "added to the score", unit="logits")
     view = Terms(
         groups=tuple(Term(kind, sum(mine.values())) for kind, mine in kinds.items() if mine),
         total=Term("= the score", result.score),

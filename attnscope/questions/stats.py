@@ -30,20 +30,8 @@ from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import nearest_name
 from attnscope.text import round_short
 from attnscope.views import CELLS as GRID_CELLS
-from attnscope.views import (
-    Cell,
-    Column,
-    Curve,
-    Curves,
-    Grid,
-    HeadMap,
-    Ranked,
-    Ranking,
-    Table,
-    grid,
-    head_map,
-    rows_by_kind,
-)
+from attnscope.views import Column, Curve, Curves, Grid, HeadMap, Ranked, Ranking, Table, grid, maps_by_kind
+from attnscope.views.charts import Cell
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -249,19 +237,16 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     if not any(value == value for value in known.values()):
         raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
     unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
-    maps = {
-        kind: head_map(
-            rows,
-            name,
-            unit=unit,
-            limits=(0.0, 1.0) if unit == "share" else None,
-            signed=name in ("offset", ABLATION),
-            title=f"{name} · {kind}",
-            subtitle=result.title,
-            notes=(result.ran, *result.notes),
-        )
-        for kind, rows in rows_by_kind(known).items()
-    }
+    maps = maps_by_kind(
+        known,
+        name,
+        lambda kind: f"{name} · {kind}",
+        unit=unit,
+        limits=(0.0, 1.0) if unit == "share" else None,
+        signed=name in ("offset", ABLATION),
+        subtitle=result.title,
+        notes=(result.ran, *result.notes),
+    )
     return {kind: replace(view, by_layer=len(view.layers) > 1) for kind, view in maps.items()}
 
 

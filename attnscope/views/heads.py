@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,24 +127,29 @@ def layer_rows(values: Mapping[Head, float]) -> dict[int, list[float]]:
     return rows
 
 
-def rows_by_kind(values: Mapping[Head, float]) -> dict[str, dict[int, list[float]]]:
-    """The same for each kind of attention."""
+def maps_by_kind(
+    values: Mapping[Head, float], name: str, title: Callable[[str], str], **more: Any
+) -> dict[str, HeadMap]:
+    """A map of heads for each kind of attention, which ``title`` gives its title; see ``head_map``."""
     kinds: dict[str, dict[Head, float]] = {}
     for head, value in values.items():
         kinds.setdefault(head.kind or "", {})[head] = value
-    return {kind: layer_rows(heads) for kind, heads in kinds.items()}
+    return {
+        kind: head_map(layer_rows(heads), name, title=title(kind), **more) for kind, heads in kinds.items()
+    }
 
 
-def maps_by_kind(
+def effect_maps(
     values: Mapping[Head, float], name: str, *, unit: str = "", lead: str = ""
 ) -> dict[str, HeadMap]:
     """A signed map of heads for each kind of attention, on one scale; ``lead`` begins each title."""
-    kinds, top = rows_by_kind(values), max(map(abs, values.values()), default=0.0) or 1.0
-    maps = {}
-    for kind, rows in kinds.items():
-        title = f"{lead}every {kind} head" if len(kinds) > 1 else f"{lead}every head"
-        maps[kind] = head_map(rows, name, unit=unit, limits=(-top, top), signed=True, title=title)
-    return maps
+    top = max(map(abs, values.values()), default=0.0) or 1.0
+    several = len({head.kind for head in values}) > 1
+
+    def title(kind: str) -> str:
+        return f"{lead}every {kind} head" if several else f"{lead}every head"
+
+    return maps_by_kind(values, name, title, unit=unit, limits=(-top, top), signed=True)
 
 
 Step = tuple["Place | None", "Place | None"]

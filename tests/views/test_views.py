@@ -19,7 +19,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import overview
 from attnscope.text import visible
 from attnscope.views import grid, head_row, heatmap, rank_places, thumbnail_levels, token_view
-from attnscope.views.heads import head_map, joint_difference, maps_by_kind, number
+from attnscope.views.heads import effect_maps, head_map, joint_difference, number
 from tests.axes.test_axes import grouped
 from tests.render.screen import bare, pixels, printed
 
@@ -224,10 +224,10 @@ def test_what_is_no_finite_number_has_no_place_in_a_tokens_list():
 
 def test_maps_of_several_kinds_have_one_signed_scale_and_name_their_kind() -> None:
     values = {Head("encoder L0H1"): 0.5, Head("cross L0H0"): -2.0, Head("cross L1H0"): 1.0}
-    maps = maps_by_kind(values, "effect", lead="nats, ")
+    maps = effect_maps(values, "effect", lead="nats, ")
     assert [view.title for view in maps.values()] == ["nats, every encoder head", "nats, every cross head"]
     assert {view.limits for view in maps.values()} == {(-2.0, 2.0)}
-    (alone,) = maps_by_kind({Head("L0H0"): 0.0}, "effect").values()
+    (alone,) = effect_maps({Head("L0H0"): 0.0}, "effect").values()
     assert (alone.title, alone.limits) == ("every head", (-1.0, 1.0))
 
 

@@ -27,7 +27,7 @@ from tests.tools.pictures_in_texts import SIZES, TEXT, eager, identity, states_o
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {% for c in m.content %}"
-    "{% if c.type == 'image' %}<image_token>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}"
 )
 
 

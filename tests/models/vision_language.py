@@ -130,7 +130,8 @@ PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
 LAST = {"vision_feature_layer": -1}
 PATCHED = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 TILED = {"size": SQUARE, "crop_to_patches": True, "max_patches": 6, "min_patches": 2}
-LLAVA = Family("Llava", CLIP, LLAMA, ("CLIP", CUT), config=LAST, options=PATCHED)
+OWN = {"image_token": ""}  # the processor's own, which its tokenizer does not name
+LLAVA = Family("Llava", CLIP, LLAMA, ("CLIP", CUT), named=OWN, config=LAST, options=PATCHED)
 LLAVA_NEXT = replace(LLAVA, kind="LlavaNext", images=("LlavaNext", CUT | PINS), config=LAST | PINS)
 
 DEEP = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14}
@@ -176,7 +177,7 @@ QUERIED = Family(
     {"model_type": "opt", "word_embed_proj_dim": 32, "ffn_dim": 32, "max_position_embeddings": 512},
     ("Blip", {"size": SQUARE}),
     signs=["<image>"],
-    named={"image_token": ""},  # it makes one itself
+    named=OWN,
     ids={"image_token_index": "<image>"},
     config={"qformer_config": LAYERS | {"encoder_hidden_size": 32, "vocab_size": 40}, "num_query_tokens": 8},
     options={"num_query_tokens": 8},
@@ -215,6 +216,7 @@ FAMILIES = {
         {"model_type": "gemma"},
         ("Siglip", {"size": SQUARE, "image_seq_length": 16}),
         signs=["<image>", *(f"<loc{at:04}>" for at in range(1024)), *(f"<seg{at:03}>" for at in range(128))],
+        named=OWN,
         config={"projection_dim": 32},
     ),
     "gemma3": Family(  # a square, of which four patches are averaged into a token

@@ -11,14 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from attnscope.errors import InputError, ModelError
-from attnscope.network.encoder import (
-    Encoder,
-    EncoderConfig,
-    EncoderLayer,
-    MultiHeadAttention,
-    RotaryAttention,
-    sinusoids,
-)
+from attnscope.network import encoder as network
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS, TOKENS = 2, 3, 5, 12, 3, 6
 EXACT = {"rtol": 0.0, "atol": 1e-6, "equal_nan": True}
@@ -39,7 +32,7 @@ def modules(**options):
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter) / 3)
-    ours = MultiHeadAttention(WIDTH, HEADS, **options)
+    ours = network.MultiHeadAttention(WIDTH, HEADS, **options)
     assert ours.load_state_dict(theirs.state_dict(), strict=True) is not None
     return ours.eval(), theirs.eval()
 
@@ -174,7 +167,7 @@ def test_dropout_drops_the_same_weights_from_the_same_seed(need):
 @pytest.mark.parametrize("options", [{}, {"kdim": 7}, {"add_bias_kv": True}, {"bias": False}])
 def test_one_seed_draws_the_weights_that_torch_draws(options):
     torch.manual_seed(5)
-    ours = MultiHeadAttention(WIDTH, HEADS, **options)
+    ours = network.MultiHeadAttention(WIDTH, HEADS, **options)
     torch.manual_seed(5)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)
     assert list(ours.state_dict()) == list(theirs.state_dict())
@@ -184,7 +177,7 @@ def test_one_seed_draws_the_weights_that_torch_draws(options):
 
 
 def test_dtype_is_that_of_the_weights():
-    module = MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)
+    module = network.MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)
     x = torch.randn(KEYS, WIDTH, dtype=torch.float64)
     out, weights = module(x, x, x)
     assert out.dtype == torch.float64
@@ -197,7 +190,7 @@ EACH = WIDTH // HEADS
 
 def test_the_formula_written_in_numpy_agrees():
     torch.manual_seed(1)
-    module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
+    module = network.MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     nn.init.normal_(module.in_proj_bias)
     x = torch.randn(TOKENS, WIDTH)
     state = {name: value.double().numpy() for name, value in module.state_dict().items()}
@@ -220,7 +213,7 @@ def test_the_formula_written_in_numpy_agrees():
 
 def test_causal_with_padding_needs_no_mask_beside_it():
     torch.manual_seed(2)
-    module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
+    module = network.MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     x = torch.randn(2, TOKENS, WIDTH)
     padding = torch.zeros(2, TOKENS, dtype=torch.bool)
     padding[1, 4:] = True
@@ -229,7 +222,7 @@ def test_causal_with_padding_needs_no_mask_beside_it():
     torch.testing.assert_close(out[1:, :4], alone, rtol=0, atol=1e-6)
 
 
-class Nearer(MultiHeadAttention):
+class Nearer(network.MultiHeadAttention):
     """Scores that fall with the distance (Press et al. 2022, ALiBi), as an override."""
 
     def scores(self, q, k):
@@ -239,7 +232,7 @@ class Nearer(MultiHeadAttention):
 
 def test_an_overridden_score_function_rules_with_and_without_weights():
     torch.manual_seed(3)
-    module, plain = Nearer(WIDTH, HEADS), MultiHeadAttention(WIDTH, HEADS)
+    module, plain = Nearer(WIDTH, HEADS), network.MultiHeadAttention(WIDTH, HEADS)
     plain.load_state_dict(module.state_dict(), strict=True)
     x = torch.randn(TOKENS, WIDTH)
     distance = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).abs().float()
@@ -252,7 +245,7 @@ def test_an_overridden_score_function_rules_with_and_without_weights():
 
 def test_rotary_scores_depend_on_the_distance_alone():
     torch.manual_seed(4)
-    module = RotaryAttention(WIDTH, HEADS, batch_first=True, length=20)
+    module = network.RotaryAttention(WIDTH, HEADS, batch_first=True, length=20)
     q, k = torch.randn(EACH), torch.randn(EACH)
     turned_q = module.rotate(q.expand(1, 1, 20, EACH))[0, 0]
     turned_k = module.rotate(k.expand(1, 1, 20, EACH))[0, 0]
@@ -266,7 +259,7 @@ def test_rotary_scores_depend_on_the_distance_alone():
 
 def test_rotary_equals_multiplying_by_complex_numbers():
     torch.manual_seed(5)
-    module = RotaryAttention(16, 2, length=50, base=100.0)
+    module = network.RotaryAttention(16, 2, length=50, base=100.0)
     x = torch.randn(1, 2, 50, 8)
     numbers = torch.complex(x[..., :4].double(), x[..., 4:].double())
     angle = torch.outer(torch.arange(50).double(), 100.0 ** (-torch.arange(4).double() / 4))
@@ -276,19 +269,19 @@ def test_rotary_equals_multiplying_by_complex_numbers():
 
 
 def test_rotary_has_the_parameters_of_plain_attention():
-    rotary = RotaryAttention(WIDTH, HEADS, length=9)
-    rotary.load_state_dict(MultiHeadAttention(WIDTH, HEADS).state_dict(), strict=True)
+    rotary = network.RotaryAttention(WIDTH, HEADS, length=9)
+    rotary.load_state_dict(network.MultiHeadAttention(WIDTH, HEADS).state_dict(), strict=True)
     x = torch.randn(10, WIDTH)
     with pytest.raises(ValueError, match="10 tokens are more than the 9 positions"):
         rotary(x, x, x)
     with pytest.raises(ValueError, match="even head width, not 3"):
-        RotaryAttention(12, 4, length=9)
+        network.RotaryAttention(12, 4, length=9)
 
 
 def test_sizes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="5 heads do not divide a width of 12"):
-        MultiHeadAttention(12, 5)
-    module = MultiHeadAttention(WIDTH, HEADS, batch_first=True)
+        network.MultiHeadAttention(12, 5)
+    module = network.MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     x = torch.randn(2, TOKENS, WIDTH)
     with pytest.raises(ValueError, match="key of shape"):
         module(x, torch.randn(2, TOKENS, WIDTH + 1), x)
@@ -302,13 +295,13 @@ def test_sizes_that_do_not_fit_are_named():
         module(x, x, x, attn_mask=torch.zeros(TOKENS, TOKENS, dtype=torch.int64))
 
 
-TINY = EncoderConfig(vocabulary=30, width=16, layers=2, heads=2, hidden=32, max_positions=24)
+TINY = network.EncoderConfig(vocabulary=30, width=16, layers=2, heads=2, hidden=32, max_positions=24)
 KINDS = ["rotary", "sinusoidal", "none"]
 
 
 def tiny(**changes):
     torch.manual_seed(0)
-    encoder = Encoder(dataclasses.replace(TINY, **changes)).eval()
+    encoder = network.Encoder(dataclasses.replace(TINY, **changes)).eval()
     with torch.no_grad():  # larger than at the start of training, so that every part shows in the output
         for parameter in encoder.parameters():
             parameter.add_(torch.randn_like(parameter) / 4)
@@ -316,13 +309,13 @@ def tiny(**changes):
 
 
 def test_sinusoids_are_the_formula():
-    table = sinusoids(7, 6)
+    table = network.sinusoids(7, 6)
     for position in range(7):
         for column in range(6):
             angle = position / 10000 ** (2 * (column // 2) / 6)
             expected = math.cos(angle) if column % 2 else math.sin(angle)
             assert table[position, column].item() == pytest.approx(expected, abs=1e-6)
-    assert sinusoids(7, 5).shape == (7, 5)
+    assert network.sinusoids(7, 5).shape == (7, 5)
 
 
 @pytest.mark.parametrize("positions", KINDS)
@@ -398,7 +391,7 @@ def test_a_layer_equals_torch(norm_first, activation, bias, batch_first):
         "bias": bias, "batch_first": batch_first, "layer_norm_eps": 1e-4,
     }  # fmt: skip
     theirs = nn.TransformerEncoderLayer(12, 3, **options).eval()
-    ours = EncoderLayer(12, 3, **options).eval()
+    ours = network.EncoderLayer(12, 3, **options).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) / 5)
@@ -417,7 +410,7 @@ def test_a_layer_equals_torch(norm_first, activation, bias, batch_first):
 
 def test_training_drops_what_torch_drops():
     theirs = nn.TransformerEncoderLayer(12, 3, dim_feedforward=20, dropout=0.3, batch_first=True).train()
-    ours = EncoderLayer(12, 3, dim_feedforward=20, dropout=0.3, batch_first=True).train()
+    ours = network.EncoderLayer(12, 3, dim_feedforward=20, dropout=0.3, batch_first=True).train()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     x = torch.randn(1, 5, 12)  # of one text, since torch draws for several in another memory order
     results = []
@@ -429,15 +422,15 @@ def test_training_drops_what_torch_drops():
 
 def test_an_unknown_activation_says_what_exists():
     with pytest.raises(ValueError, match="no activation 'tanh': there are relu, gelu"):
-        EncoderLayer(12, 3, activation="tanh")
+        network.EncoderLayer(12, 3, activation="tanh")
 
 
 FIELDS = {"vocabulary": 30, "width": 16, "layers": 2, "heads": 2, "hidden": 32}
 
 
 def test_a_config_survives_its_own_dictionary():
-    config = EncoderConfig(**FIELDS, causal=True, trained=True, positions="none", rotary_base=50.0)
-    assert EncoderConfig.from_dict(dataclasses.asdict(config)) == config
+    config = network.EncoderConfig(**FIELDS, causal=True, trained=True, positions="none", rotary_base=50.0)
+    assert network.EncoderConfig.from_dict(dataclasses.asdict(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -461,9 +454,9 @@ def test_a_config_survives_its_own_dictionary():
 )
 def test_a_value_that_makes_no_sense_is_named(changes, message):
     with pytest.raises(ModelError, match=message):
-        EncoderConfig.from_dict({**FIELDS, **changes})
+        network.EncoderConfig.from_dict({**FIELDS, **changes})
 
 
 def test_a_missing_size_is_named():
     with pytest.raises(ModelError, match="the field 'layers' is missing"):
-        EncoderConfig.from_dict({name: value for name, value in FIELDS.items() if name != "layers"})
+        network.EncoderConfig.from_dict({name: value for name, value in FIELDS.items() if name != "layers"})

@@ -7,15 +7,6 @@ import pytest
 from attnscope.errors import InputError, ModelError
 from attnscope.network.folder import load_tokenizer
 from attnscope.training import data
-from attnscope.training.data import (
-    IGNORED,
-    Cutter,
-    Lines,
-    read_stream,
-    split_held_out,
-    train_tokenizer,
-    write_stream,
-)
 from tests.training.corpus import sentences, write_corpus
 
 CLS, SEP, MASK = 2, 3, 4
@@ -23,33 +14,33 @@ CLS, SEP, MASK = 2, 3, 4
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(sentences(200, 0), 100)
+    return data.train_tokenizer(sentences(200, 0), 100)
 
 
 @pytest.fixture
 def cutter(tokenizer):
     """Rows over the numbers 5, 6, 7, ..., in which every token says where it came from."""
-    return Cutter(np.arange(5, 2000, dtype=np.uint32), tokenizer, length=20, guessed=0.0)
+    return data.Cutter(np.arange(5, 2000, dtype=np.uint32), tokenizer, length=20, guessed=0.0)
 
 
 def test_a_line_without_end_is_read_in_pieces(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "long.txt"
     path.write_text("the cat sat " * 40 + "\n\n" * 5000 + "a dog\n")
-    whole = write_stream(Lines([path]), tokenizer, tmp_path / "whole")
+    whole = data.write_stream(data.Lines([path]), tokenizer, tmp_path / "whole")
     monkeypatch.setattr(data, "LONGEST", 96)
     monkeypatch.setattr(data, "TOGETHER", 100)
-    assert [len(line) for line in Lines([path])] == [95] * 5 + [5]
-    assert write_stream(Lines([path]), tokenizer, tmp_path / "pieces") == whole + 4
+    assert [len(line) for line in data.Lines([path])] == [95] * 5 + [5]
+    assert data.write_stream(data.Lines([path]), tokenizer, tmp_path / "pieces") == whole + 4
     words, again = (
-        [int(id_) for id_ in read_stream(tmp_path / name) if id_ != SEP] for name in ("whole", "pieces")
+        [int(id_) for id_ in data.read_stream(tmp_path / name) if id_ != SEP] for name in ("whole", "pieces")
     )
     assert words == again
 
 
 def test_a_stream_holds_each_line_and_its_end(tmp_path, tokenizer):
     files = write_corpus(tmp_path, files=2, count=3)
-    total = write_stream(Lines(tuple(files)), tokenizer, tmp_path / "stream")
-    stream = read_stream(tmp_path / "stream")
+    total = data.write_stream(data.Lines(tuple(files)), tokenizer, tmp_path / "stream")
+    stream = data.read_stream(tmp_path / "stream")
     assert isinstance(stream, np.memmap)
     assert len(stream) == total
     lines = [line for path in files for line in path.read_text().split("\n") if line]
@@ -61,21 +52,21 @@ def test_a_stream_holds_each_line_and_its_end(tmp_path, tokenizer):
 
 def test_held_out_files_are_never_trained_on(tmp_path):
     files = write_corpus(tmp_path, files=41, count=1)
-    training, held_out = split_held_out(files, [], seed=0)
+    training, held_out = data.split_held_out(files, [], seed=0)
     assert set(training.files) | set(held_out.files) == set(files)
     assert not set(training.files) & set(held_out.files)
     assert len(held_out.files) == 2
-    assert split_held_out(list(reversed(files)), [], seed=0) == (training, held_out)
-    assert split_held_out(files, [], seed=1)[1] != held_out
-    assert split_held_out(files[1:], files[:1], seed=0)[1].files == (files[0],)
+    assert data.split_held_out(list(reversed(files)), [], seed=0) == (training, held_out)
+    assert data.split_held_out(files, [], seed=1)[1] != held_out
+    assert data.split_held_out(files[1:], files[:1], seed=0)[1].files == (files[0],)
     with pytest.raises(InputError, match=r"book0\.txt is both trained on and held out"):
-        split_held_out(files, [tmp_path / "." / "book0.txt"], seed=0)
+        data.split_held_out(files, [tmp_path / "." / "book0.txt"], seed=0)
 
 
 def test_of_a_single_file_the_last_lines_are_held_out(tmp_path):
     path = tmp_path / "only.txt"
     path.write_text("\n".join(f"line {n}" for n in range(100)))
-    training, held_out = split_held_out([path], [], seed=0)
+    training, held_out = data.split_held_out([path], [], seed=0)
     assert list(training) == [f"line {n}" for n in range(95)]
     assert list(held_out) == [f"line {n}" for n in range(95, 100)]
 
@@ -83,9 +74,9 @@ def test_of_a_single_file_the_last_lines_are_held_out(tmp_path):
 def test_files_that_are_no_text_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.txt is not UTF-8 text"):
-        list(Lines((tmp_path / "latin.txt",)))
+        list(data.Lines((tmp_path / "latin.txt",)))
     with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
-        list(Lines((tmp_path / "none.txt",)))
+        list(data.Lines((tmp_path / "none.txt",)))
 
 
 def test_a_row_is_a_stretch_of_text_between_its_marks(cutter):
@@ -94,7 +85,7 @@ def test_a_row_is_a_stretch_of_text_between_its_marks(cutter):
     assert (rows.ids[:, 0] == CLS).all()
     assert (rows.ids[:, -1] == SEP).all()
     assert (np.diff(rows.ids[:, 1:-1], axis=1) == 1).all()
-    assert (rows.targets == IGNORED).all()
+    assert (rows.targets == data.IGNORED).all()
 
 
 def test_one_pass_reads_each_stretch_once_and_the_next_in_another_order(cutter):
@@ -121,7 +112,7 @@ def test_a_step_depends_on_the_seed_and_its_number_alone(cutter):
 def test_masks_hide_the_share_that_was_asked_for_and_never_a_mark(cutter):
     plain = replace(cutter, guessed=0.0).training(3, 100)
     rows = replace(cutter, guessed=0.3).training(3, 100)
-    hidden = rows.targets != IGNORED
+    hidden = rows.targets != data.IGNORED
     assert 0.27 < hidden[:, 1:-1].mean() < 0.33
     assert not hidden[:, [0, -1]].any()
     assert (rows.ids[hidden] == MASK).all()
@@ -132,10 +123,10 @@ def test_masks_hide_the_share_that_was_asked_for_and_never_a_mark(cutter):
 def test_causal_rows_ask_for_every_next_token(cutter):
     rows = replace(cutter, causal=True, guessed=1.0).training(0, 4)
     assert np.array_equal(rows.targets[:, :-1], rows.ids[:, 1:])
-    assert (rows.targets[:, -1] == IGNORED).all()
+    assert (rows.targets[:, -1] == data.IGNORED).all()
     assert not (rows.ids == MASK).any()
     some = replace(cutter, guessed=0.5).training(0, 200, causal=True)
-    asked = some.targets != IGNORED
+    asked = some.targets != data.IGNORED
     assert 0.45 < asked[:, :-1].mean() < 0.55
     assert np.array_equal(some.targets[:, :-1][asked[:, :-1]], some.ids[:, 1:][asked[:, :-1]])
 
@@ -147,7 +138,7 @@ def test_repeated_rows_repeat_and_ask_only_for_what_can_be_known(cutter):
         text = ids[1:-1]
         period = next(p for p in range(1, len(text)) if np.array_equal(text[p:], text[:-p]))
         periods.add(period)
-        assert (targets[:period] == IGNORED).all()
+        assert (targets[:period] == data.IGNORED).all()
         assert np.array_equal(targets[period:-1], ids[period + 1 :])
     assert len(periods) > 3
 
@@ -160,13 +151,15 @@ def test_short_steps_hold_four_times_the_rows(cutter):
 
 def test_half_of_the_rows_with_a_lines_end_become_a_pair(tokenizer):
     stream = np.tile(np.array([10, 11, 12, 13, SEP], dtype=np.uint32), 4000)
-    rows = Cutter(stream, tokenizer, length=20, guessed=0.0).training(0, 200)
+    rows = data.Cutter(stream, tokenizer, length=20, guessed=0.0).training(0, 200)
     pairs = rows.segments.any(1)
     assert 0.4 < pairs.mean() < 0.6
     for ids, segments in zip(rows.ids[pairs], rows.segments[pairs], strict=True):
         assert (np.diff(segments) >= 0).all()
         assert ids[np.flatnonzero(segments)[0] - 1] == SEP
-    single = replace(Cutter(stream, tokenizer, 20), stream=np.full(500, 10, dtype=np.uint32)).training(0, 50)
+    single = replace(data.Cutter(stream, tokenizer, 20), stream=np.full(500, 10, dtype=np.uint32)).training(
+        0, 50
+    )
     assert not single.segments.any()
 
 
@@ -174,13 +167,13 @@ def test_evaluation_is_the_same_text_and_masks_each_time(cutter):
     cutter = replace(cutter, guessed=0.15)
     first, again = cutter.evaluation(2, 6), cutter.evaluation(2, 6)
     assert np.array_equal(first.ids, again.ids)
-    shown = np.where(first.targets == IGNORED, first.ids, first.targets)
+    shown = np.where(first.targets == data.IGNORED, first.ids, first.targets)
     assert shown[:, 1:-1].ravel().tolist() == list(range(5 + 2 * 18, 5 + 6 * 18))
 
 
 def test_too_little_text_says_so(tokenizer):
     with pytest.raises(InputError, match=r"10 tokens of text are too few for rows of 20"):
-        Cutter(np.arange(10, dtype=np.uint32), tokenizer, 20).training(0, 4)
+        data.Cutter(np.arange(10, dtype=np.uint32), tokenizer, 20).training(0, 4)
 
 
 LINES = ["The cat sat on the mat.", "“The café isn’t open,” said the cat.", "the cats sat at the cafe"] * 3
@@ -190,13 +183,13 @@ KINDS = ["wordpiece", "bpe"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_lines_give_the_same_tokenizer(kind):
     lines = Path(__file__).read_text("utf-8").splitlines(keepends=True)
-    texts = {train_tokenizer(lines, 400, kind).to_str() for _ in range(4)}
+    texts = {data.train_tokenizer(lines, 400, kind).to_str() for _ in range(4)}
     assert len(texts) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_stand_around_a_text_and_between_a_pair(kind):
-    tokenizer = train_tokenizer(LINES, 320, kind)
+    tokenizer = data.train_tokenizer(LINES, 320, kind)
     assert [tokenizer.token_to_id(t) for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == list(
         range(5)
     )
@@ -213,7 +206,7 @@ def test_special_tokens_stand_around_a_text_and_between_a_pair(kind):
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_tokens_lead_back_to_the_text_as_it_was(kind, lowercase):
     text = "The CAFÉ isn’t “open”."
-    tokenizer = train_tokenizer([*LINES, text], 400, kind, lowercase)
+    tokenizer = data.train_tokenizer([*LINES, text], 400, kind, lowercase)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     places = dict.fromkeys(encoding.offsets)  # the two bytes of one letter share its place
     pieces = [text[start:stop] for start, stop in places]
@@ -224,7 +217,7 @@ def test_tokens_lead_back_to_the_text_as_it_was(kind, lowercase):
 
 def test_only_bytes_can_spell_what_the_lines_lack():
     text = "猫 🙂"
-    words, pieces = train_tokenizer(LINES, 320), train_tokenizer(LINES, 320, "bpe")
+    words, pieces = data.train_tokenizer(LINES, 320), data.train_tokenizer(LINES, 320, "bpe")
     assert words.encode(text, add_special_tokens=False).tokens == ["[UNK]", "[UNK]"]
     assert 1 not in pieces.encode(text).ids
     assert pieces.decode(pieces.encode(text).ids) == " " + text
@@ -232,18 +225,18 @@ def test_only_bytes_can_spell_what_the_lines_lack():
 
 def test_rare_letters_give_way_to_a_vocabulary_that_is_small():
     letters = [chr(code) for code in range(0x4E00, 0x4E00 + 500)]
-    tokenizer = train_tokenizer([*LINES, *letters], 200)
+    tokenizer = data.train_tokenizer([*LINES, *letters], 200)
     assert tokenizer.get_vocab_size() <= 200
     assert tokenizer.token_to_id("the") is not None
 
 
 def test_bad_wishes_are_refused(tmp_path):
     with pytest.raises(ModelError, match="no tokenizer 'unigram': there are wordpiece, bpe"):
-        train_tokenizer(LINES, 300, "unigram")
+        data.train_tokenizer(LINES, 300, "unigram")
     with pytest.raises(ModelError, match="a bpe vocabulary needs 300 tokens or more, not 299"):
-        train_tokenizer(LINES, 299, "bpe")
+        data.train_tokenizer(LINES, 299, "bpe")
     path = tmp_path / "tokenizer.json"
-    train_tokenizer(LINES, 64).save(str(path))
+    data.train_tokenizer(LINES, 64).save(str(path))
     assert load_tokenizer(path).get_vocab_size() <= 64
     path.write_text(path.read_text().replace("[MASK]", "[HIDE]"))
     with pytest.raises(ModelError, match=r"has no token \[MASK\]"):

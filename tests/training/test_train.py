@@ -13,21 +13,12 @@ import torch
 from attnscope.errors import InputError, ModelError, OutputError
 from attnscope.network.encoder import Encoder, EncoderConfig
 from attnscope.network.folder import load_encoder
+from attnscope.training import train
 from attnscope.training.data import Cutter, Lines, read_stream, train_tokenizer, write_stream
-from attnscope.training.train import (
-    Recipe,
-    Settings,
-    evaluate,
-    held_out_loss,
-    rows_loss,
-    schedule,
-    train_encoder,
-    train_on_files,
-)
 from tests.training.corpus import press_ctrl_c, sentences, write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=32)
-SETTINGS = Settings(steps=12, batch=8, rate=5e-3, evaluate_every=4, evaluate_rows=8)
+SETTINGS = train.Settings(steps=12, batch=8, rate=5e-3, evaluate_every=4, evaluate_rows=8)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +38,7 @@ def run(cutters, path, settings=SETTINGS, config=CONFIG, resume=False, observe=l
     torch.manual_seed(settings.seed)
     encoder = Encoder(config)
     training, held_out = (replace(cutter, causal=config.causal) for cutter in cutters)
-    progress, done = train_encoder(encoder, training, held_out, settings, path, resume, observe)
+    progress, done = train.train_encoder(encoder, training, held_out, settings, path, resume, observe)
     return encoder, progress, done
 
 
@@ -63,9 +54,9 @@ def test_a_short_run_lowers_the_loss(cutters, tmp_path, causal):
     assert done
     assert progress.step == 100
     torch.manual_seed(0)
-    before = evaluate(Encoder(config), replace(cutters[1], causal=causal), settings)
+    before = train.evaluate(Encoder(config), replace(cutters[1], causal=causal), settings)
     assert before == pytest.approx(math.log(100), abs=0.1)
-    after = evaluate(encoder, replace(cutters[1], causal=causal), settings)
+    after = train.evaluate(encoder, replace(cutters[1], causal=causal), settings)
     assert progress.held_out[-1] == (100, pytest.approx(after, abs=1e-5))
     assert progress.held_out[-1][1] < 0.75 * before
 
@@ -153,7 +144,7 @@ def test_the_loss_is_the_mean_over_the_hidden_tokens_alone(cutters):
     rows = cutters[0].training(0, 4)
     with torch.no_grad():
         logits = encoder.logits(encoder(torch.from_numpy(rows.ids), torch.from_numpy(rows.segments))).double()
-        loss = rows_loss(encoder, rows, SETTINGS).item()
+        loss = train.rows_loss(encoder, rows, SETTINGS).item()
     shares = (logits.exp() / logits.exp().sum(-1, keepdim=True)).numpy()
     asked = [
         -np.log(shares[row, column, rows.targets[row, column]])
@@ -163,12 +154,12 @@ def test_the_loss_is_the_mean_over_the_hidden_tokens_alone(cutters):
 
 
 def test_the_schedule_goes_up_a_line_and_down_a_cosine():
-    assert schedule(0.0, 0.1) == 0
-    assert schedule(0.05, 0.1) == pytest.approx(0.5)
-    assert schedule(0.1, 0.1) == pytest.approx(1)
-    assert schedule(0.55, 0.1) == pytest.approx(0.5)
-    assert schedule(1.0, 0.1) == pytest.approx(0)
-    assert schedule(0.0, 0.0) == 1
+    assert train.schedule(0.0, 0.1) == 0
+    assert train.schedule(0.05, 0.1) == pytest.approx(0.5)
+    assert train.schedule(0.1, 0.1) == pytest.approx(1)
+    assert train.schedule(0.55, 0.1) == pytest.approx(0.5)
+    assert train.schedule(1.0, 0.1) == pytest.approx(0)
+    assert train.schedule(0.0, 0.0) == 1
 
 
 def test_training_leaves_the_kernel_and_ctrl_c_as_they_were(cutters, tmp_path):
@@ -180,8 +171,8 @@ def test_training_leaves_the_kernel_and_ctrl_c_as_they_were(cutters, tmp_path):
 
 
 SHAPE = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=64)
-RECIPE = Recipe(SHAPE, length=32, repeats=0.1)
-SHORT = Settings(steps=6, batch=8, rate=5e-3, evaluate_every=3, evaluate_rows=8)
+RECIPE = train.Recipe(SHAPE, length=32, repeats=0.1)
+SHORT = train.Settings(steps=6, batch=8, rate=5e-3, evaluate_every=3, evaluate_rows=8)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +187,7 @@ def weights(folder):
 @pytest.fixture(scope="module")
 def trained(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "model"
-    return folder, train_on_files(files, folder, RECIPE, SHORT)
+    return folder, train.train_on_files(files, folder, RECIPE, SHORT)
 
 
 def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(trained, files):
@@ -219,20 +210,20 @@ def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(trained, files):
 def test_the_loss_can_be_measured_again_from_the_folder(trained, files):
     folder, outcome = trained
     unseen = [path for path in files if path.name in outcome.held_out]
-    loss, tokens = held_out_loss(folder, unseen, length=32)
+    loss, tokens = train.held_out_loss(folder, unseen, length=32)
     assert loss == pytest.approx(outcome.progress.held_out[-1][1], abs=1e-5)
     assert loss < math.log(outcome.encoder.config.vocabulary)
     assert tokens > 300
-    assert held_out_loss(folder, unseen, length=32, seed=1)[0] != loss
+    assert train.held_out_loss(folder, unseen, length=32, seed=1)[0] != loss
 
 
 def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(trained, files, tmp_path):
     folder = tmp_path / "model"
-    stopped = train_on_files(files, folder, RECIPE, SHORT, observe=press_ctrl_c(2))
+    stopped = train.train_on_files(files, folder, RECIPE, SHORT, observe=press_ctrl_c(2))
     assert (stopped.progress.step, stopped.done) == (2, False)
     assert load_encoder(folder)[0].config.trained
     assert weights(folder) != weights(trained[0])
-    outcome = train_on_files(files, folder, RECIPE, SHORT, resume=True)
+    outcome = train.train_on_files(files, folder, RECIPE, SHORT, resume=True)
     assert outcome.done
     assert weights(folder) == weights(trained[0])
     assert not (folder / "training").exists()
@@ -240,40 +231,40 @@ def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(trained, fi
 
 def test_a_run_may_get_longer_but_keeps_its_other_terms(files, tmp_path):
     folder = tmp_path / "model"
-    train_on_files(files, folder, RECIPE, SHORT, observe=press_ctrl_c(1))
+    train.train_on_files(files, folder, RECIPE, SHORT, observe=press_ctrl_c(1))
     wider = replace(RECIPE, config=replace(SHAPE, width=64))
     with pytest.raises(ModelError, match="was started with width 32, not 64"):
-        train_on_files(files, folder, wider, SHORT, resume=True)
+        train.train_on_files(files, folder, wider, SHORT, resume=True)
     with pytest.raises(ModelError, match=r"was started with rate 0\.005, not 0\.1"):
-        train_on_files(files, folder, RECIPE, replace(SHORT, rate=0.1), resume=True)
+        train.train_on_files(files, folder, RECIPE, replace(SHORT, rate=0.1), resume=True)
     with pytest.raises(ModelError, match="was started with repeats"):
-        train_on_files(files, folder, replace(RECIPE, repeats=0.5), SHORT, resume=True)
+        train.train_on_files(files, folder, replace(RECIPE, repeats=0.5), SHORT, resume=True)
     with pytest.raises(ModelError, match="was started on other files"):
-        train_on_files(files[:2], folder, RECIPE, SHORT, resume=True)
-    longer = train_on_files(files, folder, RECIPE, replace(SHORT, steps=8), resume=True)
+        train.train_on_files(files[:2], folder, RECIPE, SHORT, resume=True)
+    longer = train.train_on_files(files, folder, RECIPE, replace(SHORT, steps=8), resume=True)
     assert longer.progress.step == 8
 
 
 def test_a_run_that_is_over_or_never_was_is_not_resumed(trained, files, tmp_path):
     with pytest.raises(ModelError, match=r"nothing to resume in .*: its run is over"):
-        train_on_files(files, trained[0], RECIPE, SHORT, resume=True)
+        train.train_on_files(files, trained[0], RECIPE, SHORT, resume=True)
     with pytest.raises(ModelError, match=r"nothing to resume in .*: it holds no run"):
-        train_on_files(files, tmp_path / "none", RECIPE, SHORT, resume=True)
+        train.train_on_files(files, tmp_path / "none", RECIPE, SHORT, resume=True)
     assert not (tmp_path / "none").exists()
 
 
 def test_a_folder_that_holds_something_is_left_alone(trained, files, tmp_path):
     before = weights(trained[0])
     with pytest.raises(OutputError, match=r"exists already: choose another folder, or .* --resume"):
-        train_on_files(files, trained[0], RECIPE, SHORT)
+        train.train_on_files(files, trained[0], RECIPE, SHORT)
     assert weights(trained[0]) == before
     (tmp_path / "empty" / "training").mkdir(parents=True)  # as a Ctrl-C right at the start leaves it
-    assert train_on_files(files, tmp_path / "empty", RECIPE, replace(SHORT, steps=1)).done
+    assert train.train_on_files(files, tmp_path / "empty", RECIPE, replace(SHORT, steps=1)).done
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match="file exists already"):
-        train_on_files(files, tmp_path / "file", RECIPE, SHORT)
+        train.train_on_files(files, tmp_path / "file", RECIPE, SHORT)
     with pytest.raises(OutputError, match="cannot be written"):
-        train_on_files(files, tmp_path / "file" / "below", RECIPE, SHORT)
+        train.train_on_files(files, tmp_path / "file" / "below", RECIPE, SHORT)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +279,7 @@ def test_a_folder_that_holds_something_is_left_alone(trained, files, tmp_path):
 def test_too_little_text_is_refused_and_leaves_nothing(tmp_path, text, message):
     (tmp_path / "book.txt").write_text(text)
     with pytest.raises(InputError, match=message):
-        train_on_files([tmp_path / "book.txt"], tmp_path / "model", RECIPE, SHORT)
+        train.train_on_files([tmp_path / "book.txt"], tmp_path / "model", RECIPE, SHORT)
     assert not (tmp_path / "model").exists()
 
 
@@ -296,34 +287,34 @@ def test_a_run_can_start_from_another_ones_encoder(trained, files, tmp_path):
     settings = replace(SHORT, rate=1e-9, steps=1)
     first = trained[1].encoder
     recipe = replace(RECIPE, config=first.config)
-    outcome = train_on_files(files, tmp_path / "m", recipe, settings, start=trained[0])
+    outcome = train.train_on_files(files, tmp_path / "m", recipe, settings, start=trained[0])
     assert outcome.tokenizer.to_str() == trained[1].tokenizer.to_str()
     for name, weight in outcome.encoder.state_dict().items():
         torch.testing.assert_close(weight, first.state_dict()[name], rtol=0, atol=1e-6)
     with pytest.raises(ModelError, match="has another shape than what is to be trained"):
-        train_on_files(files, tmp_path / "n", RECIPE, SHORT, start=tmp_path / "m")
+        train.train_on_files(files, tmp_path / "n", RECIPE, SHORT, start=tmp_path / "m")
     with pytest.raises(ModelError, match="holds no model"):
-        train_on_files(files, tmp_path / "n", recipe, SHORT, start=tmp_path / "none")
+        train.train_on_files(files, tmp_path / "n", recipe, SHORT, start=tmp_path / "none")
     assert not (tmp_path / "n").exists()
 
 
 def test_a_file_that_is_not_there_is_named(files, tmp_path):
     with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
-        train_on_files([*files, tmp_path / "none.txt"], tmp_path / "model", RECIPE, SHORT)
+        train.train_on_files([*files, tmp_path / "none.txt"], tmp_path / "model", RECIPE, SHORT)
     with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
-        train_on_files(files, tmp_path / "model", RECIPE, SHORT, held_out=[tmp_path / "none.txt"])
+        train.train_on_files(files, tmp_path / "model", RECIPE, SHORT, held_out=[tmp_path / "none.txt"])
     assert not (tmp_path / "model").exists()
 
 
 def test_byte_pairs_and_next_tokens_can_be_learned_too(files, tmp_path):
     config = replace(SHAPE, vocabulary=320, causal=True)
     recipe = replace(RECIPE, config=config, tokenizer="bpe", guessed=1.0)
-    outcome = train_on_files(files[:2], tmp_path / "m", recipe, SHORT, held_out=files[2:])
+    outcome = train.train_on_files(files[:2], tmp_path / "m", recipe, SHORT, held_out=files[2:])
     assert outcome.held_out == (files[2].name,)
     encoder, tokenizer = load_encoder(tmp_path / "m")
     assert encoder.config.causal
     assert tokenizer.encode("猫").ids.count(1) == 0
-    loss, _ = held_out_loss(tmp_path / "m", files[2:], length=32)
+    loss, _ = train.held_out_loss(tmp_path / "m", files[2:], length=32)
     assert loss == pytest.approx(outcome.progress.held_out[-1][1], abs=1e-5)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,8 @@ from attnscope.models.text.tokens import (
     strip_end,
     tokens_of,
 )
+from attnscope.network import folder
 from attnscope.network.encoder import Encoder
-from attnscope.network.folder import (
-    BUNDLED,
-    MASK,
-    PRETRAINED,
-    TOKENIZER,
-    WEIGHTS,
-    load_encoder,
-    load_tokenizer,
-    untrained,
-)
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -215,7 +206,7 @@ class OwnModel(ReaderModel):
     @property
     def objective(self) -> Objective:
         """Masked tokens, or next tokens for a causal encoder."""
-        mask = None if self.encoder.config.causal else self.reader.tokenizer.token_to_id(MASK)
+        mask = None if self.encoder.config.causal else self.reader.tokenizer.token_to_id(folder.MASK)
         return Objective("ids", mask, self.reader.vocabulary)
 
     def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
@@ -225,21 +216,21 @@ class OwnModel(ReaderModel):
 
 def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = None) -> OwnModel:
     """``own``, ``own-causal`` or a folder that attnscope saved; from a seed if it has no weights."""
-    folder: str | Path = PRETRAINED / name if name in BUNDLED else name
-    if name in BUNDLED and not (PRETRAINED / name / WEIGHTS).is_file():
-        encoder, tokenizer = untrained(0, name)
+    place: str | Path = folder.PRETRAINED / name if name in folder.BUNDLED else name
+    if name in folder.BUNDLED and not (folder.PRETRAINED / name / folder.WEIGHTS).is_file():
+        encoder, tokenizer = folder.untrained(0, name)
     else:
         with explained(f"loading {name}"):
-            encoder, tokenizer = load_encoder(folder)
+            encoder, tokenizer = folder.load_encoder(place)
     notes = [] if encoder.config.trained else ["untrained: the weights are random, drawn from a fixed seed"]
     return OwnModel(name, encoder.to(device=device, dtype=dtype), tokenizer, notes)
 
 
-def load_reader(name: str, **options: Any) -> TextReader:
+def load_reader(name: str) -> TextReader:
     """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
-    if name in BUNDLED:
-        return TextReader(load_tokenizer(PRETRAINED / name / TOKENIZER), name)
-    source, config = Source(name, **options), None
+    if name in folder.BUNDLED:
+        return TextReader(folder.load_tokenizer(folder.PRETRAINED / name / folder.TOKENIZER), name)
+    source, config = Source(name), None
     if source.folder is None or (source.folder / "config.json").is_file():
         config = source.load_config()
     else:  # a tokenizer alone

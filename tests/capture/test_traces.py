@@ -1,6 +1,7 @@
 """A recording leaves nothing behind, watches its own thread only, and changes nothing."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -115,23 +116,10 @@ def test_an_observers_own_attention_is_not_recorded(bert):
 
 def in_threads(*works):
     """Run functions at once, each in a thread of its own, and raise what any of them raised."""
-    errors = []
     gate = threading.Barrier(len(works))
-
-    def run(work):
-        try:
-            gate.wait()
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(lambda work=work: (gate.wait(), work())) for work in works]:
+            done.result()
 
 
 @pytest.mark.parametrize("shared", [True, False])

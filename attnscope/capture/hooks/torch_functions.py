@@ -89,23 +89,22 @@ class AttentionFunctions(Tracker):
 
     def see(self, seen: Seen) -> None:
         """Take the attention of one call."""
-        if "attention" not in seen.name and seen.name not in FUSED_FUNCTIONS:
+        recorder, args, kwargs, result = self.recorder, seen.args, seen.kwargs, seen.result
+        name = seen.name.partition(".")[0]
+        if "attention" not in name and name not in FUSED_FUNCTIONS:
             return
         with quietly():
-            self._see(seen, seen.name.partition(".")[0])
-
-    def _see(self, seen: Seen, name: str) -> None:
-        recorder, args, kwargs, result = self.recorder, seen.args, seen.kwargs, seen.result
-        if name in FUSED_FUNCTIONS:
-            self._take_whole(*capture_fast_path(name, args, kwargs, seen.inside, recorder.stack.calls), seen)
-        elif is_mapped(*tensors_in(args, kwargs)):
-            recorder.name(recorder.owner, MAPPED)
-        elif name == "multi_head_attention_forward":
-            self._take_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
-        elif name == "flex_attention":
-            recorder.take_kernel(capture_flex(args, kwargs, result[0]), *seen.tensors[:2])
-        elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
-            recorder.name(recorder.owner, DIRECT.format(name))
+            if name in FUSED_FUNCTIONS:
+                capture, path = capture_fast_path(name, args, kwargs, seen.inside, recorder.stack.calls)
+                self._take_whole(capture, path, seen)
+            elif is_mapped(*tensors_in(args, kwargs)):
+                recorder.name(recorder.owner, MAPPED)
+            elif name == "multi_head_attention_forward":
+                self._take_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
+            elif name == "flex_attention":
+                recorder.take_kernel(capture_flex(args, kwargs, result[0]), *seen.tensors[:2])
+            elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
+                recorder.name(recorder.owner, DIRECT.format(name))
 
     def _take_whole(self, capture: Capture | None, path: str, seen: Seen) -> None:
         """Take the attention of a function on states, [text, position, width] if it is fused."""

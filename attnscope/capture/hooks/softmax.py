@@ -114,10 +114,9 @@ class Trails(Tracker):
     def _start(self, scores: Tensor, axis: int, result: Tensor) -> None:
         """Follow the result of a softmax over ``axis`` of ``scores``."""
         if result.ndim >= 2 and result.is_floating_point():
-            shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
             self._softmaxes += 1
             masked, path = masked_keys(scores, axis), self.recorder.path
-            self._trails[result] = Trail(path, masked, shapes, softmax=self._softmaxes)
+            self._trails[result] = Trail(path, masked, softmax=self._softmaxes)
 
     def _carry_on(self, seen: Seen) -> None:
         """Carry the first followed argument over to the result of a harmless function."""
@@ -135,13 +134,10 @@ class Trails(Tracker):
         if seen.name in RESHAPING and source is args[0]:
             masked = None if trail.masked is None else seen.func(trail.masked, *args[1:], **seen.kwargs)
             for index, part in enumerate(parts):
-                self._carry(trail, part, masked[index] if several and masked is not None else masked)
+                mask = masked[index] if several and masked is not None else masked
+                self._trails[part] = replace(trail, masked=mask)
         elif not several and seen.name in ELEMENTWISE and result.shape == source.shape:
-            self._carry(trail, result, trail.masked)
-
-    def _carry(self, trail: Trail, result: Tensor, masked: Tensor | None) -> None:
-        shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
-        self._trails[result] = replace(trail, masked=masked, shapes=shapes)
+            self._trails[result] = trail
 
     def _weighing(self, seen: Seen) -> Weighing | None:
         """The attention weights among the factors of a product, if any, and the product.

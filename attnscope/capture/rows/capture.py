@@ -29,7 +29,6 @@ class Trail:
 
     path: tuple[str, ...]  # the modules that were running at the softmax, outermost first
     masked: Tensor | None  # bool, with the tensor's axes
-    shapes: tuple[torch.Size, ...]  # every 4-D shape on the path
     mixed: bool = False  # whether a learned layer mixed heads after the softmax (talking heads)
     signed: bool = False  # whether some of the weights are negative when they meet the values
     softmax: int = 0  # number of the softmax in the recording; 0 for none
@@ -60,8 +59,8 @@ class Weighing:
 
         Five axes and more: those between the first and the queries are heads in groups that share their
         values; otherwise all but the last of them are batch (windows, blocks), unless the second has as
-        many entries as the module's ``heads``. Three: [batch·head, query, key], split like a 4-D shape on
-        the weights' path, or by the batch of the module's input. -> [batch, head, query, key]
+        many entries as the module's ``heads``. Three: [batch·head, query, key], split by the batch of the
+        module's input. -> [batch, head, query, key]
         """
         masked = None if self.masked is None else self.masked.expand(self.weights.shape)
         masked = None if masked is None else ~self._laid(masked, batch, heads)
@@ -73,14 +72,11 @@ class Weighing:
 
     def _laid(self, tensor: Tensor, batch: int, heads: int | None) -> Tensor:
         """A tensor in the weights' axes, with a batch and a head axis."""
-        *lead, queries, keys = self.weights.shape
+        lead = list(self.weights.shape[:-2])
         if len(lead) == 3 and not self.grouped and lead[1] == heads != lead[2]:  # the second are the heads
             tensor, lead = tensor.transpose(1, 2), [lead[0], lead[2], lead[1]]
         if len(lead) == 1:
-            shapes = [shape for shape in reversed(self.trail.shapes) if shape[2:] == (queries, keys)]
-            known = [shape[:2] for shape in shapes if shape[0] * shape[1] == lead[0]]
-            split = (batch, lead[0] // batch) if batch and lead[0] % batch == 0 else (lead[0], 1)
-            lead = list(known[0] if known else split)
+            lead = [batch, lead[0] // batch] if batch and lead[0] % batch == 0 else [lead[0], 1]
         elif len(lead) > 2 and not self.grouped:
             lead = [math.prod(lead[:-1]), lead[-1]]
         first, *others = lead or [1]

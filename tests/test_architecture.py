@@ -42,7 +42,7 @@ BANNED = {
 }
 MOST_LINES = 600
 LONGER: dict[str, str] = {}  # files with more, each with its reason
-MOST_IMPORTS = 0.068  # of all lines
+MOST_IMPORTS = 0.065  # of all lines
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

@@ -188,7 +188,7 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     style = surface.bar_style()
     for (name, values), end in zip(lines, ends, strict=True):
         faint = DIM if name == "baseline" else None
-        marks = "".join(" " if value is None else surface.spark(abs(value) / top) for value in values)
+        marks = [" " if value is None else surface.spark(abs(value) / top) for value in values]
         yield [
             Segment(screen.fit_text(name, label), faint or BOLD),
             Segment(screen.fit_text("".join(mark * each for mark in marks), count * each), faint or style),
@@ -212,20 +212,18 @@ WIDEST_STACK = 100
 
 def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
     """Each label with its bar and its largest part; then the legend of letters."""
-    letters = view.letters
-    tones = [round((TONES - 1) * level) for level in view.tones]
-    palette = surface.palette(signed=False)
+    letters, palette = view.letters, surface.palette(signed=False)
+    tones = (round((TONES - 1) * level) for level in view.tones)
     styles = [screen.style_on(palette, each) if surface.colour else None for each in tones]
     label = min(max([1, *(cell_len(clean(each)) for each in view.labels)]), LONGEST_LABEL)
     room = min(surface.width - label - 10, WIDEST_STACK)
     for name, shares in zip(view.labels, view.shares.tolist(), strict=True):
-        line: Line = [Segment(isolate(screen.fit_text(screen.cut(clean(name), label), label)) + "  ")]
+        line: Line = [Segment(isolate(screen.fit_text(clean(name), label)) + "  ")]
         cells = _cells(shares, room)
         line += [Segment(letters[part] * wide, styles[part]) for part, wide in enumerate(cells) if wide]
         most = max(range(len(shares)), key=shares.__getitem__)
         rest = " " * (room - sum(cells))
-        line.append(Segment(f"{rest}  {letters[most]} {shares[most]:.2f}"))
-        yield line
+        yield [*line, Segment(f"{rest}  {letters[most]} {shares[most]:.2f}")]
     yield []
     for words in screen.wrap_text(view.legend, surface.width):
         yield [Segment(isolate(words))]
@@ -271,7 +269,7 @@ def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
 def _line(
     term: Term, column: float, widths: tuple[int, int, int], surface: Surface, style: Style | None
 ) -> Line:
-    """A label, a number, and a bar from zero, which is at column ``left``."""
+    """A label, a number, and a bar from zero."""
     label, number, room = widths
     eighths = round(abs(term.value) / column * 8)
     text = f"{screen.fit_text(term.label, label)}  {f'{term.value:+.3f}':>{number}}  "

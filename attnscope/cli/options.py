@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import click
 
 from attnscope.attention import Head
-from attnscope.cli.command import (
-    MOST_USED,
-    Group,
-    argument,
-    flag,
-    option,
-    refuse,
-    tell_retired,
-    untyped,
-)
+from attnscope.cli.command import MOST_USED, Group, argument, flag, option, refuse, tell_retired, untyped
 from attnscope.errors import OutputError, SelectionError
 from attnscope.figures import Weigh
 from attnscope.plugins import entry_points_of

@@ -22,13 +22,7 @@ from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import (
-    Intervention,
-    ScoreOutcome,
-    average_effects,
-    measure_effects,
-    of_effects,
-)
+from attnscope.questions.cause import Intervention, ScoreOutcome, average_effects, measure_effects, of_effects
 from attnscope.questions.intervention import (
     NEAR,
     Calls,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse_first
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
@@ -50,19 +50,14 @@ def ablate(
     heads = options.parse_heads(attention.head, attention)
     texts = corpus.texts is not None
     one = bool(score.target or score.against or many.prompts)
-    plain = not (texts or asked.importance)
-    for wrong, name, sentence in (
+    plain, written = not (texts or asked.importance), output.out or output.as_csv
+    refuse_first(
         (asked.mean and not texts, "--mean", "a mean is taken over a corpus: add --texts"),
         (asked.mean and asked.importance, "--mean", "an estimate removes no head: leave one of them out"),
         (one and not plain, "--target", "a prediction is of one text: not with --texts or --importance"),
         (len(heads) > 1 and not plain, "--head", "several heads are removed from one text: name one"),
-        (
-            plain and heads and not one and (output.out or output.as_csv),
-            "--out, --csv",
-            "--head is printed, or --json",
-        ),
-    ):
-        refuse(wrong, name, sentence)
+        (plain and heads and not one and written, "--out, --csv", "--head is printed, or --json"),
+    )
     selection = options.select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.measures import DEFAULT
     from attnscope.models import ModelInput

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, RETIRED, Group, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, RETIRED, Group, command, flag, option, refuse_first
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import list_prompts, load_model, read_file, read_source
@@ -62,12 +62,9 @@ def patch(
     """
     path, many, token = asked.to is not None, asked.pairs is not None, asked.by == "token"
     written = cause.head is not None or attention != options.LayerOptions()
-    for wrong, name, sentence in (
-        (
-            many and (asked.with_text or source.names_one),
-            "--pairs",
-            "the file has the texts: leave out yours",
-        ),
+    named = asked.with_text or source.names_one
+    refuse_first(
+        (many and named, "--pairs", "the file has the texts: leave out yours"),
         (many and template.prompts, "--prompts", "--pairs has the texts: give one of both"),
         ((many or template.prompts) and token, "--by", "a map of tokens is of one pair: give two texts"),
         (not many and asked.with_text is None, "--with-text", "give the other text, or --pairs FILE"),
@@ -78,8 +75,7 @@ def patch(
         (token and (path or asked.fast or asked.what != "output"), "--by", "token goes alone"),
         (token and written, "--head, --layer", "a map of tokens is of every layer: leave them out"),
         (source.saved is not None, "--from", RETIRED["patch --from"]),
-    ):
-        refuse(wrong, name, sentence)
+    )
     from attnscope.models.inputs import Limit
     from attnscope.questions.cause import of_intervention
     from attnscope.questions.patching import Receiver, TextPair, of_trace, read_pairs, trace_tokens

@@ -108,24 +108,16 @@ def mean_head(
     model: Model, texts: Sequence[tuple[Prompt, ModelInput]], template: str, selection: Selection
 ) -> OneHead:
     """The mean map of one head over prompts, aligned by the template, and the means of its figures."""
-    total: Weights | None = None
-    found: list[OneHead] = []
+    maps, found = list[Weights](), list[OneHead]()
     for number, (prompt, prepared) in enumerate(texts, 1):
         tell("prompt", number, len(texts))
         found.append(one_head(model, prepared, selection))
         shown, axis = found[-1].heatmap.weights, align_prompt(prompt, prepared.tokens)
         if shown.values.shape != (axis.size, axis.size):
             raise SelectionError("prompts are aligned on one text: this head's rows or columns are others")
-        weights, _ = coarsen(shown, axis, axis)
-        if total is None:
-            total = weights
-        elif total.keys != weights.keys:
+        maps.append(coarsen(shown, axis, axis)[0])
+        if maps[0].keys != maps[-1].keys:
             raise SelectionError(f"prompt {number:,} has other tokens between its slots: {prompt.text!r}")
-        else:
-            total = replace(
-                total, values=total.values + weights.values, allowed=total.allowed | weights.allowed
-            )
-    assert total is not None
     first = found[0]
     figures = {}
     for name in first.figures.figures:
@@ -136,7 +128,8 @@ def mean_head(
     of_all = replace(first.figures, figures=figures, role=role(figures))
     said = "figures are means over the prompts; a slot's columns are summed, its rows averaged"
     title = f"{model.title} · {_describe(template, len(found))}"
-    whole = replace(total, values=total.values / len(found))
+    values = np.mean([each.values for each in maps], 0)
+    whole = replace(maps[0], values=values, allowed=np.any([each.allowed for each in maps], 0))
     picture = head_picture(whole, of_all, first.site, title, selection, (said, *_notes(found)))
     return OneHead(picture, of_all, first.site)
 

@@ -28,7 +28,6 @@ from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, score_prediction
-from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import require_selected
 from attnscope.records import Meaning, record
@@ -437,29 +436,10 @@ class Scored:
 
 
 @contextmanager
-def scoring(
-    model: Model,
-    prepared: ModelInput,
-    target: str | None,
-    against: str | None,
-    other: ModelInput | None = None,
-) -> Iterator[Scored]:
-    """The prediction that words name, to be changed in the block, maybe by parts of an ``other`` text."""
-    other = other or prepared
-    if prepared.replay is not None or other.replay is not None:
+def scoring(model: Model, prepared: ModelInput, target: str | None, against: str | None) -> Iterator[Scored]:
+    """The prediction that words name, to be changed in the block."""
+    if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model and the text")
-    if len(prepared.tokens) != len(other.tokens):
-        words = zip(word_groups(prepared.tokens), word_groups(other.tokens), strict=False)
-        why = (
-            f": {mine.label!r} has {len(here):,} piece{'s' * (len(here) > 1)} and {theirs.label!r} "
-            f"{len(there):,} piece{'s' * (len(there) > 1)}"
-            for (mine, here), (theirs, there) in words
-            if len(here) != len(there)
-        )
-        raise InputError(
-            f"the texts differ in their number of tokens, {len(prepared.tokens):,} and {len(other.tokens):,}"
-            f"{next(why, '')}; a patch needs the same number"
-        )
     model.show_kinds(prepared)
     with torch.no_grad(), model.threads(prepared):
         yield Scored(model, prepared, score_prediction(model, prepared, target, against))

@@ -42,6 +42,7 @@ from attnscope.questions.intervention import (
     run_keeping_layers,
     scoring,
 )
+from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, quote_text
 from attnscope.records import Meaning, record
@@ -76,12 +77,23 @@ class TextPair:
     @contextmanager
     def scoring(self, model: Model, noise: bool = False) -> Iterator[tuple[Scored, Scored]]:
         """The prediction in the pass to change, and in that whose parts go there (``noise``: corrupt)."""
-        with (
-            naming(self.where),
-            scoring(model, self.clean, self.target, self.against, self.corrupt) as clean,
-        ):
-            corrupt = replace(clean, prepared=self.corrupt)
-            yield (clean, corrupt) if noise else (corrupt, clean)
+        one, other = self.clean.tokens, self.corrupt.tokens
+        with naming(self.where):
+            if len(one) != len(other):
+                words = zip(word_groups(one), word_groups(other), strict=False)
+                why = (
+                    f": {mine.label!r} has {len(here):,} piece{'s' * (len(here) > 1)} and {theirs.label!r} "
+                    f"{len(there):,} piece{'s' * (len(there) > 1)}"
+                    for (mine, here), (theirs, there) in words
+                    if len(here) != len(there)
+                )
+                raise InputError(
+                    f"the texts differ in their number of tokens, {len(one):,} and {len(other):,}"
+                    f"{next(why, '')}; a patch needs the same number"
+                )
+            with scoring(model, self.clean, self.target, self.against) as clean:
+                corrupt = replace(clean, prepared=self.corrupt)
+                yield (clean, corrupt) if noise else (corrupt, clean)
 
 
 def read_pairs(

@@ -421,9 +421,10 @@ def align_windows(
     if not windows:
         raise InputError(f"no speech in {path}, as {model.name} hears it")
     notes[f"the model wrote {len(tokens):,} tokens"] = None
-    whole = f"heard {model.at_once:g} seconds at once, in {len(windows)} windows: each begins with the last "
-    notes[f"{whole}word of the one before it"] = None
-    return replace(windows[0], tokens=tuple(tokens), words=tuple(words), seconds=end, notes=tuple(notes))
+    heard = f"heard {model.at_once:g} seconds at once, in {len(windows)} windows: each begins with the last "
+    notes[f"{heard}word of the one before it"] = None
+    whole = replace(windows[0], tokens=tuple(tokens), words=tuple(words), seconds=end, notes=tuple(notes))
+    return replace(whole, picture=None)  # which is that of one window
 
 
 # for other programs

@@ -101,6 +101,9 @@ def test_a_long_sound_is_heard_window_after_window_and_its_times_go_on(run, whis
     assert any("seconds at once, in " in note for note in whole["notes"])
     assert f"the model wrote {len(whole['tokens'])} tokens" in whole["notes"]
     assert not any(note.startswith("generated") for note in whole["notes"])
+    drawn = run("align", long, "-m", whisper, "--generate", "9", "-o", tmp_path / "long.png")
+    assert "of a long sound one part has one" in drawn.err
+    assert not (tmp_path / "long.png").exists()
 
 
 def test_a_part_of_a_sound_keeps_the_times_of_its_file(run, whisper, tmp_path):

@@ -264,8 +264,7 @@ class Curves:
     @property
     def top(self) -> float:
         """The value of a full-height mark: a round share, or the largest figure."""
-        known = [abs(value) for value in self._known]
-        most = max(known, default=0.0) or 1.0
+        most = max(map(abs, self._known), default=0.0) or 1.0
         return next((step for step in FULL_BARS if self.unit == "share" and most <= step), most)
 
     @property

@@ -24,8 +24,7 @@ class Titled:
 
 
 Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
-"""Full colour: the weight 1, the largest of its row or its head; "auto" is 1, or its head's if it is faint.
-"""
+"""Full colour: the weight 1, or the largest of the row or head; "auto" is 1, or of the head where faint."""
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SCALE_ENDS = {"row": "each row's largest", "head": "each head's largest"}  # full colour in words
@@ -381,9 +380,8 @@ class Grid(Titled):
             aside = any(not choosing_rows(~layer.masked).all() for layer in self.layers)
             said.append(f"{why}full colour is each head's largest weight{WHERE if aside else ''}{not_one}")
         if self.top < 1:
-            said.append(
-                f"hardly any cell is above {QUARTER}: full colour is the largest, {self.top:.2g}, not 1"
-            )
+            largest = f"the largest, {self.top:.2g}, not 1"
+            said.append(f"hardly any cell is above {QUARTER}: full colour is {largest}")
         if self.without_attention:
             layers = ", ".join(f"L{each}" for each in self.without_attention)
             said.append(f"no attention of this kind in {layers}")
@@ -394,7 +392,7 @@ class Grid(Titled):
         """What full colour stands for: "auto" is 1, or each head's largest if nearly all heads are faint."""
         if self.scale != "auto":
             return self.scale
-        tops = [_largest(layer).ravel() for layer in self.layers]
+        tops = (_largest(layer).ravel() for layer in self.layers)
         clear = np.concatenate([np.zeros(0), *tops]) > FAINT  # [head]
         return "head" if clear.size and clear.mean() < FEW_HEADS else "fixed"
 

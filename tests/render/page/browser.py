@@ -33,6 +33,7 @@ class Browser:
 
     def __init__(self, page: Any) -> None:
         self.page = page
+        self.click, self.move, self.press = page.mouse.click, page.mouse.move, page.keyboard.press
         self._session = page.context.new_cdp_session(page)
         self.troubles: list[str] = []
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
@@ -112,15 +113,6 @@ class Browser:
         return self.run(
             "axe.run().then(({ violations }) => violations.map((one) => `${one.id}: ${one.help}`))"
         )
-
-    def click(self, x: float, y: float) -> None:
-        self.page.mouse.click(x, y)
-
-    def move(self, x: float, y: float) -> None:
-        self.page.mouse.move(x, y)
-
-    def press(self, key: str) -> None:
-        self.page.keyboard.press(key)
 
     def photograph(self, path: Path) -> None:
         self.page.screenshot(path=path)

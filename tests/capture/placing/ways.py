@@ -165,6 +165,10 @@ def decay(self, q, k, v):
     return (q @ k.mT * (0.9 ** far.clamp(min=0)).tril()) @ v
 
 
+def add_the_one_before(self, q, k, v):
+    return q + v.roll(1, 2)
+
+
 def subtract(self, q, k, v):
     first, second = ((a @ b.mT).softmax(-1) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
     return (first - second) @ v
@@ -384,6 +388,7 @@ NAMED = [
     (subtract, SIGNED),
     *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
     (run_a_sum, why.RUNNING),
+    (add_the_one_before, why.SHIFTED),
     *((way, why.LAYER) for way in (shorten, take)),
     *((weigh(scored), POOLED) for scored in (choose_the_highest, one_mean_for_all_heads)),
     *((way, POOLED) for way in (pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row)),

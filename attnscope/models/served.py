@@ -26,16 +26,7 @@ from attnscope.models.kept import TracedModel, WeightsFile
 from attnscope.storage.files import reading
 from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
-from attnscope.storage.trace.layout import (
-    About,
-    Labels,
-    Mask,
-    Positions,
-    TracedCall,
-    TraceDescription,
-    TracedScores,
-    to_float,
-)
+from attnscope.storage.trace import layout as traced
 from attnscope.text import clean
 
 PART = re.compile(r"(.*)[./:_](q|k|query|key)(?:_(?:states|rot|out|output))?", re.DOTALL)
@@ -181,7 +172,7 @@ class ServedArrays(Mapping[str, Array]):
         array = self.file[name].reshape([sizes[axis] for axis in axes]).transpose(axes)[:, rows]
         if self.file.entries[name].dtype == "BF16":
             array = array.view(np.uint16)
-        return (array if self.turn is None else self.turn(to_float(array), start))[None]
+        return (array if self.turn is None else self.turn(traced.to_float(array), start))[None]
 
 
 def _laid_out(layout: str, sizes: Sequence[int], heads: int | None) -> tuple[int, int, int] | None:
@@ -337,12 +328,12 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
     calls = tuple(_call(arrays, layer, pairs[layer], shape, scale) for layer in sorted(pairs))
     assumed += ["norms of queries and keys applied"] if rotary == "none" else []
     assumed += ["causal", "no bias, no attention sinks"]
-    description = TraceDescription(
-        model=About("", "", None, 0, "cpu"),
+    description = traced.TraceDescription(
+        model=traced.About("", "", None, 0, "cpu"),
         model_notes=(f"assumed, as the file does not say: {', '.join(assumed)}",),
         tokens=1,
-        labels=(Labels("decoder", 0, 1),),
-        axes=(Positions(keys - queries, keys), Positions(0, keys)),
+        labels=(traced.Labels("decoder", 0, 1),),
+        axes=(traced.Positions(keys - queries, keys), traced.Positions(0, keys)),
         calls=calls,
     )
     return Trace(description, arrays), slice(None) if bounds is None else bounds["k"]
@@ -417,7 +408,7 @@ def _choose(file: TensorFile, request: int | None) -> tuple[Pairs, dict[str, sli
 
 def _call(
     arrays: ServedArrays, layer: int, pair: Mapping[str, str], shape: Shape, scale: float
-) -> TracedCall:
+) -> traced.TracedCall:
     """The attention of a layer."""
     query, key = arrays[pair["q"]], arrays[pair["k"]]
     (heads, queries), (key_heads, keys) = query.shape[1:3], key.shape[1:3]
@@ -426,12 +417,12 @@ def _call(
         raise ValueError(f"layer {layer}: {sizes}")
     positions = np.arange(keys - queries, keys, dtype=np.int32)
     first = shape.first(layer, positions)
-    masks: tuple[Mask, ...] = ()
+    masks: tuple[traced.Mask, ...] = ()
     if first is not None:
         arrays.masks[f"window {layer}"] = np.stack([first, positions + 1], -1)[None, None]
-        masks = (Mask("runs", f"window {layer}", keys),)
+        masks = (traced.Mask("runs", f"window {layer}", keys),)
     types = {"F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-    return TracedCall(
+    return traced.TracedCall(
         name=clean(pair["q"]),
         call=0,
         kind="decoder",
@@ -445,7 +436,7 @@ def _call(
         window=None if first is None else shape.window,
         queries=0,
         keys=1,
-        rows=TracedScores(
+        rows=traced.TracedScores(
             "scores", pair["q"], pair["k"], None, scale, (), masks, keys - queries, shape.softcap, None
         ),
     )

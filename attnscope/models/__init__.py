@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnscope.errors import ModelError
+from attnscope.lazy import torch
 from attnscope.limits import foreign_output
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["DTYPES", "Model", "ModelInput", "load"]
 
@@ -46,8 +43,6 @@ def load(
     ``device_map`` spreads a Hugging Face model that is too large for one device over all devices and the
     disk ("auto", "balanced", "sequential", or a device for every module). Raises ``ModelError``.
     """
-    import torch
-
     from attnscope.network.folder import BUNDLED, is_encoder_folder
 
     name = os.fspath(name)
@@ -91,8 +86,6 @@ def load(
 
 def choose_device(device: str) -> torch.device:
     """A device of this machine by name; ``auto`` is the fastest. Raises ``ModelError``."""
-    import torch
-
     backends = {"mps": torch.backends.mps, "cuda": torch.cuda}
     present = [name for name, backend in backends.items() if backend.is_available()] + ["cpu"]
     if device == "auto" and present[0] == "cuda":  # each torchrun process takes one GPU of its machine

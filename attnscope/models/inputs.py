@@ -17,6 +17,7 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import GROUPED, HEARD, PICTURED, Array
 from attnscope.errors import InputError
 from attnscope.figures import HeadFigures
+from attnscope.lazy import torch
 from attnscope.models.text.tokens import Vocabulary
 from attnscope.storage.files import read_lines
 from attnscope.storage.trace.layout import Message
@@ -197,8 +198,6 @@ def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
 
 def join_texts(texts: Sequence[ModelInput]) -> Batch:
     """One batch of texts whose inputs have the same shapes."""
-    import torch
-
     first = texts[0]
     inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}
     arguments = tuple(torch.cat(parts) for parts in zip(*(text.arguments for text in texts), strict=True))

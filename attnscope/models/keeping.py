@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import pairwise, starmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource
 from attnscope.axes import Array, coarsen_axis
@@ -31,10 +33,6 @@ from attnscope.models.model import Model, find_device
 from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import Trace, layout
 from attnscope.storage.trace.replay import replay
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 
 MOST_PASSES = 16  # most passes of one recording that are held: training may run thousands
 
@@ -120,8 +118,6 @@ class KeepRows:
 
     def _bias(self, bias: Tensor) -> layout.Bias:
         """An additive mask as a boolean one and one number if possible; otherwise all its numbers."""
-        import torch
-
         bias = _narrow(bias)
         if is_plain(bias):
             opened = opens(bias)
@@ -141,8 +137,6 @@ class KeepRows:
 
     def _tensor(self, what: str, tensor: Any) -> str:
         """Store a copy of a tensor; bfloat16, which NumPy lacks, as its bits."""
-        import torch
-
         tensor = tensor.detach().cpu().contiguous().clone()
         bits = tensor.dtype == torch.bfloat16
         return self.hold(what, tensor.view(torch.int16).numpy().view(np.uint16) if bits else tensor.numpy())

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
 from attnscope.figures import Weigh
+from attnscope.lazy import torch
 from attnscope.limits import foreign_output
 from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, SoundPart, text_axes
 from attnscope.models.text.tokens import GREEDY, Sampling, tokens_of_spellings
@@ -21,7 +22,6 @@ from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS, visible
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from attnscope.attention import Attention, Token
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 def find_device(module: nn.Module) -> torch.device:
     """The device of the first weights; with a device map, of the first ones not on disk."""
-    import torch
-
     places = (weights.device for weights in module.parameters())
     return next((place for place in places if place.type != "meta"), torch.device("cpu"))
 
@@ -227,8 +225,6 @@ class Model:
 
     def logit_parts(self, prepared: ModelInput, copies: Tensor, at: Tensor, size: int) -> Iterator[Tensor]:
         """The same, of so many targets at a time."""
-        import torch
-
         yield from torch.split(self.logits(prepared, copies, at), size)
 
     def find_trunk(self, prepared: ModelInput) -> None:
@@ -243,8 +239,6 @@ class Model:
             return weighed
         if prepared.replay is not None:
             return prepared.replay.shown_to(observers)
-        import torch
-
         from attnscope.capture import recording
 
         self.show_kinds(prepared)
@@ -265,8 +259,6 @@ class Model:
         random number generators as they were. If the model fails on two tokens, a warning says so, and
         the kinds are those that the modules declare.
         """
-        import torch
-
         from attnscope.capture import recording
 
         def is_one_token(tensor: Tensor) -> bool:  # the ids or the mask of one-token texts, [batch, 1]
@@ -327,8 +319,6 @@ class Model:
     @contextmanager
     def threads(self, prepared: ModelInput) -> Iterator[None]:
         """One thread for a short text on the CPU, where several would only wait for each other."""
-        import torch
-
         operations = 2.0 * sum(weights.numel() for weights in self.module.parameters()) * len(prepared.tokens)
         before = torch.get_num_threads()
         if operations > SMALL_PASS or self.device.type != "cpu" or before == 1:

@@ -21,6 +21,7 @@ import numpy as np
 from attnscope.attention import Token, tensor_of
 from attnscope.axes import Array
 from attnscope.errors import InputError
+from attnscope.lazy import torch
 from attnscope.models.inputs import read_labels, relabel, tokens_of
 from attnscope.models.kept import TracedModel, WeightsFile
 from attnscope.storage.files import reading
@@ -104,7 +105,6 @@ class Shape:
 
 def rotary_of(config: Any) -> Callable[[Array, int], Array]:
     """The rotary embedding of states from a position on, by the model's code.  [head, token, size]"""
-    import torch
     from transformers import AutoModel
 
     alone = f"the rotary embedding of {config.model_type} cannot be had alone: write states after it"

@@ -16,6 +16,7 @@ from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import original
 from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.lazy import torch
 from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models.module import wrap_module
 from attnscope.notebook.reader import at_rest
@@ -221,8 +222,6 @@ def watch(
 @contextmanager
 def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Iterator[None]:
     """Show a log each pass of a model in training mode, counted as a step, while the block runs."""
-    import torch
-
     if not hasattr(model, "_compiled_call_impl"):
         raise ModelError("this release of torch cannot be watched: use record")
     before = model._compiled_call_impl
@@ -281,7 +280,6 @@ def _probe(
     model: nn.Module, texts: Corpus, tokenizer: Any, measures: tuple[str, ...]
 ) -> tuple[Sequence[HeadFigures], Sequence[str]]:
     """The figures of probe texts in eval mode, which every process reads (FSDP); all is restored after it."""
-    import torch
     from torch.nn.parallel import DistributedDataParallel
 
     if tokenizer is None:
@@ -304,8 +302,6 @@ def _probe(
 
 def _ids(batch: Any) -> Tensor | None:
     """The token ids of a batch, [text, token], if it names them or begins with them."""
-    import torch
-
     if isinstance(batch, Mapping):
         batch = batch.get("input_ids")
     elif isinstance(batch, (tuple, list)) and batch:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attnscope.attention import Attention, Head
 from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, SelectionError
+from attnscope.lazy import torch
 from attnscope.measures import Figure, HeadFigures
 from attnscope.questions.answer import Answer
 from attnscope.questions.sentences import list_some
@@ -186,8 +187,6 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
 
     Raises ``InputError`` if the file has no token ids.
     """
-    import torch
-
     prepared = served.prepared
     if not prepared.tokens or prepared.replay is None:
         raise InputError(f"{served.name} does not name its tokens: give it input_ids, and -m MODEL")

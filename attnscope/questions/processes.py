@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
+from attnscope.lazy import torch
 from attnscope.limits import memory_shared
 
 Work = TypeVar("Work")
@@ -105,8 +106,6 @@ def workers(model: Any, batches: int) -> int:
     The batches of a small model give torch's threads little to do, and threads of Python wait for each
     other. Elsewhere than on Linux, forking is not safe.
     """
-    import torch
-
     count = torch.get_num_threads()
     daemon = multiprocessing.current_process().daemon  # it may have no children
     if sys.platform != "linux" or daemon or not model.forkable or model.device.type != "cpu":
@@ -123,8 +122,6 @@ def in_order(
     Each has one thread, and takes every ``count``-th item. Results are pickled; an error is raised at its
     place in the order. Whatever ``work`` changes in its process, the others do not see.
     """
-    import torch
-
     count = min(count, len(items))
     if count < 2:
         yield from map(work, items)

@@ -15,6 +15,7 @@ import numpy as np
 
 from attnscope.axes import Array
 from attnscope.errors import InputError, first_line
+from attnscope.lazy import torch
 from attnscope.plugins import plugins
 from attnscope.storage.files import parse_json, reading
 
@@ -53,8 +54,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     Raises ``InputError``.
     """
-    import torch
-
     with reading(path, "tensors from"):
         if path.suffix == ".safetensors":
             return read_safetensors(path)[0]
@@ -148,8 +147,6 @@ class TensorFile(Mapping[str, Array]):
 
     def tensor(self, name: str) -> Tensor:
         """An array for torch, in a type that NumPy may lack."""
-        import torch
-
         array, narrow = self[name], NARROW.get(self.entries[name].dtype)
         if narrow is None:
             return torch.from_numpy(array)
@@ -178,8 +175,6 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
-    import torch
-
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             _require(sum(member.file_size for member in archive.infolist()), path)
@@ -241,8 +236,6 @@ def _require(size: int, path: Path) -> None:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Array], Any]:
-    import torch
-
     tensors, metadata = read_safetensors(path)
     narrow = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # not in NumPy
     arrays = {name: (t.float() if t.dtype in narrow else t).numpy() for name, t in tensors.items()}

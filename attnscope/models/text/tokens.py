@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnscope.attention import Token
 from attnscope.axes import find_senses
 from attnscope.errors import InputError, ModelError
+from attnscope.lazy import torch
 from attnscope.progress import tell
 from attnscope.text import visible
 
@@ -222,8 +223,6 @@ def repeat_random(frame: Encoded, vocabulary: Vocabulary, size: int, count: int,
     always have equal predecessors, so that induction can be measured on the second half. Raises
     ``InputError`` if the vocabulary is too small.
     """
-    import torch
-
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
     spelled = zip(order, vocabulary.spell(order), strict=True)
     plain = ((id_, without_marks(text)) for id_, text in spelled if text and id_ not in vocabulary.special)
@@ -279,8 +278,6 @@ def generate_ids(
     scores: Callable[[list[int]], Tensor], count: int, sampling: Sampling, ends: Collection[int]
 ) -> list[int]:
     """Up to ``count`` tokens, each chosen from the scores given those before it; one of ``ends`` stops."""
-    import torch
-
     ids, generator = list[int](), torch.Generator().manual_seed(sampling.seed)
     while len(ids) < count:
         logits = scores(ids).float().cpu()

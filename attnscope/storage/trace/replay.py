@@ -12,6 +12,7 @@ import numpy as np
 from attnscope.attention import Attention, AttentionCall, HeldRows, OpenKeys, RowSource, Site, tensor_of
 from attnscope.axes import Array
 from attnscope.capture.record import Record, Replay, SiteRecord
+from attnscope.lazy import torch
 from attnscope.storage.trace import layout
 from attnscope.storage.trace.file import Trace
 
@@ -123,6 +124,4 @@ def _tensor(array: Array) -> Tensor:
     """An array as a tensor; uint16 holds the bits of bfloat16."""
     if array.dtype != np.uint16:
         return tensor_of(array)
-    import torch
-
     return tensor_of(array).view(torch.bfloat16)

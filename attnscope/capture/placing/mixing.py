@@ -217,6 +217,7 @@ class PastAttention(Tracker):
         """No tokens are known yet."""
         self._embedded: set[int] = set()  # roots that are tokens
         self._products: Any = WeakTensorKeyDictionary()  # entry by entry, for factors with other axes
+        self._pooled: Any = WeakTensorKeyDictionary()  # what is made of several tokens, and of nothing else
 
     def see(self, seen: Seen) -> None:
         """Name the running module if this function mixes its input."""
@@ -238,6 +239,10 @@ class PastAttention(Tracker):
     def _way(self, seen: Seen) -> str | None:
         """How a function mixes tokens; None if it does not."""
         name, given = seen.name, [part for part in seen.tensors if part.is_floating_point()]
+        states = given[:1] if name.endswith("_as") else given if self._pooled else []
+        states = [part for part in states if not self._learned.holds(part)]
+        if states and all(part in self._pooled for part in states) and isinstance(seen.result, Tensor):
+            self._pooled[seen.result] = True
         if is_mapped(*given):
             return MAPPED if name in PRODUCTS and any(map(self._are_scores, given)) else None
         if any(part.is_sparse for part in given):
@@ -252,12 +257,15 @@ class PastAttention(Tracker):
             return way if self._mixes(seen, given) else None
         if name in MULTIPLYING and seen.product is not None:
             return self._multiplies(seen.product)
-        if name in REDUCING and given and given[0] in self._products:
+        if name in REDUCING and given:
             axes = seen.given("input", "dim").get("dim")
             gone = range(given[0].ndim) if axes is None else [axes] if isinstance(axes, int) else axes
             gone = [axis % given[0].ndim - given[0].ndim for axis in gone]
-            if any(self._varies(part, axis) for part in self._products[given[0]] for axis in gone):
-                return POOLED
+            factors = self._products.get(given[0])
+            if any(self._varies(part, axis) for part in factors or given[:1] for axis in gone):
+                if self._node(given[0]) is not None:  # no sum of scores
+                    self._pooled[seen.result] = True
+                return POOLED if factors else None
         if name in ELEMENTWISE - {"to", "type_as"} and len(given) == 2:
             if given[0].shape != given[1].shape and name in TIMES:
                 self._products[seen.result] = given
@@ -347,6 +355,14 @@ class PastAttention(Tracker):
 
     def _meets(self, left: Tensor, right: Tensor) -> str | None:
         """Whether entries of several positions meet in a sum or a product, entry by entry."""
+        if (left in self._pooled) != (right in self._pooled):
+            tokens = right if left in self._pooled else left
+            meet = self._node(tokens) is not None and self._are_tokens(tokens)
+            return (
+                SPREAD
+                if meet and any(self._varies(tokens, axis) for axis in range(-tokens.ndim, 0))
+                else None
+            )
         nodes = [node for node in (self._node(left), self._node(right)) if node is not None]
         spread = left.shape != right.shape or any(_was_moved(node, SHIFTING, True) for node in nodes)
         if not spread or len(nodes) < 2:

@@ -169,6 +169,14 @@ def add_the_one_before(self, q, k, v):
     return q + v.roll(1, 2)
 
 
+def add_the_mean(self, q, k, v):
+    return q + self.many(v.mean(2, keepdim=True)).relu().mean(-1, keepdim=True)
+
+
+def scale_by_the_largest(self, q, k, v):
+    return q * v.amax(2)[:, :, None].expand_as(q)
+
+
 def subtract(self, q, k, v):
     first, second = ((a @ b.mT).softmax(-1) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
     return (first - second) @ v
@@ -389,6 +397,7 @@ NAMED = [
     *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
     (run_a_sum, why.RUNNING),
     (add_the_one_before, why.SHIFTED),
+    *((way, why.SPREAD) for way in (add_the_mean, scale_by_the_largest)),
     *((way, why.LAYER) for way in (shorten, take)),
     *((weigh(scored), POOLED) for scored in (choose_the_highest, one_mean_for_all_heads)),
     *((way, POOLED) for way in (pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row)),

@@ -67,6 +67,8 @@ SHIFTING = {"roll", "flip", "pad", "gather", "__getitem__", "index_select", "cat
 }
 """Functions that may replace one position by another."""
 
+COPYING = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
+
 
 class AcrossTexts(Tracker):
     """Names attention between the texts of a batch.
@@ -217,7 +219,7 @@ class PastAttention(Tracker):
         """No tokens are known yet."""
         self._embedded: set[int] = set()  # roots that are tokens
         self._products: Any = WeakTensorKeyDictionary()  # entry by entry, for factors with other axes
-        self._pooled: Any = WeakTensorKeyDictionary()  # what is made of several tokens, and of nothing else
+        self._pooled: Any = WeakTensorKeyDictionary()  # made of several tokens alone: whether it was copied
 
     def see(self, seen: Seen) -> None:
         """Name the running module if this function mixes its input."""
@@ -242,7 +244,7 @@ class PastAttention(Tracker):
         states = given[:1] if name.endswith("_as") else given if self._pooled else []
         states = [part for part in states if not self._learned.holds(part)]
         if states and all(part in self._pooled for part in states) and isinstance(seen.result, Tensor):
-            self._pooled[seen.result] = True
+            self._pooled[seen.result] = name in COPYING or any(self._pooled[part] for part in states)
         if is_mapped(*given):
             return MAPPED if name in PRODUCTS and any(map(self._are_scores, given)) else None
         if any(part.is_sparse for part in given):
@@ -264,7 +266,7 @@ class PastAttention(Tracker):
             factors = self._products.get(given[0])
             if any(self._varies(part, axis) for part in factors or given[:1] for axis in gone):
                 if self._node(given[0]) is not None:  # no sum of scores
-                    self._pooled[seen.result] = True
+                    self._pooled[seen.result] = False
                 return POOLED if factors else None
         if name in ELEMENTWISE - {"to", "type_as"} and len(given) == 2:
             if given[0].shape != given[1].shape and name in TIMES:
@@ -356,13 +358,12 @@ class PastAttention(Tracker):
     def _meets(self, left: Tensor, right: Tensor) -> str | None:
         """Whether entries of several positions meet in a sum or a product, entry by entry."""
         if (left in self._pooled) != (right in self._pooled):
-            tokens = right if left in self._pooled else left
-            meet = self._node(tokens) is not None and self._are_tokens(tokens)
-            return (
-                SPREAD
-                if meet and any(self._varies(tokens, axis) for axis in range(-tokens.ndim, 0))
-                else None
-            )
+            pooled, tokens = (left, right) if left in self._pooled else (right, left)
+            if self._node(tokens) is None or not self._are_tokens(tokens):
+                return None
+            spread = self._pooled[pooled] or pooled.shape != tokens.shape
+            several = any(self._varies(tokens, axis) for axis in range(-tokens.ndim, 0))
+            return SPREAD if spread and several else None
         nodes = [node for node in (self._node(left), self._node(right)) if node is not None]
         spread = left.shape != right.shape or any(_was_moved(node, SHIFTING, True) for node in nodes)
         if not spread or len(nodes) < 2:

@@ -260,7 +260,8 @@ class PastAttention(Tracker):
         if name in MULTIPLYING and seen.product is not None:
             return self._multiplies(seen.product)
         if name in REDUCING and given:
-            axes = seen.given("input", "dim").get("dim")
+            named = seen.given("input", "dim")
+            axes = named.get("dim", named.get("axis"))
             gone = range(given[0].ndim) if axes is None else [axes] if isinstance(axes, int) else axes
             gone = [axis % given[0].ndim - given[0].ndim for axis in gone]
             factors = self._products.get(given[0])

@@ -80,7 +80,14 @@ def join_scores_of_heads(self, q, k, v):
     return (self.one(q).permute(0, 2, 3, 1) @ scores)[:, :, 0].topk(2, -1).values
 
 
-@pytest.mark.parametrize("way", [mix_heads, mix_layers, choose_experts, add_experts, join_scores_of_heads])
+def normalize(self, q, k, v):
+    """A norm of each token by itself, in NumPy's words and in torch's."""
+    return (q - q.mean(axis=-1, keepdim=True)) / q.square().sum((-1,), keepdim=True).sqrt()
+
+
+@pytest.mark.parametrize(
+    "way", [mix_heads, mix_layers, choose_experts, add_experts, join_scores_of_heads, normalize]
+)
 def test_what_mixes_no_tokens_is_neither_shown_nor_named(way):
     record, *_ = observe(nn.Sequential(Stream(way)), STATES)
     assert (record.sites, record.without_attention, record.notes) == ([], [], [])

@@ -4,7 +4,7 @@
 const PAGE = JSON.parse(document.getElementById("page").textContent);
 const CLOSED = 255, LARGEST = 254, KEPT = 24;
 
-// byte -> weight; the code is described in encode.py
+// byte -> weight; CLOSED is a masked cell
 const WEIGHT = Float32Array.from({ length: 256 }, (_, byte) => PAGE.top * (byte / LARGEST) ** PAGE.power);
 
 // The nearest byte of a weight.

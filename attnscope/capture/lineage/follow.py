@@ -152,7 +152,7 @@ class Lineage(Tracker):
     def _join(self, seen: Seen) -> None:
         """Concatenated tensors; a new root of states that others join before they are projected."""
         given = seen.given("tensors", "dim")
-        parts, axis = given["tensors"], given.get("dim", given.get("axis", 0))
+        parts, axis = given["tensors"], given.get("dim", 0)
         origins = [self.of(part) for part in parts]
         known = [origin for origin in origins if origin is not None]
         scores = all(origin.right is not None for origin in known)

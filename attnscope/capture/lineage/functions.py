@@ -80,8 +80,9 @@ class Seen:
     inside: Any = None
 
     def given(self, *names: str) -> dict[str, Any]:
-        """The arguments by name; positional ones are named in this order."""
-        return dict(zip(names, self.args, strict=False)) | self.kwargs
+        """The arguments by name; positional ones are named in this order, and NumPy's axis as torch does."""
+        named = {"dim" if name == "axis" else name: value for name, value in self.kwargs.items()}
+        return dict(zip(names, self.args, strict=False)) | named
 
     @property
     def is_nested(self) -> bool:

@@ -241,10 +241,11 @@ class PastAttention(Tracker):
     def _way(self, seen: Seen) -> str | None:
         """How a function mixes tokens; None if it does not."""
         name, given = seen.name, [part for part in seen.tensors if part.is_floating_point()]
-        states = given[:1] if name.endswith("_as") else given if self._pooled else []
-        states = [part for part in states if not self._learned.holds(part)]
-        if states and all(part in self._pooled for part in states) and isinstance(seen.result, Tensor):
-            self._pooled[seen.result] = name in COPYING or any(self._pooled[part] for part in states)
+        if self._pooled and isinstance(seen.result, Tensor):
+            states = given[:1] if name.endswith("_as") else given  # the second only says which shape or type
+            copied = [self._pooled.get(part) for part in states if not self._learned.holds(part)]
+            if copied and None not in copied:
+                self._pooled[seen.result] = name in COPYING or any(copied)
         if is_mapped(*given):
             return MAPPED if name in PRODUCTS and any(map(self._are_scores, given)) else None
         if any(part.is_sparse for part in given):
@@ -260,8 +261,7 @@ class PastAttention(Tracker):
         if name in MULTIPLYING and seen.product is not None:
             return self._multiplies(seen.product)
         if name in REDUCING and given:
-            named = seen.given("input", "dim")
-            axes = named.get("dim", named.get("axis"))
+            axes = seen.given("input", "dim").get("dim")
             gone = range(given[0].ndim) if axes is None else [axes] if isinstance(axes, int) else axes
             gone = [axis % given[0].ndim - given[0].ndim for axis in gone]
             factors = self._products.get(given[0])

@@ -165,6 +165,14 @@ def decay(self, q, k, v):
     return (q @ k.mT * (0.9 ** far.clamp(min=0)).tril()) @ v
 
 
+def run_a_sum_along_an_axis(self, q, k, v):
+    return v.cumsum(axis=2)  # NumPy's word for dim
+
+
+def attend_along_an_axis(self, q, k, v):
+    return self.keep((q @ k.mT).softmax(axis=-1)) @ v
+
+
 def add_the_one_before(self, q, k, v):
     return q + v.roll(1, 2)
 
@@ -387,6 +395,7 @@ PLACED = [  # tried at one place in a model alone
     *(among_gathered_neighbours, by_queries_that_each_head_samples, to_mixed_keys, with_values_of_distances),
     *(with_values_of_distances_first, by_learned_weights, by_learned_weights_and_an_einsum),
     *(talk(mix, behind=False) for mix in TALK),
+    attend_along_an_axis,
 ]
 
 NAMED = [
@@ -395,7 +404,7 @@ NAMED = [
     *((way, why.NO_SOFTMAX) for way in (lie_transposed, shared_keys, decay)),
     (subtract, SIGNED),
     *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
-    (run_a_sum, why.RUNNING),
+    *((way, why.RUNNING) for way in (run_a_sum, run_a_sum_along_an_axis)),
     (add_the_one_before, why.SHIFTED),
     *((way, why.SPREAD) for way in (add_the_mean, scale_by_the_largest)),
     *((way, why.LAYER) for way in (shorten, take)),

@@ -63,15 +63,19 @@ class KnownPasses:
 
     def run(self, work: Callable[[], Result]) -> Result:
         """The result of ``work``, which makes one recording; it runs again if its pass is not known."""
-        for trusted in (True, False) if self.programs and self.misses < 16 else (False,):
-            token = _use.set((self, trusted))
+        if self.programs and self.misses < 16:
             try:
-                return work()
+                return self._run(work, True)
             except UnknownPass:
                 self.misses += 1
-            finally:
-                _use.reset(token)
-        raise AssertionError("a pass that is followed is always known")
+        return self._run(work, False)
+
+    def _run(self, work: Callable[[], Result], trusted: bool) -> Result:
+        token = _use.set((self, trusted))
+        try:
+            return work()
+        finally:
+            _use.reset(token)
 
     @staticmethod
     def trace() -> PassTrace | None:

@@ -277,11 +277,9 @@ def compare_rows(
     given = output[:, :, list(places)]
     gap = (mixed - given).abs().where(given.isfinite(), 0)
     worst = float(gap.nan_to_num(torch.inf).amax())
-    some = (
-        [given]
-        if finish is not None
-        else [given, value[:, :, :: max(1, len(value) * value.shape[2] // SOME)]]
-    )
+    some = [given]
+    if finish is None:
+        some.append(value[:, :, :: max(1, len(value) * value.shape[2] // SOME)])
     largest = max(float(part.nan_to_num(0.0, 0.0, 0.0).abs().amax()) for part in some)
     return worst / largest if largest else worst
 

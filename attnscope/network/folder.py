@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -132,25 +132,9 @@ def is_encoder_folder(folder: str | Path) -> bool:
     return isinstance(values, dict) and values.get("format") == FORMAT
 
 
-def bundled(name: str = "own") -> Path:
-    """The folder of an encoder inside the package, ``own`` or ``own-causal``."""
-    if name not in BUNDLED:
-        raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}")
-    folder = PRETRAINED / name
-    if not (folder / WEIGHTS).is_file():
-        raise ModelError(f"the bundled encoder {name!r} has no weights in this installation")
-    return folder
-
-
-def untrained(seed: int = 0, name: str = "own") -> tuple[Encoder, Tokenizer]:
-    """A bundled encoder's shape and tokenizer with weights drawn from ``seed``: architecture alone."""
-    if name not in BUNDLED:
-        raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}")
-    config = replace(load_config(PRETRAINED / name), trained=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        encoder = Encoder(config)
-    return encoder.eval(), load_tokenizer(PRETRAINED / name / TOKENIZER)
+def folder_of(name: str) -> Path:
+    """The folder that a name means: one inside the package, for ``own`` and ``own-causal``, or a path."""
+    return PRETRAINED / name if name in BUNDLED else Path(name)
 
 
 def _check_shapes(

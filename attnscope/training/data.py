@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +27,13 @@ from attnscope.errors import InputError, ModelError
 from attnscope.network.folder import CLS, MASK, SEP, SPECIAL, UNK
 from attnscope.storage.files import open_whole
 
-KINDS = ("wordpiece", "bpe")
+TokenizerKind: TypeAlias = Literal["wordpiece", "bpe"]
 _ALPHABET = 256  # letters beyond the most frequent ones become [UNK]
 _QUOTES = [normalizers.Replace(Regex("[“”„]"), '"'), normalizers.Replace(Regex("[‘’]"), "'")]
 
 
 def train_tokenizer(
-    lines: Iterable[str], vocabulary: int = 8192, kind: str = "wordpiece", lowercase: bool = True
+    lines: Iterable[str], vocabulary: int = 8192, kind: TokenizerKind = "wordpiece", lowercase: bool = True
 ) -> Tokenizer:
     """Learn a tokenizer from lines of text; ``[PAD] [UNK] [CLS] [SEP] [MASK]`` are its ids 0 to 4.
 
@@ -40,8 +41,6 @@ def train_tokenizer(
     on bytes and can spell anything. Both turn curly quotation marks into straight ones. ``lines`` is read
     twice, so it cannot be an iterator.
     """
-    if kind not in KINDS:
-        raise ModelError(f"no tokenizer {kind!r}: there are {', '.join(KINDS)}")
     least = 300 if kind == "bpe" else 64
     if vocabulary < least:
         raise ModelError(f"a {kind} vocabulary needs {least} tokens or more, not {vocabulary}")

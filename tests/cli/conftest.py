@@ -1,11 +1,14 @@
 """Fixtures for commands."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from attnscope.models import load
 from attnscope.models.keeping import keep_trace
-from attnscope.network.folder import save_encoder, untrained
+from attnscope.network.encoder import Encoder
+from attnscope.network.folder import folder_of, load_encoder, save_encoder
 from attnscope.storage.trace import write_trace
 from tests.cli.run import Loader
 from tests.models import folders, images, speech
@@ -71,7 +74,8 @@ def place(tmp_path_factory):
     speech.encoder(place / "hubert", "hubert")
     images.vision(place / "vit", "vit")
     images.clip(place / "clip")
-    save_encoder(place / "new", *untrained())
+    encoder, tokenizer = load_encoder(folder_of("own"))
+    save_encoder(place / "new", Encoder(replace(encoder.config, trained=False)), tokenizer)
     images.picture(place / "a.png")
     speech.sound(place / "tone.wav", 1.3)
     speech.sound(place / "long.wav", 3.0)

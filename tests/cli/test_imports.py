@@ -69,7 +69,11 @@ ROWS = (
     "from attnscope.attention import Head; from attnscope.storage.trace import read_trace\n"
     "import sys; print(read_trace(sys.argv[1]).weights(Head('L2H1')).shape)"
 )
-ENCODER = "from attnscope.network import folder; folder.load_encoder(folder.bundled()); folder.untrained()"
+ENCODER = (
+    "from attnscope.network import folder\n"
+    "encoder, _ = folder.load_encoder(folder.folder_of('own'))\n"
+    "folder.Encoder(encoder.config)"
+)
 
 
 def ask(questions, place):

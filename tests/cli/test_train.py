@@ -107,11 +107,21 @@ def test_mistakes_are_told_before_any_work(books: list[Path], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("--steps", 1, "--minutes", 1), ("--steps", 0), ("--tokenizer", "unigram"), ("--short", 2), ("--what",)],
+    "typed",
+    [
+        "--steps 1 --minutes 1",
+        "--steps 0",
+        "--tokenizer unigram",
+        "--short 2",
+        "--optimizer sgd",
+        "--precision float16",
+        "--predicted 0",
+        "--repeats 1.5",
+        "--what",
+    ],
 )
-def test_wrong_usage_exits_with_2(books: list[Path], tmp_path: Path, arguments: tuple[object, ...]) -> None:
-    code, _, err = direct("train", *books, "-o", tmp_path / "m", *arguments)
+def test_wrong_usage_exits_with_2(books: list[Path], tmp_path: Path, typed: str) -> None:
+    code, _, err = direct("train", *books, "-o", tmp_path / "m", *typed.split())
     assert code == 2
     assert "Error" in err
     assert not (tmp_path / "m").exists()

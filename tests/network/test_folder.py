@@ -9,12 +9,10 @@ from safetensors.torch import load_file, save_file
 from attnscope.errors import ModelError, OutputError
 from attnscope.network.encoder import Encoder, EncoderConfig
 from attnscope.network.folder import (
-    bundled,
     is_encoder_folder,
     load_config,
     load_encoder,
     save_encoder,
-    untrained,
 )
 from attnscope.training.data import train_tokenizer
 
@@ -122,22 +120,3 @@ def test_a_failed_write_leaves_the_old_file(folder, monkeypatch):
     with pytest.raises(OutputError, match="No space left on device"):
         save_encoder(folder, encoder, tokenizer)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_untrained_weights_come_from_their_seed_and_leave_the_random_state_alone():
-    torch.manual_seed(1)
-    state = torch.random.get_rng_state()
-    first, tokenizer = untrained()
-    assert torch.equal(torch.random.get_rng_state(), state)
-    again, _ = untrained()
-    other, _ = untrained(seed=1)
-    assert not first.config.trained
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(first.embedding.weight, other.embedding.weight)
-    assert tokenizer.get_vocab_size() == first.config.vocabulary
-
-
-def test_an_unknown_bundled_name_says_what_exists():
-    for call in (bundled, lambda name: untrained(name=name)):
-        with pytest.raises(ModelError, match="no bundled encoder 'owl': there are own, own-causal"):
-            call("owl")

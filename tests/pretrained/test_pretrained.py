@@ -11,7 +11,7 @@ from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.measures import Measurement
 from attnscope.models import load as load_model
-from attnscope.network.folder import bundled, load_encoder
+from attnscope.network.folder import folder_of, load_encoder
 from attnscope.questions.corpus import corpus_stats
 from attnscope.storage.corpus import ListedTexts
 
@@ -44,7 +44,7 @@ def most(heads, figure):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_files_are_small_half_precision_and_trained(name):
-    folder = bundled(name)
+    folder = folder_of(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
     assert {x.dtype for x in load_file(folder / "model.safetensors").values()} == {torch.float16}
     encoder, tokenizer = load_encoder(folder)
@@ -79,7 +79,7 @@ def test_the_default_encoders_heads_have_four_roles_or_more(own):
     ],
 )
 def test_a_hidden_word_is_among_the_first_five_guesses(text, word):
-    encoder, tokenizer = load_encoder(bundled("own"))
+    encoder, tokenizer = load_encoder(folder_of("own"))
     ids = torch.tensor([tokenizer.encode(text).ids])
     place = int((ids[0] == tokenizer.token_to_id("[MASK]")).nonzero())
     with torch.inference_mode():
@@ -90,7 +90,7 @@ def test_a_hidden_word_is_among_the_first_five_guesses(text, word):
 @pytest.fixture(scope="module")
 def copying():
     """The causal encoder on twenty texts of forty random tokens that come twice."""
-    encoder, tokenizer = load_encoder(bundled("own-causal"))
+    encoder, tokenizer = load_encoder(folder_of("own-causal"))
     chance = torch.Generator().manual_seed(0)
     observer = Measurement()
     for _ in range(20):
@@ -112,7 +112,7 @@ def test_the_causal_encoder_has_an_induction_head_and_a_previous_token_head(
 
 
 def test_the_causal_encoder_copies():
-    encoder, tokenizer = load_encoder(bundled("own-causal"))
+    encoder, tokenizer = load_encoder(folder_of("own-causal"))
     unit = torch.randint(5, tokenizer.get_vocab_size(), (10, 40), generator=torch.Generator().manual_seed(1))
     ids = torch.cat([torch.full((10, 1), tokenizer.token_to_id("[CLS]")), unit, unit], dim=1)
     with torch.inference_mode():

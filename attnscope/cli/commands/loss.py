@@ -46,14 +46,20 @@ def loss(asked: LossOptions) -> None:
     attnscope loss my-encoder unseen-book.txt
     attnscope loss openai-community/gpt2 unseen-book.txt --length 512
     """
-    from attnscope.network.folder import BUNDLED, is_encoder_folder
+    from attnscope.network.folder import folder_of, is_encoder_folder, load_config
     from attnscope.questions.answer import Answer
     from attnscope.questions.loss import measure_loss
     from attnscope.training.data import Lines
+    from attnscope.training.train import held_out_loss
     from attnscope.views import Column, Table
 
-    if asked.name in BUNDLED or is_encoder_folder(Path(asked.name)):
-        mean, of, vocabulary = _ours(asked)
+    folder = folder_of(asked.name)
+    if is_encoder_folder(folder):
+        config = load_config(folder)
+        with waiting(f"{asked.name} predicts"):
+            mean, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
+        vocabulary = config.vocabulary
+        of = f"every next token of {tokens:,}" if config.causal else f"15 % of {tokens:,} tokens, masked"
     else:
         lines = list(Lines(tuple(asked.files)))
         model = load_model(asked, predicting=True)
@@ -64,16 +70,3 @@ def loss(asked: LossOptions) -> None:
     guess = f"uniform guessing: ln({vocabulary:,}) = {math.log(vocabulary):.3f}"
     words = ((f"{mean:.3f} nats per token ({of})",),)
     deliver("loss", Answer((Table((Column(""),), words, notes=(guess,)),), {}, dict), None)
-
-
-def _ours(asked: LossOptions) -> tuple[float, str, int]:
-    """The loss of one of attnscope's own encoders, what it predicted, and its vocabulary's size."""
-    from attnscope.network.folder import BUNDLED, bundled, load_config
-    from attnscope.training.train import held_out_loss
-
-    folder = bundled(asked.name) if asked.name in BUNDLED else Path(asked.name)
-    config = load_config(folder)
-    with waiting(f"{asked.name} predicts"):
-        mean, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
-    wanted = f"every next token of {tokens:,}" if config.causal else f"15 % of {tokens:,} tokens, masked"
-    return mean, wanted, config.vocabulary

@@ -14,7 +14,7 @@ from attnscope.cli.waiting import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
 if TYPE_CHECKING:
-    from attnscope.training.train import Recipe, Settings, TrainingProgress
+    from attnscope.training.train import Settings, TrainingProgress
 
 
 SHAPE, LEARNING, DATA, RUN = "Shape", "Learning", "Data", "Run"
@@ -112,12 +112,24 @@ def train(
     attnscope train books/*.txt -o my-causal --causal --layers 3 --repeats 0.3 --steps 2000
     attnscope train books/*.txt -o my-encoder --minutes 30 --resume
     """
-    from attnscope.training.train import train_on_files
+    from attnscope.models import choose_device
+    from attnscope.network.encoder import EncoderConfig
+    from attnscope.network.folder import load_config
+    from attnscope.training.train import Recipe, Settings, train_on_files
 
     both = run.steps is not None and run.minutes is not None
     refuse(both, "--steps, --minutes", "training lasts a number of steps or of minutes, not both")
-    recipe = _recipe(shape, data, learning)
-    settings = _settings(data, learning, run)
+    if shape.start_from is not None:
+        config = load_config(shape.start_from)
+    else:
+        sizes = _fields(EncoderConfig, shape, data, learning)
+        sizes["hidden"] = shape.hidden or 4 * shape.width
+        config = EncoderConfig(**sizes | {"max_positions": max(shape.max_positions, data.length)})
+    share = data.predicted or (1.0 if config.causal else 0.3)
+    recipe = Recipe(config, lowercase=not data.cased, guessed=share, **_fields(Recipe, data))
+    minutes, place = None if run.steps else run.minutes or 10.0, str(choose_device(run.device))
+    chosen = {"minutes": minutes, "device": place, "precision": _precision(run.precision, place)}
+    settings = Settings(**_fields(Settings, data, learning, run) | chosen)
     try:
         with _display(settings) as observe:
             outcome = train_on_files(
@@ -127,7 +139,7 @@ def train(
     except KeyboardInterrupt:
         _say("stopped before the first step")
         raise SystemExit(STOPPED) from None
-    config, progress = recipe.config, outcome.progress
+    progress = outcome.progress
     if not outcome.done:
         _say(f"stopped at step {progress.step:,}; the same command with --resume continues")
         raise SystemExit(STOPPED)
@@ -144,33 +156,6 @@ def _fields(record: type[Any], *groups: Any) -> dict[str, Any]:
     """The fields of a record that are options of the same name."""
     known = {each.name for each in fields(record)}
     return {name: value for group in groups for name, value in vars(group).items() if name in known}
-
-
-def _recipe(shape: ShapeOptions, data: DataOptions, learning: LearningOptions) -> Recipe:
-    """What is trained on which data."""
-    from attnscope.network.encoder import EncoderConfig
-    from attnscope.network.folder import load_config
-    from attnscope.training.train import Recipe
-
-    if shape.start_from is not None:
-        config = load_config(shape.start_from)
-    else:
-        sizes = _fields(EncoderConfig, shape, data, learning)
-        sizes["hidden"] = shape.hidden or 4 * shape.width
-        config = EncoderConfig(**sizes | {"max_positions": max(shape.max_positions, data.length)})
-    share = data.predicted or (1.0 if config.causal else 0.3)
-    return Recipe(config, lowercase=not data.cased, guessed=share, **_fields(Recipe, data))
-
-
-def _settings(data: DataOptions, learning: LearningOptions, run: RunOptions) -> Settings:
-    """The optimizer, duration and device."""
-    from attnscope.models import choose_device
-    from attnscope.training.train import Settings
-
-    place = str(choose_device(run.device))
-    minutes = None if run.steps else run.minutes or 10.0
-    chosen = {"minutes": minutes, "device": place, "precision": _precision(run.precision, place)}
-    return Settings(**_fields(Settings, data, learning, run) | chosen)
 
 
 def _precision(wanted: str, device: str) -> str:

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -215,13 +214,9 @@ class OwnModel(ReaderModel):
 
 
 def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = None) -> OwnModel:
-    """``own``, ``own-causal`` or a folder that attnscope saved; from a seed if it has no weights."""
-    place: str | Path = folder.PRETRAINED / name if name in folder.BUNDLED else name
-    if name in folder.BUNDLED and not (folder.PRETRAINED / name / folder.WEIGHTS).is_file():
-        encoder, tokenizer = folder.untrained(0, name)
-    else:
-        with explained(f"loading {name}"):
-            encoder, tokenizer = folder.load_encoder(place)
+    """``own``, ``own-causal`` or a folder that attnscope saved."""
+    with explained(f"loading {name}"):
+        encoder, tokenizer = folder.load_encoder(folder.folder_of(name))
     notes = [] if encoder.config.trained else ["untrained: the weights are random, drawn from a fixed seed"]
     return OwnModel(name, encoder.to(device=device, dtype=dtype), tokenizer, notes)
 
@@ -229,7 +224,7 @@ def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = Non
 def load_reader(name: str) -> TextReader:
     """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
     if name in folder.BUNDLED:
-        return TextReader(folder.load_tokenizer(folder.PRETRAINED / name / folder.TOKENIZER), name)
+        return TextReader(folder.load_tokenizer(folder.folder_of(name) / folder.TOKENIZER), name)
     source, config = Source(name), None
     if source.folder is None or (source.folder / "config.json").is_file():
         config = source.load_config()

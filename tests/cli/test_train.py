@@ -106,20 +106,13 @@ def test_mistakes_are_told_before_any_work(books: list[Path], tmp_path: Path) ->
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "--steps 1 --minutes 1",
-        "--steps 0",
-        "--tokenizer unigram",
-        "--short 2",
-        "--optimizer sgd",
-        "--precision float16",
-        "--predicted 0",
-        "--repeats 1.5",
-        "--what",
-    ],
+WRONG = (
+    "--steps 1 --minutes 1|--steps 0|--tokenizer unigram|--short 2|--optimizer sgd|--precision float16|"
+    "--predicted 0|--repeats 1.5|--what"
 )
+
+
+@pytest.mark.parametrize("typed", WRONG.split("|"))
 def test_wrong_usage_exits_with_2(books: list[Path], tmp_path: Path, typed: str) -> None:
     code, _, err = direct("train", *books, "-o", tmp_path / "m", *typed.split())
     assert code == 2

@@ -5,9 +5,8 @@ from __future__ import annotations
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse_first
 from attnscope.cli.commands.logits import ScoreOptions
-from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import list_prompts, load_model, read_source, reading
+from attnscope.cli.source import check_texts, list_prompts, load_model, measure_corpus, read_source, reading
 from attnscope.cli.waiting import waiting
 
 

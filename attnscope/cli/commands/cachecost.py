@@ -7,9 +7,8 @@ from pathlib import Path
 
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse
-from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import load_model
+from attnscope.cli.source import each_text, load_model
 from attnscope.cli.waiting import notify, waiting
 
 TABLE = ".tsv"  # the suffix of a pattern file

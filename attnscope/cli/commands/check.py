@@ -7,9 +7,8 @@ from pathlib import Path
 
 from attnscope.cli import options
 from attnscope.cli.command import Group, argument, command, option, refuse
-from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import load_model, read_source, reading
+from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading
 from attnscope.cli.waiting import notify
 
 

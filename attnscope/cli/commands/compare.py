@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from attnscope.attention import Head
 from attnscope.cli import options
 from attnscope.cli.command import Group, argument, command, flag, option, refuse, refuse_first, repeat
-from attnscope.cli.corpus import each_text
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import HEAD, SourceInput, load_model, read_source, reading, reopen
+from attnscope.cli.source import HEAD, SourceInput, each_text, load_model, read_source, reading, reopen
 from attnscope.errors import InputError, SelectionError
 from attnscope.text import read_number
 

@@ -7,9 +7,8 @@ from typing import Literal
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, argument, command, option, refuse
 from attnscope.cli.commands.logits import ScoreOptions
-from attnscope.cli.corpus import prepare_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import list_prompts, read_source, split_asked
+from attnscope.cli.source import list_prompts, prepare_corpus, read_source, split_asked
 from attnscope.cli.waiting import waiting
 
 

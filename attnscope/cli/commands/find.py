@@ -7,9 +7,8 @@ from pathlib import Path
 
 from attnscope.cli import options
 from attnscope.cli.command import RETIRED, Group, argument, command, flag, option, refuse, repeat
-from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import load_model, read_source, split_asked
+from attnscope.cli.source import corpus_run, load_model, read_source, split_asked
 from attnscope.errors import InputError
 
 GOLD = "Questions with known answers"

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from attnscope.cli import options
 from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first
 from attnscope.cli.commands.flow import FAITHFUL_ALONE
-from attnscope.cli.corpus import check_texts, each_text, measure_corpus, text_reader
 from attnscope.cli.deliver import PLAIN, deliver, print_answer, save_data
-from attnscope.cli.source import load_model, read_source
+from attnscope.cli.source import check_texts, each_text, load_model, measure_corpus, read_source, text_reader
 
 if TYPE_CHECKING:
     from attnscope.questions.stats import Stats

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from attnscope.cli import options
 from attnscope.cli.command import Group, argument, command, flag, option, refuse_first
-from attnscope.cli.corpus import open_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import load_model
+from attnscope.cli.source import load_model, open_corpus
 from attnscope.cli.waiting import notify, warn
 from attnscope.errors import NoCheckpoint
 from attnscope.text import visible

@@ -27,7 +27,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
@@ -429,9 +429,8 @@ def tell_retired(sentence: str, *spellings: str) -> str:
 
 
 class UserDefault(NamedTuple):
-    """The default of an option (named without its dashes), and where it is set."""
+    """The default of an option, and where it is set."""
 
-    name: str
     value: Any
     origin: str
 
@@ -444,36 +443,32 @@ def users_file() -> Path:
 
 
 def read_settings() -> dict[str, UserDefault]:
-    """The settings, by option name. Raises ``InputError`` for an unreadable file."""
-    found = {each.name: each for each in (*_read(users_file(), ()), *_of_project())}
+    """The settings, by option name without dashes. Raises ``InputError`` for an unreadable file."""
+    files = (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents))
+    path = next((file for file in files if file.is_file()), Path("pyproject.toml"))
+    found, project = _read(users_file(), ()), _read(path, ("tool", "attnscope"))
+    for name, setting in project.items():
+        runs_code = name == "model" and ".py:" in str(setting.value)
+        if runs_code or name in USERS_OWN:
+            raise InputError(
+                f"{path} sets {name}: options that run code or write files belong in {users_file()}"
+            )
+    found |= project
     if model := os.environ.get(VARIABLE):
-        found["model"] = UserDefault("model", model, VARIABLE)
+        found["model"] = UserDefault(model, VARIABLE)
     return found
 
 
-def _of_project() -> Iterator[UserDefault]:
-    """The settings of the current project: the nearest pyproject.toml."""
-    files = (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents))
-    path = next((file for file in files if file.is_file()), Path("pyproject.toml"))
-    for setting in _read(path, ("tool", "attnscope")):
-        runs_code = setting.name == "model" and ".py:" in str(setting.value)
-        if runs_code or setting.name in USERS_OWN:
-            raise InputError(
-                f"{path} sets {setting.name}: options that run code or write files belong in {users_file()}"
-            )
-        yield setting
-
-
-def _read(path: Path, table: tuple[str, ...]) -> Iterator[UserDefault]:
-    """The settings in a table of a TOML file; empty without a file."""
+def _read(path: Path, table: tuple[str, ...]) -> dict[str, UserDefault]:
+    """The settings in a table of a TOML file; none without a file."""
     from attnscope.storage.files import read_regular
 
     if not path.is_file():
-        return
+        return {}
     try:
         content = read_regular(path, LARGEST_FILE).decode("utf-8")
         if not all(name in content for name in table):
-            return
+            return {}
         toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         settings: Any = toml.loads(content)
     except (OSError, ValueError) as error:
@@ -482,8 +477,7 @@ def _read(path: Path, table: tuple[str, ...]) -> Iterator[UserDefault]:
         settings = settings.get(name, {}) if isinstance(settings, Mapping) else {}
     if not isinstance(settings, Mapping):
         raise InputError(f"{path}: {'.'.join(table)} is not a table")
-    for name, value in settings.items():
-        yield UserDefault(name.replace("_", "-"), value, str(path))
+    return {name.replace("_", "-"): UserDefault(value, str(path)) for name, value in settings.items()}
 
 
 def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> dict[str, Any]:
@@ -493,7 +487,7 @@ def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> 
     """
     command, every = context.command, context.parent.command if context.parent else None
     taken = {}
-    for name, setting in settings.items():
+    for name, (value, origin) in settings.items():
         option = _find(command, name)
         if option is None:
             if isinstance(every, click.Group) and not any(
@@ -501,13 +495,13 @@ def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> 
                 for each in every.list_commands(context)
                 if (other := every.get_command(context, each)) is not None
             ):
-                raise InputError(f"{setting.origin} sets {name}: no command has an option --{name}")
+                raise InputError(f"{origin} sets {name}: no command has an option --{name}")
             continue
-        value, flag = setting.value, getattr(option, "is_flag", False)
+        flag = getattr(option, "is_flag", False)
         several = option.multiple and isinstance(value, list)
         if flag is not isinstance(value, bool) or not (several or isinstance(value, (bool, str, int, float))):
             kind = "true or false" if flag else "a text or a number"
-            raise InputError(f"{setting.origin} sets {name} to {value!r}: write {kind}")
+            raise InputError(f"{origin} sets {name} to {value!r}: write {kind}")
         taken[option.name or name] = value if flag else [*map(str, value)] if several else str(value)
     return taken
 
@@ -516,7 +510,7 @@ def settings_table() -> Table:
     """All settings, by option, and where they are set."""
     from attnscope.views import Column, Table
 
-    rows = tuple((f"--{each.name}", str(each.value), each.origin) for each in read_settings().values())
+    rows = tuple((f"--{name}", str(value), origin) for name, (value, origin) in read_settings().items())
     places = f"{VARIABLE}, [tool.attnscope] of the project's pyproject.toml, {users_file()}"
     notes = ("the first of these that sets an option counts: " + places,)
     columns = Column("option", long="keep"), Column("default", long="keep"), Column("set in", long="rest")

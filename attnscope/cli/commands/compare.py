@@ -18,7 +18,6 @@ from attnscope.text import read_number
 
 if TYPE_CHECKING:
     from attnscope.models import ModelInput
-    from attnscope.questions.answer import Answer
     from attnscope.questions.selection import Selection
 
 
@@ -122,7 +121,7 @@ def compare(
         selection = options.select(attention, axes, head)
     _check(contrast, corpus, source, selection)
     pair = [options.parse_head(name, attention) for name in contrast.heads or ()]
-    opening, one = None, corpus.texts is None
+    opening, one, saving = None, corpus.texts is None, output.out is not None
     if one:
         given = [read_source(source, model)]
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
@@ -133,7 +132,44 @@ def compare(
         given = [text for _, text in texts]
         if not given:
             raise InputError(f"{corpus.texts} holds no text")
-    answer = _compare(given, selection, pair, contrast, opening, one=one, saving=output.out is not None)
+    from attnscope.models.served import open_file
+    from attnscope.questions import across
+    from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
+
+    first, rival = given[0], None
+    if contrast.with_text is not None:
+        asked = replace(first.asked, text=contrast.with_text, file=None, line=None, keep=None)
+        rival = read_source(asked, model)
+    elif contrast.with_model is not None:  # a revision is the first one's alone
+        name = replace(model, model=contrast.with_model, revision=None)
+        rival = replace(first, model=name, asked=replace(first.asked, keep=None))
+    theirs: list[ModelInput] = []
+    if not one:
+        loaded = first.load()
+        mine = [each.prepare(loaded) for each in given]
+        if rival is not None:
+            other = rival.load()
+            theirs = [each.prepare(other) for each in given]
+    elif rival is None:
+        loaded, *mine = first.open(saving=saving)
+    else:  # the same model is loaded once
+        writes = [each.asked.generate is not None for each in (first, rival)]
+        alike = model == rival.model and writes[0] == writes[1] and first.asked.saved is None
+        load = cache(first.load) if alike else None
+        (loaded, *mine), (other, *theirs) = (each.open(saving=saving, load=load) for each in (first, rival))
+    with reading(loaded, *mine, *theirs):
+        if contrast.with_text is not None:
+            answer = across.of_texts(across.compare_texts(loaded, mine[0], theirs[0], selection), opening)
+        elif rival is not None:
+            both = list(zip(mine, theirs, strict=True))
+            answer = across.of_models(across.compare_models(loaded, other, both, selection))
+        elif pair:
+            answer = of_two_heads(compare_two_heads(loaded, mine[0], pair[0], pair[1], selection))
+        elif contrast.with_trace is not None:
+            trace = open_file(contrast.with_trace)
+            answer = across.compare_passes(loaded, mine[0], trace, selection, opening)
+        else:
+            answer = of_heads(compare_all_heads(loaded, mine, selection), opening)
     deliver("compare", answer, output, picture, model.metadata)
 
 
@@ -174,52 +210,3 @@ def _check(
         (text and numbered, "--head", f"which layer? write L0H{number}, or add --layer"),
         (not asked and selection.head is not None, "--head", alone),
     )
-
-
-def _compare(
-    given: list[SourceInput],
-    selection: Selection,
-    pair: list[Head],
-    contrast: Contrast,
-    opening: str | None,
-    *,
-    one: bool,
-    saving: bool,
-) -> Answer:
-    """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
-    from attnscope.models.served import open_file
-    from attnscope.questions import across
-    from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
-
-    first, rival = given[0], None
-    if contrast.with_text is not None:
-        asked = replace(first.asked, text=contrast.with_text, file=None, line=None, keep=None)
-        rival = read_source(asked, first.model)
-    elif contrast.with_model is not None:  # a revision is the first one's alone
-        name = replace(first.model, model=contrast.with_model, revision=None)
-        rival = replace(first, model=name, asked=replace(first.asked, keep=None))
-    theirs: list[ModelInput] = []
-    if not one:
-        model = first.load()
-        mine = [each.prepare(model) for each in given]
-        if rival is not None:
-            other = rival.load()
-            theirs = [each.prepare(other) for each in given]
-    elif rival is None:
-        model, *mine = first.open(saving=saving)
-    else:  # the same model is loaded once
-        writes = [each.asked.generate is not None for each in (first, rival)]
-        alike = first.model == rival.model and writes[0] == writes[1] and first.asked.saved is None
-        load = cache(first.load) if alike else None
-        (model, *mine), (other, *theirs) = (each.open(saving=saving, load=load) for each in (first, rival))
-    with reading(model, *mine, *theirs):
-        if contrast.with_text is not None:
-            return across.of_texts(across.compare_texts(model, mine[0], theirs[0], selection), opening)
-        if rival is not None:
-            both = list(zip(mine, theirs, strict=True))
-            return across.of_models(across.compare_models(model, other, both, selection))
-        if pair:
-            return of_two_heads(compare_two_heads(model, mine[0], pair[0], pair[1], selection))
-        if contrast.with_trace is not None:
-            return across.compare_passes(model, mine[0], open_file(contrast.with_trace), selection, opening)
-        return of_heads(compare_all_heads(model, mine, selection), opening)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnscope.cli import options
 from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
-from attnscope.cli.source import SourceInput, read_file, read_source, reading, reopen
-
-if TYPE_CHECKING:
-    from attnscope.questions.selection import Selection
+from attnscope.cli.source import list_prompts, read_source, reading, reopen
 
 
 class PairOptions(Group):
@@ -106,10 +102,17 @@ def show(
     options.PictureOptions(cmap=picture.cmap)  # refuses a map for differences: there are none
     zoom = options.parse_rows(output.zoom, "--zoom")
     selection = options.select(attention, axes, head, token=token, min_weight=output.min_weight, zoom=zoom)
+    from attnscope.questions.answer import Answer
+
     if many.prompts is not None:
         refuse(not alone, "--prompts", "averages one head: add --head, without --token, --loss or --words")
-        return _show_prompts(given, many.prompts, selection, output, picture)
-    from attnscope.questions.answer import Answer
+        from attnscope.questions.prompts import mean_head
+
+        filled, loaded = list_prompts(given, many), given.load()
+        texts = [(prompt, replace(given, text=prompt.text).prepare(loaded)) for prompt in filled]
+        with reading(loaded, *(prepared for _, prepared in texts)):
+            mean = mean_head(loaded, texts, given.text, selection)
+        return deliver("show", Answer.of("head", mean.heatmap, mean), output, picture, model.metadata)
     from attnscope.questions.head import one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
     from attnscope.questions.stats import of_overview, overview
@@ -143,21 +146,6 @@ def show(
     if not output.as_json and output.out is None:
         print_written(prepared)
     deliver("show", answer, output, picture, model.metadata)
-
-
-def _show_prompts(
-    given: SourceInput, table: Path, selection: Selection, output: ShowOutput, picture: options.PrintedOptions
-) -> None:
-    """The mean map of one head."""
-    from attnscope.questions.answer import Answer
-    from attnscope.questions.prompts import mean_head, read_prompts
-
-    prompts = read_prompts(given.text, read_file(table))
-    loaded = given.load()
-    texts = [(prompt, replace(given, text=prompt.text).prepare(loaded)) for prompt in prompts]
-    with reading(loaded, *(prepared for _, prepared in texts)):
-        result = mean_head(loaded, texts, given.text, selection)
-    deliver("show", Answer.of("head", result.heatmap, result), output, picture, given.model.metadata)
 
 
 def _show_neurons(
